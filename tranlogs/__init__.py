@@ -1,0 +1,29 @@
+"""TranLogs: a write-ahead log between checkpoints, so that a crash costs a training run no finished step."""
+
+from .retention import (
+    CheckpointFacts,
+    CheckpointPolicy,
+    EveryBytes,
+    EverySeconds,
+    EverySteps,
+    KeepAll,
+    KeepEvery,
+    KeepLatest,
+    RecoveryTime,
+    RetentionPolicy,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointFacts",
+    "CheckpointPolicy",
+    "EveryBytes",
+    "EverySeconds",
+    "EverySteps",
+    "KeepAll",
+    "KeepEvery",
+    "KeepLatest",
+    "RecoveryTime",
+    "RetentionPolicy",
+]

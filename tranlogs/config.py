@@ -1,0 +1,55 @@
+"""Limits and settings with their defaults. Every queue, batch, retry and length has its maximum here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import UsageError
+
+FORMAT_VERSION = 1  # of segments, checkpoints and the catalog; see docs/format.md
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+VALUE_BYTES_MAX = 1 * GIB  # LMDB's own limit is 4 GiB - 1; larger tensors are split into flat ranges
+GROUP_BYTES_MAX = 1 * MIB  # tiny frames share a value up to this size
+TINY_BYTES_MAX = 16 * KIB  # a frame below this is tiny
+OUT_OF_LINE_BYTES_MIN = 8 * KIB  # arrays in auxiliary state from here on are frames of their own
+TREE_DEPTH_MAX = 64
+META_BYTES_MAX = 256 * MIB  # a record's description; more is a damaged length
+CATALOG_BYTES = 256 * MIB  # address space of the catalog's map, not disk
+SEGMENT_BYTES_MIN = 1 * MIB
+SEGMENT_RECORDS_WANTED = 8  # a segment has room for so many of the largest records seen ...
+SEGMENT_BYTES_GROWN_MAX = 2 * GIB  # ... up to this size
+RESERVE_BYTES_MIN = 16 * MIB  # a snapshot below this needs no memory got ahead
+SPARE_FILES_MAX = 2  # retired segment files kept for recycling
+RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 2.0, 60.0  # between attempts to take logging up again
+SCALARS_MAX = 256  # names of scalars that a run may note
+CATALOG_SECONDS = 0.5  # watermarks are written to the catalog this often at most
+
+
+@dataclass(frozen=True, slots=True)
+class JournalConfig:
+    """How a journal writes.
+
+    Attributes:
+        durability: "process" survives the process; "machine" also power loss (`synced` trails `committed`).
+        segment_bytes: size of a segment file in bytes; grows by itself where records are large.
+        segment_age_seconds: seal the open segment when it is this old, None for never.
+        handover: "direct" appends on the training thread (CPU), "thread" hands records to a writer thread (GPU).
+        queue_bytes_max: most bytes that wait in the hand-over queue; the training thread then waits.
+    """
+
+    durability: Literal["process", "machine"] = "machine"
+    segment_bytes: int = 256 * MIB
+    segment_age_seconds: float | None = None
+    handover: Literal["direct", "thread"] = "direct"
+    queue_bytes_max: int = 1 * GIB
+
+    def __post_init__(self) -> None:
+        if self.durability not in ("process", "machine"):
+            raise UsageError(f'durability={self.durability!r}: use "process" or "machine"')
+        if self.handover not in ("direct", "thread"):
+            raise UsageError(f'handover={self.handover!r}: use "direct" or "thread"')
+        if self.segment_bytes < SEGMENT_BYTES_MIN:
+            raise UsageError(f"segment_bytes={self.segment_bytes}: at least {SEGMENT_BYTES_MIN}")

@@ -1,0 +1,93 @@
+"""Publishing files so that a crash at any instant leaves the old state or the new one.
+
+Publish = temporary name, fsync, rename, fsync the folder. The rename is the commit point.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_LOCK_FILE_BYTES = 8192  # of 126 readers, LMDB's default
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_file(path: Path, *parts: bytes | memoryview) -> None:
+    """Write and fsync a new file; it is not published yet."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        for part in parts:
+            write_all(fd, part)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """`os.write` until everything is written."""
+    view = memoryview(data).cast("B")
+    while view.nbytes:
+        view = view[os.write(fd, view) :]
+
+
+def publish_file(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, atomically and durably."""
+    temporary = path.with_name(path.name + ".tmp")
+    write_file(temporary, data)
+    os.replace(temporary, path)  # commit point
+    sync_folder(path.parent)
+
+
+@contextmanager
+def publishing(path: Path) -> Iterator[Path]:
+    """A temporary name to write a file under; at the end of the block it becomes `path`, or it is gone after an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        fd = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)  # commit point
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def allocate_lock_file(path: Path) -> None:
+    """Allocate the lock file that LMDB will map beside `path`: it makes a sparse one, and a store into that on a full
+    disk is a SIGBUS.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    fd = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if os.fstat(fd).st_size == 0:
+            os.posix_fallocate(fd, 0, _LOCK_FILE_BYTES)
+    finally:
+        os.close(fd)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents durably."""
+    missing = []
+    at = path
+    while not at.exists():
+        missing.append(at)
+        at = at.parent
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)

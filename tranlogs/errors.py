@@ -1,0 +1,162 @@
+"""Every error of TranLogs on one page, grouped by when it can happen.
+
+    TranLogsError
+    ├── UsageError                 the call or a setting is wrong; nothing was touched
+    │   ├── RunInUse               another live process writes this run
+    │   ├── StateMismatch          the model or optimizer does not fit the run
+    │   ├── UnencodableState       a tracked object holds something that cannot be stored safely
+    │   ├── NotRecovered           the run holds steps, and training began without `recover()`
+    │   └── NotARun                the folder is no run of TranLogs
+    ├── DataError                  bytes on disk are not what was written
+    │   ├── TornRecord             the log ends in the middle of a record: normal after a crash
+    │   ├── CorruptRecord          a record in the middle of the log differs from what was written
+    │   ├── CorruptCheckpoint      a checkpoint's file is missing or differs from its manifest
+    │   ├── CorruptCatalog         the catalog cannot be read
+    │   └── UnknownFormat          written by a newer (or foreign) version
+    ├── RecoveryError              no sound checkpoint, or the wanted step is not covered
+    └── LogUnavailable             the log cannot be written now (disk full, I/O error)
+
+Messages say where (file, step, tensor, setting) and what to do next.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = [
+    "CorruptCatalog",
+    "CorruptCheckpoint",
+    "CorruptRecord",
+    "DataError",
+    "LogUnavailable",
+    "NotARun",
+    "NotRecovered",
+    "RecoveryError",
+    "RunInUse",
+    "StateMismatch",
+    "TornRecord",
+    "TranLogsError",
+    "UnencodableState",
+    "UnknownFormat",
+    "UsageError",
+]
+
+
+class TranLogsError(Exception):
+    """Base of all errors that TranLogs raises on purpose."""
+
+
+class UsageError(TranLogsError):
+    """The call, or a setting, is wrong. Nothing was touched."""
+
+
+class RunInUse(UsageError):
+    """Another live process writes this run."""
+
+    def __init__(self, run: Path, host: str, pid: int) -> None:
+        self.run, self.host, self.pid = run, host, pid
+        if pid == os.getpid() and host == socket.gethostname():
+            super().__init__(
+                f"{run}: this very process writes this run already. Call close() on what opened it first (in a notebook: "
+                "before the cell runs again)"
+            )
+            return
+        super().__init__(f"{run}: process {pid} on host {host} writes this run. Stop it, or use another run folder")
+
+
+class StateMismatch(UsageError):
+    """The model or the optimizer does not fit the run; `differences` lists how, one sentence each."""
+
+    def __init__(self, run: object, differences: Sequence[str]) -> None:
+        self.differences = tuple(differences)
+        shown = "\n  - ".join(self.differences[:20])
+        more = f"\n  ... and {len(self.differences) - 20} more" if len(self.differences) > 20 else ""
+        super().__init__(
+            f"{run}: what was built now does not fit what the run recorded (nothing was changed):\n  - {shown}{more}\n"
+            "Build the same model and optimizer as before, or start a new run folder"
+        )
+
+
+class UnencodableState(UsageError):
+    """A tracked object holds a value that cannot be stored without running code at load time."""
+
+    def __init__(self, path: str, value: object) -> None:
+        self.path = path
+        kind = type(value)
+        super().__init__(
+            f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be stored safely. "
+            "Give the object a state_dict() of plain values, arrays and tensors"
+        )
+
+
+class NotRecovered(UsageError):
+    """The run holds steps already, and training began without calling `recover()`."""
+
+    def __init__(self, run: Path, step: int) -> None:
+        super().__init__(
+            f"{run} already holds {step} steps. Call recover() before the first step to go on from there, "
+            "or choose a new run folder to start from nothing"
+        )
+
+
+class NotARun(UsageError):
+    """The folder is no run of TranLogs."""
+
+    def __init__(self, path: Path, why: str = "no run is there") -> None:
+        super().__init__(f"{path}: {why}. Give the folder that was passed as run=...")
+
+
+class DataError(TranLogsError):
+    """Bytes on disk are not what was written. `path` names the file."""
+
+    def __init__(self, path: object, message: str) -> None:
+        self.path = path
+        super().__init__(f"{path}: {message}")
+
+
+class TornRecord(DataError):
+    """The log ends in the middle of a record, as it does after a crash."""
+
+
+class CorruptRecord(DataError):
+    """A record differs from what was written. `step` and `tensor` name the place where they are known."""
+
+    def __init__(self, path: object, why: str, *, step: int | None = None, tensor: str | None = None) -> None:
+        self.step, self.tensor, self.why = step, tensor, why
+        where = (f"step {step}: " if step is not None else "") + (f"tensor {tensor}: " if tensor else "")
+        super().__init__(path, f"{where}{why}. Run `tranlogs verify` on the run")
+
+
+class CorruptCheckpoint(DataError):
+    """A file of a checkpoint is missing or differs from its manifest."""
+
+    def __init__(self, path: object, why: str, *, tensor: str | None = None) -> None:
+        self.tensor, self.why = tensor, why
+        super().__init__(path, (f"tensor {tensor}: " if tensor else "") + f"{why}. Recovery uses an older checkpoint")
+
+
+class CorruptCatalog(DataError):
+    """The catalog cannot be read; `tranlogs repair RUN` rebuilds it from the segments and checkpoints."""
+
+    def __init__(self, path: object, why: str) -> None:
+        self.why = why
+        super().__init__(path, f"{why}. `tranlogs repair RUN` rebuilds the catalog from segments and checkpoints")
+
+
+class UnknownFormat(DataError):
+    """Written by a version of TranLogs that this one does not know."""
+
+    def __init__(self, path: object, version: object, known: int) -> None:
+        self.version = version
+        super().__init__(path, f"format version {version}; this TranLogs reads up to {known}. Upgrade TranLogs")
+
+
+class RecoveryError(TranLogsError):
+    """No sound checkpoint, or the wanted step is not covered by what is left."""
+
+
+class LogUnavailable(TranLogsError):
+    """The log cannot be written now; the journal suspends logging and goes on without it."""

@@ -1,0 +1,304 @@
+"""Check a run: every checksum, every chain, every frame of the log, every byte of the checkpoints, catalog against files.
+
+All is read by plain reads; of the catalog LMDB sees only what a walk over its structure has passed. So no content ends the
+process, and none raises: what is wrong comes as a `Problem`. What recovery can no longer reach (entries behind the place
+where another timeline left theirs, or that a power cut tore off) is not looked at, and entries before the oldest checkpoint
+may be missing. The run may be written meanwhile: a file that was retired while it was read is no problem.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .catalog import CATALOG_NAME, Catalog, CheckpointRow, SegmentRow, Tables
+from .checkpoint import Checkpoint
+from .checkpoint.layout import MANIFEST
+from .codec import tree
+from .codec.entry import EntryKind, Head
+from .errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, NotARun, UnknownFormat
+from .lineage import Limits, is_on, lineage
+from .recovery.facts import Listed, newest_first, read_catalog, read_unlisted, scan_segment
+from .recovery.history import History, Link, ScannedSegment, build_history
+from .wal.reader import SegmentReader
+from .wal.scan import Location
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something differs from what was written: in which file, and of which step and tensor where that can be told."""
+
+    path: Path
+    what: str
+    step: int | None = None
+    tensor: str | None = None
+
+    def __str__(self) -> str:
+        where = (f"step {self.step}: " if self.step is not None else "") + (f"tensor {self.tensor}: " if self.tensor else "")
+        return f"{self.path}: {where}{self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A part of a file that was read, whether it was sound or not."""
+
+    path: Path
+    nbytes: int
+    entries: int = 0
+    tensors: int = 0
+
+
+Finding = Problem | Checked
+
+
+def verify_run(run: str | os.PathLike[str]) -> Iterator[Finding]:
+    """Check all journals of a run.
+
+    Raises:
+        NotARun: there is none.
+    """
+    folders = sorted(path for path in Path(run).glob("rank*") if path.is_dir())
+    if not folders:
+        raise NotARun(Path(run))
+    for folder in folders:
+        yield from verify_journal(folder)
+
+
+def verify_journal(folder: Path) -> Iterator[Finding]:
+    """Check one journal, given its folder."""
+    try:
+        yield from _verify(folder)
+    except UnknownFormat as error:
+        yield Problem(Path(str(error.path)), f"format version {error.version} is unknown: a newer TranLogs wrote it")
+
+
+def _verify(folder: Path) -> Iterator[Finding]:
+    catalog = folder / CATALOG_NAME
+    try:
+        _read_every_row(folder)
+        known = read_catalog(folder)
+        yield Checked(catalog, catalog.stat().st_size)
+    except CorruptCatalog as error:
+        known = Listed()
+        yield Problem(catalog, error.why)
+    found = read_unlisted(folder, known)
+    if known.names:
+        for row in found.segments:
+            yield Problem(catalog, f"segment {row.file}, up to step {row.last_step}, is not in it")
+    yield from _verify_checkpoints(folder, known)
+    known.segments += found.segments
+    known.checkpoints += found.checkpoints
+    known.timelines += [row for row in found.timelines.values() if row.number not in {row.number for row in known.timelines}]
+    yield from _verify_log(folder, known)
+
+
+def _read_every_row(folder: Path) -> None:
+    catalog = Catalog.open(folder)
+    try:
+        catalog.read(Tables.check)
+    finally:
+        catalog.close()
+
+
+def _is_gone(folder: Path, row: SegmentRow | CheckpointRow) -> bool:
+    """Whether the file of a row was given up since the row was read: the run is being written."""
+    try:
+        now = read_catalog(folder)
+    except CorruptCatalog:
+        return False
+    if isinstance(row, CheckpointRow):
+        return not any(other.name == row.name and other.state == "published" for other in now.checkpoints)
+    return not any(other.file == row.file and other.state != "retired" for other in now.segments)
+
+
+# Checkpoints.
+
+
+def _verify_checkpoints(folder: Path, known: Listed) -> Iterator[Finding]:
+    rows = {row.name: row for row in known.checkpoints}
+    names = set(rows) | {path.name for path in (folder / "checkpoints").glob("step-*")}
+    for name in sorted(names):
+        row = rows.get(name)
+        if row is not None and row.state == "retired":
+            continue
+        for finding in _verify_checkpoint(folder / "checkpoints" / name, row):
+            if isinstance(finding, Problem) and row is not None and _is_gone(folder, row):
+                break
+            yield finding
+
+
+def _verify_checkpoint(path: Path, row: CheckpointRow | None) -> Iterator[Finding]:
+    try:
+        with Checkpoint(path) as checkpoint:
+            said = (checkpoint.step, checkpoint.sequence, checkpoint.chain, checkpoint.timeline)
+            if row is not None and said != (row.step, row.sequence, int(row.chain, 16), row.timeline):
+                yield Problem(path / MANIFEST, "it is not of the checkpoint that the catalog names", row.step)
+            for nbytes, damage in checkpoint.verify():
+                yield Checked(path, nbytes, tensors=1)
+                if damage is not None:
+                    yield _of_checkpoint(damage, checkpoint.step)
+    except CorruptCheckpoint as damage:
+        yield _of_checkpoint(damage, None if row is None else row.step)
+
+
+def _of_checkpoint(damage: CorruptCheckpoint, step: int | None) -> Problem:
+    return Problem(Path(str(damage.path)), damage.why, step, damage.tensor)
+
+
+# The log.
+
+
+def _verify_log(folder: Path, known: Listed) -> Iterator[Finding]:
+    newest = max((row.number for row in known.timelines), default=1)
+    limits = lineage(known.timelines, newest)
+    segments = []
+    for row in newest_first(known.segments):
+        if row.state == "retired" or (row.state != "ready" and row.timeline not in limits):
+            continue
+        path, notes = folder / "log" / row.file, list[str]()
+        segment = scan_segment(path, row, notes, newest)
+        if segment is not None:
+            segments.append(segment)
+        for what in _of_file(path, row):
+            if not _is_gone(folder, row):
+                yield Problem(path, what)
+    segments = [segment for segment in segments if segment.row.timeline in limits]
+    history = build_history(segments, limits)
+    links = _by_segment(history)
+    needed = _needed(segments, limits, min((row.sequence for row in _published(known, limits)), default=0))
+    for segment in segments:
+        for finding in _verify_segment(segment, links.get(segment.row.file, []), needed[segment.row.file]):
+            if isinstance(finding, Problem) and _is_gone(folder, segment.row):
+                break
+            yield finding
+    yield from _verify_history(folder, known, history, limits)
+
+
+def _of_file(path: Path, row: SegmentRow) -> Iterator[str]:
+    try:
+        size = path.stat().st_size
+        os.close(os.open(path, os.O_RDONLY))
+    except OSError as error:
+        if row.state != "ready":
+            yield f"the catalog lists it, and it cannot be read ({error.strerror})"
+        return
+    if size != row.size:
+        yield f"{size} bytes instead of {row.size}"
+
+
+def _by_segment(history: History) -> dict[str, list[Link]]:
+    links: dict[str, list[Link]] = {}
+    for link in itertools.chain.from_iterable(history.runs):
+        links.setdefault(link.segment.row.file, []).append(link)
+    return links
+
+
+def _published(known: Listed, limits: Limits) -> list[CheckpointRow]:
+    return [row for row in known.checkpoints if row.state == "published" and is_on(row, limits)]
+
+
+def _needed(segments: list[ScannedSegment], limits: Limits, oldest: int) -> dict[str, range]:
+    """For each segment the numbers of the entries that recovery from the oldest checkpoint on must find in it."""
+    needed: dict[str, range] = {}
+    later: int | None = None  # where the next segment goes on
+    for segment in sorted(segments, key=lambda segment: -segment.row.ordinal):
+        row, heads = segment.row, [location.head for location in segment.locations]
+        last = row.last_sequence if row.state == "sealed" else max((head.sequence for head in heads), default=0)
+        base = heads[0].sequence - (heads[0].kind != EntryKind.SEGMENT) if heads else row.base_sequence
+        end = min(number for number in (last, later, limits[row.timeline]) if number is not None)
+        needed[row.file] = range(max(base, oldest) + 1, end + 1)
+        if heads:
+            later = base if later is None else min(later, base)
+    return needed
+
+
+def _verify_segment(segment: ScannedSegment, links: list[Link], needed: range) -> Iterator[Finding]:
+    places: dict[int, bool] = {}  # of arrays that several boundaries share
+    first = segment.locations[0] if segment.locations else None
+    before = first.head if first is not None and first.head.kind == EntryKind.SEGMENT else None
+    if before is None and needed:
+        what = "its first entry is damaged or missing"
+        yield Problem(segment.path, what if first else f"no entry of segment {segment.row.segment_id} is in it")
+    try:
+        with SegmentReader(segment.path) as reader:
+            if first is not None and before is not None:
+                yield from _verify_first(reader, first, segment.row)
+            for link in links:
+                if before is not None and link.sequence != before.sequence + 1 and link.sequence > needed.start:
+                    yield _missing(segment, before, link.sequence - 1)
+                yield from _verify_entry(reader, link, places)
+                before = link.location.head
+    except (CorruptRecord, OSError) as error:
+        yield Problem(segment.path, f"it cannot be opened ({error})")
+    if before is not None and needed and before.sequence < needed[-1]:
+        yield _missing(segment, before, needed[-1])
+
+
+def _missing(segment: ScannedSegment, before: Head, last: int) -> Problem:
+    first = before.sequence + 1
+    what = f"entry {first} is damaged or missing" if first == last else f"entries {first} to {last} are damaged or missing"
+    return Problem(segment.path, what, before.step + (before.kind in (EntryKind.SEGMENT, EntryKind.BOUNDARY)))
+
+
+def _verify_first(reader: SegmentReader, location: Location, row: SegmentRow) -> Iterator[Finding]:
+    try:
+        body = reader.decode(location).body()
+    except CorruptRecord as damage:
+        yield Problem(reader.path, f"its first entry: {damage.why}")
+        return
+    said = (body.get("ordinal"), body.get("timeline")) if isinstance(body, dict) else None
+    if said != (row.ordinal, row.timeline):
+        yield Problem(reader.path, f"it says it is segment {said}, the catalog says {(row.ordinal, row.timeline)}")
+
+
+def _verify_entry(reader: SegmentReader, link: Link, places: dict[int, bool]) -> Iterator[Finding]:
+    path, step = link.segment.path, link.step
+    try:
+        entry = reader.decode(link.location)
+        tree.decode(entry.blob, lambda _, layout: layout, make_array=lambda _: None)
+    except CorruptRecord as damage:
+        yield Problem(path, damage.why, step)
+        return
+    except tree.MalformedTree as error:
+        yield Problem(path, f"its description is damaged ({error})", step)
+        return
+    nbytes = entry.head.length
+    for name in entry.tensor_names():
+        nbytes += sum(frame.stored for frame in entry.frames_of(name))
+        try:
+            entry.read(name)
+        except CorruptRecord as damage:
+            yield Problem(path, damage.why, step, name)
+    for frame in entry.frames[entry.named :]:
+        if frame.offset not in places:
+            places[frame.offset] = reader.is_sound(frame)
+            nbytes += frame.stored
+        if not places[frame.offset]:
+            yield Problem(path, "the checksum of its bytes differs", step, frame.name)
+    yield Checked(path, nbytes, entries=1, tensors=entry.named)
+
+
+def _verify_history(folder: Path, known: Listed, history: History, limits: Limits) -> Iterator[Finding]:
+    checkpoints = _published(known, limits)
+    if history.runs and not checkpoints:
+        yield Problem(folder / "checkpoints", "there is no checkpoint to recover from")
+        return
+    starts = {(row.sequence, int(row.chain, 16)) for row in checkpoints}
+    oldest = min((row.sequence for row in checkpoints), default=0)
+    before: Link | None = None
+    for run in history.runs:
+        first = run[0]
+        is_start = (first.sequence - 1, first.location.head.chain) in starts or first.sequence - 1 <= oldest
+        is_in_file = before is not None and before.segment is first.segment  # said with the segment
+        rows = [row for row in known.segments if row.state != "retired"]
+        if not is_start and not is_in_file and not any(_is_gone(folder, row) for row in rows):
+            what = f"entries before {first.sequence} are not in the log: it cannot be reached from a checkpoint"
+            yield Problem(first.segment.path, what, first.step)
+        before = run[-1]
+    steps = [link.step for run in history.runs for link in run if link.kind == EntryKind.BOUNDARY]
+    last = max(steps + [row.step for row in checkpoints], default=0)
+    if last < known.watermarks.committed:
+        yield Problem(folder / "log", f"it ends at step {last}, and step {known.watermarks.committed} had been committed")

@@ -1,0 +1,149 @@
+"""Prepares the next segment in the background, so that rolling costs the training thread nothing.
+
+A retired file is recycled where there is one, else a fresh file is allocated. The catalog knows a prepared segment
+(`ready`) before its first entry can be written, so recovery looks into it.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from ..catalog import Catalog, SegmentRow, segment_key
+from ..clock import Clock
+from ..config import SPARE_FILES_MAX
+from ..errors import LogUnavailable
+from ..failpoints import hit
+from . import segment as files
+
+
+class SegmentPipeline:
+    """One segment ahead. `take` hands it out and starts the next one."""
+
+    def __init__(self, folder: Path, catalog: Catalog, clock: Clock, size: int, *, populates_recycled: bool) -> None:
+        self._folder, self._catalog, self._clock, self._populates_recycled = folder, catalog, clock, populates_recycled
+        self.size = size
+        self._changed = threading.Condition()
+        self._ready: files.Segment | None = None
+        self._failure: BaseException | None = None
+        self._wanted, self._stopped = True, False
+        rows = catalog.segments()
+        self._ordinal = max((row.ordinal for row in rows), default=0)
+        self._thread = threading.Thread(target=self._work, name="tranlogs-prepare", daemon=True)
+        self._thread.start()
+
+    def take(self, bytes_min: int = 0) -> files.Segment:
+        """The prepared segment, at least `bytes_min` large; waits for one.
+
+        Raises:
+            LogUnavailable: it could not be made.
+        """
+        with self._changed:
+            self.size = max(self.size, bytes_min)
+            if self._failure is not None:  # of an attempt that may be long ago: by now the disk may have space
+                self._failure = None
+                self._ask()
+            while True:
+                while self._ready is None and self._failure is None and not self._stopped:
+                    self._changed.wait()
+                failure, self._failure = self._failure, None
+                if self._stopped or failure is not None:
+                    self._ask()
+                    raise LogUnavailable(str(failure or "the log is closed")) from failure
+                taken, self._ready = self._ready, None
+                assert taken is not None
+                self._ask()
+                if taken.size >= bytes_min:
+                    return taken
+                self._discard(taken)
+
+    def _ask(self) -> None:
+        self._wanted = True
+        self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the thread and give back what was prepared and not used."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._thread.join()
+        if self._ready is not None:
+            self._discard(self._ready)
+            self._ready = None
+
+    def _discard(self, segment: files.Segment) -> None:
+        segment.close()
+        segment.path.unlink(missing_ok=True)
+        with self._catalog.transaction() as tables:
+            tables.delete(segment_key(segment.ordinal))
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._stopped or (self._wanted and self._ready is None and self._failure is None)):
+                    self._changed.wait()
+                if self._stopped:
+                    return
+                self._wanted = False
+                size = self.size
+            try:
+                made = self._prepare(size)
+                with self._changed:
+                    self._ready = made
+                    self._changed.notify_all()
+            except Exception as error:  # told to the training thread, which decides
+                with self._changed:
+                    self._failure = error
+                    self._changed.notify_all()
+
+    def _prepare(self, size: int) -> files.Segment:
+        self._ordinal += 1
+        segment_id = files.new_segment_id()
+        path = self._folder / files.segment_name(self._ordinal, segment_id)
+        used, made = self._recycled(path, segment_id, size)
+        if made is None:
+            made = files.create(path, self._ordinal, segment_id, size)
+        row = SegmentRow(self._ordinal, f"{segment_id:016x}", path.name, made.size, "ready", created_at=self._clock.now())
+        try:
+            with self._catalog.transaction() as tables:
+                tables.put(segment_key(row.ordinal), row)
+                if used is not None:
+                    tables.delete(segment_key(used.ordinal))
+            self._delete_surplus(size)
+        except (LogUnavailable, OSError):
+            made.close()
+            path.unlink(missing_ok=True)
+            raise
+        if used is None or self._populates_recycled:
+            files.populate(made)
+        return made
+
+    def _retired(self) -> list[SegmentRow]:
+        return [row for row in self._catalog.segments() if row.state == "retired"]
+
+    def _recycled(self, path: Path, segment_id: int, size: int) -> tuple[SegmentRow | None, files.Segment | None]:
+        """A retired file of the right size that nobody reads, made empty; its old row is still in the catalog."""
+        for row in self._retired():
+            if row.size == size and (self._folder / row.file).exists():
+                made = files.recycle(self._folder / row.file, path, self._ordinal, segment_id, size)
+                if made is not None:
+                    return row, made
+        return None, None
+
+    def _delete_surplus(self, size: int) -> None:
+        """Delete retired files of other sizes, and all but the newest few of this one."""
+        retired = self._retired()
+        spares = [row for row in retired if row.size == size and (self._folder / row.file).exists()]
+        for row in retired:
+            if row not in spares[-SPARE_FILES_MAX:]:
+                delete_segment(self._folder, row)
+                with self._catalog.transaction() as tables:
+                    tables.delete(segment_key(row.ordinal))
+
+
+def delete_segment(folder: Path, row: SegmentRow) -> None:
+    """Delete a retired segment's file."""
+    assert row.state == "retired", "retire in the catalog first, delete bytes after"
+    hit("wal.unlink")
+    (folder / row.file).unlink(missing_ok=True)
+    (folder / (row.file + "-lock")).unlink(missing_ok=True)
