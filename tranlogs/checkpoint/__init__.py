@@ -1,0 +1,7 @@
+"""Checkpoints: the full state at one boundary, as a folder that is published atomically and checked when read."""
+
+from .reader import Checkpoint
+from .snapshot import Snapshot, SnapshotPool
+from .writer import checkpoint_name, write_checkpoint
+
+__all__ = ["Checkpoint", "Snapshot", "SnapshotPool", "checkpoint_name", "write_checkpoint"]

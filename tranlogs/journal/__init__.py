@@ -1,0 +1,7 @@
+"""The journal: what integrations and the monitor talk to. One a process, one writer at a time."""
+
+from .journal import Journal
+from .opening import JournalPaths
+from .owner import Owner, read_owner
+
+__all__ = ["Journal", "JournalPaths", "Owner", "read_owner"]

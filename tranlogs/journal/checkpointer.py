@@ -1,0 +1,100 @@
+"""Writes checkpoints behind the training thread: a snapshot is held at one memcpy, the rest happens here."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..catalog import Catalog, CheckpointRow
+from ..checkpoint import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
+from ..clock import Clock
+from ..codec.tree import Adapt
+from ..errors import CorruptCheckpoint
+from ..failpoints import hit
+from ..wal.entry_writer import Position
+
+_log = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """One checkpoint at a time; while one is being written, `is_busy`."""
+
+    def __init__(self, folder: Path, catalog: Catalog, clock: Clock, about: dict[str, Any],
+                 on_published: Callable[[CheckpointRow], None]) -> None:  # fmt: skip
+        self._folder, self._catalog, self._clock, self._about = folder, catalog, clock, about
+        self._on_published = on_published
+        self._pool = SnapshotPool()
+        self._thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def take(self, snapshot: Snapshot, position: Position, adapt: Adapt | None, *, wait: bool = False) -> None:
+        """Hold a snapshot of the state at `position` and write it in the background, or here with `wait`."""
+        assert not self.is_busy
+        hit("checkpoint.snapshot")
+        self.failure = None
+        snapshot.encode(adapt)
+        self._pool.hold(snapshot)
+        if wait:
+            self._write(snapshot, position)
+            return
+        self._thread = threading.Thread(target=self._write, args=(snapshot, position), name="tranlogs-checkpoint", daemon=True)
+        self._thread.start()
+
+    def _write(self, snapshot: Snapshot, position: Position) -> None:
+        start = self._clock.monotonic()
+        name = checkpoint_name(position.step, position.timeline, position.sequence)
+        about = {
+            **self._about, "step": position.step, "sequence": position.sequence, "chain": f"{position.chain:016x}",
+            "timeline": position.timeline, "created_at": self._clock.now(),
+        }  # fmt: skip
+        try:
+            if self._has(name, position):
+                return
+            nbytes = write_checkpoint(self._folder, name, snapshot, about)
+            seconds = self._clock.monotonic() - start
+            row = CheckpointRow(name, position.step, position.sequence, about["chain"], position.timeline, nbytes,
+                                about["created_at"], seconds)  # fmt: skip
+            with self._catalog.transaction() as tables:
+                tables.put(f"checkpoint/{name}", row)
+            self._on_published(row)
+        except Exception as error:  # the journal looks at the next boundary
+            self.failure = error
+
+    def _has(self, name: str, position: Position) -> bool:
+        """Whether this very checkpoint is published; a damaged one, or one of a lost history, makes room."""
+        is_listed = any(row.name == name for row in self._catalog.checkpoints())
+        try:
+            with Checkpoint(self._folder / name) as found:
+                is_sound = all(damage is None for _, damage in found.verify())
+                if is_listed and is_sound and found.chain == position.chain:
+                    return True
+        except CorruptCheckpoint:
+            pass
+        shutil.rmtree(self._folder / name, ignore_errors=True)
+        return False
+
+    def reserve(self, nbytes: int) -> None:
+        """Get the memory for snapshots of about `nbytes`, in the background."""
+        if not self.is_busy:
+            self._thread = threading.Thread(target=self._reserve, args=(nbytes,), name="tranlogs-reserve", daemon=True)
+            self._thread.start()
+
+    def _reserve(self, nbytes: int) -> None:
+        try:
+            self._pool.reserve(nbytes)
+        except MemoryError as error:
+            _log.debug("no memory ahead for a snapshot: %s", error)
+
+    def wait(self) -> None:
+        """Wait for the one being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None

@@ -1,0 +1,40 @@
+"""Whether a checkpoint is due: the policy's word, on facts since the last one, or the monitor's request."""
+
+from __future__ import annotations
+
+from ..catalog import Catalog
+from ..clock import Clock
+from ..config import CATALOG_SECONDS
+from ..errors import CorruptCatalog
+from ..retention import CheckpointFacts, CheckpointPolicy
+
+
+class CheckpointDue:
+    """Counts since the last checkpoint."""
+
+    def __init__(self, policy: CheckpointPolicy, catalog: Catalog, clock: Clock) -> None:
+        self._policy, self._catalog, self._clock = policy, catalog, clock
+        self._looked_at = 0.0
+        self.taken(0, 0)
+
+    def taken(self, step: int, log_bytes: int, seconds_ago: float = 0.0) -> None:
+        """A checkpoint was taken at `step`, with `log_bytes` of log written by then."""
+        self._step, self._at, self._log_bytes = step, self._clock.monotonic() - seconds_ago, log_bytes
+
+    def is_due(self, step: int, log_bytes: int, replay_seconds_per_step: float, load_seconds: float) -> bool:
+        """What the policy says."""
+        seconds = self._clock.monotonic() - self._at
+        facts = CheckpointFacts(step - self._step, seconds, log_bytes - self._log_bytes, replay_seconds_per_step, load_seconds)
+        return self._policy.is_due(facts)
+
+    def is_requested(self) -> bool:
+        """Whether the monitor asked for a checkpoint since the last one; it is looked for now and then."""
+        now = self._clock.monotonic()
+        if now - self._looked_at < CATALOG_SECONDS:
+            return False
+        self._looked_at = now
+        try:
+            request = self._catalog.read(lambda tables: tables.request("checkpoint"))
+        except CorruptCatalog:
+            return False
+        return bool(request) and request.get("step", 0) > self._step

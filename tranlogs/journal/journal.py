@@ -1,0 +1,541 @@
+"""The journal of one process: opens the run, takes records, commits boundaries, takes checkpoints, survives failures.
+
+Life: `open` (lock, catalog, nothing written) -> recovery may read -> `go_on_from` a position -> records and boundaries
+-> `close`. A step is logged by `begin_step` ... `commit_step`; it counts once a `boundary` follows. When the disk is
+full or fails, the journal suspends logging, says so once, lets training go on, and takes logging up again from a fresh
+checkpoint when it can (promise 5). All methods are for the training thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ..catalog import Catalog, CheckpointRow, RunRow, TimelineRow, Watermarks, timeline_key
+from ..checkpoint import Snapshot
+from ..clock import Clock, SystemClock
+from ..codec import tree
+from ..codec.entry import EntryKind
+from ..config import RESERVE_BYTES_MIN, JournalConfig
+from ..durable import make_folder
+from ..errors import CorruptCatalog, LogUnavailable, NotRecovered, UnencodableState, UsageError
+from ..failpoints import hit
+from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
+from ..retention.prune import retire, set_aside
+from ..types import AnyArray
+from ..wal.entry_writer import EntryWriter, Position, Scalars, Tensor, encode_body
+from ..wal.log import WriteAheadLog
+from .checkpointer import Checkpointer
+from .due import CheckpointDue
+from .handover import HandOver, QueuedRecord, copied_dense, given_back
+from .opening import JournalPaths, open_catalog, refuse_network_file_system, settle_segments
+from .owner import OwnerLock
+from .suspension import Suspension, end_incident, note_incident
+
+_log = logging.getLogger("tranlogs")
+
+# What suspends logging and not training. UnencodableState: a tracked object has changed since it was registered.
+_FAILURES = (LogUnavailable, CorruptCatalog, UnencodableState, MemoryError, OSError)
+
+
+class StepRecord(Protocol):
+    """A step being logged."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def add(self, name: str, content: AnyArray | None) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Journal:
+    """See the module. Make one with `open`.
+
+    Attributes:
+        step: optimizer updates applied so far.
+        notes: what had to be set right when the run was opened.
+        is_fresh: whether the run holds nothing yet.
+    """
+
+    def __init__(self, paths: JournalPaths, lock: OwnerLock, catalog: Catalog, run: RunRow, environment: dict[str, Any],
+                 config: JournalConfig, policy: CheckpointPolicy, retention: RetentionPolicy, clock: Clock,
+                 notes: list[str]) -> None:  # fmt: skip
+        self.paths, self.catalog, self.run, self.config, self.clock, self.notes = paths, catalog, run, config, clock, notes
+        self.environment = environment
+        self.retention = retention
+        self._lock = lock
+        self._pid = os.getpid()
+        self._wal: WriteAheadLog | None = None
+        self._handover: HandOver | None = None
+        self._position: Position | None = None
+        self._frontier = Position()  # behind everything written
+        self._committed = self._synced = 0  # steps, while no log is open
+        self._timeline: TimelineRow | None = None
+        self._damaged: Collection[str] = ()
+        self._checkpointer: Checkpointer | None = None
+        self._suspension: Suspension | None = None
+        self._ended: Suspension | None = None  # the one before
+        self._closed = False
+        self.step = 0
+        self.is_fresh = not catalog.checkpoints() and not any(row.last_step for row in catalog.segments())
+        self.adapt: tree.Adapt | None = None
+        self.replay_seconds_per_step = 0.0
+        self._is_replay_measured = False
+        self.load_seconds = 0.0
+        self._due = CheckpointDue(policy, catalog, clock)
+        atexit.register(self.close)
+
+    @classmethod
+    def open(cls, run: str | os.PathLike[str], *, rank: int = 0, framework: str, environment: dict[str, Any] | None = None,
+             config: JournalConfig | None = None, policy: CheckpointPolicy | None = None,
+             retention: RetentionPolicy | None = None, clock: Clock | None = None) -> Journal:  # fmt: skip
+        """Open a run for writing; it is made if there is none.
+
+        Args:
+            run: the run's folder.
+            rank: number of this process among those that train together.
+            framework: name of the entry point that can replay the run without its script ("torch").
+            environment: what rounding depends on; recorded, and compared at recovery.
+            config: durability and sizes.
+            policy: when a checkpoint is due (default: every 500 steps).
+            retention: which ones are kept (default: the newest two).
+
+        Raises:
+            RunInUse: another live process writes it.
+            UnknownFormat: a newer version of TranLogs wrote it.
+            UsageError: the folder cannot hold a run.
+        """
+        paths = JournalPaths.of(run, rank)
+        notes: list[str] = []
+        try:
+            make_folder(paths.log)
+            make_folder(paths.checkpoints)
+        except OSError as error:
+            raise UsageError(f"{run}: a run cannot be kept there ({error})") from None
+        notes += refuse_network_file_system(paths.folder)
+        try:
+            lock = OwnerLock(paths.folder)
+            try:
+                catalog, row = open_catalog(paths, rank, framework, notes)
+            except BaseException:
+                lock.release()
+                raise
+        except (LogUnavailable, OSError) as error:
+            raise UsageError(f"{run}: the run cannot be opened for writing: {error}") from None
+        for note in notes:
+            _log.warning("%s: %s", run, note)
+        clock = clock or SystemClock()
+        environment = {} if environment is None else environment  # kept by reference: an integration fills it later
+        return cls(paths, lock, catalog, row, environment, config or JournalConfig(), policy or EverySteps(500),
+                   retention or KeepLatest(2), clock, notes)  # fmt: skip
+
+    # Where to go on.
+
+    def go_on_from(self, position: Position, *, new_timeline: bool = False, damaged: Collection[str] = (),
+                   checkpoint: CheckpointRow | None = None, log_bytes: int = 0) -> None:  # fmt: skip
+        """Set the place in the log after which the next record goes. Nothing is written before there is one.
+
+        Args:
+            position: where recovery landed.
+            new_timeline: whether there is something behind it.
+            damaged: names of checkpoints that recovery found damaged; they are set aside, so that they do not count.
+            checkpoint: the one that recovery started from; the next is due by what has come since it, so that a run
+                that crashes often still takes checkpoints.
+            log_bytes: what recovery read of the log behind it.
+        """
+        assert self._position is None, "the journal goes on already"
+        self._damaged = damaged
+        self.step, self._position = position.step, position
+        self._due.taken(position.step, 0)
+        if checkpoint is not None:
+            self._due.taken(checkpoint.step, -log_bytes, max(0.0, self.clock.now() - checkpoint.created_at))
+        if new_timeline:
+            number = max((row.number for row in self.catalog.timelines()), default=1) + 1
+            self._timeline = TimelineRow(number, position.timeline, position.sequence, position.step, self.clock.now())
+            self._position = replace(position, timeline=number)
+        self._frontier, self._committed, self._synced = self._position, position.step, position.step
+
+    @property
+    def timeline(self) -> int:
+        """The timeline that the next record belongs to."""
+        return self._frontier.timeline
+
+    def start(self) -> None:
+        """Begin writing, if that did not happen yet.
+
+        Raises:
+            NotRecovered: the run holds steps and nobody recovered.
+        """
+        if self._wal is not None or self._suspension is not None:
+            return
+        if self._position is None:
+            if not self.is_fresh:
+                raise NotRecovered(self.paths.folder.parent, self.catalog.watermarks().committed)
+            self.go_on_from(Position())
+        try:
+            self._start_writing()
+            end_incident(self.catalog, self.step, self.clock.now())  # one that a process which died had left open
+        except _FAILURES as error:
+            self._suspend(error)
+
+    def _start_writing(self) -> None:
+        assert self._position is not None
+        settle_segments(self.paths, self.catalog, sync=self.config.durability == "machine")
+        for name in self._damaged:
+            set_aside(self.catalog, self.paths.checkpoints, name)
+        if self._timeline is not None:
+            with self.catalog.transaction() as tables:
+                tables.put(timeline_key(self._timeline.number), self._timeline)
+                now, step = tables.get("watermarks", Watermarks) or Watermarks(), self._position.step
+                tables.put("watermarks", replace(now, committed=step, synced=min(now.synced, step)))
+        self._open_log(self._position, counts=self._suspension is None)
+        about = self._describe(self._position)
+        self._checkpointer = Checkpointer(self.paths.checkpoints, self.catalog, self.clock, about, self._published)
+
+    def _describe(self, position: Position) -> dict[str, Any]:
+        """What segments and checkpoints say of the run that they are part of."""
+        timelines = {row.number: row for row in self.catalog.timelines()}
+        line = timelines.get(position.timeline, TimelineRow(position.timeline))
+        return {
+            "run_id": self.run.run_id, "rank": self.run.rank, "framework": self.run.framework, "environment": self.environment,
+            "parent": line.parent, "fork_sequence": line.fork_sequence, "fork_step": line.fork_step,
+        }  # fmt: skip
+
+    def _open_log(self, position: Position, *, counts: bool) -> None:
+        describe = {**self._describe(position), "created_at": self.run.created_at}
+        self._wal = WriteAheadLog(self.paths.log, self.catalog, self.config, self.clock, position, describe, counts=counts)
+        if self.config.handover == "thread" and self._handover is None:
+            self._handover = HandOver(self.config.queue_bytes_max)
+
+    # Records.
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether logging is suspended (disk full, I/O error)."""
+        return self._suspension is not None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def is_writer(self) -> bool:
+        """False in a forked child, and after `close`: nothing is logged there."""
+        return not self._closed and os.getpid() == self._pid
+
+    @property
+    def committed(self) -> int:
+        """The newest step that survives the process."""
+        return self._wal.boundary.step if self._wal is not None else self._committed
+
+    @property
+    def synced(self) -> int:
+        """The newest step that survives power loss (durability "machine")."""
+        return self._wal.synced.step if self._wal is not None else self._synced
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of log written by this process since it last began to write."""
+        return self._wal.bytes_written if self._wal is not None else 0
+
+    def begin_step(self, nbytes: int, frames: int) -> StepRecord | None:
+        """Start the record of the next step: `nbytes` of tensors in `frames` tensors. None while suspended."""
+        wal = self._started()
+        if wal is None:
+            return None
+        if self._handover is not None:
+            return QueuedRecord(self._handover)
+        try:
+            return wal.begin(nbytes, frames)
+        except _FAILURES as error:
+            self._suspend(error)
+            return None
+
+    def add(self, record: StepRecord | None, name: str, content: AnyArray | None) -> StepRecord | None:
+        """Add a tensor to a record; gives the record back, or None if logging was suspended."""
+        if record is None:
+            return None
+        try:
+            record.add(name, content)
+            return record
+        except _FAILURES as error:
+            record.abort()
+            self._suspend(error)
+            return None
+
+    def commit_step(self, record: StepRecord | None, body: dict[str, Any]) -> None:
+        """Finish the record of a step. The step counts whether or not it could be logged."""
+        self.step += 1
+        if record is None or self._started() is None:
+            return
+        step = self.step
+        try:
+            if not record.is_open:  # another entry began before this one was finished: its step would be missing
+                raise LogUnavailable(f"the record of step {step} was dropped")
+            if isinstance(record, EntryWriter):
+                record.commit(EntryKind.STEP, step, body, adapt=self.adapt)
+            elif isinstance(record, QueuedRecord):
+                self._submit(record, EntryKind.STEP, step, body)
+        except _FAILURES as error:
+            self._suspend(error)
+
+    def append_step(self, tensors: list[Tensor], body: dict[str, Any]) -> None:
+        """Log a step whose tensors are known only after it (an after-image)."""
+        self.step += 1
+        self._append(EntryKind.STEP, tensors, body)
+
+    def append_image(self, tensors: list[Tensor], body: dict[str, Any]) -> None:
+        """Log an after-image of state that something else than a step has changed."""
+        self._append(EntryKind.IMAGE, tensors, body)
+
+    def boundary(self, body: dict[str, Any], snapshot: Callable[[], Snapshot], *, scalars: Scalars | None = None,
+                 checkpoint: bool | None = None) -> None:  # fmt: skip
+        """Commit all since the last boundary; take a checkpoint if one is due.
+
+        Args:
+            body: auxiliary state, read now.
+            snapshot: gives the whole state, as views of live memory; called only if a checkpoint is taken now.
+            scalars: what the loop noted, for its curves.
+            checkpoint: True takes one in any case, False never; None asks the policy.
+        """
+        if not self.is_writer:
+            return
+        hit("boundary.before")
+        self.start()
+        if self._suspension is not None:
+            self._try_to_resume(body, snapshot)
+            return
+        self._append(EntryKind.BOUNDARY, [], body, scalars)
+        hit("boundary.after")
+        if self._wal is not None and checkpoint is not False and (checkpoint or self._is_checkpoint_due()):
+            self.checkpoint(snapshot())
+
+    def observe_step(self, seconds: float) -> None:
+        """Tell what a bare optimizer step takes: what redoing one will, until a recovery has measured it."""
+        if not self._is_replay_measured:
+            known = self.replay_seconds_per_step
+            self.replay_seconds_per_step = seconds if known == 0.0 else 0.9 * known + 0.1 * seconds
+
+    def observe_replay(self, seconds_per_step: float) -> None:
+        """Tell what a redone step took."""
+        self.replay_seconds_per_step, self._is_replay_measured = seconds_per_step, True
+
+    def reserve(self, nbytes: int) -> None:
+        """Tell how large a snapshot will be (optimizer state appears with the first step); its memory is got ahead."""
+        if self._checkpointer is not None and nbytes > RESERVE_BYTES_MIN:
+            self._checkpointer.reserve(nbytes + nbytes // 16)
+
+    def checkpoint(self, snapshot: Snapshot, *, wait: bool = False) -> bool:
+        """Take a checkpoint of the state at the last boundary; False if one is being written, or logging is suspended."""
+        wal, checkpointer = self._started(), self._checkpointer
+        if wal is None or checkpointer is None or (checkpointer.is_busy and not wait):
+            return False
+        checkpointer.wait()
+        if self._handover is not None:
+            self._handover.drain()
+            if self._handover.failure is not None:  # the boundary that the snapshot is of did not get into the log
+                self._suspend(self._handover.failure)
+                return False
+        self._due.taken(self.step, wal.bytes_written)
+        try:
+            wal.definitions.forget()  # what follows must not need what came before
+            checkpointer.take(snapshot, wal.boundary, self.adapt, wait=wait)
+        except _FAILURES as error:
+            checkpointer.failure = error
+        return checkpointer.is_busy or not self._has_checkpoint_failed()
+
+    def _started(self) -> WriteAheadLog | None:
+        """The log to write to; None while suspended, in a forked child, and after `close`."""
+        if not self.is_writer:
+            return None
+        self.start()
+        return self._wal
+
+    def _append(self, kind: EntryKind, tensors: list[Tensor], body: dict[str, Any], scalars: Scalars | None = None) -> None:
+        wal = self._started()
+        if wal is None:
+            return
+        try:
+            if self._handover is None:
+                wal.append(kind, self.step, tensors, body, adapt=self.adapt, scalars=scalars)
+                return
+            record = QueuedRecord(self._handover)
+            for name, content in tensors:
+                record.add(name, content)
+            self._submit(record, kind, self.step, body, scalars)
+        except _FAILURES as error:
+            self._suspend(error)
+
+    def _submit(self, record: QueuedRecord, kind: EntryKind, step: int, body: dict[str, Any],
+                scalars: Scalars | None = None) -> None:  # fmt: skip
+        """Queue an entry. Its body is encoded now: what it refers to may change before the writer gets to it."""
+        handover, wal = self._handover, self._wal
+        assert handover is not None
+        assert wal is not None
+        if handover.failure is not None:
+            raise LogUnavailable(str(handover.failure)) from handover.failure
+        far: list[tuple[str, AnyArray]] = []
+        pool = handover.pool
+        tensors = record.tensors
+        encoded = encode_body(body, tensors, self.adapt, far)
+        held = [(name, copied_dense(pool, array)) for name, array in far]
+        copies: list[AnyArray | None] = [content for _, content in tensors] + [array for _, array in held]
+        nbytes = sum(content.nbytes for content in copies if content is not None)
+
+        def job() -> None:
+            wal.append_encoded(kind, step, tensors, encoded, held, scalars)
+            for content in copies:
+                given_back(pool, content)
+
+        handover.submit(nbytes, job)
+
+    # Checkpoints.
+
+    def _is_checkpoint_due(self) -> bool:
+        assert self._checkpointer is not None
+        self._has_checkpoint_failed()
+        if self._wal is None or self._checkpointer.is_busy:
+            return False
+        speeds = self.replay_seconds_per_step, self.load_seconds
+        return self._due.is_due(self.step, self._wal.bytes_written, *speeds) or self._due.is_requested()
+
+    def _has_checkpoint_failed(self) -> bool:
+        """Whether the last checkpoint could not be written. Without any other one the log alone recovers nothing."""
+        assert self._checkpointer is not None
+        failure, self._checkpointer.failure = self._checkpointer.failure, None
+        if failure is None:
+            return False
+        try:
+            has_other = bool(self.catalog.checkpoints())
+        except CorruptCatalog as error:
+            has_other, failure = False, error
+        if has_other:
+            _log.warning("%s: a checkpoint could not be written (%s); the log goes on from the one before, and the next "
+                         "checkpoint is tried when it is due", self.paths.folder, failure)  # fmt: skip
+        else:
+            self._suspend(failure)
+        return True
+
+    def _published(self, row: CheckpointRow) -> None:
+        """In the checkpoint's thread: drop what the policy no longer keeps."""
+        _log.info("%s: checkpoint of step %d published (%d bytes)", self.paths.folder, row.step, row.nbytes)
+        self.load_seconds = self.load_seconds or row.seconds
+        try:
+            retire(self.catalog, self.paths.checkpoints, self.retention)
+        except _FAILURES as error:
+            _log.warning("%s: what is no longer kept could not be deleted (%s); the next checkpoint tries it again",
+                         self.paths.folder, error)  # fmt: skip
+
+    # Failures.
+
+    def _suspend(self, error: BaseException) -> None:
+        """Stop logging, say so once, and let training go on."""
+        self._shut()
+        now = self.clock.monotonic()
+        if self._suspension is None:
+            self._suspension = Suspension.begin(str(error), self.step, self.clock.now(), now, self._ended)
+            _log.warning(
+                "%s: logging is suspended at step %d: %s. Training goes on; a crash now would go back to step %d. Logging "
+                "resumes by itself, from a fresh checkpoint, when the disk can be written again",
+                self.paths.folder, self.step, error, self._committed,
+            )  # fmt: skip
+        else:  # a try to resume failed
+            self._suspension.postpone(now)
+            _log.debug("%s: logging cannot go on yet: %s", self.paths.folder, error)
+        try:
+            note_incident(self.catalog, self._suspension)
+        except _FAILURES as second:
+            _log.debug("the incident could not be recorded: %s", second)
+
+    def _shut(self) -> BaseException | None:
+        """End the log as well as possible and remember how far it came; gives what went wrong."""
+        wal, self._wal = self._wal, None
+        failure: BaseException | None = None
+        if self._handover is not None:
+            failure = self._handover.reset()
+        if wal is not None:
+            try:
+                wal.close()
+            except _FAILURES as error:
+                failure = failure or error
+            self._frontier = wal.position
+            if wal.counts:
+                self._committed, self._synced = wal.boundary.step, wal.synced.step
+        return failure
+
+    def _try_to_resume(self, body: dict[str, Any], snapshot: Callable[[], Snapshot]) -> None:
+        suspension = self._suspension
+        assert suspension is not None
+        if self.clock.monotonic() < suspension.next_try:
+            return
+        if self._checkpointer is not None and self._checkpointer.is_busy:
+            return
+        # The chain starts anew: nothing links the log behind the gap with the log before it but the checkpoint.
+        position = Position(self._frontier.sequence + 1, self.step, secrets.randbits(64), self._frontier.timeline)
+        try:
+            if self._checkpointer is None:
+                self._position = position
+                self._start_writing()
+            else:
+                settle_segments(self.paths, self.catalog, sync=False)
+                self._open_log(position, counts=False)
+            assert self._wal is not None
+            assert self._checkpointer is not None
+            self._wal.begin(0, 0).abort()  # takes a segment: the disk has room for a log again
+            self._checkpointer.take(snapshot(), position, self.adapt, wait=True)
+            if self._checkpointer.failure is not None:
+                raise LogUnavailable(str(self._checkpointer.failure)) from self._checkpointer.failure
+            self._wal.append(EntryKind.BOUNDARY, self.step, [], body, adapt=self.adapt)
+            if not self._wal.wait_synced():  # entries can be written and made durable again, too
+                raise LogUnavailable(str(self._wal.failure or "the log cannot be synced"))
+            end_incident(self.catalog, self.step, self.clock.now(), suspension)
+        except _FAILURES as error:
+            self._suspend(error)
+            return
+        self._wal.counts = True
+        suspension.end(self.clock.monotonic())
+        self._suspension, self._ended = None, suspension
+        self._due.taken(self.step, 0)
+        _log.warning("%s: logging goes on from a fresh checkpoint at step %d", self.paths.folder, self.step)
+
+    # The end.
+
+    def wait_synced(self, timeout: float = 60.0) -> bool:
+        """Wait until all that is committed survives power loss."""
+        if self._handover is not None:
+            self._handover.drain()
+        return self._wal is None or self._wal.wait_synced(timeout)
+
+    def wait_checkpoint(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        if self._checkpointer is not None:
+            self._checkpointer.wait()
+
+    def close(self) -> None:
+        """Seal and sync the log, wait for the checkpoint, give the lock back. Uncommitted records are dropped."""
+        atexit.unregister(self.close)
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        try:
+            failure = self._shut()
+            if self._handover is not None:
+                self._handover.stop()
+            self.wait_checkpoint()
+        finally:
+            self.catalog.close()
+            self._lock.release()
+        if self._suspension is not None:
+            _log.warning("%s: closed while logging was suspended; steps after %d are lost", self.paths.folder, self._committed)
+        elif failure is not None:
+            _log.warning("%s: the log could not be closed cleanly: %s; steps up to %d are safe", self.paths.folder, failure,
+                         self._committed)  # fmt: skip
+        else:
+            _log.info("%s: closed; steps up to %d are safe", self.paths.folder, self._committed)

@@ -1,0 +1,164 @@
+"""Opening a journal: where its parts lie, its catalog, what a crash left half done, and where a run must not lie."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..catalog import CATALOG_NAME, Catalog, RunRow, Tables, TimelineRow, segment_key, timeline_key
+from ..checkpoint.layout import TEMPORARY
+from ..errors import CorruptCatalog, NotARun, UsageError
+from ..rebuild import read_files, read_segment, rebuild_catalog
+from ..retention.prune import delete_retired
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPaths:
+    """Where a journal's parts lie."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, run: str | os.PathLike[str], rank: int = 0) -> JournalPaths:
+        return cls(Path(run) / f"rank{rank}")
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def demand(self) -> JournalPaths:
+        """Itself, if a journal is there.
+
+        Raises:
+            NotARun: none is.
+        """
+        if not self.log.is_dir() or not self.checkpoints.is_dir():
+            raise NotARun(self.folder.parent)
+        return self
+
+
+def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str]) -> tuple[Catalog, RunRow]:
+    """Open a journal's catalog for writing, rebuilt if it is damaged; what was done is appended to `notes`."""
+    has_data = any(paths.log.glob("*.seg")) or any(paths.checkpoints.glob("step-*"))
+    try:
+        if has_data and not (paths.folder / CATALOG_NAME).exists():
+            raise CorruptCatalog(paths.folder / CATALOG_NAME, "the catalog is missing")
+        catalog = Catalog.open(paths.folder, writable=True)
+        try:
+            catalog.read(Tables.check)
+            if has_data and catalog.run() is None:
+                raise CorruptCatalog(catalog.path, "the run's row is missing")
+        except BaseException:
+            catalog.close()
+            raise
+    except CorruptCatalog as error:
+        notes.append(str(error))
+        notes += rebuild_catalog(paths.folder)
+        catalog = Catalog.open(paths.folder, writable=True)
+    try:
+        row = catalog.run()
+        if row is None:
+            row = RunRow(uuid.uuid4().hex, rank, time.time(), framework=framework)
+            with catalog.transaction() as tables:
+                tables.put("run", row)
+                tables.put(timeline_key(1), TimelineRow(1, created_at=row.created_at))
+        notes += tidy(paths, catalog)
+        return catalog, row
+    except BaseException:
+        catalog.close()
+        raise
+
+
+def tidy(paths: JournalPaths, catalog: Catalog) -> list[str]:
+    """Finish what a crash left half done: temporary files, unlisted or half-deleted checkpoints and segments."""
+    for left in paths.checkpoints.glob(TEMPORARY + "*"):
+        shutil.rmtree(left, ignore_errors=True)
+    delete_retired(catalog, paths.checkpoints)
+    listed = {row.name for row in catalog.checkpoints()} | {row.file for row in catalog.segments()}
+    found = read_files(paths.folder, listed)
+    known_timelines = {row.number for row in catalog.timelines()}
+    if found.checkpoints or found.segments or found.timelines.keys() - known_timelines:  # else a full disk does no harm
+        with catalog.transaction() as tables:
+            for row in found.checkpoints:  # published, but the crash came before the catalog knew
+                tables.put(f"checkpoint/{row.name}", row)
+            for segment in found.segments:
+                tables.put(segment_key(segment.ordinal), segment)
+            for number, timeline in found.timelines.items():
+                if number not in known_timelines:
+                    tables.put(timeline_key(number), timeline)
+    known = listed | found.unreadable | {segment.file for segment in found.segments}
+    for path in sorted(paths.log.iterdir()):
+        is_lock = path.name.endswith(".seg-lock") and path.name[: -len("-lock")] in known
+        if path.name not in known and not is_lock:
+            path.unlink()  # a leftover, or a segment prepared or reset and never written
+    return [f"{segment.file} was not in the catalog and was added" for segment in found.segments] + found.notes
+
+
+def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool) -> None:
+    """Seal what a dead process left open, so that this one writes into fresh files only."""
+    newest = max((row.number for row in catalog.timelines()), default=1)
+    for row in catalog.segments():
+        if row.state not in ("ready", "open"):
+            continue
+        path = paths.log / row.file
+        found = read_segment(path, row.timeline or newest) if path.exists() else None
+        if found is not None and sync:
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fdatasync(fd)  # what recovery has read must not be lost by a power cut now
+            finally:
+                os.close(fd)
+        with catalog.transaction() as tables:
+            if found is not None:
+                tables.put(segment_key(row.ordinal), replace(found, state="sealed", created_at=row.created_at))
+            elif not path.exists():
+                tables.delete(segment_key(row.ordinal))
+            elif row.state == "ready":
+                tables.put(segment_key(row.ordinal), replace(row, state="retired"))
+            else:  # it was written, and nothing of it can be read: kept until a checkpoint makes it needless
+                tables.put(segment_key(row.ordinal), replace(row, state="sealed", last_sequence=row.base_sequence))
+
+
+_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "9p", "ceph", "gpfs", "beegfs", "glusterfs", "afs")
+
+
+def refuse_network_file_system(folder: Path) -> list[str]:
+    """A memory map over a network file system loses what LMDB promises.
+
+    Raises:
+        UsageError: the folder lies on one.
+    """
+    kind = file_system_of(folder)
+    if kind in _NETWORK or kind.startswith("fuse"):
+        raise UsageError(
+            f"{folder} lies on a network file system ({kind}), where a memory-mapped log can lose steps. "
+            "Keep the run on a local disk and ship it to a store"
+        )
+    if kind == "tmpfs":
+        return ["the run lies in memory (tmpfs): it survives the process, not the machine"]
+    return []
+
+
+def file_system_of(folder: Path) -> str:
+    """Type of the file system under a folder ("" where the system does not say)."""
+    best, found = "", ""
+    path = os.path.realpath(folder)
+    try:
+        with open("/proc/self/mountinfo") as mounts:
+            for line in mounts:
+                left, _, right = line.partition(" - ")
+                point = left.split()[4].replace("\\040", " ")
+                inside = path == point or path.startswith(point.rstrip("/") + "/")
+                if inside and len(point) >= len(best):
+                    best, found = point, right.split()[0]
+    except OSError:
+        return ""
+    return found

@@ -1,0 +1,106 @@
+"""One writer a journal: a POSIX lock, which the kernel drops when its process dies, so a stale one cannot be.
+
+`fcntl.lockf` and not `flock`: forked children (DataLoader workers) must not hold it for a dead trainer. Any close of
+the lock file in the owning process would drop the lock, so within it the file is opened once and never again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..errors import RunInUse
+
+_LOCK, _INFO = "owner.lock", "owner.json"
+_FLOCK = struct.Struct("hhqqi4x")  # Linux: type, whence, start, length, pid
+_owned_here: set[str] = set()
+os.register_at_fork(after_in_child=_owned_here.clear)  # the lock stays with the parent
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that writes a journal, or did last (`is_alive` false)."""
+
+    host: str
+    pid: int
+    since: float
+    is_alive: bool = True
+
+
+class OwnerLock:
+    """Held while a process writes a journal."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the lock.
+
+        Raises:
+            RunInUse: another live process holds it.
+        """
+        self._path = os.path.realpath(folder / _LOCK)
+        if self._path in _owned_here:
+            raise RunInUse(folder, socket.gethostname(), os.getpid())
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            found = _read_info(folder)
+            raise RunInUse(folder, found.host if found else "unknown", found.pid if found else 0) from None
+        _owned_here.add(self._path)
+        _say_who(folder)
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._fd >= 0:
+            _owned_here.discard(self._path)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _say_who(folder: Path) -> None:
+    temporary = folder / (_INFO + ".tmp")
+    try:
+        temporary.write_text(json.dumps(asdict(Owner(socket.gethostname(), os.getpid(), time.time()))))
+        os.replace(temporary, folder / _INFO)
+    except OSError:  # a full disk: the lock holds all the same, and nobody is better than somebody else
+        temporary.unlink(missing_ok=True)
+        (folder / _INFO).unlink(missing_ok=True)
+
+
+def read_owner(folder: Path) -> Owner | None:
+    """Who writes the journal, or wrote it last; None where nobody ever did."""
+    info = _read_info(folder)
+    if info is None:
+        return None
+    return Owner(info.host, info.pid, info.since, _is_locked(folder))
+
+
+def _is_locked(folder: Path) -> bool:
+    path = os.path.realpath(folder / _LOCK)
+    if path in _owned_here:
+        return True
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:  # ask, never take: a lock held for a moment would refuse a trainer that starts in it
+        asked = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        return bool(_FLOCK.unpack(asked)[0] != fcntl.F_UNLCK)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _read_info(folder: Path) -> Owner | None:
+    try:
+        content = json.loads((folder / _INFO).read_text())
+        return Owner(str(content["host"]), int(content["pid"]), float(content["since"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

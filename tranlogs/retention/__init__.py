@@ -1,0 +1,19 @@
+"""When to take a checkpoint and which ones to keep: pure decisions, given facts."""
+
+from .keep import KeepAll, KeepEvery, KeepLatest, RetentionPolicy, as_retention
+from .schedule import CheckpointFacts, CheckpointPolicy, EveryBytes, EverySeconds, EverySteps, RecoveryTime, as_policy
+
+__all__ = [
+    "CheckpointFacts",
+    "CheckpointPolicy",
+    "EveryBytes",
+    "EverySeconds",
+    "EverySteps",
+    "KeepAll",
+    "KeepEvery",
+    "KeepLatest",
+    "RecoveryTime",
+    "RetentionPolicy",
+    "as_policy",
+    "as_retention",
+]

@@ -1,0 +1,91 @@
+"""Apply a retention policy: retire in the catalog in one transaction, delete bytes after.
+
+A segment goes when every entry of it lies behind the oldest checkpoint that is kept: no recovery that starts at a kept
+checkpoint reads it. The newest checkpoint, and so all that recovery to the newest step needs, always stays.
+
+After a rewind, checkpoints that are not on the way to the newest timeline help no recovery any more: a policy sees them
+as the oldest.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..catalog import Catalog, CheckpointRow, SegmentRow, TimelineRow, segment_key
+from ..durable import sync_folder
+from ..failpoints import hit
+from ..lineage import is_on, lineage
+from .keep import RetentionPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """What a policy gives up."""
+
+    checkpoints: tuple[CheckpointRow, ...]
+    segments: tuple[SegmentRow, ...]
+
+
+def plan_retirement(policy: RetentionPolicy, checkpoints: Sequence[CheckpointRow], segments: Sequence[SegmentRow],
+                    timelines: Sequence[TimelineRow] = ()) -> Retirement:  # fmt: skip
+    """Decide which checkpoints and segments go (pure)."""
+    limits = lineage(timelines, max([row.timeline for row in checkpoints] + [row.number for row in timelines], default=1))
+    oldest_first = sorted(checkpoints, key=lambda row: (is_on(row, limits), row.sequence, row.timeline))
+    if not oldest_first:
+        return Retirement((), ())
+    wanted = Counter(policy.kept([row.step for row in oldest_first]))
+    wanted[oldest_first[-1].step] += not wanted[oldest_first[-1].step]
+    kept = []
+    for row in reversed(oldest_first):  # of two with the same step, the one that is not left behind
+        if wanted[row.step]:
+            wanted[row.step] -= 1
+            kept.append(row)
+    horizon = min(row.sequence for row in kept)
+    gone = tuple(row for row in oldest_first if row not in kept)
+    behind = tuple(row for row in segments if row.state == "sealed" and row.last_sequence <= horizon)
+    return Retirement(gone, behind)
+
+
+def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retirement:
+    """Apply a policy to a journal. Retired segment files stay for the pipeline to recycle."""
+    plan = plan_retirement(policy, catalog.checkpoints(), catalog.segments(), catalog.timelines())
+    if plan.checkpoints or plan.segments:
+        hit("wal.retire")
+        with catalog.transaction() as tables:  # commit point: from here on nobody plans with them
+            for checkpoint in plan.checkpoints:
+                tables.put(f"checkpoint/{checkpoint.name}", replace(checkpoint, state="retired"))
+            for segment in plan.segments:
+                tables.put(segment_key(segment.ordinal), replace(segment, state="retired"))
+    delete_retired(catalog, folder)
+    return plan
+
+
+def delete_retired(catalog: Catalog, folder: Path) -> None:
+    """Delete the retired checkpoints, those included that an earlier attempt left."""
+    for row in catalog.read(lambda tables: tables.rows("checkpoint/", CheckpointRow)):
+        if row.state == "retired":
+            delete_checkpoint(catalog, folder, row)
+
+
+def delete_checkpoint(catalog: Catalog, folder: Path, row: CheckpointRow) -> None:
+    """Delete a retired checkpoint's bytes, then its row."""
+    hit("checkpoint.delete")
+    shutil.rmtree(folder / row.name, ignore_errors=True)
+    if (folder / row.name).exists():
+        return  # tried again when the run is opened next
+    sync_folder(folder)  # else a power cut could leave half of it without a row
+    with catalog.transaction() as tables:
+        tables.delete(f"checkpoint/{row.name}")
+
+
+def set_aside(catalog: Catalog, folder: Path, name: str) -> None:
+    """Take a damaged checkpoint out of the catalog, so that it does not count as one that is kept; its bytes stay."""
+    with catalog.transaction() as tables:
+        tables.delete(f"checkpoint/{name}")
+    if (folder / name).exists():
+        shutil.rmtree(folder / f"damaged-{name}", ignore_errors=True)
+        (folder / name).rename(folder / f"damaged-{name}")
