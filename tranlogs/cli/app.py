@@ -1,0 +1,48 @@
+"""The `tranlogs` command: its subcommands and global options."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from . import command
+from .demo import demo
+from .log import log
+from .repair import repair
+from .replay import replay
+from .status import status
+from .verify import verify
+
+app = typer.Typer(
+    name="tranlogs", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 fine, 1 the run has a problem that the output names, 2 wrong usage. Each command has --json.",
+)  # fmt: skip
+for _function in (demo, status, log, verify, replay, repair):
+    app.command()(_function)
+
+logging.getLogger("tranlogs").addHandler(logging.NullHandler())  # what matters is in the commands' own output
+
+
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"tranlogs {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def tranlogs(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and what the library logs.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """A write-ahead log between checkpoints: look at runs, verify them, rebuild their state."""
+    command.is_debugging = debug
+    if debug:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+
+
+def main() -> None:
+    """The entry point."""
+    app()

@@ -1,0 +1,87 @@
+"""The framework that a run names, reached through entry points: the command line imports none itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..catalog import Catalog
+from ..errors import CorruptCatalog, UsageError
+from ..journal import JournalPaths
+from ..rebuild import read_files
+from ..recovery import RecoveryReport
+from ..recovery.recover import Progress
+
+
+class OfflineRun(Protocol):
+    """What an entry point of the group `tranlogs.frameworks` makes: a journal's state without its training script."""
+
+    def __init__(self, folder: Path, *, optimizers: Sequence[str] = ()) -> None: ...
+
+    @staticmethod
+    def check_target(path: Path) -> None:
+        """Raise UsageError if `export` could not write this file."""
+        ...
+
+    def replay(self, *, step: int | None = None, checkpoint: str | None = None,
+               progress: Progress | None = None) -> RecoveryReport:  # fmt: skip
+        """Bring the state to a step."""
+        ...
+
+    def export(self, path: Path) -> list[str]:
+        """Write it to a file; returns what that does not hold."""
+        ...
+
+
+def framework_of(paths: JournalPaths) -> type[OfflineRun]:
+    """What replays this journal.
+
+    Raises:
+        UsageError: it is not installed, or the run does not say which framework wrote it.
+    """
+    name = _recorded_name(paths)
+    if not name:
+        raise UsageError(f"{paths.folder}: the run does not say which framework wrote it")
+    found: type[OfflineRun] = _load("tranlogs.frameworks", name, f"{paths.folder} was written with {name}")
+    return found
+
+
+def offline_of(paths: JournalPaths, optimizers: Sequence[str] = ()) -> OfflineRun:
+    """A journal to be replayed; classes of the user's own are looked for in the working folder, too."""
+    offline_run = framework_of(paths)
+    if optimizers and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return offline_run(paths.folder, optimizers=optimizers)
+
+
+def demo_of(name: str) -> Callable[..., int]:
+    """The demo of a framework."""
+    found: Callable[..., int] = _load("tranlogs.demos", name, f"the demo needs {name}")
+    return found
+
+
+def _recorded_name(paths: JournalPaths) -> str:
+    try:
+        catalog = Catalog.open(paths.folder)
+        try:
+            row = catalog.run()
+        finally:
+            catalog.close()
+    except CorruptCatalog:
+        rows = read_files(paths.folder).runs
+        row = rows[0] if rows else None
+    return row.framework if row is not None else ""
+
+
+def _load(group: str, name: str, why: str) -> Any:
+    hint = f"{why}, which is not installed here: pip install 'tranlogs[{name}]'"
+    for entry in entry_points(group=group, name=name):
+        try:
+            return entry.load()
+        except ImportError as error:
+            raise UsageError(f"{hint} ({error})") from None
+    raise UsageError(hint)

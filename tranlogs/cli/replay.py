@@ -1,0 +1,59 @@
+"""`tranlogs replay`: the state at a step, without the training script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .command import FINE, PROBLEM, Json, Optimizers, Run, command, show_json
+
+
+@command
+def replay(
+    run: Run,
+    out: Annotated[Path, typer.Option("--out", "-o", show_default=False, help="File to write: .safetensors or .pt.")],
+    to: Annotated[
+        int | None, typer.Option("--to", min=0, metavar="STEP", help="Where to land (default: the newest step).")
+    ] = None,
+    optimizer: Optimizers = None,
+    as_json: Json = False,
+) -> int:
+    """Rebuild the state at a step without the script, as a file.
+
+    Only checkpoint and log are needed; each redone step is compared with the run. A .pt file holds state_dicts of model,
+    optimizers and tracked objects for torch.load(weights_only=True); a .safetensors file the tensors under the names that
+    model.load_state_dict wants.
+    """
+    from ..recovery.progress import progress_bar
+    from .frameworks import framework_of, offline_of
+    from .runs import journal_of
+
+    paths = journal_of(run)
+    framework_of(paths).check_target(out)
+    offline = offline_of(paths, optimizer or ())
+    with progress_bar() as progress:
+        report = offline.replay(step=to, progress=progress)
+    notes = [*report.notes, *offline.export(out)]
+    about = {**report.as_dict(), "notes": notes, "file": out, "bytes": out.stat().st_size}
+    if as_json:
+        show_json(about)
+    else:
+        _show(about)
+    return PROBLEM if report.exact is False else FINE
+
+
+def _show(about: dict[str, Any]) -> None:
+    from . import screen
+
+    replayed = screen.count(about["replayed"], "step")
+    exact = {True: "every redone step compared, all equal", False: f"NO: differs from step {about['first_divergent_step']} on",
+             None: "could not be verified"}[about["exact"]]  # fmt: skip
+    screen.console().print(screen.facts([
+        ("file", f"{about['file']} ({screen.size(about['bytes'])})"),
+        ("step", f"{about['step']} (batch {about['batch']}, epoch {about['epoch']}, timeline {about['timeline']})"),
+        ("replayed", f"{replayed} from checkpoint {about['checkpoint_step']} in {about['seconds']:.2f} s"),
+        ("bit-exact", exact),
+        *(("note", note) for note in about["notes"]),
+    ]))  # fmt: skip

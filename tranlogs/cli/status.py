@@ -1,0 +1,187 @@
+"""`tranlogs status`: what a run holds, how far its watermarks are, who writes it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .command import FINE, PROBLEM, Json, Run, command, show_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from .survey import Survey
+
+_WATCH_SECONDS = 1.0
+_ROWS_MAX = 12  # of a table on the screen; JSON has all
+
+
+@command
+def status(
+    run: Run,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every second until Ctrl-C.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Show watermarks, checkpoints, segments, bytes and the writer."""
+    if not watch:
+        found = _look(run)
+        if as_json:
+            show_json(_as_dict(run, found))
+        else:
+            from . import screen
+
+            screen.console().print(_screen(found))
+        return _code(found)
+    return _watch(run, as_json=as_json)
+
+
+def _watch(run: Path, *, as_json: bool) -> int:
+    from rich.live import Live
+
+    from . import screen
+
+    found = _look(run)
+    try:
+        if as_json:
+            while True:
+                show_json(_as_dict(run, found))
+                time.sleep(_WATCH_SECONDS)
+                found = _look(run)
+        with Live(_screen(found), console=screen.console(), auto_refresh=False) as live:
+            while True:
+                live.update(_screen(found), refresh=True)
+                time.sleep(_WATCH_SECONDS)
+                found = _look(run)
+    except KeyboardInterrupt:
+        return _code(found)
+
+
+def _look(run: Path) -> list[Survey]:
+    from .runs import journals_of
+    from .survey import survey
+
+    return [survey(paths.folder) for paths in journals_of(run)]
+
+
+def _code(found: Sequence[Survey]) -> int:
+    return PROBLEM if any(rank.problems for rank in found) else FINE
+
+
+def _as_dict(run: Path, found: Sequence[Survey]) -> dict[str, Any]:
+    return {"run": run, "problems": [p for rank in found for p in rank.problems], "ranks": [rank.as_dict() for rank in found]}
+
+
+def _screen(found: Sequence[Survey]) -> RenderableType:
+    from rich.console import Group
+
+    return Group(*[part for rank in found for part in _parts(rank)])
+
+
+def _parts(found: Survey) -> list[RenderableType]:
+    from . import screen
+
+    parts: list[RenderableType] = [screen.facts(_facts(found)), ""]
+    if found.checkpoints:
+        parts.append(_checkpoints(found))
+    if found.segments:
+        parts.append(_segments(found))
+    if found.incidents:
+        parts.append(_incidents(found))
+    if len(found.timelines) > 1:
+        parts.append(_timelines(found))
+    return parts + [screen.problem(message) for message in found.problems]
+
+
+def _facts(found: Survey) -> list[tuple[str, object]]:
+    from . import screen
+
+    marks, nbytes = found.watermarks, found.bytes_of()
+    rows: list[tuple[str, object]] = [
+        ("journal", f"{found.folder} ({found.run.framework or 'framework unknown'}, timeline {found.timeline})"),
+        ("created", screen.moment(found.run.created_at)),
+        ("writer", _writer(found)),
+        ("committed", f"step {marks.committed}: survives the process"),
+        ("synced", f"step {marks.synced}: survives power loss"),
+        ("archived", f"step {marks.archived}: in the store"),
+        ("persisted", f"step {marks.persisted}: durable in the store"),
+        ("a crash now", _crash(found)),
+        ("bytes", f"log {screen.size(nbytes['log'])} in {screen.size(nbytes['allocated'])} allocated, "
+                  f"checkpoints {screen.size(nbytes['checkpoints'])}"),
+    ]  # fmt: skip
+    if found.environment:
+        told = [f"{key} {_short(value)}" for key, value in found.environment.items() if value not in (None, False, True)]
+        rows.append(("environment", ", ".join(told)))
+    return rows
+
+
+def _writer(found: Survey) -> str:
+    from . import screen
+
+    owner = found.owner
+    if owner is None:
+        return "nobody"
+    who = f"process {owner.pid} on {owner.host}, since {screen.moment(owner.since)}"
+    return who if owner.is_alive else f"nobody (last: {who})"
+
+
+def _crash(found: Survey) -> str:
+    from . import screen
+
+    plan = found.plan
+    if plan is None:
+        return "nothing could be recovered" if found.problems else "the run holds nothing yet"
+    steps = screen.count(plan.position.step - plan.checkpoint.step, "step")
+    return f"goes back to step {plan.position.step}: checkpoint {plan.checkpoint.step} and {steps} of log"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key}={item}" for key, item in value.items())
+    return "/".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _checkpoints(found: Survey) -> RenderableType:
+    from . import screen
+
+    rows = [(row.step, row.timeline, screen.size(row.nbytes), screen.moment(row.created_at), f"{row.seconds:.2f} s")
+            for row in found.checkpoints[-_ROWS_MAX:]]  # fmt: skip
+    columns = ("step", "timeline", "size", "taken", "writing took")
+    return screen.table(_title("checkpoints", found.checkpoints), columns, rows, numbers=("step", "size", "writing took"))
+
+
+def _segments(found: Survey) -> RenderableType:
+    from . import screen
+
+    rows = [(row.ordinal, row.state, row.timeline or "-", _steps(row.base_step, row.last_step), screen.size(row.used_bytes),
+             screen.size(row.size)) for row in found.segments[-_ROWS_MAX:]]  # fmt: skip
+    columns = ("segment", "state", "timeline", "steps", "used", "file")
+    return screen.table(_title("segments", found.segments), columns, rows, numbers=("segment", "used", "file"))
+
+
+def _steps(base: int, last: int) -> str:
+    return f"{base + 1} to {last}" if last > base else "-"
+
+
+def _incidents(found: Survey) -> RenderableType:
+    from . import screen
+
+    rows = [(row.from_step, screen.moment(row.from_time), "not yet" if row.to_step is None else row.to_step, row.why)
+            for row in found.incidents[-_ROWS_MAX:]]  # fmt: skip
+    columns = ("from step", "at", "until step", "why")
+    return screen.table(_title("logging was suspended", found.incidents), columns, rows, numbers=("from step", "until step"))
+
+
+def _timelines(found: Survey) -> RenderableType:
+    from . import screen
+
+    rows = [(row.number, row.parent or "-", row.fork_step if row.parent else "-", screen.moment(row.created_at))
+            for row in found.timelines[-_ROWS_MAX:]]  # fmt: skip
+    return screen.table(_title("timelines", found.timelines), ("timeline", "left timeline", "at step", "created"), rows)
+
+
+def _title(name: str, rows: Sequence[object]) -> str:
+    return name if len(rows) <= _ROWS_MAX else f"{name} (the newest {_ROWS_MAX} of {len(rows)})"

@@ -1,0 +1,179 @@
+"""What a journal holds and where a crash now would lead: collected without disturbing whoever writes it.
+
+Nothing is verified here but what has to be opened; `tranlogs verify` reads every byte. A journal that is written
+meanwhile can look damaged for a moment, so it is looked at again before a problem is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..catalog import Catalog, CheckpointRow, Incident, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
+from ..checkpoint import Checkpoint
+from ..errors import CorruptCatalog, CorruptCheckpoint, RecoveryError
+from ..journal import Owner, read_owner
+from ..lineage import is_on, lineage
+from ..rebuild import read_files
+from ..recovery.facts import newest_first, scan_segment
+from ..recovery.history import ScannedSegment, build_history
+from ..recovery.plan import Plan, plan_recovery
+from .runs import settled
+
+
+@dataclass(slots=True)
+class Survey:
+    """See the module. `plan` is what recovery would do now; None if the run holds nothing yet, or nothing sound."""
+
+    folder: Path
+    run: RunRow
+    owner: Owner | None
+    checkpoints: list[CheckpointRow]
+    segments: list[SegmentRow]
+    timelines: list[TimelineRow]
+    incidents: list[Incident]
+    watermarks: Watermarks
+    plan: Plan | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def timeline(self) -> int:
+        """The newest timeline."""
+        return max((row.number for row in self.timelines), default=1)
+
+    def bytes_of(self) -> dict[str, int]:
+        """Bytes on disk by purpose."""
+        used = [row for row in self.segments if row.state in ("open", "sealed")]
+        return {
+            "log": sum(row.used_bytes for row in used),
+            "allocated": sum(row.size for row in self.segments),
+            "checkpoints": sum(row.nbytes for row in self.checkpoints),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        recovery = None
+        if self.plan is not None:
+            recovery = {"step": self.plan.position.step, "checkpoint": self.plan.checkpoint.name,
+                        "replay_steps": self.plan.position.step - self.plan.checkpoint.step}  # fmt: skip
+        return {
+            "folder": self.folder, "rank": self.run.rank, "run_id": self.run.run_id, "framework": self.run.framework,
+            "created_at": self.run.created_at, "timeline": self.timeline, "writer": self.owner,
+            "watermarks": self.watermarks, "recovery": recovery, "bytes": self.bytes_of(), "checkpoints": self.checkpoints,
+            "segments": self.segments, "timelines": self.timelines, "incidents": self.incidents,
+            "environment": self.environment, "problems": self.problems,
+        }  # fmt: skip
+
+
+def survey(folder: Path) -> Survey:
+    """Look at a journal.
+
+    Raises:
+        UnknownFormat: a newer version wrote it.
+    """
+    return settled(folder, lambda: _look(folder), lambda found: found.problems)
+
+
+def _look(folder: Path) -> Survey:
+    found = _read_catalog(folder)
+    found.problems += _missing_files(found)
+    for incident in found.incidents:
+        if incident.to_step is None:
+            found.problems.append(f"logging is suspended since step {incident.from_step}: {incident.why}")
+    broken = _read_environment(found)
+    limits = lineage(found.timelines, found.timeline)
+    scanned = _scan(found, limits, broken)
+    _measure(found, scanned)
+    if found.checkpoints or any(len(segment.locations) > 1 for segment in scanned):
+        _plan(found, scanned, limits, broken)
+    return found
+
+
+def _read_catalog(folder: Path) -> Survey:
+    owner = read_owner(folder)
+
+    def look(tables: Tables) -> Survey:
+        checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
+        return Survey(
+            folder, tables.get("run", RunRow) or RunRow("", 0, 0.0), owner,
+            sorted(checkpoints, key=lambda row: (row.timeline, row.sequence)), tables.rows("segment/", SegmentRow),
+            tables.rows("timeline/", TimelineRow) or [TimelineRow(1)], tables.rows("incident/", Incident),
+            tables.get("watermarks", Watermarks) or Watermarks(),
+        )  # fmt: skip
+
+    try:
+        catalog = Catalog.open(folder)
+        try:
+            found: Survey = catalog.read(look)
+            return found
+        finally:
+            catalog.close()
+    except CorruptCatalog as error:
+        files = read_files(folder)
+        run = files.runs[0] if files.runs else RunRow("", 0, 0.0)
+        checkpoints = sorted(files.checkpoints, key=lambda row: (row.timeline, row.sequence))
+        return Survey(folder, run, owner, checkpoints, files.segments, list(files.timelines.values()), [], Watermarks(),
+                      problems=[str(error), *files.notes])  # fmt: skip
+
+
+def _missing_files(found: Survey) -> list[str]:
+    log, checkpoints = found.folder / "log", found.folder / "checkpoints"
+    gone = [log / row.file for row in found.segments if row.state in ("open", "sealed") and not (log / row.file).exists()]
+    gone += [checkpoints / row.name for row in found.checkpoints if not (checkpoints / row.name).exists()]
+    return [f"{path}: the catalog lists it, and it is not there" for path in gone]
+
+
+def _read_environment(found: Survey) -> set[str]:
+    """Open the checkpoints from the newest on until one is sound; returns the names of those that are not."""
+    broken: set[str] = set()
+    for row in reversed(found.checkpoints):
+        try:
+            with Checkpoint(found.folder / "checkpoints" / row.name) as checkpoint:
+                found.environment = checkpoint.manifest["environment"]
+                return broken
+        except CorruptCheckpoint as error:
+            broken.add(row.name)
+            found.problems.append(str(error))
+    return broken
+
+
+def _scan(found: Survey, limits: dict[int, int | None], broken: set[str]) -> list[ScannedSegment]:
+    """The entries behind the newest sound checkpoint: older segments are not needed to say where recovery leads."""
+    sound = [row.sequence for row in found.checkpoints if is_on(row, limits) and row.name not in broken]
+    start = max(sound, default=0)
+    scanned = []
+    for row in newest_first(found.segments):
+        if row.state == "retired" or (row.state == "sealed" and row.last_sequence <= start):
+            continue
+        segment = scan_segment(found.folder / "log" / row.file, row, found.problems, found.timeline)
+        if segment is not None:
+            scanned.append(segment)
+    return scanned
+
+
+def _measure(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
+    """Open segments say in the catalog neither how far they reach nor how full they are."""
+    seen = {segment.row.ordinal: segment for segment in scanned if segment.locations}
+    for i, row in enumerate(found.segments):
+        if row.state in ("ready", "open") and row.ordinal in seen:
+            locations = seen[row.ordinal].locations
+            found.segments[i] = replace(
+                row, state="open", timeline=seen[row.ordinal].row.timeline, last_sequence=locations[-1].head.sequence,
+                base_step=locations[0].head.step, last_step=locations[-1].head.step,
+                used_bytes=max(location.offset + location.head.length for location in locations))  # fmt: skip
+
+
+def _plan(found: Survey, scanned: Sequence[ScannedSegment], limits: dict[int, int | None], broken: set[str]) -> None:
+    history = build_history(scanned, limits)
+    try:
+        found.plan = plan_recovery(found.checkpoints, history, limits, timeline=found.timeline, broken=broken)
+    except RecoveryError as error:
+        found.problems.append(str(error))
+        return
+    found.watermarks = replace(found.watermarks, committed=found.plan.position.step,
+                               synced=min(found.watermarks.synced, found.plan.position.step))  # fmt: skip
+    if found.plan.has_later:
+        found.problems += history.holes or [f"committed steps after {found.plan.position.step} cannot be reached"]

@@ -1,0 +1,155 @@
+"""The facts that a recovery is planned from: what the catalog lists, what the files say, what the log holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
+from ..codec.entry import EntryKind
+from ..errors import CorruptCatalog, CorruptRecord
+from ..rebuild import Found, read_files
+from ..wal.reader import SegmentReader
+from ..wal.scan import Location, scan
+from .history import ScannedSegment
+
+
+@dataclass(slots=True)
+class Listed:
+    """What a catalog lists."""
+
+    segments: list[SegmentRow] = field(default_factory=list)
+    checkpoints: list[CheckpointRow] = field(default_factory=list)
+    timelines: list[TimelineRow] = field(default_factory=list)
+    watermarks: Watermarks = field(default_factory=Watermarks)
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the files and folders."""
+        return {row.file for row in self.segments} | {row.name for row in self.checkpoints}
+
+
+@dataclass(slots=True)
+class Facts:
+    """All that a plan is made of."""
+
+    checkpoints: list[CheckpointRow]
+    segments: list[ScannedSegment]
+    timelines: list[TimelineRow]
+    watermarks: Watermarks = field(default_factory=Watermarks)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def timeline(self) -> int:
+        """The newest timeline."""
+        return max((row.number for row in self.timelines), default=1)
+
+
+def open_for_reading(folder: Path) -> Facts:
+    """Collect the facts about a journal: its catalog, what files there are besides, and what the log holds.
+
+    Where the catalog is damaged, the files' own descriptions stand in for it.
+
+    Raises:
+        UnknownFormat: a newer version wrote the run.
+    """
+    notes: list[str] = []
+    try:
+        known = read_catalog(folder)
+    except CorruptCatalog as error:
+        known = Listed()
+        notes.append(str(error))
+    found = read_unlisted(folder, known)
+    if known.names:
+        notes += [f"{folder / 'log' / row.file}: it is not in the catalog, but it holds entries" for row in found.segments]
+    notes += found.notes
+    timelines = {**found.timelines, **{row.number: row for row in known.timelines}}
+    newest = max(timelines)
+    segments = []
+    for row in newest_first([*known.segments, *found.segments]):
+        if row.state != "retired":
+            segment = scan_segment(folder / "log" / row.file, row, notes, newest)
+            segments += [segment] if segment is not None else []
+    checkpoints = [row for row in known.checkpoints if row.state == "published"] + found.checkpoints
+    checkpoints.sort(key=lambda row: (row.timeline, row.sequence))
+    return Facts(checkpoints, segments, [timelines[number] for number in sorted(timelines)], known.watermarks, notes)
+
+
+def newest_first(rows: list[SegmentRow]) -> list[SegmentRow]:
+    """The order in which the segments of a run that may be being written are scanned: what one goes on after was there."""
+    return sorted(rows, key=lambda row: -row.ordinal)
+
+
+def read_unlisted(folder: Path, known: Listed) -> Found:
+    """What the files say that a catalog does not list."""
+    found = read_files(folder, known.names)
+    if known.names and (found.segments or found.checkpoints):  # the run may be being written: look again
+        try:
+            now = read_catalog(folder).names
+        except CorruptCatalog:
+            return found
+        found.segments = [row for row in found.segments if row.file not in now]
+        found.checkpoints = [row for row in found.checkpoints if row.name not in now]
+    return found
+
+
+def read_catalog(folder: Path) -> Listed:
+    """What the catalog lists, in one snapshot.
+
+    Raises:
+        CorruptCatalog: it is missing or damaged.
+    """
+
+    def look(tables: Tables) -> Listed:
+        if tables.get("run", RunRow) is None:
+            raise CorruptCatalog(folder / CATALOG_NAME, "the run's row is missing")
+        return Listed(tables.rows("segment/", SegmentRow), tables.rows("checkpoint/", CheckpointRow),
+                      tables.rows("timeline/", TimelineRow), tables.get("watermarks", Watermarks) or Watermarks())  # fmt: skip
+
+    catalog = Catalog.open(folder)
+    try:
+        listed: Listed = catalog.read(look)
+        return listed
+    finally:
+        catalog.close()
+
+
+def scan_segment(path: Path, row: SegmentRow, notes: list[str], timeline: int = 1) -> ScannedSegment | None:
+    """The entries of one segment; None where it holds none because it was never written.
+
+    Args:
+        path: the file.
+        row: what the catalog says of it.
+        notes: what is wrong with it is appended here.
+        timeline: the newest, to which a segment belongs that was written before the catalog recorded its opening, and
+            whose first entry is damaged.
+    """
+    last = row.last_sequence if row.state == "sealed" else 0
+    try:
+        found = scan(path, row.number, last_sequence=last or None)
+    except OSError as error:
+        if row.state != "ready":
+            notes.append(f"{path}: it cannot be read ({error.strerror})")
+        return None
+    if not found:
+        if row.state == "ready":
+            return None
+        notes.append(f"{path}: none of its entries can be found")
+    elif found[-1].head.sequence < last:
+        notes.append(f"{path}: its last entries, after step {found[-1].head.step}, are damaged or missing")
+    if row.state in ("ready", "open"):
+        row = replace(row, timeline=_timeline_of(path, found) or row.timeline or timeline)
+    return ScannedSegment(row, path, found)
+
+
+def _timeline_of(path: Path, found: Sequence[Location]) -> int | None:
+    """A segment that was written before the catalog recorded its opening says itself which timeline it is of."""
+    first = [location for location in found if location.head.kind == EntryKind.SEGMENT]
+    if not first:
+        return None
+    try:
+        with SegmentReader(path) as reader:
+            return int(reader.decode(first[0]).body()["timeline"])
+    except (CorruptRecord, OSError, KeyError, TypeError):
+        return None

@@ -1,0 +1,216 @@
+"""Carry out a recovery: scan, plan, restore, redo, compare; on damage found on the way, plan again without it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..codec.entry import EntryKind
+from ..errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
+from ..failpoints import hit
+from ..lineage import lineage
+from ..wal.entry_writer import Position
+from ..wal.reader import Entry, SegmentReader
+from .facts import Facts, open_for_reading, scan_segment
+from .history import History, Link, build_history
+from .plan import Plan, plan_recovery
+from .protocol import Divergence, Recoverable
+
+_log = logging.getLogger(__name__)
+
+_CHUNK_FRAMES = 100_000  # descriptions held in memory at a time
+_CHUNK_SEGMENTS = 32
+_ATTEMPTS_MAX = 1000  # damage found on the way; each attempt rules out a checkpoint or a part of the log
+
+Progress = Callable[[str, int, int], None]  # what, done, total
+
+
+@dataclass(slots=True)
+class Recovered:
+    """The outcome of `recover`."""
+
+    plan: Plan
+    position: Position
+    body: dict[str, Any]  # the boundary's
+    replayed: int
+    seconds_load: float
+    seconds_replay: float
+    divergence: Divergence | None
+    scalars: list[tuple[int, dict[str, float]]]  # noted at the boundaries that were passed: step, values
+    notes: list[str]
+    log_bytes: int  # of the log that was redone
+    damaged: tuple[str, ...] = ()  # names of checkpoints that were found damaged
+
+
+def recover(folder: Path, state: Recoverable, *, step: int | None = None, checkpoint: str | None = None,
+            progress: Progress | None = None) -> Recovered | None:  # fmt: skip
+    """Bring `state` to the newest boundary (or to `step`). None if the run holds nothing yet.
+
+    Args:
+        folder: the journal's.
+        state: what is brought back.
+        step: where to land; None for as far as the log goes.
+        checkpoint: name of the checkpoint to start from; None takes the one that gives the shortest replay.
+        progress: told what is done.
+
+    Raises:
+        StateMismatch: `state` does not fit the run; nothing was touched.
+        RecoveryError: no sound checkpoint is left, or `step` is not covered.
+    """
+    facts = open_for_reading(folder)
+    if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
+        return None
+    rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]
+    limits = lineage(facts.timelines, facts.timeline)
+    history = build_history(facts.segments, limits)
+    broken: dict[str, str] = {}
+    last_good: dict[int, int] = {}
+    notes = list(facts.notes)
+    for _ in range(_ATTEMPTS_MAX):
+        plan = plan_recovery(rows, history, limits, timeline=facts.timeline, step=step, broken=broken,
+                             last_good=last_good)  # fmt: skip
+        try:
+            recovered = _carry_out(folder, plan, state, notes, progress)
+            recovered.damaged = tuple(broken)
+            if step is None and plan.position.step < facts.watermarks.committed:
+                recovered.notes.append(f"step {facts.watermarks.committed} had been committed; what is left of the log ends at "
+                                       f"step {plan.position.step}")  # fmt: skip
+            return recovered
+        except CorruptCheckpoint as error:
+            _log.warning("%s", error)
+            notes.append(str(error))
+            broken[plan.checkpoint.name] = str(error)
+        except _DamagedEntry as damage:
+            _log.warning("%s", damage.error)
+            notes.append(str(damage.error))
+            good = _last_sound_boundary(plan.links) if damage.link is plan.links[-1] else damage.link.sequence - 1
+            ordinal = damage.link.segment.row.ordinal
+            last_good[ordinal] = min(good, last_good.get(ordinal, good))
+    raise RecoveryError(f"{folder}: too much is damaged to recover; see `tranlogs verify`")
+
+
+class _DamagedEntry(Exception):
+    def __init__(self, link: Link, error: CorruptRecord) -> None:
+        self.link, self.error = link, error
+
+
+def _last_sound_boundary(links: Sequence[Link]) -> int:
+    """Number of the newest boundary in the landing's segment, before the landing, whose arrays are sound.
+
+    A boundary refers to the arrays of earlier ones where they did not change: what is damaged for the last of them may be
+    for a thousand, and to find that out one by one would cost a replay each. 0 if there is none.
+    """
+    landing, sound, good = links[-1].segment, {}, 0
+    try:
+        with SegmentReader(landing.path) as reader:
+            for link in links[:-1]:
+                if link.segment is not landing:
+                    continue
+                entry = reader.decode(link.location)
+                arrays = entry.frames[entry.named :]
+                for frame in arrays:
+                    if frame.offset not in sound:
+                        sound[frame.offset] = reader.is_sound(frame)
+                if link.kind == EntryKind.BOUNDARY and all(sound[frame.offset] for frame in arrays):
+                    good = link.sequence
+    except (CorruptRecord, OSError):
+        pass
+    return good
+
+
+def _carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], progress: Progress | None) -> Recovered:
+    start = time.monotonic()
+    with Checkpoint(folder / "checkpoints" / plan.checkpoint.name) as checkpoint:
+        if checkpoint.chain != int(plan.checkpoint.chain, 16) or checkpoint.sequence != plan.checkpoint.sequence:
+            raise CorruptCheckpoint(checkpoint.folder, "it is not the checkpoint that the catalog names")
+        differences = state.differences(checkpoint)
+        if differences:
+            raise StateMismatch(folder.parent, differences)
+        state.restore(checkpoint)
+        hit("recovery.restored")
+        loaded = time.monotonic()
+        body: dict[str, Any] | None = None
+        divergence: Divergence | None = None
+        scalars: list[tuple[int, dict[str, float]]] = []
+        log_bytes = 0
+        replayed, total = 0, sum(link.kind == EntryKind.STEP for link in plan.links)
+        for links, entries in _chunks(plan.links):
+            log_bytes += sum(frame.stored for entry in entries for frame in entry.frames)
+            scalars += [(entry.step, entry.scalars) for entry in entries if entry.kind == EntryKind.BOUNDARY]
+            steps = [entry for entry in entries if entry.kind in (EntryKind.STEP, EntryKind.IMAGE)]
+            diverged = _redo(state, steps, links, _ticker(progress, replayed, total))
+            replayed += sum(entry.kind == EntryKind.STEP for entry in steps)
+            divergence = divergence or diverged
+            for link, entry in zip(links, entries, strict=True):
+                if entry.kind == EntryKind.BOUNDARY and link is plan.links[-1]:
+                    body = _decoded(state, entry, link)
+        if plan.links:
+            assert body is not None
+            state.set_auxiliary(body)
+        hit("recovery.replayed")
+    end = time.monotonic()
+    return Recovered(plan, plan.position, body or {}, replayed, loaded - start, end - loaded, divergence,
+                     scalars, [*plan.notes, *notes], log_bytes)  # fmt: skip
+
+
+def _redo(state: Recoverable, entries: list[Entry], links: Sequence[Link], tick: Callable[[int], Any]) -> Divergence | None:
+    if not entries:
+        return None
+    try:
+        return state.redo(entries, tick)
+    except CorruptRecord as error:
+        by_step = [link for link in links if link.kind != EntryKind.BOUNDARY and link.step == error.step]
+        raise _DamagedEntry(by_step[0] if by_step else links[0], error) from None
+
+
+def _ticker(progress: Progress | None, base: int, total: int) -> Callable[[int], None]:
+    def tick(done: int) -> None:
+        if progress is not None:
+            progress("replay", min(base + done, total), total)
+
+    return tick
+
+
+def _decoded(state: Recoverable, entry: Entry, link: Link) -> Any:
+    try:
+        return state.decode(entry)
+    except CorruptRecord as error:
+        raise _DamagedEntry(link, error) from None
+
+
+def _chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry]]]:
+    """Entries decoded in order, so many at a time, with their files open meanwhile."""
+    at = 0
+    readers: dict[int, SegmentReader] = {}
+    with ExitStack() as stack:
+        while at < len(links):
+            chunk, entries, frames = [], [], 0
+            used: set[int] = set()
+            while at < len(links) and frames < _CHUNK_FRAMES and len(used) <= _CHUNK_SEGMENTS:
+                link = links[at]
+                ordinal = link.segment.row.ordinal
+                try:
+                    if ordinal not in readers:
+                        readers[ordinal] = stack.enter_context(SegmentReader(link.segment.path))
+                    entry = readers[ordinal].decode(link.location)
+                except CorruptRecord as error:
+                    raise _DamagedEntry(link, error) from None
+                except OSError as error:
+                    raise _DamagedEntry(link, CorruptRecord(link.segment.path, str(error), step=link.step)) from None
+                used.add(ordinal)
+                chunk.append(link)
+                entries.append(entry)
+                frames += len(entry.frames) + 4
+                at += 1
+            yield chunk, entries
+            for ordinal in [o for o in readers if at >= len(links) or o != links[at].segment.row.ordinal]:
+                readers.pop(ordinal).close()
+
+
+__all__ = ["Facts", "History", "Progress", "Recovered", "open_for_reading", "recover", "scan_segment"]

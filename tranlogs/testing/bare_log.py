@@ -1,0 +1,104 @@
+"""A write-ahead log without a journal around it, and all that its files hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..catalog import Catalog
+from ..clock import Clock
+from ..codec.entry import EntryKind
+from ..config import MIB, JournalConfig
+from ..lineage import lineage
+from ..recovery.facts import open_for_reading
+from ..recovery.history import Link, build_history
+from ..types import Array, dense
+from ..wal.entry_writer import Position, Tensor
+from ..wal.log import WriteAheadLog
+from ..wal.reader import SegmentReader
+from .clock import FakeClock
+
+DESCRIBE = {
+    "run_id": "bare", "rank": 0, "created_at": 0.0, "framework": "toy", "environment": {},
+    "parent": 0, "fork_sequence": 0, "fork_step": 0,
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class BareLog:
+    """A folder as a journal has it. `open` gives a log, `contents` what a reader finds.
+
+    Attributes:
+        folder: of the journal.
+        config: of the logs that are opened.
+        clock: stands still.
+    """
+
+    folder: Path
+    config: JournalConfig = field(default_factory=lambda: JournalConfig(durability="process", segment_bytes=MIB))
+    clock: Clock = field(default_factory=FakeClock)
+    catalog: Catalog | None = None
+
+    def open(self, position: Position | None = None, **options: Any) -> WriteAheadLog:
+        """A log that goes on after `position`."""
+        (self.folder / "log").mkdir(parents=True, exist_ok=True)
+        (self.folder / "checkpoints").mkdir(exist_ok=True)
+        if self.catalog is None:
+            self.catalog = Catalog.open(self.folder, writable=True)
+        return WriteAheadLog(self.folder / "log", self.catalog, self.config, self.clock, position or Position(), DESCRIBE,
+                             **options)  # fmt: skip
+
+    def close(self) -> None:
+        """Close the catalog."""
+        if self.catalog is not None:
+            self.catalog.close()
+            self.catalog = None
+
+    def links(self) -> list[Link]:
+        """The entries of the first unbroken run, oldest first."""
+        facts = open_for_reading(self.folder)
+        history = build_history(facts.segments, lineage(facts.timelines, facts.timeline))
+        return history.runs[0] if history.runs else []
+
+    def contents(self) -> list[tuple[EntryKind, int, dict[str, bytes | None], Any]]:
+        """Kind, step, tensors and body of every entry of the first unbroken run."""
+        found = []
+        readers: dict[Path, SegmentReader] = {}
+        try:
+            for link in self.links():
+                path = link.segment.path
+                reader = readers.get(path) or readers.setdefault(path, SegmentReader(path))
+                entry = reader.decode(link.location)
+                tensors: dict[str, bytes | None] = {}
+                for name in entry.tensor_names():
+                    content = entry.read(name)
+                    assert content is None or isinstance(content, Array)
+                    tensors[name] = None if content is None else content.data.tobytes()
+                found.append((entry.kind, entry.step, tensors, entry.body()))
+        finally:
+            for reader in readers.values():
+                reader.close()
+        return found
+
+
+def append_step(log: WriteAheadLog, step: int, size: int = 100, *, boundary: bool = True) -> list[Tensor]:
+    """Log a step with two tensors made from its number, and commit it."""
+    rng = np.random.default_rng(step)
+    tensors: list[Tensor] = [("w", dense(rng.standard_normal(size))), ("none", None)]
+    log.append(EntryKind.STEP, step, tensors, {"lr": step / 7})
+    if boundary:
+        log.append(EntryKind.BOUNDARY, step, [], {"rng": rng.bit_generator.state})
+    return tensors
+
+
+def expected_step(step: int, size: int = 100) -> list[tuple[EntryKind, int, dict[str, bytes | None], Any]]:
+    """What `BareLog.contents` has for a step of `append_step`."""
+    rng = np.random.default_rng(step)
+    values = rng.standard_normal(size).tobytes()
+    return [
+        (EntryKind.STEP, step, {"w": values, "none": None}, {"lr": step / 7}),
+        (EntryKind.BOUNDARY, step, {}, {"rng": rng.bit_generator.state}),
+    ]

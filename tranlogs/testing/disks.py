@@ -1,0 +1,90 @@
+"""Disks of a test's own, in image files: their power can be cut, and they can die. Needs root.
+
+The image lies on XFS, whose `cp --reflink=always` copies a file at one instant: what the disk holds when the power goes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_TOOLS = ("mkfs.xfs", "mkfs.ext4", "mount", "umount", "losetup")
+_SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
+_NO_LOG_FLUSH = 2
+_MIB = 1 << 20
+
+
+def why_not() -> str:
+    """Why such disks cannot be made here; empty if they can."""
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if os.geteuid() != 0:
+        return "needs root"
+    if missing:
+        return f"needs {', '.join(missing)}"
+    found = subprocess.run(["losetup", "--find"], capture_output=True, text=True)
+    return f"needs a loop device ({found.stderr.strip()})" if found.returncode else ""
+
+
+@contextmanager
+def mounted(image: Path, folder: Path) -> Iterator[Path]:
+    """Mount an image; the file system does what it does after a crash."""
+    folder.mkdir(exist_ok=True)
+    _run("mount", "-o", "loop", str(image), str(folder))
+    try:
+        yield folder
+    finally:
+        if subprocess.run(["umount", str(folder)], capture_output=True).returncode:
+            _run("umount", "--lazy", str(folder))
+
+
+def make_ext4(image: Path, size: int = 512 * _MIB) -> Path:
+    """An image with an empty ext4."""
+    with image.open("wb") as file:
+        file.truncate(size)
+    _run("mkfs.ext4", "-q", "-F", str(image))
+    return image
+
+
+class CuttableDisk:
+    """A mounted ext4 whose content can be copied at one instant."""
+
+    def __init__(self, image: Path, folder: Path) -> None:
+        self.image, self.folder = image, folder
+
+    def cut(self, name: str) -> Path:
+        """What the disk holds now, as an image of its own."""
+        target = self.image.with_name(name)
+        _run("cp", "--reflink=always", str(self.image), str(target))
+        return target
+
+
+@contextmanager
+def cuttable_disk(folder: Path, size: int = 512 * _MIB) -> Iterator[CuttableDisk]:
+    """A disk whose power can be cut, mounted under `folder`."""
+    below = folder / "below.img"
+    with below.open("wb") as file:
+        file.truncate(6 * size)  # sparse: for the copies, too
+    _run("mkfs.xfs", "-q", "-m", "reflink=1", str(below))
+    with mounted(below, folder / "below") as images, mounted(make_ext4(images / "disk.img", size), folder / "disk") as disk:
+        yield CuttableDisk(images / "disk.img", disk)
+
+
+def let_die(folder: Path) -> None:
+    """From now on every call to the file system mounted at `folder` fails; what was not written back is lost."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, _SHUTDOWN, struct.pack("=I", _NO_LOG_FLUSH))
+    finally:
+        os.close(fd)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
