@@ -1,0 +1,174 @@
+"""Auxiliary state: all that the next batch needs and that no step computes, read and set at a boundary.
+
+Buffers, schedulers and whatever else is tracked, positions in the data, random numbers, hyper-parameters after the step,
+which parameters train and which modules are in training mode, and gradients that wait for a step (gradients.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from tranlogs.codec import tree
+from tranlogs.errors import UsageError
+
+from . import adapt, naming
+from .data import LoaderPosition
+from .generators import trackable
+from .gradients import Gradients
+from .rng import get_rng, set_rng
+from .state import TorchState
+
+_log = logging.getLogger("tranlogs")
+
+
+class Auxiliary:
+    """See the module.
+
+    Args:
+        state: the run's parameters, optimizers and modules.
+        on_boundary: called by a loader's position when the loop asks for its next batch.
+        on_doubt: told what of the data cannot be brought back, in words, and whether the order is known to be wrong.
+
+    Attributes:
+        tracked: what has state_dict and load_state_dict, by name.
+        loaders: positions in the data, by name.
+        count: turns of loops without a loader.
+    """
+
+    def __init__(self, state: TorchState, on_boundary: Callable[[LoaderPosition], None],
+                 on_doubt: Callable[[str, bool], None]) -> None:  # fmt: skip
+        self._state, self._on_boundary, self._on_doubt = state, on_boundary, on_doubt
+        self.gradients = Gradients(state)
+        self._orphans: list[str] = []
+        self.tracked: dict[str, Any] = {}
+        self.loaders: dict[str, LoaderPosition] = {}
+        self.count = 0
+        self._landed: dict[str, Any] | None = None  # what recovery landed on, until training goes on
+        self._positions: dict[str, Any] = {}  # recorded positions of loaders that nobody has named yet
+        self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
+        self._scalers: dict[str, Any] = {}  # tracked GradScalers as they were at the last boundary
+
+    # What belongs to it
+
+    def track(self, name: str, thing: Any) -> None:
+        """Track a loader, or anything with state_dict and load_state_dict; after a recovery, bring it back at once."""
+        if isinstance(thing, DataLoader):
+            self.loader(thing, name)
+            return
+        thing = trackable(thing)
+        if name in self.tracked and self.tracked[name] is not thing:
+            raise UsageError(f"track({name}=...): another object is tracked under this name already")
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise UsageError(f"track({name}=...): a {type(thing).__name__} has no state_dict and load_state_dict")
+        content = thing.state_dict()
+        tree.encode(content, path=f"track[{name!r}]", adapt=adapt.adapt)
+        if content == {}:
+            _log.warning("track(%s=...): its state_dict is empty, so nothing of it comes back", name)
+        self.tracked[name] = thing
+        if self._landed is not None and name in self._landed["tracked"]:
+            thing.load_state_dict(self._landed["tracked"][name])
+            self._set_hyper(self._landed)  # making a scheduler writes the groups
+
+    def loader(self, loader: DataLoader[Any], name: str = "loader") -> LoaderPosition:
+        """The position in a loader; one object a loader."""
+        for position in self.loaders.values():
+            if position.loader is loader:
+                return position
+        if name in self.loaders:
+            name = f"{name}{len(self.loaders)}"
+        position = self.loaders[name] = LoaderPosition(loader, self._on_boundary, self.open_loop, self._on_doubt)
+        if name in self._positions:
+            position.load_state_dict(self._positions.pop(name))
+        return position
+
+    def caveats(self) -> list[str]:
+        """What cannot be brought back, known before training goes on: of loaders in the middle of an epoch, of schedulers."""
+        found = [p.caveat for p in self.loaders.values() if p.batch and p.caveat]
+        if self._orphans:
+            found.append(f"gradients of parameters that no optimizer has ({self._orphans[0]}, ...) pile up and are not brought "
+                         "back: freeze them with requires_grad_(False)")  # fmt: skip
+        scheduled = any("initial_lr" in group for o in self._state.optimizers.values() for group in o.param_groups)
+        schedulers = (isinstance(t, LRScheduler) or hasattr(t, "last_epoch") for t in self.tracked.values())
+        if scheduled and not any(schedulers):
+            found.append("a scheduler was made for an optimizer, but none is tracked: it starts anew (track(scheduler=...))")
+        return found
+
+    def go_on(self) -> None:
+        """Training goes on: what is tracked from here on starts as it is."""
+        landed, self._landed = self._landed, None
+        if landed is not None:
+            for name in landed["tracked"].keys() - self.tracked.keys():
+                self._on_doubt(f"the run has the state of {name!r}, but nothing is tracked under that name: it does not come "
+                               "back", False)  # fmt: skip
+            for name in self.tracked.keys() - landed["tracked"].keys():
+                self._on_doubt(f"{name!r} is tracked now, but the run has no state of it: it starts as it is", False)
+
+    def open_loop(self) -> None:
+        """A loop begins: what ran between `recover()` and here drew random numbers that the uninterrupted run did not."""
+        rng, self._rng = self._rng, None
+        if rng is not None:
+            set_rng(rng)
+
+    # At a boundary
+
+    def taken(self) -> dict[str, int]:
+        """Batches and turns handed out so far, by loader."""
+        return {name: position.taken for name, position in self.loaders.items()} | {"": self.count}
+
+    def read(self) -> dict[str, Any]:
+        """All of it, now."""
+        tracked = {name: thing.state_dict() for name, thing in self.tracked.items()}
+        self._scalers = {name: tracked[name] for name in tracked if isinstance(self.tracked[name], torch.amp.GradScaler)}
+        flags, waiting = self.gradients.read()
+        return {
+            "tracked": tracked,
+            "data": self.read_data(),
+            "count": self.count,
+            "buffers": naming.named_buffers(self._state.modules),
+            "after": {which: self._state.hyper(which) for which in self._state.optimizers},
+            "flags": flags,
+            "waiting": waiting,
+            "training": {prefix: bytes(m.training for m in module.modules()) for prefix, module in self._state.modules.items()},
+            "rng": get_rng(),
+        }
+
+    def read_data(self) -> dict[str, Any]:
+        """Positions in the data, by loader."""
+        return self._positions | {name: position.state_dict() for name, position in self.loaders.items()}
+
+    def write(self, body: dict[str, Any]) -> None:
+        """Set all of it to a recorded boundary's; buffers are the state's to set."""
+        self._landed, self._positions = body, dict(body["data"])
+        for name, content in body["tracked"].items():
+            if name in self.tracked:
+                self.tracked[name].load_state_dict(content)
+        self.count = body["count"]
+        self._set_hyper(body)
+        for name, position in self.loaders.items():
+            if name in self._positions:
+                position.load_state_dict(self._positions.pop(name))
+        self._orphans = self.gradients.write(body["flags"], body["waiting"])
+        for prefix, module in self._state.modules.items():
+            parts, modes = list(module.modules()), body["training"].get(prefix, b"")
+            if len(parts) == len(modes):
+                for part, mode in zip(parts, modes, strict=True):
+                    part.training = bool(mode)
+        set_rng(body["rng"])
+
+    def reopen(self) -> None:
+        """The next loop that is opened goes on in the middle of training: its random state is the recorded one."""
+        self._rng = self._landed["rng"] if self._landed is not None else None
+
+    def has_skipped_step(self) -> bool:
+        """Whether a tracked GradScaler moved since the last boundary: then it has taken or skipped its step."""
+        return any(self.tracked[name].state_dict() != before for name, before in self._scalers.items())
+
+    def _set_hyper(self, body: dict[str, Any]) -> None:
+        for which, groups in body["after"].items():  # a scheduler's load_state_dict does not write them
+            self._state.set_hyper(which, groups)

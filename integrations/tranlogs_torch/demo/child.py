@@ -1,0 +1,100 @@
+"""The training script of the demo, a process of its own: with TranLogs, or in plain torch where the job names no run."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import OneCycleLR
+from torch.utils.data import DataLoader
+
+from .. import LoggedOptimizer
+from ..rng import get_rng
+from .job import Job, Teller
+from .model import build_gpt
+from .text import Batch, TextWindows, read_topics, shuffled
+
+_BATCHES_MIN = 12  # however slow the machine is
+
+
+def train(job: Job, tell: Teller) -> None:
+    """Train, and save all that could differ afterwards."""
+    torch.set_num_threads(job.threads)
+    random.seed(job.seed)
+    np.random.seed(job.seed)
+    text = read_topics()
+    windows = TextWindows(text, job.config.block)
+    model = build_gpt(job.config, len(windows.alphabet), job.seed)
+    loader = shuffled(windows, job.batch)
+    tell.event("built", parameters=model.size, characters=len(text), alphabet=len(windows.alphabet))
+
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    logged: LoggedOptimizer | None = None
+    if job.run is not None:  # keep=1: a demo should not fill the disk
+        logged = optimizer = LoggedOptimizer(optimizer, job.run, model, checkpoint_every=job.checkpoint_every, keep=1)
+    scheduler = OneCycleLR(optimizer, max_lr=1e-3, total_steps=job.schedule)  # lr and betas change at every step
+    if logged is not None:
+        logged.track(scheduler=scheduler, loader=loader)
+        tell.event("recovered", **logged.recover().as_dict())
+
+    losses: list[float] = []
+    start = time.monotonic()
+    for batch in logged.batches(loader, job.until) if logged is not None else plain_batches(loader, job.until):
+        tell.batch(batch, losses[-1] if losses else None)
+        loss = model.loss(*batch)
+        tell.phase("backward")
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        tell.phase("step")
+        optimizer.step()
+        tell.phase("scheduler")
+        scheduler.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if logged is not None:
+            logged.note(loss=losses[-1])
+        tell.phase("boundary")
+        if job.seconds_max is not None and len(losses) >= _BATCHES_MIN and time.monotonic() - start > job.seconds_max:
+            break
+
+    tell.event("finished", loss=losses[-1], log_bytes=0 if logged is None else logged.session.journal.log_bytes)
+    curve = dict(enumerate(losses, 1)) if logged is None else dict(zip(*logged.scalars["loss"], strict=True))
+    torch.save(
+        {
+            "weights": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
+            "random": _storable(get_rng()), "loss": curve,
+        },
+        job.state,
+    )  # fmt: skip
+    if logged is not None:
+        logged.close()
+
+
+def plain_batches(loader: DataLoader[Batch], until: int) -> Iterator[Batch]:
+    """Batches over as many epochs as it takes."""
+    taken = 0
+    while taken < until:
+        for batch in loader:
+            yield batch
+            taken += 1
+            if taken == until:
+                return
+
+
+def _storable(value: Any) -> Any:
+    """numpy's random state is an array, which `torch.load(weights_only=True)` does not read."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.astype(np.int64))
+    if isinstance(value, dict):
+        return {key: _storable(v) for key, v in value.items()}
+    return tuple(_storable(v) for v in value) if isinstance(value, tuple) else value
+
+
+if __name__ == "__main__":
+    _job = Job.from_json(sys.argv[1])
+    train(_job, Teller(_job))

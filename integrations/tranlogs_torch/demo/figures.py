@@ -1,0 +1,108 @@
+"""The figures of the demo, from what its three children told and saved."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .compare import Compared, compare, compare_states
+from .job import PHASES, Job
+from .process import Account
+
+_IN_FLIGHT_MAX = 1  # batches whose effects a crash may take: the one that it came into
+
+
+@dataclass(frozen=True, slots=True)
+class Acts:
+    """The children in order: never killed, killed, recovered. The last two made one run."""
+
+    jobs: tuple[Job, Job, Job]
+    reference: Account
+    killed: Account
+    recovered: Account
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """See `tranlogs demo --json`.
+
+    Attributes:
+        killed_in_batch: counted from 1; `killed_in` says where in it.
+        steps_lost: batches that had begun and whose effects did not come back.
+        steps_replayed: optimizer steps that recovery redid from the log, on top of `checkpoint_step`.
+        recover_seconds: the whole of recovery, loading the checkpoint included.
+        recompute_seconds: what computing the replayed steps takes, from the median step.
+        overhead_ratio: median step with logging over median step without. Approximate: the two were measured one after
+            the other, on a machine that may have had other work.
+    """
+
+    seed: int
+    parameters: int
+    characters: int
+    sequences: str
+    threads: int
+    batches: int
+    killed_in_batch: int
+    killed_in: str
+    steps_lost: int
+    steps_replayed: int
+    checkpoint_step: int
+    recover_seconds: float
+    recompute_seconds: float
+    step_seconds_plain: float
+    step_seconds_logged: float
+    overhead_ratio: float
+    log_bytes_per_step: int
+    compared: tuple[Compared, ...]
+    differences: tuple[str, ...]
+    is_exact: bool
+    run: str
+    curves: str | None = None
+    quick: bool = False
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "compared": {part.what: part.is_equal for part in self.compared}}
+
+
+def judge(seed: int, acts: Acts) -> Figures:
+    """Compare, count and measure."""
+    plain, logged, again = acts.jobs
+    reference, killed, recovered = acts.reference, acts.killed, acts.recovered
+    report = recovered.recovered
+    landed = report["batch"]
+    compared = [
+        *compare_states(plain.state, again.state),
+        compare("order of batches", "{} batches", reference.digests, killed.digests[:landed] + recovered.digests),
+    ]
+    differences = [difference for part in compared for difference in part.differences]
+    differences += _broken_promises(killed, recovered)
+    plain_seconds = statistics.median(reference.step_seconds)
+    logged_seconds = statistics.median(killed.step_seconds + recovered.step_seconds)
+    return Figures(
+        seed=seed, parameters=reference.built["parameters"], characters=reference.built["characters"],
+        sequences=f"{plain.batch} x {plain.config.block}", threads=plain.threads, batches=len(reference.digests),
+        killed_in_batch=len(killed.digests), killed_in=PHASES[killed.died_in or "start"],
+        steps_lost=len(killed.digests) - landed, steps_replayed=report["replayed"],
+        checkpoint_step=report["checkpoint_step"], recover_seconds=report["seconds"],
+        recompute_seconds=report["replayed"] * logged_seconds, step_seconds_plain=plain_seconds,
+        step_seconds_logged=logged_seconds, overhead_ratio=logged_seconds / plain_seconds,
+        log_bytes_per_step=round(recovered.finished["log_bytes"] / max(len(recovered.digests), 1)),
+        compared=tuple(compared), differences=tuple(differences), is_exact=not differences, run=str(logged.run),
+    )  # fmt: skip
+
+
+def _broken_promises(killed: Account, recovered: Account) -> list[str]:
+    """What recovery did not keep, although the outcome may be the same."""
+    report = recovered.recovered
+    landed, began = report["batch"], len(killed.digests)
+    found = []
+    if not began - _IN_FLIGHT_MAX <= landed <= began:
+        found.append(f"recovery came to batch {landed}, and {began} had begun")
+    if report["exact"] is not True:
+        found.append(f"recovery did not find its own replay exact: {'; '.join(report['notes'])}")
+    if killed.digests[landed:] != recovered.digests[: began - landed]:
+        found.append("the batch in flight came back with other content")
+    return found

@@ -1,0 +1,77 @@
+"""The figures of the demo for people, in 80 columns."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.table import Table
+
+from .figures import Figures
+from .screen import Screen
+
+_WIDTHS = (17, 18, 41)  # with two blanks between them
+
+
+def print_table(screen: Screen, figures: Figures) -> None:
+    """Print what happened, what it cost, what was compared, the verdict."""
+    for table in (_trained(figures), _killed(figures), _cost(figures), _compared(figures)):
+        screen.print()
+        screen.print(table)
+    screen.print()
+    if figures.is_exact:
+        screen.print("[bold green]EXACT[/bold green]: the killed run ended bit for bit like the one that was never killed.")
+    else:
+        screen.print("[bold red]NOT EXACT[/bold red]")
+        for difference in figures.differences:
+            screen.print(f"  {difference}", markup=False)
+    screen.print(f"\n{figures.seconds:.0f} s in all. Loss curves: {figures.curves or 'not drawn, matplotlib is missing'}")
+    screen.print(f"Look inside the run: tranlogs status {figures.run}")
+
+
+def _table() -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for width, style in zip(_WIDTHS, ("cyan", "bold", "dim"), strict=True):
+        table.add_column(width=width, style=style)
+    return table
+
+
+def _trained(figures: Figures) -> Table:
+    table = _table()
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    table.add_row("model", f"{figures.parameters / 1e6:.1f} M parameters", "a small GPT, next character, dropout")
+    table.add_row("text", f"{figures.characters:,} characters", f"the help texts of Python {python}")
+    table.add_row(
+        "training",
+        f"{figures.batches} batches",
+        f"of {figures.sequences} characters, {figures.threads} thread{'s' * (figures.threads > 1)}",
+    )
+    return table
+
+
+def _killed(figures: Figures) -> Table:
+    table = _table()
+    again, ratio = figures.recompute_seconds, figures.recompute_seconds / figures.recover_seconds
+    table.add_row("SIGKILL", f"in batch {figures.killed_in_batch}", figures.killed_in)
+    table.add_row("steps lost", f"{figures.steps_lost}", "the one it was in" if figures.steps_lost else "")
+    table.add_row("steps replayed", f"{figures.steps_replayed}", f"from the checkpoint at step {figures.checkpoint_step}")
+    table.add_row("time to recover", f"{figures.recover_seconds:.2f} s",
+                  f"computing them again: {again:.1f} s ({ratio:.0f} x)" if figures.steps_replayed else "")  # fmt: skip
+    return table
+
+
+def _cost(figures: Figures) -> Table:
+    table = _table()
+    table.add_row("step, not logged", f"{figures.step_seconds_plain * 1e3:.0f} ms", "median")
+    table.add_row("step, logged", f"{figures.step_seconds_logged * 1e3:.0f} ms",
+                  f"{figures.overhead_ratio:.2f} x (rough; `make bench` pairs them)")  # fmt: skip
+    table.add_row("log", f"{figures.log_bytes_per_step / 1e6:.1f} MB a step",
+                  f"{figures.log_bytes_per_step / figures.parameters:.2f} bytes a parameter")  # fmt: skip
+    return table
+
+
+def _compared(figures: Figures) -> Table:
+    table = _table()
+    for part in figures.compared:
+        verdict = "[green]equal[/green]" if part.is_equal else "[red]DIFFERS[/red]"
+        table.add_row(part.what, verdict, f"{part.extent}, {part.digests[1][:12]}")
+    return table

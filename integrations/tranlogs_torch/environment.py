@@ -1,0 +1,77 @@
+"""What the rounding of a run depends on: recorded with it, set back where possible, compared in words."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+import tranlogs
+
+
+def describe(optimizers: dict[str, torch.optim.Optimizer]) -> dict[str, Any]:
+    """The environment as plain values."""
+    devices = sorted({p.device.type for o in optimizers.values() for g in o.param_groups for p in g["params"]})
+    about: dict[str, Any] = {
+        "tranlogs": tranlogs.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "mkldnn": torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled),
+        "devices": devices,
+        "optimizers": {name: class_name(o) for name, o in optimizers.items()},
+    }
+    if "cuda" in devices:
+        about["gpu"] = torch.cuda.get_device_name()
+        about["cuda"] = torch.version.cuda
+    return about
+
+
+def class_name(optimizer: torch.optim.Optimizer) -> str:
+    """Module and name of an optimizer's class."""
+    kind = type(optimizer)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def set_back(recorded: dict[str, Any]) -> list[str]:
+    """Set the thread count and flags to the run's; returns what was changed, one sentence each."""
+    notes = []
+    threads = recorded.get("threads")
+    if isinstance(threads, int) and threads > 0 and threads != torch.get_num_threads():
+        notes.append(f"thread count set back from {torch.get_num_threads()} to the run's {threads}")
+        torch.set_num_threads(threads)
+    wanted = recorded.get("deterministic")
+    if isinstance(wanted, bool) and wanted != torch.are_deterministic_algorithms_enabled():
+        notes.append(f"torch.use_deterministic_algorithms set back to {wanted}")
+        torch.use_deterministic_algorithms(wanted)
+    precision = recorded.get("matmul_precision")
+    if isinstance(precision, str) and precision != torch.get_float32_matmul_precision():
+        notes.append(f"matmul precision set back to {precision!r}")
+        torch.set_float32_matmul_precision(precision)
+    return notes
+
+
+def compare(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Differences that can change rounding, one sentence each."""
+    words = {
+        "torch": "torch version", "machine": "processor architecture", "cpu_capability": "vector instructions",
+        "devices": "device types", "gpu": "GPU model", "cuda": "CUDA version", "mkldnn": "oneDNN in use",
+    }  # fmt: skip
+    return [
+        f"{word} differs: the run was recorded with {recorded.get(key)!r}, now it is {now.get(key)!r}; "
+        "what is computed from here on can round differently"
+        for key, word in words.items()
+        if recorded.get(key) != now.get(key)
+    ]
+
+
+def kernel_forms(groups: Iterable[dict[str, Any]]) -> set[str]:
+    """Which kernel forms the groups ask for."""
+    return {"fused" if g.get("fused") else "foreach" if g.get("foreach") else "single" for g in groups}

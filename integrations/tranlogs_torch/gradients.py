@@ -1,0 +1,112 @@
+"""Gradients that lie about at a boundary.
+
+They are one of three: a sum over batches whose step is still to come, which is state like any other; what a step has used
+and the next batch begins by clearing; or what another model's backward pass left behind, to be cleared as well. Only the
+loop knows which. So an optimizer's are logged until it is seen that those which lay about at a boundary were gone when it
+took its next step. From then on only that they were there comes back, as zeros: after `zero_grad(set_to_none=False)` an
+optimizer visits a parameter whose gradient is zero, and not one that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from .state import TorchState
+
+_TRAINS, _DENSE, _SPARSE, _ORPHAN = 1, 2, 4, 8  # flags of a parameter
+_LEFT = "_tranlogs_left"  # on a gradient: its version when it lay about at a boundary
+_ZERO = "_tranlogs_zero"  # on a gradient: its version when it was zero
+
+
+class Gradients:
+    """See the module."""
+
+    def __init__(self, state: TorchState) -> None:
+        self._state = state
+        self._is_kept: dict[str, bool] = {}  # by optimizer, once it is known
+        self._left: set[str] = set()  # optimizers with gradients that lay about at the last boundary
+
+    def read(self) -> tuple[bytes, dict[str, torch.Tensor]]:
+        """Flags of each parameter, and the gradients that may wait for a step."""
+        owners = {id(p): which for which, p in self._owned()}
+        flags, waiting = bytearray(), {}
+        self._left = set()
+        for name, parameter in self._state.parameters.items():
+            flag, gradient = _TRAINS if parameter.requires_grad else 0, parameter.grad
+            if gradient is not None:
+                flag |= _DENSE if gradient.layout is torch.strided else _SPARSE
+                which = owners.get(id(parameter))
+                if which is None:
+                    flag |= _ORPHAN
+                elif not _is_marked(gradient, _ZERO) and self._is_left(which, gradient):
+                    waiting[name] = gradient
+            flags.append(flag)
+        return bytes(flags), waiting
+
+    def _is_left(self, which: str, gradient: torch.Tensor) -> bool:
+        """Note a gradient that lies about; whether it is to be logged."""
+        is_cleared = self._is_kept.get(which) is False
+        if not is_cleared and not _has_values(gradient):
+            setattr(gradient, _ZERO, gradient._version)
+            return False
+        setattr(gradient, _LEFT, gradient._version)
+        self._left.add(which)
+        return not is_cleared
+
+    def before_step(self, which: str) -> None:
+        """Learn from a step whether the gradients that lay about are part of what it takes."""
+        if which in self._left:
+            self._left.discard(which)
+            gradients = (p.grad for owner, p in self._owned() if owner == which)
+            is_there = any(hasattr(gradient, _LEFT) for gradient in gradients if gradient is not None)
+            self._is_kept[which] = self._is_kept.get(which, False) or is_there
+
+    def are_waiting(self) -> bool:
+        """Whether a batch since the last boundary left gradients for a later step."""
+        gradients = (p.grad for _, p in self._owned())
+        return any(g is not None and not _is_marked(g, _LEFT) and not _is_marked(g, _ZERO) for g in gradients)
+
+    def write(self, flags: bytes, waiting: dict[str, torch.Tensor]) -> list[str]:
+        """Set gradients, and which parameters train; returns names of parameters whose gradients nobody has recorded."""
+        orphans = []
+        for (name, parameter), flag in zip(self._state.parameters.items(), flags, strict=False):
+            if parameter.requires_grad != bool(flag & _TRAINS):
+                parameter.requires_grad_(bool(flag & _TRAINS))
+            parameter.grad = None
+            if name in waiting:
+                parameter.grad = waiting[name].to(parameter.device)
+            elif flag & (_DENSE | _SPARSE):
+                layout = torch.sparse_coo if flag & _SPARSE else torch.strided
+                dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
+                parameter.grad = torch.zeros_like(parameter, dtype=dtype, layout=layout, requires_grad=False)
+            if flag & _ORPHAN:
+                orphans.append(name)
+        return orphans
+
+    def _owned(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for which, optimizer in self._state.optimizers.items():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    yield which, parameter
+
+
+def mark_zero(optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer's gradients were set to zero, in place."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None:
+                setattr(gradient, _ZERO, gradient._version)
+                if hasattr(gradient, _LEFT):
+                    delattr(gradient, _LEFT)
+
+
+def _is_marked(gradient: torch.Tensor, mark: str) -> bool:
+    return getattr(gradient, mark, None) == gradient._version
+
+
+def _has_values(gradient: torch.Tensor) -> bool:
+    values = gradient._values() if gradient.layout is torch.sparse_coo else gradient
+    return bool(values.count_nonzero())  # NaN counts

@@ -1,0 +1,244 @@
+"""One optimizer of a run: hooks on the inner optimizer capture what each step consumes.
+
+Pre-hook last, post-hook first, on the inner optimizer: whoever steps it (the wrapper, the user, a GradScaler), the step
+is seen once; what other hooks do to gradients is captured, what they do to weights afterwards is a write like any other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import xxhash
+
+from tranlogs.codec import tree
+from tranlogs.journal.journal import StepRecord
+from tranlogs.types import Array
+from tranlogs.wal.entry_writer import Tensor
+
+from .adapt import adapt, to_array
+from .fingerprint import StateWatch
+
+if TYPE_CHECKING:
+    from .session import Session
+
+_log = logging.getLogger("tranlogs")
+
+LogKind = Literal["gradients", "weights"]
+
+
+class Member:
+    """See the module.
+
+    Attributes:
+        name: of the optimizer in the run.
+        inner: the optimizer.
+        log: "gradients" or "weights"; LBFGS always logs weights.
+    """
+
+    def __init__(self, session: Session, name: str, inner: torch.optim.Optimizer, log: LogKind, *,
+                 optimizer_state: bool) -> None:  # fmt: skip
+        self.session, self.name, self.inner, self.log = session, name, inner, log
+        tree.encode(self.hyper(), path=f"optimizer {name!r}.param_groups", adapt=adapt)
+        if log == "gradients" and isinstance(inner, torch.optim.LBFGS):
+            self.log = "weights"
+            _log.warning("LBFGS evaluates its closure many times a step and cannot be redone from gradients: its weights and "
+                         "state are logged instead")  # fmt: skip
+        self.with_state = optimizer_state or self.log == "gradients"
+        self.watch = StateWatch(inner)
+        self._record: StepRecord | None = None
+        self._is_captured = False
+        self._hyper: list[dict[str, Any]] = []
+        self._amp: dict[str, Any] = {}
+        self._clip: dict[str, Any] | None = None
+        self._clipped: list[tuple[torch.Tensor, int]] = []
+        self._is_image = False
+        self._began = time.perf_counter()
+        self._pre = inner.register_step_pre_hook(torch.compiler.disable(self._before_step))
+        self._post = inner.register_step_post_hook(torch.compiler.disable(self._after_step))
+        self.order_hooks()
+
+    def order_hooks(self) -> None:
+        """Ours last before and first after the step; users may have registered theirs since."""
+        before: Any = self.inner._optimizer_step_pre_hooks
+        if self._pre.id not in before:  # released
+            return
+        if next(reversed(before)) != self._pre.id:
+            before.move_to_end(self._pre.id)
+        after: Any = self.inner._optimizer_step_post_hooks
+        if next(iter(after)) != self._post.id:
+            after.move_to_end(self._post.id, last=False)
+
+    def release(self) -> None:
+        """Take the hooks off: the optimizer is a plain one again."""
+        self._drop()
+        self._pre.remove()
+        self._post.remove()
+        if hasattr(self.inner, "_tranlogs_run"):
+            del self.inner._tranlogs_run
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The optimizer's parameters, in order."""
+        return [p for group in self.inner.param_groups for p in group["params"]]
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
+                        foreach: bool | None = None) -> torch.Tensor:  # fmt: skip
+        """Clip as torch does; the log holds the gradients as they were, and the norm (see `LoggedOptimizer`)."""
+        parameters = [p for p in self.parameters() if p.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
+        if self.session.is_active and self.log == "gradients":
+            self._begin()
+            self._clip = {"max_norm": float(max_norm), "norm": norm.detach().clone(), "foreach": foreach}
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
+        self._clipped = self._gradient_versions() if self._clip is not None else []
+        return norm
+
+    # The step.
+
+    def _before_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.session.is_active:
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer itself
+        if closure is None and next(reversed(inner._optimizer_step_pre_hooks)) == self._pre.id:
+            self._capture()
+            return None
+
+        def closure_then_capture() -> Any:  # gradients exist only after the closure, or a later hook still changes them
+            loss = closure() if closure is not None else None
+            if self.log == "gradients" or not self._is_captured:
+                self._capture()
+            return loss
+
+        self._is_captured = False
+        self.session.before_step()  # also where the optimizer never calls the closure: the outcome is logged then
+        if len(args) > 1:
+            return (args[0], closure_then_capture, *args[2:]), kwargs
+        return args, {**kwargs, "closure": closure_then_capture}
+
+    def _capture(self) -> None:
+        """What the step is about to consume."""
+        if self._clip is not None and not self._is_as_clipped():
+            self._drop()
+        if self._clip is None:
+            self._begin()
+        self.session.auxiliary.gradients.before_step(self.name)
+        self._hyper = self.hyper()
+        self._amp = {key: getattr(self.inner, key).detach().clone() for key in ("grad_scale", "found_inf")
+                     if isinstance(getattr(self.inner, key, None), torch.Tensor)}  # fmt: skip
+        self._is_captured = True
+        self._began = time.perf_counter()
+
+    def hyper(self) -> list[dict[str, Any]]:
+        """The parameter groups' values as they are now."""
+        return [{k: _frozen(v) for k, v in group.items() if k not in ("params", "param_names")}
+                for group in self.inner.param_groups]  # fmt: skip
+
+    def _is_as_clipped(self) -> bool:
+        """Whether nothing happened since the gradients were logged and clipped that the record does not hold."""
+        now = self._gradient_versions()
+        return (
+            (self._is_image or (self._record is not None and self._record.is_open))
+            and len(now) == len(self._clipped)
+            and all(a is b and u == v for (a, u), (b, v) in zip(now, self._clipped, strict=True))
+            and not self.session.has_changed()
+        )
+
+    def _begin(self) -> None:
+        """Note foreign writes, then put the gradients into a new record."""
+        self._drop()
+        session = self.session
+        session.before_step()
+        self._is_image = self.log == "weights" or self._has_foreign_strides()
+        if self._is_image:
+            return
+        name_of = session.state.name_of
+        found = [(f"grad/{name_of[id(p)]}", p.grad) for p in self.parameters()]
+        nbytes = sum(_nbytes(g) for _, g in found if g is not None)
+        record = session.journal.begin_step(nbytes, 2 * len(found))
+        for name, gradient in found:
+            if record is not None and gradient is not None:
+                record = session.journal.add(record, name, to_array(gradient))
+        self._record = record
+
+    def _after_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        session = self.session
+        session.mark_called(self)
+        session.journal.observe_step(time.perf_counter() - self._began)
+        if not session.is_active:
+            return
+        if not self._is_captured:  # the optimizer never called its closure: what it did is known only by its outcome
+            self._drop()
+            self._is_image = True
+        body: dict[str, Any] = {
+            "record": "weights" if self._is_image else "gradients", "optimizer": self.name, "hyper": self._hyper,
+            "fingerprint": session.state.fingerprint.kind, "digests": session.digests().tobytes(),
+        }  # fmt: skip
+        if self._amp:
+            body["amp"] = self._amp
+        if self._clip is not None and not self._is_image:
+            body["clip"] = self._clip
+        if self._is_image:
+            session.journal.append_step(self._image(body), body)
+        else:
+            session.journal.commit_step(self._record, body)
+        self._record, self._is_captured = None, False
+        self._forget_clip()
+        session.after_step()
+
+    def _image(self, body: dict[str, Any]) -> list[Tensor]:
+        """After-image: the parameters, and the optimizer's state unless the user does without."""
+        session = self.session
+        tensors: list[Tensor] = [(f"param/{session.state.name_of[id(p)]}", to_array(p)) for p in self.parameters()]
+        if self.with_state:
+            found, rest = session.state.state_tensors(self.name)
+            tensors += found
+            body["state"] = {self.name: rest}
+        else:
+            body["is_stateless"] = True
+        body["is_whole"] = True  # what the steps before did to these parameters need not be redone
+        return tensors
+
+    def _drop(self) -> None:
+        if self._record is not None:
+            self._record.abort()
+            self._record = None
+        self._forget_clip()
+
+    def _forget_clip(self) -> None:
+        self._clip, self._clipped = None, []
+
+    def _gradient_versions(self) -> list[tuple[torch.Tensor, int]]:
+        """Each gradient with a number that changes when it is written to: on the CPU a hash, which sees `.data`, too."""
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        return [(g, _hash(g) if g.device.type == "cpu" and g.layout is torch.strided else g._version) for g in gradients]
+
+    def _has_foreign_strides(self) -> bool:
+        """Fused kernels go by memory order: a gradient laid out otherwise than its parameter cannot be told from values."""
+        return any(
+            p.grad is not None and p.grad.layout is torch.strided and p.grad.stride() != p.stride()
+            for group in self.inner.param_groups if group.get("fused") for p in group["params"]
+        )  # fmt: skip
+
+
+def _hash(gradient: torch.Tensor) -> int:
+    array = to_array(gradient)
+    assert isinstance(array, Array)
+    return xxhash.xxh3_64_intdigest(array.data.data)
+
+
+def _frozen(value: Any) -> Any:
+    """A hyper-parameter as it is now: schedulers fill tensors in place."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, tuple):
+        return tuple(_frozen(v) for v in value)
+    return value
+
+
+def _nbytes(gradient: torch.Tensor) -> int:
+    if gradient.layout is torch.sparse_coo:
+        return _nbytes(gradient._indices()) + _nbytes(gradient._values())
+    return gradient.numel() * gradient.element_size()

@@ -1,0 +1,157 @@
+"""A run's state, rebuilt from its checkpoint and log alone, without the script that trained it.
+
+Parameters are made as the checkpoint describes them, optimizers from torch's own classes; what follows is the recovery
+of a live run, so the bits are the same. Only what code alone can make is missing: the model itself, and what was
+tracked; their states are here as plain values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tranlogs.checkpoint import Checkpoint
+from tranlogs.errors import UsageError
+from tranlogs.recovery import RecoveryReport
+from tranlogs.recovery.recover import Progress, Recovered, recover
+from tranlogs.types import AnyArray
+
+from . import environment, export
+from .adapt import from_array, make_array, make_extension
+from .classes import OptimizerClasses, make_optimizer
+from .state import TorchState
+from .verdict import verdict
+
+
+class OfflineRun:
+    """One journal of a PyTorch run; the `torch` of the entry points `tranlogs.frameworks`.
+
+    Args:
+        folder: the journal's (`run/rank0`).
+        optimizers: classes that torch.optim does not have, as "module:Class" or "NAME=module:Class".
+    """
+
+    check_target = staticmethod(export.check_target)
+
+    def __init__(self, folder: Path, *, optimizers: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self.state = RecordedState(OptimizerClasses(optimizers))
+        self.report: RecoveryReport | None = None
+
+    def replay(self, *, step: int | None = None, checkpoint: str | None = None,
+               progress: Progress | None = None) -> RecoveryReport:  # fmt: skip
+        """Bring the state to a step (default: the newest). Threads and flags of this process become the run's.
+
+        Args:
+            step: where to land.
+            checkpoint: name of the checkpoint to start from.
+            progress: told what is done.
+
+        Raises:
+            RecoveryError: no sound checkpoint is left, or `step` is not covered.
+            UsageError: the run holds nothing yet, or an optimizer's class is not known.
+        """
+        start = time.monotonic()
+        found = recover(self.folder, self.state, step=step, checkpoint=checkpoint, progress=progress)
+        if found is None:
+            raise UsageError(f"{self.folder}: the run holds nothing yet")
+        self.report = self._told(found, time.monotonic() - start)
+        return self.report
+
+    def _told(self, found: Recovered, seconds: float) -> RecoveryReport:
+        state = self.state
+        exact, told = verdict(state, found)
+        compared = environment.compare(state.recorded_environment, environment.describe(state.optimizers))
+        loaders = list(state.body["data"].values())
+        return RecoveryReport(
+            step=found.position.step, batch=loaders[0]["taken"] if loaders else state.body["count"],
+            epoch=loaders[0]["epoch"] if loaders else 0, timeline=found.position.timeline,
+            checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=seconds, exact=exact,
+            first_divergent_step=found.divergence.step if found.divergence else None,
+            notes=tuple(dict.fromkeys([*found.notes, *state.notes, *compared, *told])),
+        )  # fmt: skip
+
+    def export(self, path: Path) -> list[str]:
+        """Write the replayed state to a file (see `export`); returns what it does not hold, one sentence each.
+
+        Raises:
+            UsageError: the file's name or folder, or the state, does not allow it.
+        """
+        if self.report is None:
+            raise UsageError("replay() comes before export()")
+        state = self.state
+        tensors = {f"param/{name}": p.detach() for name, p in state.parameters.items()}
+        tensors |= {f"buffer/{name}": b for name, b in state.body["buffers"].items()}
+        models = {
+            prefix: {k: tensors[name] for k, name in keys.items() if name in tensors} for prefix, keys in state.keys.items()
+        }
+        held = {name for keys in state.keys.values() for name in keys.values()}
+        rest = {name: p.detach() for name, p in state.parameters.items() if f"param/{name}" not in held}
+        return export.write(path, export.Exported(
+            self.report.step, models, rest, state.optimizers, state.name_of, state.body["tracked"]))  # fmt: skip
+
+
+class RecordedState(TorchState):
+    """The state that a checkpoint describes, whatever it is: made anew at `restore`.
+
+    Attributes:
+        keys: for each model, the keys of its state dict and the tensor that each stands for.
+        body: the auxiliary state of the boundary that was landed on, with all buffers.
+    """
+
+    def __init__(self, classes: OptimizerClasses) -> None:
+        super().__init__({}, {}, self._keep)
+        self._classes = classes
+        self.keys: dict[str, dict[str, str]] = {}
+        self.body: dict[str, Any] = {}
+
+    def differences(self, checkpoint: Checkpoint) -> list[str]:
+        return []  # nothing is there before the checkpoint says what
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        meta = checkpoint.meta(make_array=make_array, make_extension=make_extension)
+        device = _device_of(checkpoint.manifest["environment"])
+        parameters = {name[6:]: _parameter(checkpoint.read(name), device) for name in checkpoint.names("param/")}
+        self.keys = meta.get("modules", {})
+        self.optimizers = {
+            which: make_optimizer(self._classes.find(which, about["class"]), about["groups"], about["params"], parameters)
+            for which, about in meta["optimizers"].items()
+        }
+        self.use(parameters)
+        super().restore(checkpoint)
+
+    def set_state(self, which: str, rest: dict[str, Any], read: Callable[[str, str], AnyArray | None]) -> None:
+        """As recorded, but for state that lay on a device that this machine lacks: it goes to the CPU."""
+        here = {
+            name: [(key, value, device and _usable(device)) for key, value, device in items] for name, items in rest.items()
+        }
+        super().set_state(which, here, read)
+
+    def make_parameter(self, name: str, array: AnyArray) -> torch.Tensor:
+        return _parameter(array, _device_of(self.recorded_environment))
+
+    def _keep(self, body: dict[str, Any]) -> None:
+        self.body = body
+
+
+def _parameter(array: AnyArray, device: str) -> torch.Tensor:
+    values = from_array(array).to(device)
+    return nn.Parameter(values, requires_grad=values.is_floating_point() or values.is_complex())
+
+
+def _device_of(recorded: dict[str, Any]) -> str:
+    """The device that held all parameters, if this machine has one; else the CPU."""
+    devices = recorded.get("devices", ())
+    return _usable(devices[0]) if len(devices) == 1 else "cpu"
+
+
+def _usable(device: str) -> str:
+    try:
+        return device if device == "cpu" or torch.get_device_module(device).is_available() else "cpu"
+    except RuntimeError:
+        return "cpu"

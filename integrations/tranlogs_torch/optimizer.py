@@ -1,0 +1,246 @@
+"""LoggedOptimizer: the public face. A shell around the user's optimizer that is one itself and holds nothing of its own.
+
+It is built without `Optimizer.__init__` (that would make groups and hooks anew) and shares everything with the inner
+optimizer by properties, so schedulers, GradScaler and accelerate may be given either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from tranlogs.config import MIB
+from tranlogs.errors import UsageError
+from tranlogs.recovery import RecoveryReport
+
+from .data import Epoch
+from .fingerprint import Mode
+from .gradients import mark_zero
+from .member import LogKind, Member
+from .naming import Models
+from .scalars import Curve
+from .session import Session
+
+_SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_step_supports_amp_scaling"]
+_SHARED += [f"_optimizer_{name}_hooks" for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post",
+                                                    "load_state_dict_pre", "load_state_dict_post")]  # fmt: skip
+_SEGMENT_STEPS, _SEGMENT_BYTES_MIN, _SEGMENT_BYTES_MAX = 32, 16 * MIB, 256 * MIB
+_DELEGATED = ["state_dict", "load_state_dict", "add_param_group"]
+
+
+class LoggedOptimizer(Optimizer):
+    """Wrap an optimizer so that every step is in a write-ahead log, and a crash costs no finished step.
+
+    Args:
+        optimizer: any torch.optim.Optimizer.
+        run: folder of the run; made if it is not there.
+        model: the module (or a dict or list of modules) that is trained: its parameters' names, and its buffers.
+        log: "gradients" (redo with the optimizer) or "weights" (after-image of parameters and optimizer state).
+        checkpoint_every: steps (500), a time ("10min"), a size of log ("256MiB"), a recovery time ("rto=30s"), or an
+            object with `is_due(facts)`.
+        durability: "machine" survives power loss (synced steps, a moment behind), "process" survives the process.
+        keep: which checkpoints stay: a number, `KeepLatest(n)`, `KeepEvery(steps)`, a function, or an object with
+            DLRover's `clean_up(step, delete_func)`.
+        optimizer_state: with log="weights", False leaves the optimizer's state out of the log.
+        fingerprint: "auto", "full" (every parameter is hashed after each step) or "sample".
+        name: of this optimizer in the run; needed only if there are several.
+        rank: number of this process among those that train together.
+        segment_bytes: size of a log file; by default it fits the model (16 to 256 MiB).
+        handover: "direct" writes on the training thread, "thread" hands over to a writer; by default chosen by device.
+
+    Raises:
+        RunInUse: another live process trains on this run.
+        UsageError: a setting is wrong, or the optimizer cannot be logged.
+    """
+
+    inner: Optimizer
+    session: Session
+    member: Member
+
+    def __init__(self, optimizer: Optimizer, run: str | Path, model: Models = None, *, log: LogKind = "gradients",
+                 checkpoint_every: Any = 500, durability: Literal["machine", "process"] = "machine", keep: Any = 2,
+                 optimizer_state: bool = True, fingerprint: Mode = "auto", name: str = "main", rank: int = 0,
+                 segment_bytes: int | None = None, handover: Literal["direct", "thread"] | None = None) -> None:  # fmt: skip
+        _check(optimizer, log)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        on_cuda = any(p.is_cuda for p in parameters)
+        session = Session(run, model, checkpoint_every=checkpoint_every, keep=keep, durability=durability,
+                          fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes or _fitting(parameters),
+                          handover=handover, on_cuda=on_cuda)  # fmt: skip
+        try:
+            self._join(optimizer, session, name, log, optimizer_state)
+        except BaseException:
+            session.close()
+            raise
+
+    def _join(self, optimizer: Optimizer, session: Session, name: str, log: LogKind, optimizer_state: bool) -> None:
+        member = Member(session, name, optimizer, log, optimizer_state=optimizer_state)
+        self.__dict__.update(inner=optimizer, session=session, member=member)
+        session.add(member)
+        session.shells[name] = self
+        optimizer._tranlogs_run = str(session.run)  # type: ignore[attr-defined]
+
+    def also(self, optimizer: Optimizer, name: str, *, log: LogKind = "gradients",
+             optimizer_state: bool = True) -> LoggedOptimizer:  # fmt: skip
+        """Another optimizer of the same loop: logged in the same run, recovered to the same moment."""
+        _check(optimizer, log)
+        shell = object.__new__(LoggedOptimizer)
+        shell._join(optimizer, self.session, name, log, optimizer_state)
+        return shell
+
+    # An optimizer like any other.
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of the inner optimizer, logged."""
+        if self.session.is_closed:
+            self.session.say_unlogged()
+        self.member.order_hooks()
+        return self.inner.step() if closure is None else self.inner.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the inner optimizer does it."""
+        self.inner.zero_grad(set_to_none)
+        if not set_to_none:
+            mark_zero(self.inner)
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch must not wrap it: the inner's hooks would run twice
+
+    def __getattr__(self, name: str) -> Any:  # train() and eval() of schedule-free optimizers, ...
+        if name in ("inner", "session", "member"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # a copy (deepcopy, pickle) is the plain optimizer, no second writer
+        return _itself, (self.inner,)
+
+    def __repr__(self) -> str:
+        return f"LoggedOptimizer({self.inner!r}, run={str(self.session.run)!r})"
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
+                        foreach: bool | None = None) -> torch.Tensor:  # fmt: skip
+        """Clip this optimizer's gradients as `torch.nn.utils.clip_grad_norm_` does, and return their norm.
+
+        The log then holds the gradients as they were before, and the norm: under autocast they take 2 bytes a
+        parameter instead of 4.
+        """
+        return self.member.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
+
+    # The run.
+
+    def track(self, **things: Any) -> LoggedOptimizer:
+        """Bring these back, too: schedulers, scalers, EMAs, DataLoaders, anything with state_dict / load_state_dict.
+
+        Raises:
+            UnencodableState: a state_dict holds something that cannot be stored safely; the error has its path.
+        """
+        self.session.track(**things)
+        return self
+
+    def recover(self, step: int | None = None) -> RecoveryReport:
+        """Bring model, optimizers and all that is tracked back to the newest boundary, or to `step`.
+
+        On a fresh run it writes the first checkpoint. Training on from an older step starts a new timeline.
+
+        Raises:
+            StateMismatch: what was built does not fit the run; nothing was touched.
+            RecoveryError: no sound checkpoint is left, or `step` is not covered.
+        """
+        from tranlogs.recovery.progress import progress_bar
+
+        with progress_bar() as progress:
+            return self.session.recover(step, progress)
+
+    @property
+    def report(self) -> RecoveryReport:
+        """What `recover()` returned, and what became known since: a source of data that does not repeat itself."""
+        return self.session.report
+
+    def batches(self, loader: DataLoader[Any], until: int | None = None) -> Iterator[Any]:
+        """Batches over all epochs, from the exact next one on, until `until` were handed out over the whole run."""
+        return self.session.batches(loader, until)
+
+    def epochs(self, count: int, loader: DataLoader[Any] | None = None) -> Iterator[Epoch]:
+        """The epochs that are left of `count`: `for epoch in optimizer.epochs(10): for batch in epoch: ...`."""
+        return self.session.epochs(count, loader)
+
+    def steps(self, until: int) -> Iterator[int]:
+        """For loops without a loader: the numbers of the turns that are left, from 0 to `until` - 1."""
+        return self.session.steps(until)
+
+    def note(self, **scalars: float) -> None:
+        """Keep small numbers (a loss) with the running batch; `tranlogs log` shows them, `scalars` has their curves."""
+        self.session.scalars.note(**scalars)
+
+    @property
+    def scalars(self) -> dict[str, Curve]:
+        """All noted scalars: name -> (steps, values); after recovery they are there again."""
+        return self.session.scalars.curves
+
+    @property
+    def watermarks(self) -> dict[str, int]:
+        """Steps that are applied, committed (survive the process) and synced (survive power loss)."""
+        journal = self.session.journal
+        return {"step": journal.step, "committed": journal.committed, "synced": journal.synced}
+
+    def checkpoint(self) -> bool:
+        """Take a checkpoint at the next boundary, whatever the policy says."""
+        return self.session.request_checkpoint()
+
+    def close(self) -> None:
+        """Seal the log and release the run. Every complete batch is safe afterwards."""
+        self.session.close()
+
+    def __enter__(self) -> LoggedOptimizer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _itself(inner: Optimizer) -> Optimizer:
+    return inner
+
+
+def _check(optimizer: Any, log: str) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(f"a torch.optim.Optimizer is wanted, not a {type(optimizer).__name__}")
+    if isinstance(optimizer, LoggedOptimizer):
+        raise UsageError("this optimizer is logged already; wrap the plain one")
+    logged = getattr(optimizer, "_tranlogs_run", None)
+    if logged is not None:
+        raise UsageError(f"this optimizer is logged in run {logged} already; close that LoggedOptimizer first")
+    if log not in ("gradients", "weights"):
+        raise UsageError(f'log={log!r}: use "gradients" or "weights"')
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise UsageError("differentiable=True: such steps cannot be redone from a log")
+
+
+def _fitting(parameters: list[torch.Tensor]) -> int:
+    """Size of a log file: room for some dozen steps, so that a small model's run does not take a large one's disk."""
+    gradients = sum(p.numel() * p.element_size() for p in parameters)
+    return min(max(_SEGMENT_STEPS * gradients // MIB * MIB, _SEGMENT_BYTES_MIN), _SEGMENT_BYTES_MAX)
+
+
+def _shared(name: str) -> property:
+    return property(lambda self: getattr(self.inner, name), lambda self, value: setattr(self.inner, name, value),
+                    lambda self: delattr(self.inner, name))  # fmt: skip
+
+
+def _delegated(name: str) -> Callable[..., Any]:
+    def call(self: LoggedOptimizer, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.inner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    call.__doc__ = getattr(Optimizer, name).__doc__
+    return call
+
+
+for _name in _SHARED:
+    setattr(LoggedOptimizer, _name, _shared(_name))
+for _name in _DELEGATED:
+    setattr(LoggedOptimizer, _name, _delegated(_name))

@@ -1,0 +1,414 @@
+"""One training run in this process: its journal, its optimizers, what is tracked, and the boundary protocol.
+
+A boundary is the moment when the loop asks for its next batch. All since the last one (none, one or many steps, of one
+or several optimizers) commits as one unit, with the auxiliary state read there. A batch after which gradients are still
+being accumulated commits nothing: recovery goes back to the boundary before, since a loop cannot be re-entered there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from tranlogs.config import JournalConfig
+from tranlogs.errors import NotRecovered, UsageError
+from tranlogs.journal import Journal
+from tranlogs.recovery import RecoveryReport
+from tranlogs.recovery.recover import Progress, Recovered, recover
+from tranlogs.retention import as_policy, as_retention
+from tranlogs.wal.entry_writer import Tensor
+
+from . import adapt, environment, naming
+from .adapt import to_array
+from .auxiliary import Auxiliary
+from .data import Epoch
+from .fingerprint import Digests, Mode
+from .member import Member
+from .rng import get_rng
+from .scalars import ScalarHistory
+from .state import TorchState
+from .verdict import caveats, verdict
+from .writes import ForeignWrites
+
+_log = logging.getLogger("tranlogs")
+
+
+class Session:
+    """See the module. `LoggedOptimizer` makes one and shares it with `also`."""
+
+    def __init__(self, run: str | Path, models: naming.Models, *, checkpoint_every: Any, keep: Any, durability: str,
+                 fingerprint: Mode, rank: int, segment_bytes: int | None, handover: str | None,
+                 on_cuda: bool) -> None:  # fmt: skip
+        self.run = Path(run)
+        settings: dict[str, Any] = {"durability": durability, "handover": handover or ("thread" if on_cuda else "direct")}
+        if segment_bytes is not None:
+            settings["segment_bytes"] = segment_bytes
+        config, policy, retention = JournalConfig(**settings), as_policy(checkpoint_every), as_retention(keep)
+        self.modules = naming.as_modules(models)
+        self.members: dict[str, Member] = {}
+        self.state = TorchState(self.modules, {}, self._set_auxiliary, fingerprint=fingerprint)
+        self.auxiliary = Auxiliary(self.state, self.boundary, self._doubt)
+        self.writes = ForeignWrites(self.state, self.members)
+        self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
+        self.journal = Journal.open(run, rank=rank, framework="torch", environment=self.environment, config=config,
+                                    policy=policy, retention=retention)  # fmt: skip
+        self.journal.adapt = adapt.adapt
+        self.shells: dict[str, Any] = {}
+        self.scalars = ScalarHistory()
+        self._since_boundary = 0  # steps and after-images
+        self._taken_at_boundary: dict[str, int] = {}
+        self._has_begun = self._has_reserved = self._has_said_unlogged = False
+        self._loops: list[object] = []  # loops of ours that are running, the outermost first
+        self._has_said_nested = False
+        self._wants_checkpoint = False
+        self._implicit: dict[str, Any] | None = None  # after a step in a loop of the user's own: random state, and buffers
+        self._is_forward_seen = True
+        self._boundary_at = time.perf_counter()
+        self._report: RecoveryReport | None = None
+        self._doubts: list[tuple[str, bool]] = []  # what of the data cannot be brought back, and whether it is wrong
+        self._handles = [m.register_forward_pre_hook(_ForwardHook(self._before_forward)) for m in self.modules.values()]
+        atexit.register(self._at_exit)
+
+    # Putting the run together.
+
+    def add(self, member: Member) -> None:
+        """Add an optimizer under its name."""
+        if self._has_begun:
+            raise UsageError(f"optimizer {member.name!r}: add it before recover() and before the first step")
+        if member.name in self.members:
+            raise UsageError(f"the run has an optimizer {member.name!r} already; give another name")
+        mine = {id(p) for p in naming.named_parameters(self.modules).values()}
+        if mine and not any(id(p) in mine for p in member.parameters()):
+            raise UsageError(f"optimizer {member.name!r} trains no parameter of model=...: give the module that it trains")
+        self.members[member.name] = member
+        self.state.optimizers[member.name] = member.inner
+        self.state.refresh()
+        self.environment.update(environment.describe(self.state.optimizers))
+
+    def track(self, **things: Any) -> None:
+        """Track loaders and anything with state_dict / load_state_dict; refuse what cannot be stored."""
+        for name, thing in things.items():
+            self.auxiliary.track(name, thing)
+
+    # Recovery.
+
+    def recover(self, step: int | None = None, progress: Progress | None = None) -> RecoveryReport:
+        """Bring everything back to the newest boundary, or to `step`."""
+        if self._has_begun:
+            if self._report is not None and self._since_boundary == 0 and self.journal.step == self._report.step:
+                return self._report  # a notebook cell run twice
+            raise UsageError("recover() must come before the first step")
+        start = time.monotonic()
+        found = recover(self.journal.paths.folder, self.state, step=step, progress=progress)
+        if found is None:
+            if step not in (None, 0):
+                raise UsageError(f"{self.run}: step {step} cannot be recovered: the run holds nothing yet")
+            self.begin()
+            self._report = RecoveryReport()
+            return self._report
+        self.journal.go_on_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
+                                checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
+        if found.replayed:
+            self.journal.observe_replay(found.seconds_replay / found.replayed)
+        self.journal.load_seconds = found.seconds_load
+        self.scalars.extend(found.scalars)
+        self._has_begun = True
+        self.state.refresh()
+        self.writes.remember(self.journal.step)
+        self._taken_at_boundary = self.auxiliary.taken()
+        if found.position.sequence:  # not the checkpoint before the first step, where the script is at the same place again
+            self.auxiliary.reopen()
+        self._report = self._told(found, time.monotonic() - start)
+        return self._report
+
+    @property
+    def report(self) -> RecoveryReport:
+        """What `recover()` told, and what became known since."""
+        return self._report or RecoveryReport()
+
+    def _doubt(self, text: str, is_wrong: bool) -> None:
+        """Data that a resume cannot bring back: say it, and keep it in the report."""
+        _log.warning("%s: %s", self.run, text)
+        self._doubts.append((text, is_wrong))
+        report = self.report
+        exact = False if is_wrong else None if report.exact else report.exact
+        self._report = replace(report, exact=exact, notes=tuple(dict.fromkeys([*report.notes, text])))
+
+    def _told(self, found: Recovered, seconds: float) -> RecoveryReport:
+        exact, told = verdict(self.state, found)
+        compared = environment.compare(self.state.recorded_environment, self.environment)
+        doubts = [*(text for text, _ in self._doubts), *self.auxiliary.caveats(), *caveats(self.state, found.body)]
+        if any(is_wrong for _, is_wrong in self._doubts):
+            exact = False
+        elif doubts and exact:
+            exact = None
+        notes = [*self.journal.notes, *found.notes, *self.state.notes, *compared, *told, *doubts]
+        where = next(iter(self.auxiliary.read_data().values()), {"taken": self.auxiliary.count, "epoch": 0})
+        return RecoveryReport(
+            step=found.position.step, batch=where["taken"], epoch=where["epoch"], timeline=self.journal.timeline,
+            checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=seconds, exact=exact,
+            first_divergent_step=found.divergence.step if found.divergence else None, notes=tuple(dict.fromkeys(notes)),
+        )  # fmt: skip
+
+    def begin(self) -> None:
+        """Before the first step of a fresh run: a checkpoint of what was built."""
+        if self._has_begun or not self.is_active:
+            return
+        if not self.journal.is_fresh:
+            raise NotRecovered(self.run, self.journal.catalog.watermarks().committed)
+        self._has_begun = True
+        self.state.refresh()
+        self.writes.remember(self.journal.step)
+        self.journal.start()
+        self.journal.checkpoint(self.state.snapshot(self.auxiliary.read()), wait=True)
+
+    # Steps (called by members).
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called (in this process)."""
+        return self.journal.is_closed
+
+    @property
+    def is_active(self) -> bool:
+        """Whether steps of this process are to be logged."""
+        return self.journal.is_writer
+
+    def before_step(self) -> None:
+        """Something may have written to the state since the last look: log it before the step builds on it."""
+        self.begin()
+        self.auxiliary.go_on()
+        self._commit_implicit(is_before_forward=False)
+        self.note_writes()
+
+    def has_changed(self) -> bool:
+        """Whether something wrote to the state since the last look."""
+        return bool(self.writes.parameters(self.journal.step) or self.writes.optimizers() or self._grown())
+
+    def mark_called(self, member: Member) -> None:
+        """Tell schedulers that hold the shell that it stepped, even if the inner was stepped directly."""
+        self.shells[member.name]._opt_called = True
+
+    def request_checkpoint(self) -> bool:
+        """Ask for a checkpoint at the next boundary; False if logging is suspended."""
+        self._wants_checkpoint = True
+        return not self.journal.is_suspended
+
+    def after_step(self) -> None:
+        """A step was logged."""
+        self._since_boundary += 1
+        if not self._has_reserved:  # optimizer state is there from the first step on
+            self._has_reserved = True
+            self.journal.reserve(self.state.nbytes())
+        for member in self.members.values():
+            member.watch.remember()
+        if not self._loops:
+            buffers = {} if self._is_forward_seen else naming.named_buffers(self.modules)
+            self._implicit = {"rng": get_rng(), "buffers": {name: b.detach().clone() for name, b in buffers.items()}}
+
+    def digests(self) -> Digests:
+        """Fingerprint of the parameters after the step that is being logged."""
+        return self.writes.digests(self.journal.step + 1)
+
+    def note_writes(self) -> None:
+        """Log an after-image of whatever changed since the last look and not by a step; parameter groups, too."""
+        state, step = self.state, self.journal.step
+        grown = self._grown()
+        if self.journal.is_suspended:  # a checkpoint will hold it all
+            state.refresh()
+            self.writes.remember(step)
+            return
+        names, touched = self.writes.parameters(step), self.writes.optimizers()
+        if not names and not touched and not grown:
+            return
+        body: dict[str, Any] = {"state": {}, "groups": {}}
+        if grown:
+            covered = set(state.parameters)
+            state.refresh()
+            names += [name for name in state.parameters if name not in covered]
+            body["groups"] = {which: state.groups(which) for which in grown}
+        tensors: list[Tensor] = [(f"param/{name}", to_array(state.parameters[name])) for name in names]
+        for which in touched:
+            found, body["state"][which] = state.state_tensors(which)
+            tensors += found
+        self.journal.append_image(tensors, body)
+        self._since_boundary += 1
+        self.writes.remember(step)
+
+    def _grown(self) -> list[str]:
+        """Optimizers whose parameter groups are not those that the log knows."""
+        return [which for which in self.members if self.state.sizes(which) != self.state.logged_sizes.get(which)]
+
+    # Boundaries.
+
+    def boundary(self, asking: object = None) -> None:
+        """The loop `asking` (None: whichever runs) wants its next batch.
+
+        Only the outermost loop's asking is a boundary: an inner one stands in the middle of the outer one's body.
+        """
+        if not self._has_begun or not self.is_active:
+            return
+        if asking is not None and self._loops and self._loops[0] is not asking:
+            self._say_nested()
+            return
+        self._implicit = None
+        self.note_writes()
+        taken = self.auxiliary.taken()
+        if self._since_boundary == 0 and taken != self._taken_at_boundary and self._is_amid(taken, asking):
+            return
+        self._commit(self.auxiliary.read())
+        self._taken_at_boundary = taken
+
+    def _say_nested(self) -> None:
+        if self._since_boundary and not self._has_said_nested:
+            self._has_said_nested = True
+            _log.warning("%s: one of these loops runs inside the body of another: only the outer one's batches are places to "
+                         "come back to", self.run)  # fmt: skip
+
+    def _is_amid(self, taken: dict[str, int], asking: object) -> bool:
+        """Whether the batches since the last boundary are not done with: another loader's half of the same turn (`zip`),
+        or gradients that wait for a step. A tracked GradScaler that moved has skipped its step: nothing waits."""
+        for name, position in self.auxiliary.loaders.items():
+            if position is asking and taken[name] == self._taken_at_boundary.get(name):
+                return True
+        return self.auxiliary.gradients.are_waiting() and not self.auxiliary.has_skipped_step()
+
+    def _commit(self, body: dict[str, Any]) -> None:
+        now = time.perf_counter()
+        if self._since_boundary:
+            self.state.fingerprint.fit_budget((now - self._boundary_at) / self._since_boundary)
+            if self.state.fingerprint.kind != "full":
+                self.writes.remember(self.journal.step)
+        self._boundary_at = now
+        self._since_boundary = 0
+        noted = self.scalars.commit(self.journal.step)
+        wanted, self._wants_checkpoint = self._wants_checkpoint or None, False
+        self.journal.boundary(body, lambda: self.state.snapshot({**body, "scalars": self.scalars.pack()}), scalars=noted,
+                              checkpoint=wanted)  # fmt: skip
+
+    def _before_forward(self, module: torch.nn.Module) -> None:
+        if self._implicit is not None and module.training and torch.is_grad_enabled():
+            self._commit_implicit(is_before_forward=True)
+
+    def _commit_implicit(self, *, is_before_forward: bool) -> None:
+        """In a loop of the user's own, the unit of the last step ends at the next training forward.
+
+        Where that is not seen (a compiled model), it ends at the next step, with the buffers as they were after the last.
+        """
+        implicit, self._implicit = self._implicit, None
+        if implicit is None or self._loops or not self.is_active:
+            return
+        if not is_before_forward and not implicit["buffers"] and naming.named_buffers(self.modules):
+            self._is_forward_seen = False  # this unit merges with the next, of which the buffers will be kept
+            return
+        self.note_writes()
+        body = self.auxiliary.read() | {"rng": implicit["rng"], "is_implicit": True}
+        self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})
+
+    def say_unlogged(self) -> None:
+        """A step is taken on a closed run: said once."""
+        if not self._has_said_unlogged:
+            self._has_said_unlogged = True
+            _log.warning("%s: the run is closed: this step and those after it are not logged", self.run)
+
+    def _set_auxiliary(self, body: dict[str, Any]) -> None:
+        self.auxiliary.write(body)
+        if "scalars" in body:
+            self.scalars.unpack(body["scalars"])
+
+    # Loops.
+
+    @contextmanager
+    def _looping(self, loop: object) -> Iterator[None]:
+        if self.is_closed:
+            raise UsageError(f"{self.run}: the run is closed, nothing would be logged. Make a new LoggedOptimizer to go on")
+        self.begin()
+        self._loops.append(loop)
+        try:
+            yield
+        finally:
+            self._loops.remove(loop)
+
+    def steps(self, until: int) -> Iterator[int]:
+        """Turns of a loop without a loader: the number of each, from 0, with a boundary after each."""
+        turns = object()
+        with self._looping(turns):
+            self.auxiliary.open_loop()
+            while self.auxiliary.count < until:
+                self.auxiliary.count += 1
+                yield self.auxiliary.count - 1
+                self.boundary(turns)
+
+    def batches(self, loader: DataLoader[Any], until: int | None) -> Iterator[Any]:
+        """Batches of a loader over all epochs."""
+        position = self.auxiliary.loader(loader)
+        with self._looping(position):
+            yield from position.batches(until)
+
+    def epochs(self, count: int, loader: DataLoader[Any] | None) -> Iterator[Epoch]:
+        """The epochs that are left, each to be iterated over for its batches."""
+        if loader is None and not self.auxiliary.loaders:
+            raise UsageError("epochs(...) needs a loader: track(loader=...) first, or epochs(count, loader)")
+        position = next(iter(self.auxiliary.loaders.values())) if loader is None else self.auxiliary.loader(loader)
+        with self._looping(position):
+            if position.batch == 0:  # else what comes before the batches runs again, and its random numbers do not count
+                self.auxiliary.open_loop()
+            while position.epoch < count:
+                number = position.epoch
+                yield Epoch.of(position)
+                if position.epoch == number:
+                    raise UsageError(
+                        f"epoch {number} was not iterated to its end: `for batch in epoch:` must run without break"
+                    )
+                self.boundary()  # the epoch's own code ran
+
+    # The end.
+
+    def close(self) -> None:
+        """Commit what is complete, seal the log, release the run."""
+        self._close(is_orderly=sys.exc_info()[0] is None)
+
+    def _at_exit(self) -> None:
+        self._close(is_orderly=getattr(sys, "last_value", None) is None)
+
+    def _close(self, *, is_orderly: bool) -> None:
+        atexit.unregister(self._at_exit)
+        if self.is_active and self._has_begun:
+            if is_orderly:
+                self._commit_implicit(is_before_forward=True)
+            if self._since_boundary:
+                _log.warning(
+                    "%s: the loop was left in the middle of a batch (break, or an exception): the log ends at step "
+                    "%d, and that batch is computed again when the run goes on",
+                    self.run,
+                    self.journal.committed,
+                )
+        for member in self.members.values():
+            member.release()
+        for handle in self._handles:
+            handle.remove()
+        self.journal.close()
+
+
+class _ForwardHook:
+    """A hook on the user's module that copies of the module do not carry along."""
+
+    def __init__(self, call: Callable[[torch.nn.Module], None]) -> None:
+        self._call = call
+
+    def __call__(self, module: torch.nn.Module, _: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._call(module)
+
+    def __reduce__(self) -> Any:
+        return getattr, ({}, "get")  # {}.get(module, args) gives the args back; unpickling needs nothing of ours

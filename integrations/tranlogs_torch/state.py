@@ -1,0 +1,312 @@
+"""The state of a PyTorch run, as the core wants it: describe, snapshot, restore, redo (`tranlogs.recovery.Recoverable`).
+
+Everything is written into what exists (`copy_`), never replaced: references held by EMAs, compiled graphs and tied
+modules stay valid. `Optimizer.load_state_dict` is not used: it casts state to the parameter's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tranlogs.checkpoint import Checkpoint, Snapshot
+from tranlogs.errors import StateMismatch
+from tranlogs.recovery import Divergence
+from tranlogs.types import AnyArray
+from tranlogs.wal.entry_writer import Tensor
+from tranlogs.wal.reader import Entry
+
+from . import adapt, environment, naming
+from .adapt import from_array, make_array, make_extension, to_array
+from .fingerprint import Fingerprint, Mode
+
+Groups = list[dict[str, Any]]
+
+
+class TorchState:
+    """Parameters by name, optimizers by name, modules for their buffers.
+
+    Args:
+        modules: by prefix; see `naming.as_modules`.
+        optimizers: the inner optimizers by name.
+        auxiliary: gives and takes what a boundary commits (session.py); None when replayed without a training script.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer],
+                 set_auxiliary: Callable[[dict[str, Any]], None] | None = None, *,
+                 fingerprint: Mode = "auto") -> None:  # fmt: skip
+        self.modules, self.optimizers = dict(modules), dict(optimizers)
+        self._set_auxiliary = set_auxiliary
+        self.parameters: dict[str, torch.Tensor] = {}
+        self.name_of: dict[int, str] = {}
+        self._mode: Mode = fingerprint
+        self.refresh()
+        self.fingerprint_kinds: set[str] = set()  # of the records that were redone
+        self.stale: set[str] = set()  # optimizers whose state the redone records did not hold
+        self.logged_sizes: dict[str, list[int]] = {}  # of the parameter groups, as the log knows them
+        self.recorded_environment: dict[str, Any] = {}
+        self.notes: list[str] = []  # what had to be set back for a replay
+
+    def refresh(self) -> None:
+        """Look up the parameters again (a group or an optimizer was added); new ones come last."""
+        found = naming.name_parameters(self.modules, self.optimizers)
+        self.use({name: found[name] for name in self.parameters if name in found} | found)
+
+    def use(self, parameters: dict[str, torch.Tensor], covered: int | None = None) -> None:
+        """Take these for the run's parameters, in this order; fingerprints cover the first `covered` (default: all)."""
+        self.parameters = parameters
+        self.name_of = {id(p): name for name, p in self.parameters.items()}
+        self.fingerprint = Fingerprint(list(self.parameters.values())[:covered], self._mode)
+
+    # Describing
+
+    def hyper(self, which: str) -> Groups:
+        """An optimizer's parameter groups without the parameters: views of live values."""
+        return [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in self.optimizers[which].param_groups]
+
+    def group_names(self, which: str) -> list[list[str]]:
+        """Names of the parameters in each group."""
+        return [[self.name_of[id(p)] for p in g["params"]] for g in self.optimizers[which].param_groups]
+
+    def sizes(self, which: str) -> list[int]:
+        """How many parameters each group has."""
+        return [len(group["params"]) for group in self.optimizers[which].param_groups]
+
+    def groups(self, which: str) -> dict[str, Any]:
+        """An optimizer's groups, to be logged."""
+        names = self.group_names(which)
+        self.logged_sizes[which] = [len(group) for group in names]
+        return {"params": names, "values": self.hyper(which)}
+
+    def state_tensors(self, which: str) -> tuple[list[Tensor], dict[str, Any]]:
+        """An optimizer's state: its tensors by name, and the rest as a tree {parameter: [(key, value or None)]}."""
+        tensors: list[Tensor] = []
+        rest: dict[str, Any] = {}
+        others = []  # an optimizer may keep state under keys of its own
+        parameter: Any
+        for parameter, state in self.optimizers[which].state.items():
+            if not isinstance(parameter, torch.Tensor):
+                others.append((parameter, state, ""))
+                continue
+            name = self.name_of.get(id(parameter))
+            if name is None:  # of a parameter that it no longer has
+                continue
+            items = []
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    tensors.append((f"state/{which}/{name}/{key}", to_array(value)))
+                    items.append((key, None, value.device.type))
+                else:
+                    items.append((key, value, ""))
+            rest[name] = items
+        if others:
+            rest[""] = others
+        return tensors, rest
+
+    def nbytes(self) -> int:
+        """Bytes of parameters and optimizer state, about what a checkpoint holds."""
+        kept = (s for o in self.optimizers.values() for s in o.state.values() if isinstance(s, dict))
+        state = (value for own in kept for value in own.values())
+        return sum(t.nbytes for t in (*self.parameters.values(), *state) if isinstance(t, torch.Tensor) and not t.is_sparse)
+
+    def snapshot(self, boundary: dict[str, Any]) -> Snapshot:
+        """All state, as views of live memory, with the boundary's body."""
+        tensors: dict[str, AnyArray] = {f"param/{name}": to_array(p) for name, p in self.parameters.items()}
+        tensors |= {f"buffer/{name}": to_array(b) for name, b in naming.named_buffers(self.modules).items()}
+        optimizers: dict[str, Any] = {}
+        for which, optimizer in self.optimizers.items():
+            found, rest = self.state_tensors(which)
+            tensors |= {name: array for name, array in found if array is not None}
+            groups = self.groups(which)
+            optimizers[which] = {"class": environment.class_name(optimizer), "groups": groups["values"],
+                                 "params": groups["params"], "state": rest}  # fmt: skip
+        return Snapshot(tensors, {"optimizers": optimizers, "modules": naming.state_keys(self.modules), "boundary": boundary})
+
+    # Recoverable
+
+    @property
+    def fingerprint_kind(self) -> str:
+        kinds = self.fingerprint_kinds
+        return "every parameter" if kinds == {"full"} else "a rotating sample of the parameters" if kinds else "nothing"
+
+    def differences(self, checkpoint: Checkpoint) -> list[str]:
+        recorded = checkpoint.meta(make_array=make_array, make_extension=make_extension)["optimizers"]
+        theirs = {n[6:]: checkpoint.layout(n) for n in checkpoint.names("param/")}
+        later = self._in_later_groups(recorded) - theirs.keys()
+        found = _mismatches("parameter", {n: (adapt._NAMES[p.dtype], tuple(p.shape)) for n, p in self.parameters.items()
+                                          if n not in later}, theirs)  # fmt: skip
+        if self.modules:  # a buffer may grow, or come into being, while training
+            places = naming.buffer_places(self.modules)
+            recorded_buffers = [n[7:] for n in checkpoint.names("buffer/")]
+            found += [f"buffer {n}: recorded, but not there now" for n in recorded_buffers if n not in places]
+            filled = naming.named_buffers(self.modules)
+            found += [f"buffer {n}: there now, but not recorded" for n in filled if n not in recorded_buffers]
+        for which in sorted(set(recorded) ^ set(self.optimizers)):
+            where = "the run has" if which in recorded else "now there is"
+            found.append(f"optimizer {which!r}: only {where} it")
+        for which in set(recorded) & set(self.optimizers):
+            found += self._optimizer_differences(which, recorded[which])
+        return found
+
+    def _optimizer_differences(self, which: str, recorded: dict[str, Any]) -> list[str]:
+        found = []
+        now = environment.class_name(self.optimizers[which])
+        if recorded["class"] != now:
+            found.append(f"optimizer {which!r} was a {recorded['class']}, now it is a {now}")
+        for i, (mine, theirs) in enumerate(zip(self.group_names(which), recorded["params"], strict=False)):
+            if set(mine) != set(theirs):
+                found.append(f"optimizer {which!r}: its parameter group {i} holds other parameters ({len(theirs)} recorded, "
+                             f"{len(mine)} now)")  # fmt: skip
+        return found
+
+    def _in_later_groups(self, recorded: dict[str, Any]) -> set[str]:
+        """Parameters of groups that were added after the recorded ones: the log, or nobody yet, knows them."""
+        return {name for which, about in recorded.items() if which in self.optimizers
+                for group in self.group_names(which)[len(about["params"]):] for name in group}  # fmt: skip
+
+    @torch.no_grad()
+    def restore(self, checkpoint: Checkpoint) -> None:
+        meta = checkpoint.meta(make_array=make_array, make_extension=make_extension)
+        self.fingerprint_kinds.clear()
+        self.stale.clear()
+        self.recorded_environment = checkpoint.manifest["environment"]
+        self.notes += environment.set_back(self.recorded_environment)
+        recorded = [name[6:] for name in checkpoint.names("param/")]
+        self.use({name: self.parameters[name] for name in recorded} | self.parameters, len(recorded))
+        for name in recorded:
+            _write(self.parameters[name], checkpoint.read(f"param/{name}"))
+        places = naming.buffer_places(self.modules)
+        for name in checkpoint.names("buffer/"):
+            naming.set_buffer(places, name[7:], from_array(checkpoint.read(name)))
+        for which, about in meta["optimizers"].items():
+            self.set_groups(which, about["params"], about["groups"])
+            self.set_state(which, about["state"], partial(_read_state, checkpoint, f"state/{which}/"))
+        self.set_auxiliary(meta["boundary"])
+
+    def set_state(self, which: str, rest: dict[str, Any], read: Callable[[str, str], AnyArray | None]) -> None:
+        """Set an optimizer's state: tensors into the existing ones where they fit, keys in the recorded order."""
+        optimizer = self.optimizers[which]
+        wanted = {id(self.parameters[name]) for name in rest if name}
+        for parameter in [p for p in optimizer.state if id(p) not in wanted]:
+            del optimizer.state[parameter]
+        optimizer.state.update({key: value for key, value, _ in rest.get("", ())})
+        for name, items in rest.items():
+            if not name:
+                continue
+            parameter = self.parameters[name]
+            old = optimizer.state.get(parameter, {})
+            fresh = {}
+            for key, value, device in items:
+                if device:
+                    array = read(name, key)
+                    assert array is not None
+                    fresh[key] = _into(old.get(key), array, torch.device(device))
+                else:
+                    fresh[key] = value
+            if isinstance(old, dict) and parameter in optimizer.state:
+                old.clear()
+                old.update(fresh)
+            else:
+                optimizer.state[parameter] = fresh
+
+    def set_groups(self, which: str, names: list[list[str]], groups: Groups) -> None:
+        """Give an optimizer the recorded groups: parameters, and values. Groups behind the recorded ones stay."""
+        optimizer = self.optimizers[which]
+        for i, (members, values) in enumerate(zip(names, groups, strict=True)):
+            parameters = [self.parameters[name] for name in members]
+            if i == len(optimizer.param_groups):
+                optimizer.add_param_group({"params": parameters, **values, **_named(optimizer, members)})
+            elif [id(p) for p in optimizer.param_groups[i]["params"]] != [id(p) for p in parameters]:
+                optimizer.param_groups[i].update(params=parameters, **_named(optimizer, members))
+        self.logged_sizes[which] = [len(members) for members in names]
+        self.set_hyper(which, groups)
+
+    def cover(self, named: dict[str, AnyArray]) -> None:
+        """The log holds more parameters from here on (a group was added)."""
+        covered = list(self.parameters)[: len(self.fingerprint.tensors)]
+        new = [name for name in named if name not in covered]
+        for name in new:
+            if name not in self.parameters:
+                self.parameters[name] = self.make_parameter(name, named[name])
+        order = [*covered, *new]
+        self.use({name: self.parameters[name] for name in order} | self.parameters, len(order))
+
+    def make_parameter(self, name: str, array: AnyArray) -> torch.Tensor:
+        """A parameter that the log holds and nobody built."""
+        why = f"parameter {name}: it belongs to a group that was added during the run; add that group before recover()"
+        raise StateMismatch("recover()", [why])
+
+    def set_hyper(self, which: str, groups: Groups) -> None:
+        """Set the parameter groups' values in place; tensor values by `copy_`, since schedulers hold them."""
+        for group, recorded in zip(self.optimizers[which].param_groups, groups, strict=False):
+            for key, value in recorded.items():
+                old = group.get(key)
+                if isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor) and old.shape == value.shape:
+                    old.copy_(value)
+                elif isinstance(value, tuple) and isinstance(old, tuple) and any(isinstance(v, torch.Tensor) for v in old):
+                    for a, b in zip(old, value, strict=True):
+                        a.copy_(b)
+                else:
+                    group[key] = value
+
+    def set_auxiliary(self, body: dict[str, Any]) -> None:
+        places = naming.buffer_places(self.modules)
+        for name, value in body.get("buffers", {}).items():
+            naming.set_buffer(places, name, value)
+        for which, groups in body.get("after", {}).items():
+            if which in self.optimizers:
+                self.set_hyper(which, groups)
+        if self._set_auxiliary is not None:
+            self._set_auxiliary(body)
+
+    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+        from .redo import redo
+
+        return redo(self, entries, tick)
+
+    def decode(self, entry: Entry) -> Any:
+        return entry.body(make_array=make_array, make_extension=make_extension)
+
+
+def _read_state(checkpoint: Checkpoint, prefix: str, name: str, key: str) -> AnyArray:
+    return checkpoint.read(f"{prefix}{name}/{key}")
+
+
+def _mismatches(what: str, mine: dict[str, tuple[str, tuple[int, ...]]],
+                theirs: dict[str, tuple[str, tuple[int, ...]]]) -> list[str]:  # fmt: skip
+    found = [f"{what} {name}: recorded, but not there now" for name in theirs if name not in mine]
+    found += [f"{what} {name}: there now, but not recorded" for name in mine if name not in theirs]
+    for name in mine:
+        if name in theirs and mine[name] != theirs[name]:
+            (a, s), (b, t) = theirs[name], mine[name]
+            found.append(f"{what} {name}: recorded as {a}{list(s)}, now {b}{list(t)}")
+    return found
+
+
+def _write(target: torch.Tensor, array: AnyArray) -> None:
+    """Copy recorded values into a tensor, through `.data`: a parameter may require gradients."""
+    target.data.copy_(from_array(array))
+
+
+def _into(old: Any, array: AnyArray, device: torch.device) -> torch.Tensor:
+    """A state tensor with recorded values: the existing one where dtype, shape and strides fit, else a new one."""
+    value = from_array(array)
+    if (
+        isinstance(old, torch.Tensor) and old.layout is value.layout and old.dtype == value.dtype
+        and old.shape == value.shape and old.device.type == device.type
+        and (value.layout is not torch.strided or old.stride() == value.stride())
+        and value.layout is torch.strided
+    ):  # fmt: skip
+        return old.copy_(value)
+    if device.type != "cpu":
+        return value.to(device)
+    return value.clone() if value.layout is torch.sparse_coo else value.clone(memory_format=torch.preserve_format)
+
+
+def _named(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Any]:
+    """What a group needs besides if the optimizer was made of named parameters."""
+    return {"param_names": list(names)} if "param_names" in optimizer.param_groups[0] else {}

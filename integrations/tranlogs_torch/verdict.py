@@ -1,0 +1,60 @@
+"""How far a replay is known to be bit-exact, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tranlogs.recovery.recover import Recovered
+
+if TYPE_CHECKING:
+    from .state import TorchState
+
+
+def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
+    """What a script leaves out that a replay cannot show: each makes it impossible to tell whether the run is exact."""
+    found = []
+    if not state.modules:
+        found.append("no model=... was given: buffers (BatchNorm's statistics) are not recovered, and parameters are matched "
+                     "by their place")  # fmt: skip
+    for which, optimizer in state.optimizers.items():
+        kept = own_attributes(optimizer)
+        if kept:
+            own = ", ".join(kept)
+            found.append(f"optimizer {which!r} keeps {own} outside its state and groups: that is not recovered")
+    if body.get("is_implicit"):
+        found.append("the loop uses neither batches(), epochs() nor steps(): the position in the data is the script's own, as "
+                     "are random numbers drawn between a step and the next forward pass")  # fmt: skip
+    return found
+
+
+_TORCHS_OWN = {"defaults", "state", "param_groups"}
+
+
+def own_attributes(optimizer: torch.optim.Optimizer) -> list[str]:
+    """What an optimizer that is not torch's keeps on itself beyond state and groups, and would start anew with."""
+    if type(optimizer).__module__.startswith("torch."):
+        return []
+    return [f"self.{name}" for name in vars(optimizer) if name not in _TORCHS_OWN and not name.startswith("_")]
+
+
+def verdict(state: TorchState, found: Recovered) -> tuple[bool | None, list[str]]:
+    """True if every redone step was compared and equal, False if one differed, None if it cannot be told; and why."""
+    exact: bool | None = True
+    notes = []
+    if found.replayed and not state.fingerprint_kinds:
+        exact = None
+    if "sample" in state.fingerprint_kinds:
+        exact = None
+        notes.append('redone steps were compared by a rotating sample of the parameters, which proves nothing for the others; '
+                     'fingerprint="full" compares them all')  # fmt: skip
+    if state.stale:
+        exact = None
+        notes.append(f"optimizer state of {', '.join(sorted(state.stale))} is that of the checkpoint: it was not logged")
+    if found.divergence is not None:
+        exact = False
+        first = found.divergence
+        notes.append(f"the first redone step that differs is step {first.step}, in {first.tensor}: something in this "
+                     "environment, or a write that went unnoticed, rounds or sets it otherwise")  # fmt: skip
+    return exact, notes
