@@ -1,0 +1,53 @@
+"""The figures that the project is judged by, each a ratio taken in one run on the same work: `make bench`.
+
+    overhead    a training step with logging over one without, beside torch.save and DCP async_save at every step
+    append      bandwidth of the log over a memcpy of the same bytes
+    replay      a redone step over a computed one, and over the bare optimizer step
+    checkpoint  stall of the training thread over a memcpy of the state; extra memory
+
+Each part also runs alone (`python experiments/bench_overhead.py`). Results go to experiments/results/bench.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import bench_append
+import bench_checkpoint
+import bench_overhead
+import bench_replay
+import torch
+
+PARTS = {
+    "overhead": bench_overhead.measure,
+    "append": bench_append.measure,
+    "replay": bench_replay.measure,
+    "checkpoint": bench_checkpoint.measure,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="which parts (default: all)")
+    parser.add_argument("--quick", action="store_true", help="a small model and few rounds: checks the script, not the claim")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bench.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    results: dict[str, Any] = {
+        "machine": {"cpus": os.cpu_count(), "processor": platform.machine(), "torch": str(torch.__version__)},
+    }
+    for part in arguments.parts or PARTS:
+        print(f"== {part}", flush=True)
+        results[part] = PARTS[part](quick=arguments.quick)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(results, indent=1))
+    print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What the benchmarks share: the model, quartiles, a table line."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from tranlogs_torch.demo.model import GPT, GPT_10M, GPT_SMALL
+from tranlogs_torch.demo.text import TextWindows, read_topics
+
+BATCH = 16
+
+
+def model_and_text(*, quick: bool) -> tuple[nn.Module, TextWindows]:
+    """The GPT of 10.7 M parameters (quick: 1.8 M) and the text that it reads, 128 characters a window."""
+    config = replace(GPT_SMALL if quick else GPT_10M, block=128)
+    torch.manual_seed(0)
+    windows = TextWindows(read_topics(), config.block)
+    return GPT(config, len(windows.alphabet)), windows
+
+
+def batches(windows: TextWindows) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of the text for ever, in the order of the text."""
+    at = 0
+    while True:
+        found = [windows[(at + i) % len(windows)] for i in range(BATCH)]
+        at += BATCH
+        yield torch.stack([a for a, _ in found]), torch.stack([b for _, b in found])
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """25 %, median, 75 %."""
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def shown(values: list[float], digits: int = 3) -> str:
+    """Median and quartiles as text."""
+    low, middle, high = quartiles(values)
+    return f"{middle:.{digits}f} [{low:.{digits}f}-{high:.{digits}f}]"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def timed(into: list[float]) -> Iterator[None]:
+    """Append the seconds that the block takes."""
+    start = time.perf_counter()
+    yield
+    into.append(time.perf_counter() - start)
