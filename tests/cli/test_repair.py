@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from tranlogs.journal.owner import OwnerLock
+
+from .conftest import STEPS, Cli
+
+
+def test_a_sound_catalog_is_left_alone(cli: Cli, run: Path) -> None:
+    before = (run / "rank0" / "catalog.lmdb").read_bytes()
+    called = cli("repair", run)
+    assert called.code == 0
+    assert "the catalog is sound" in called.out
+    assert (run / "rank0" / "catalog.lmdb").read_bytes() == before
+
+
+def test_a_damaged_catalog_is_rebuilt_and_kept(cli: Cli, run: Path) -> None:
+    whole = cli("status", run, "--json").json["ranks"][0]
+    path = run / "rank0" / "catalog.lmdb"
+    path.write_bytes(b"nothing")
+    assert cli("status", run).code == 1
+    called = cli("repair", run, "--json")
+    assert called.code == 0
+    (rank,) = called.json["ranks"]
+    assert "catalog" in rank["problem"]
+    kept = [path.name for path in path.parent.glob("catalog.lmdb.broken-*")]
+    assert any(kept[0] in line for line in rank["done"])
+    again = cli("status", run, "--json")
+    assert again.code == 0
+    assert again.json["ranks"][0]["watermarks"]["committed"] == STEPS
+    for key in ("recovery", "run_id", "framework", "timeline"):
+        assert again.json["ranks"][0][key] == whole[key]
+
+
+def test_a_missing_catalog_is_rebuilt(cli: Cli, run: Path) -> None:
+    (run / "rank0" / "catalog.lmdb").unlink()
+    assert cli("repair", run).code == 0
+    assert cli("status", run).code == 0
+
+
+def test_force_rebuilds_a_sound_one(cli: Cli, run: Path) -> None:
+    called = cli("repair", run, "--force")
+    assert "rebuilt from" in called.out
+    assert cli("status", run).code == 0
+
+
+def test_a_run_in_use_is_refused(cli: Cli, run: Path) -> None:
+    lock = OwnerLock(run / "rank0")
+    try:
+        called = cli("repair", run)
+    finally:
+        lock.release()
+    assert called.code == 2
+    assert "writes this run" in called.err

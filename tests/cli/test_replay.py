@@ -1,0 +1,127 @@
+"""Offline replay by the command line; tests/torch/test_offline.py has what is replayed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from .conftest import STEPS, Cli, train
+
+
+def test_replay_writes_the_newest_state(cli: Cli, run: Path, tmp_path: Path) -> None:
+    called = cli("replay", run, "--out", tmp_path / "state.pt", "--json")
+    assert called.code == 0
+    told = called.json
+    assert (told["step"], told["checkpoint_step"], told["replayed"], told["exact"]) == (STEPS, 8, 1, True)
+    assert told["bytes"] == (tmp_path / "state.pt").stat().st_size
+    model = torch.load(tmp_path / "state.pt", weights_only=True)["model"]
+    right = train(tmp_path / "right").state_dict()
+    assert list(model) == list(right)
+    assert all(torch.equal(model[name], right[name]) for name in right)
+
+
+@pytest.mark.parametrize("step", [0, 3, 4, 7])
+def test_replay_to_a_step(cli: Cli, run: Path, tmp_path: Path, step: int) -> None:
+    assert cli("replay", run / "rank0", "--to", step, "-o", tmp_path / "state.pt").code == 0
+    content = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert content["step"] == step
+    if step:
+        right = train(tmp_path / "right", step).state_dict()
+        assert all(torch.equal(content["model"][name], right[name]) for name in right)
+
+
+def test_replay_tells_in_words(cli: Cli, run: Path, tmp_path: Path) -> None:
+    called = cli("replay", run, "--out", tmp_path / "state.safetensors")
+    assert called.code == 0
+    words = " ".join(called.out.split())
+    assert f"step {STEPS} (batch {STEPS}, epoch 0, timeline 1)" in words
+    assert "every redone step compared, all equal" in words
+    assert "tracked objects (scheduler) are left out" in words
+
+
+def test_an_uncovered_step_names_the_nearest(cli: Cli, run: Path, tmp_path: Path) -> None:
+    called = cli("replay", run, "--to", STEPS + 5, "--out", tmp_path / "state.pt")
+    assert called.code == 1
+    assert f"the nearest are {STEPS}" in called.err
+    assert not (tmp_path / "state.pt").exists()
+
+
+@pytest.mark.parametrize("name", ["state.weights.h5", "state.npz", "no/such/state.pt"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_replay(cli: Cli, run: Path, tmp_path: Path, name: str) -> None:
+    called = cli("replay", run, "--out", tmp_path / name)
+    assert called.code == 2
+    assert called.err.startswith(f"tranlogs: {tmp_path / name}: ")
+
+
+def test_keras_files_say_what_is_missing(cli: Cli, run: Path, tmp_path: Path) -> None:
+    assert "Keras support is not installed" in cli("replay", run, "--out", tmp_path / "state.weights.h5").err
+
+
+def test_one_of_several_ranks_must_be_named(cli: Cli, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "rank0", run / "rank1")
+    called = cli("replay", run, "--out", tmp_path / "state.pt")
+    assert called.code == 2
+    assert str(run / "rank1") in called.err
+    assert cli("replay", run / "rank1", "--out", tmp_path / "state.pt").code == 0
+
+
+def test_a_missing_framework_is_named_with_its_remedy(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tranlogs.cli.frameworks.entry_points", lambda **_: [])
+    called = cli("replay", run, "--out", tmp_path / "state.pt")
+    assert called.code == 2
+    assert "pip install 'tranlogs[torch]'" in called.err
+
+
+def test_a_framework_that_cannot_be_imported_is_named_too(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = importlib.metadata.EntryPoint("torch", "no_such_module:OfflineRun", "tranlogs.frameworks")
+    monkeypatch.setattr("tranlogs.cli.frameworks.entry_points", lambda **_: [broken])
+    called = cli("replay", run, "--out", tmp_path / "state.pt")
+    assert called.code == 2
+    assert "pip install 'tranlogs[torch]'" in called.err
+    assert "no_such_module" in called.err
+
+
+def test_a_class_of_the_users_own_is_found_in_the_working_folder(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tranlogs_torch import LoggedOptimizer
+
+    (tmp_path / "my_optimizers.py").write_text("import torch\nclass Mine(torch.optim.SGD):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    made: Any = importlib.import_module("my_optimizers")
+    parameter = torch.nn.Parameter(torch.ones(2))
+    with LoggedOptimizer(made.Mine([parameter], lr=0.1), tmp_path / "run", segment_bytes=1 << 20) as optimizer:
+        optimizer.recover()
+        for _ in optimizer.steps(2):
+            parameter.grad = torch.ones(2)
+            optimizer.step()
+    called = cli("replay", "run", "--out", "state.pt")
+    assert called.code == 2
+    assert "--optimizer my_optimizers:Mine" in called.err
+    assert cli("replay", "run", "--out", "state.pt", "--optimizer", "my_optimizers:Mine").code == 0
+
+
+def test_a_state_that_differs_from_the_run_exits_with_1(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = torch.optim.AdamW.step
+
+    def wrong(self: Any, closure: Any = None) -> Any:
+        self.param_groups[0]["params"][0].data.add_(1e-3)
+        return right(self, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", wrong)
+    called = cli("replay", run, "--to", 7, "--out", tmp_path / "state.pt", "--json")
+    assert called.code == 1
+    assert (called.json["exact"], called.json["first_divergent_step"]) == (False, 5)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tranlogs.catalog import Catalog, Incident
+from tranlogs_torch import LoggedOptimizer
+
+from .conftest import STEPS, Cli, train
+
+
+def test_status_of_a_closed_run(cli: Cli, run: Path) -> None:
+    called = cli("status", run, "--json")
+    assert called.code == 0
+    assert called.json["problems"] == []
+    (rank,) = called.json["ranks"]
+    assert rank["framework"] == "torch"
+    assert rank["writer"]["is_alive"] is False
+    assert rank["watermarks"]["committed"] == STEPS
+    assert rank["recovery"] == {"step": STEPS, "checkpoint": rank["checkpoints"][-1]["name"], "replay_steps": 1}
+    assert [row["step"] for row in rank["checkpoints"]] == [0, 4, 8]
+    assert {row["state"] for row in rank["segments"]} == {"sealed"}
+    assert 0 < rank["bytes"]["log"] <= rank["bytes"]["allocated"]
+    assert rank["bytes"]["checkpoints"] == sum(row["nbytes"] for row in rank["checkpoints"])
+    assert rank["environment"]["optimizers"] == {"main": "torch.optim.adamw.AdamW"}
+    assert rank["incidents"] == []
+
+
+def test_status_fits_a_screen_of_80_columns(cli: Cli, run: Path) -> None:
+    called = cli("status", run)
+    assert called.code == 0
+    assert f"step {STEPS}: survives the process" in called.out
+    assert f"goes back to step {STEPS}: checkpoint 8 and 1 step of log" in called.out
+    assert "nobody (last: process" in called.out
+    lines = [line for line in called.out.splitlines() if str(run) not in line]
+    assert max(len(line) for line in lines) <= 80
+
+
+def test_status_takes_a_rank_folder(cli: Cli, run: Path) -> None:
+    whole, one = cli("status", run, "--json").json, cli("status", run / "rank0", "--json").json
+    assert whole["ranks"] == one["ranks"]
+
+
+def test_status_lists_all_ranks_by_number(cli: Cli, run: Path) -> None:
+    for number in (10, 2):
+        shutil.copytree(run / "rank0", run / f"rank{number}")
+    found = cli("status", run, "--json").json
+    assert [Path(rank["folder"]).name for rank in found["ranks"]] == ["rank0", "rank2", "rank10"]
+
+
+def test_status_shows_suspended_logging_as_a_problem(cli: Cli, run: Path) -> None:
+    catalog = Catalog.open(run / "rank0", writable=True)
+    with catalog.transaction() as tables:
+        tables.put("incident/000001", Incident(1, "No space left on device", 7, time.time()))
+    catalog.close()
+    called = cli("status", run)
+    assert called.code == 1
+    assert "logging is suspended since step 7: No space left on device" in " ".join(called.out.split())
+
+
+def test_an_incident_that_is_over_is_shown_and_no_problem(cli: Cli, run: Path) -> None:
+    catalog = Catalog.open(run / "rank0", writable=True)
+    with catalog.transaction() as tables:
+        tables.put("incident/000001", Incident(1, "No space left on device", 3, time.time(), 4, time.time()))
+    catalog.close()
+    called = cli("status", run)
+    assert called.code == 0
+    assert "No space left on device" in called.out
+
+
+def test_a_run_that_holds_nothing_yet_is_no_problem(cli: Cli, tmp_path: Path) -> None:
+    from torch import nn, optim
+
+    LoggedOptimizer(optim.SGD(nn.Linear(2, 2).parameters()), tmp_path / "run").close()
+    called = cli("status", tmp_path / "run")
+    assert called.code == 0
+    assert "the run holds nothing yet" in called.out
+
+
+def test_timelines_are_shown_once_there_are_two(cli: Cli, run: Path) -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    groups = [{"params": model[0].parameters()}, {"params": [*model[1].parameters(), *model[2].parameters()]}]
+    with LoggedOptimizer(torch.optim.AdamW(groups), run, model, keep=100, segment_bytes=1 << 20) as optimizer:
+        optimizer.track(scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5))
+        optimizer.recover(6)
+        for _ in optimizer.steps(7):
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+    found = cli("status", run, "--json").json["ranks"][0]
+    assert (found["timeline"], found["watermarks"]["committed"]) == (2, 7)
+    assert [(row["number"], row["parent"], row["fork_step"]) for row in found["timelines"]] == [(1, 0, 0), (2, 1, 6)]
+    assert "left timeline" in cli("status", run).out
+    assert cli("log", run, "--json", "-n", 0).json["ranks"][0]["records"][-1]["step"] == 7
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_watch_looks_until_it_is_interrupted(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]) -> None:
+    naps = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("tranlogs.cli.status.time.sleep", nap)
+    called = cli("status", run, "--watch", *form)
+    assert called.code == 0
+    assert len(naps) == 3
+    if form:
+        decoder, text, looks = json.JSONDecoder(), called.out.strip(), 0
+        while text:
+            _, end = decoder.raw_decode(text)
+            text, looks = text[end:].strip(), looks + 1
+        assert looks == 3
+    else:
+        assert "committed" in called.out
+
+
+def test_status_changes_nothing_in_the_run(cli: Cli, run: Path) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and not path.name.endswith("-lock")}
+    cli("status", run)
+    cli("log", run)
+    cli("verify", run)
+    assert {path: path.read_bytes() for path in before} == before
+    assert {path for path in run.rglob("*") if path.is_file() and not path.name.endswith("-lock")} == set(before)
+
+
+def test_train_is_repeatable(tmp_path: Path) -> None:
+    a, b = train(tmp_path / "a"), train(tmp_path / "b")
+    assert all((x == y).all() for x, y in zip(a.parameters(), b.parameters(), strict=True))

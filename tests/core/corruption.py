@@ -1,0 +1,355 @@
+"""Runs in a process of its own for test_corruption.py: breaks copies of a run and looks what becomes of them.
+
+    python corruption.py FOLDER BASE FIRST COUNT
+    python corruption.py FOLDER metas FIRST COUNT
+
+The second form flips bit after bit of the two pages from which LMDB finds everything in the catalog, and then uses it.
+Prints a line a case: its seed, what was broken, and how it ended ("failed" with a reason, else what happened).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tranlogs.catalog import CATALOG_NAME, Catalog, Incident, Tables
+from tranlogs.checkpoint.layout import MANIFEST
+from tranlogs.codec.entry import HEAD, PAGE_HEADER_BYTES, EntryKind
+from tranlogs.config import JournalConfig
+from tranlogs.errors import TranLogsError
+from tranlogs.lineage import lineage
+from tranlogs.recovery.facts import open_for_reading, read_catalog
+from tranlogs.recovery.history import build_history
+from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.testing import damage
+from tranlogs.testing.toy import ToyState, ToyTrainer, open_toy
+from tranlogs.verify import Problem, verify_run
+from tranlogs.wal.reader import SegmentReader
+from tranlogs.wal.scan import Location
+
+LAST = 66  # step at which the runs that are broken end
+OLDER = 62  # step of the older copies of log files
+META_BYTES = 152  # of a meta page: LMDB's page header, and what it keeps of the environment
+
+
+def open_run(run: Path) -> ToyTrainer:
+    return open_toy(run, config=JournalConfig(segment_bytes=1 << 20), policy=EverySteps(20), retention=KeepLatest(2))
+
+
+def train_closed(run: Path) -> None:
+    """A run that was ended in order."""
+    _in_child(run, lambda trainer: (trainer.train(LAST, _keeping_log(run)), trainer.journal.close()))
+
+
+def train_killed(run: Path) -> None:
+    """A run whose process died by SIGKILL."""
+    _in_child(run, lambda trainer: trainer.train(LAST, _keeping_log(run)))
+
+
+def train_resumed(run: Path) -> None:
+    """A run that died, went on, and died again."""
+    _in_child(run, lambda trainer: trainer.train(47))
+    _in_child(run, lambda trainer: trainer.train(LAST, _keeping_log(run)))
+
+
+def train_forked(run: Path) -> None:
+    """A run that was taken back to an older step and went on on another timeline."""
+    _in_child(run, lambda trainer: trainer.train(55))
+    _in_child(run, lambda trainer: trainer.train(LAST, _keeping_log(run)), step=50)
+
+
+BASES: dict[str, Callable[[Path], None]] = {
+    "closed": train_closed, "killed": train_killed, "resumed": train_resumed, "forked": train_forked,
+}  # fmt: skip
+
+
+def _keeping_log(run: Path) -> Callable[[int], None]:
+    """Copies the log beside the run when it is at step OLDER."""
+
+    def say(step: int) -> None:
+        if step == OLDER:
+            (run.parent / "older").mkdir()
+            for path in (run / "rank0" / "log").glob("*.seg"):
+                with contextlib.suppress(FileNotFoundError):  # being recycled just now
+                    shutil.copy(path, run.parent / "older")
+
+    return say
+
+
+def _in_child(run: Path, work: Callable[[ToyTrainer], object], step: int | None = None) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            trainer = open_run(run)
+            trainer.recover(step)
+            work(trainer)
+            trainer.journal.wait_checkpoint()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+class Base:
+    """A sound run, an older copy of it, and which of its bytes matter."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.run, self.older = folder / "run", folder / "older"
+        BASES[name](self.run)
+        sound = [str(finding) for finding in verify_run(self.run) if isinstance(finding, Problem)]
+        assert not sound, sound
+        state = ToyState()
+        self.states = [state.everything()]
+        for step in range(1, LAST + 40):
+            state.take_step(step)
+            self.states.append(state.everything())
+        self.catalog = read_catalog(self.run / "rank0")
+        self.checkpoints = sorted((row.step for row in self.catalog.checkpoints), reverse=True)
+        self.oldest = min(row.sequence for row in self.catalog.checkpoints)
+        self.entries: dict[str, list[Place]] = {path.name: [] for path in self.run.rglob("*.seg")}
+        self._map_segments()
+
+    def _map_segments(self) -> None:
+        """Where the heads, payloads and frames of the entries lie that recovery can reach."""
+        facts = open_for_reading(self.run / "rank0")
+        history = build_history(facts.segments, lineage(facts.timelines, facts.timeline))
+        reachable = {link.location for run in history.runs for link in run}
+        for segment in facts.segments:
+            with SegmentReader(segment.path) as reader:
+                for location in segment.locations:
+                    if location.head.kind == EntryKind.SEGMENT or location in reachable:
+                        frames = [(frame.offset, frame.offset + frame.stored) for frame in reader.decode(location).frames]
+                        self.entries[segment.path.name].append(Place(location, frames))
+
+    def is_open(self, name: str) -> bool:
+        """Whether a segment was not sealed: a log that ends earlier looks the same."""
+        return all(row.state != "sealed" for row in self.catalog.segments if row.file == name)
+
+
+class Place:
+    """Where an entry lies."""
+
+    def __init__(self, location: Location, frames: list[damage.Span]) -> None:
+        self.head, self.frames = location.head, frames
+        head, page = location.offset - HEAD.size, location.offset - HEAD.size - PAGE_HEADER_BYTES
+        self.finding = [(page, page + 8), (page + 10, page + 12), (head, location.offset)]  # number, flags, head
+        self.spans = [*self.finding, (location.offset, location.offset + location.head.length), *frames]
+        self.interesting = [page, page + 12, head, location.offset]
+        self.interesting += [at for start, _ in frames for at in (start, start // 4096 * 4096 + 12)]
+
+
+def files_of(run: Path) -> list[Path]:
+    return sorted(path for path in run.rglob("*") if path.is_file())
+
+
+def choose(base: Base, run: Path, rnd: random.Random) -> tuple[list[Path], str, int]:
+    """Break something: the files that were touched, what was done in words, and the step where recovery must land at least."""
+    newest = base.checkpoints[0]
+    files = files_of(run)
+    segments = [path for path in files if path.suffix == ".seg"]
+    checkpoints = [path for path in files if "checkpoints" in path.parts]
+    catalog = run / "rank0" / "catalog.lmdb"
+    kind = rnd.choices(("segment", "checkpoint", "catalog", "owner", "folder", "swap", "older"), (45, 20, 15, 4, 4, 6, 6))[0]
+    if kind == "folder":
+        path = rnd.choice(sorted({path.parent for path in [*checkpoints, *segments]}))
+        shutil.rmtree(path)
+        return [path], f"{path.name} deleted", newest if path.name == "log" else LAST
+    if kind == "swap":
+        alike = rnd.choice((segments, checkpoints, [catalog, *segments, *checkpoints]))
+        first, second = rnd.sample(alike, 2)
+        return [first, second], damage.swap(first, second), 0
+    if kind == "older":
+        kept = [path for path in segments if (base.older / path.name).exists()]
+        return stale_catalog(run, rnd) if rnd.random() < 0.5 or not kept else older_segment(base, rnd.choice(kept))
+    others = [path for path in files if path.name.startswith("owner") or "lock" in path.name]
+    path = rnd.choice({"segment": segments, "checkpoint": checkpoints, "catalog": [catalog], "owner": others}[kind])
+    size = path.stat().st_size
+    span = (0, max(size, 1))
+    if kind == "segment" and rnd.random() < 0.9:
+        places = base.entries[path.name]
+        at = rnd.choice(rnd.choice(places).interesting) if places else 0
+        used = max((stop for place in places for _, stop in place.spans), default=size)
+        span = (at, min(size, at + 8)) if rnd.random() < 0.5 else (0, used)
+    if kind == "catalog" and rnd.random() < 0.5:
+        at = rnd.randrange(size // 4096) * 4096
+        span = (at, at + 200)
+    if size == 0:
+        return [path], damage.extend(path, rnd, span), LAST
+    how = rnd.choices(damage.ALL, (6, 4, 4, 3, 2, 1, 1))[0]
+    return [path], how(path, rnd, span), newest if kind == "segment" else LAST
+
+
+def older_segment(base: Base, path: Path) -> tuple[list[Path], str, int]:
+    """A segment as it was some steps ago."""
+    shutil.copyfile(base.older / path.name, path)
+    return [path], f"{path.name} replaced by an older copy", OLDER
+
+
+def stale_catalog(run: Path, rnd: random.Random) -> tuple[list[Path], str, int]:
+    """The catalog as it was some steps ago: its rows are sound, but the files have gone on."""
+    catalog, until = run / "rank0" / "catalog.lmdb", LAST + rnd.choice((1, 5, 30))
+    trainer = open_run(run)
+    shutil.copyfile(catalog, run / "stale")
+    trainer.recover()
+    trainer.train(until)
+    trainer.journal.close()
+    os.replace(run / "stale", catalog)
+    return [catalog], f"{catalog.name} replaced by the one of step {LAST}, {until - LAST} steps ago", until
+
+
+def must_be_named(base: Base, run: Path, touched: list[Path]) -> bool:
+    """Whether bytes that matter differ now."""
+    return any(_matters(base, base.run / path.relative_to(run), path) for path in touched)
+
+
+def _matters(base: Base, before: Path, now: Path) -> bool:
+    if before.suffix == ".seg" and not base.entries[before.name]:
+        return False
+    if not before.is_file() or not now.is_file():
+        return before.suffix == ".seg" or before.name == "log" or "checkpoints" in before.parts
+    old, new = before.read_bytes(), now.read_bytes()
+    if before.suffix == ".seg":
+        return len(old) != len(new) or _entries_matter(base, before.name, old, new)
+    if before.name == MANIFEST:
+        return bool(_as_json(old) != _as_json(new))
+    return "checkpoints" in before.parts and old != new
+
+
+def _entries_matter(base: Base, name: str, old: bytes, new: bytes) -> bool:
+    def differs(spans: list[damage.Span]) -> bool:
+        return any(old[slice(*span)] != new[slice(*span)] for span in spans)
+
+    def matters(place: Place) -> bool:
+        if place.head.kind != EntryKind.SEGMENT and place.head.sequence <= base.oldest:  # needed by nobody, checked if found
+            return not differs(place.finding) and differs(place.spans)
+        return differs(place.spans)
+
+    places = base.entries[name]
+    if places[-1].head.sequence <= base.oldest:
+        places = [place for place in places if place.head.kind != EntryKind.SEGMENT]
+    if not base.is_open(name):
+        return any(map(matters, places))
+    left = max((i for i, place in enumerate(places) if not differs(place.finding)), default=-1)
+    if any(map(matters, places[: left + 1])):
+        return True
+    steps = [place.head.step for place in places[: left + 1] if place.head.kind == EntryKind.BOUNDARY]
+    return max([*steps, *base.checkpoints]) < base.catalog.watermarks.committed
+
+
+def _as_json(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return None
+
+
+def recover_and_go_on(base: Base, run: Path) -> str:
+    """Recover, compare, train on, recover again."""
+    trainer = open_run(run)
+    try:
+        report = trainer.recover()
+        assert trainer.state.everything() == base.states[report.step], f"the state at step {report.step} is WRONG"
+        assert report.exact is True, "not exact"
+        until = report.step + 8
+        trainer.train(until)
+    finally:
+        trainer.journal.close()
+    again = open_run(run)
+    try:
+        second = again.recover()
+        assert second.step == until, f"trained to {until}, came back to {second.step}"
+        assert again.state.everything() == base.states[until], f"the state at step {until} is WRONG"
+    finally:
+        again.journal.close()
+    return f"recovered to step {report.step}"
+
+
+def try_case(base: Base, run: Path, seed: int) -> dict[str, Any]:
+    rnd = random.Random(seed)
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(base.run, run, copy_function=_copy_sparse)
+    case: dict[str, Any] = {"seed": seed}
+    try:
+        touched, case["damage"], least = choose(base, run, rnd)
+        problems = [finding for finding in verify_run(run) if isinstance(finding, Problem)]
+        named = {problem.path.name for problem in problems} | {problem.path.parent.name for problem in problems}
+        if must_be_named(base, run, touched):
+            assert named & {path.name for path in touched}, f"verify names {sorted(map(str, problems))}"
+        if not any(problem.path.name == "catalog.lmdb" for problem in problems) and "ago" not in case["damage"]:
+            assert read_catalog(run / "rank0") == base.catalog, "the catalog says something else, and verify is silent"
+        case["problems"] = [str(problem) for problem in problems]
+        case["outcome"] = recover_and_go_on(base, run)
+        landed = int(case["outcome"].split()[-1])
+        assert landed >= least, f"landed on step {landed} only, not {least}"
+    except TranLogsError as error:
+        case["outcome"] = f"refused: {error}"
+        if least:
+            case["failed"] = f"refused, though all else is sound: {error!r}"
+    except BaseException:
+        case["failed"] = traceback.format_exc()
+    return case
+
+
+def try_meta_bit(folder: Path, sound: bytes, bit: int) -> dict[str, Any]:
+    """Use a catalog in whose meta pages one bit differs."""
+    page, at = divmod(bit // 8, META_BYTES)
+    broken = bytearray(sound)
+    broken[page * 4096 + at] ^= 1 << bit % 8
+    (folder / CATALOG_NAME).write_bytes(broken)
+    case: dict[str, Any] = {"seed": bit, "damage": f"bit {bit % 8} of byte {at} of meta page {page}"}
+    try:
+        catalog = Catalog.open(folder, writable=True)
+        try:
+            catalog.read(Tables.check)
+            for i in range(8):
+                with catalog.transaction() as tables:
+                    tables.put(f"incident/{i:06d}", Incident(i, "why" * 300, 0, 0.0))
+            assert len(catalog.incidents()) == 8
+            case["outcome"] = "used"
+        finally:
+            catalog.close()
+    except TranLogsError:
+        case["outcome"] = "refused"
+    except BaseException:
+        case["failed"] = traceback.format_exc()
+    return case
+
+
+def _copy_sparse(source: str, target: str) -> None:
+    """Only what is not zero: half of a segment is not used yet."""
+    with open(source, "rb") as reader, open(target, "wb") as writer:
+        while block := reader.read(1 << 18):
+            if block.count(0) == len(block):
+                writer.seek(len(block), os.SEEK_CUR)
+            else:
+                writer.write(block)
+        writer.truncate()
+
+
+def main(folder: str, name: str, first: str, count: str) -> None:
+    logging.disable()
+    cases = range(int(first), int(first) + int(count))
+    if name == "metas":
+        train_closed(Path(folder) / "run")
+        sound = (Path(folder) / "run" / "rank0" / CATALOG_NAME).read_bytes()
+        for bit in cases:
+            print(json.dumps(try_meta_bit(Path(folder), sound, bit)), flush=True)
+        return
+    base = Base(name, Path(folder) / name)
+    for seed in cases:
+        print(json.dumps(try_case(base, Path(folder) / name / "case", seed)), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

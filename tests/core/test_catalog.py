@@ -1,0 +1,231 @@
+"""The catalog: all or nothing, shared by processes, and damage is an error and never a signal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tranlogs.catalog import (
+    CATALOG_NAME,
+    Catalog,
+    CheckpointRow,
+    Incident,
+    RunRow,
+    SegmentRow,
+    TimelineRow,
+    Watermarks,
+    segment_key,
+    timeline_key,
+)
+from tranlogs.config import FORMAT_VERSION
+from tranlogs.errors import CorruptCatalog, LogUnavailable, UnknownFormat
+from tranlogs.testing.faults import failing
+
+SEGMENT = SegmentRow(3, f"{255:016x}", "3.seg", 4096, "sealed", 1, 5, 2, 9, 4, 8192, 1.5, 0.5)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    made = Catalog.open(tmp_path, writable=True)
+    yield made
+    made.close()
+
+
+def elsewhere(folder: Path, code: str) -> str:
+    """Run code on the catalog in another process."""
+    program = f"from pathlib import Path\nfrom tranlogs.catalog import *\nfolder = Path({str(folder)!r})\n{code}"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_rows_come_back(catalog: Catalog) -> None:
+    rows = {
+        segment_key(3): SEGMENT,
+        "checkpoint/a": CheckpointRow("a", 1, 2, "00ff", 1, 10, 3.0, 0.25),
+        timeline_key(2): TimelineRow(2, 1, 7, 3, 4.0),
+        "incident/000001": Incident(1, "full", 3, 4.0),
+        "watermarks": Watermarks(5, 4),
+        "run": RunRow("r", 0, 1.0),
+    }
+    with catalog.transaction() as tables:
+        for key, row in rows.items():
+            tables.put(key, row)
+    assert catalog.read(lambda tables: {key: tables.get(key, type(row)) for key, row in rows.items()}) == rows
+    assert catalog.segments() == [SEGMENT]
+    assert SEGMENT.number == 255
+    assert catalog.timelines() == [rows[timeline_key(2)]]
+    assert catalog.incidents() == [rows["incident/000001"]]
+    assert (catalog.watermarks().committed, catalog.watermarks().synced) == (5, 4)
+
+
+def test_an_empty_catalog_has_nothing(catalog: Catalog) -> None:
+    assert (catalog.run(), catalog.segments(), catalog.checkpoints(), catalog.incidents()) == (None, [], [], [])
+    assert catalog.watermarks() == Watermarks()
+    assert catalog.read(lambda tables: tables.request("checkpoint")) is None
+
+
+def test_segments_are_in_the_order_of_their_numbers(catalog: Catalog) -> None:
+    with catalog.transaction() as tables:
+        for ordinal in (11, 2, 100, 9):
+            tables.put(segment_key(ordinal), SegmentRow(ordinal, "0", "x", 1, "ready"))
+    assert [row.ordinal for row in catalog.segments()] == [2, 9, 11, 100]
+
+
+def test_retired_checkpoints_are_not_listed(catalog: Catalog) -> None:
+    with catalog.transaction() as tables:
+        tables.put("checkpoint/a", CheckpointRow("a", 1, 2, "0", 1, 1, 0.0, state="retired"))
+        tables.put("checkpoint/b", CheckpointRow("b", 9, 20, "0", 1, 1, 0.0))
+        tables.put("checkpoint/c", CheckpointRow("c", 5, 12, "0", 1, 1, 0.0))
+    assert [row.name for row in catalog.checkpoints()] == ["c", "b"]
+
+
+def test_a_transaction_is_all_or_nothing(catalog: Catalog) -> None:
+    def two_rows() -> None:
+        with catalog.transaction() as tables:
+            tables.put(segment_key(3), SEGMENT)
+            tables.put(segment_key(4), "no row")
+
+    with pytest.raises(TypeError, match="dataclass"):
+        two_rows()
+    assert catalog.segments() == []
+
+
+@pytest.mark.parametrize("error", ["enospc", "eio"])
+def test_a_failed_commit_changes_nothing_and_the_next_one_works(catalog: Catalog, error: str) -> None:
+    with (
+        failing(f"catalog.before_commit={error}@1"),
+        pytest.raises(LogUnavailable, match=CATALOG_NAME),
+        catalog.transaction() as tables,
+    ):
+        tables.put(segment_key(3), SEGMENT)
+    assert catalog.segments() == []
+    with catalog.transaction() as tables:
+        tables.put(segment_key(3), SEGMENT)
+    assert catalog.segments() == [SEGMENT]
+
+
+def test_watermarks_are_changed_one_by_one(catalog: Catalog) -> None:
+    catalog.update_watermarks(committed=7, synced=5)
+    catalog.update_watermarks(archived=3)
+    assert catalog.watermarks() == Watermarks(7, 5, 3)
+
+
+def test_threads_write_one_after_the_other(catalog: Catalog) -> None:
+    def work() -> None:
+        for _ in range(20):
+            with catalog.transaction() as tables:
+                now = tables.get("watermarks", Watermarks) or Watermarks()
+                tables.put("watermarks", Watermarks(now.committed + 1))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert catalog.watermarks().committed == 80
+
+
+def test_one_process_shares_one_environment(catalog: Catalog, tmp_path: Path) -> None:
+    second = Catalog.open(tmp_path)
+    assert second is catalog
+    second.close()
+    catalog.update_watermarks(committed=1)
+    assert catalog.watermarks().committed == 1
+
+
+def test_a_reader_that_was_first_becomes_the_writer(tmp_path: Path) -> None:
+    Catalog.open(tmp_path, writable=True).close()
+    reader = Catalog.open(tmp_path)
+    writer = Catalog.open(tmp_path, writable=True)
+    writer.update_watermarks(committed=4)
+    assert reader.watermarks().committed == 4
+    reader.close()
+    writer.update_watermarks(committed=5)
+    writer.close()
+
+
+def test_other_processes_read_and_write_beside_the_trainer(catalog: Catalog, tmp_path: Path) -> None:
+    catalog.update_watermarks(committed=3)
+    assert elsewhere(tmp_path, "print(Catalog.open(folder).watermarks().committed)") == "3"
+    ask = "c = Catalog.open(folder, writable=True)\nwith c.transaction() as t: t.put_request('checkpoint', {'step': 9})"
+    elsewhere(tmp_path, ask)
+    assert catalog.read(lambda tables: tables.request("checkpoint")) == {"step": 9}
+
+
+def test_a_killed_writer_leaves_the_catalog_whole(catalog: Catalog, tmp_path: Path) -> None:
+    code = "import os\nc = Catalog.open(folder, writable=True)\nc.update_watermarks(committed=1)\nwith c.transaction() as t:\n"
+    code += "    t.put('watermarks', Watermarks(99))\n    os.kill(os.getpid(), 9)"
+    with pytest.raises(subprocess.CalledProcessError, match="SIGKILL"):
+        elsewhere(tmp_path, code)
+    assert catalog.watermarks().committed == 1
+    catalog.update_watermarks(committed=2)
+
+
+def test_processes_killed_while_they_read_do_not_use_up_the_readers(tmp_path: Path) -> None:
+    """126 fit; their places are given back when a writer opens."""
+    catalog = Catalog.open(tmp_path, writable=True)
+    code = "import os\nenvs = Catalog.open(folder)._env\ntxns = [envs.begin() for _ in range(60)]\nos.kill(os.getpid(), 9)"
+    for _ in range(2):
+        with pytest.raises(subprocess.CalledProcessError, match="SIGKILL"):
+            elsewhere(tmp_path, code)
+    writer = (
+        "c = Catalog.open(folder, writable=True)\ntxns = [c._env.begin() for _ in range(100)]\nprint(c.watermarks().committed)"
+    )
+    assert elsewhere(tmp_path, writer) == "0"
+    catalog.close()
+
+
+def test_a_missing_catalog_is_corrupt_for_readers_and_made_by_writers(tmp_path: Path) -> None:
+    with pytest.raises(CorruptCatalog, match=f"{CATALOG_NAME}: the catalog is missing.*tranlogs repair"):
+        Catalog.open(tmp_path)
+    Catalog.open(tmp_path, writable=True).close()
+    Catalog.open(tmp_path).close()
+
+
+def test_another_format_is_refused_by_name(tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path, writable=True)
+    with catalog.transaction() as tables:
+        tables.put("run", RunRow("r", 0, 0.0, format=FORMAT_VERSION + 1))
+    catalog.close()
+    with pytest.raises(UnknownFormat, match=f"format version {FORMAT_VERSION + 1}"):
+        Catalog.open(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"x" * 9000], ids=["empty", "zeros", "text"])
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_file_that_is_no_catalog_is_an_error(tmp_path: Path, content: bytes, writable: bool) -> None:
+    (tmp_path / CATALOG_NAME).write_bytes(content)
+    with pytest.raises(CorruptCatalog, match="damaged"):
+        Catalog.open(tmp_path, writable=writable)
+
+
+def test_a_row_with_another_checksum_is_an_error(catalog: Catalog) -> None:
+    with catalog._env.begin(write=True) as txn:
+        txn.put(segment_key(3).encode(), b"12345678{}")
+    with pytest.raises(CorruptCatalog, match="segment/0000000003"):
+        catalog.segments()
+
+
+def test_a_catalog_that_cannot_be_written_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk must not make anybody rebuild it."""
+
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tranlogs.catalog.allocate_lock_file", full)
+    with pytest.raises(LogUnavailable, match="No space left"):
+        Catalog.open(tmp_path, writable=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_a_newer_program_lose_only_what_this_one_does_not_know(catalog: Catalog) -> None:
+    class Newer:
+        pass
+
+    with catalog.transaction() as tables:
+        tables._put("watermarks", {"committed": 7, "invented_later": 1})
+    assert catalog.watermarks().committed == 7

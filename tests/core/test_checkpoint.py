@@ -1,0 +1,257 @@
+"""Checkpoints: every layout comes back, other programs can read them, no byte can change unnoticed, and they appear whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tranlogs.checkpoint import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
+from tranlogs.checkpoint.layout import MANIFEST, META, STATE, TEMPORARY
+from tranlogs.config import FORMAT_VERSION
+from tranlogs.errors import CorruptCheckpoint, UnencodableState, UnknownFormat
+from tranlogs.testing.faults import failing
+from tranlogs.types import ITEMSIZE, AnyArray, Array, SparseArray, dense
+
+ABOUT = {"step": 7, "sequence": 15, "chain": f"{0xFEED:016x}", "timeline": 2, "run_id": "r", "created_at": 1.0}
+NAME = checkpoint_name(7, 2, 15)
+NOT_NUMPY = [dtype for dtype in ITEMSIZE if dtype.startswith(("bfloat", "float8"))]
+
+
+def write(
+    folder: Path, tensors: dict[str, AnyArray], meta: dict[str, Any] | None = None, pool: SnapshotPool | None = None
+) -> Path:
+    snapshot = Snapshot(tensors, meta or {})
+    snapshot.encode(None)
+    (pool or SnapshotPool()).hold(snapshot)
+    write_checkpoint(folder, NAME, snapshot, dict(ABOUT))
+    return folder / NAME
+
+
+def permuted(values: np.ndarray[Any, Any], order: tuple[int, ...]) -> Array:
+    """The values with their dimensions in another order of memory."""
+    inner = np.ascontiguousarray(values.transpose(order))
+    strides = [0] * values.ndim
+    for position, dim in enumerate(order):
+        strides[dim] = inner.strides[position] // inner.itemsize
+    return Array(values.dtype.name, values.shape, dense(inner).data, tuple(strides))
+
+
+def same(found: AnyArray, made: AnyArray) -> bool:
+    if isinstance(made, SparseArray):
+        assert isinstance(found, SparseArray)
+        same_parts = same(found.indices, made.indices) and same(found.values, made.values)
+        return same_parts and (found.shape, found.is_coalesced) == (made.shape, made.is_coalesced)
+    assert isinstance(found, Array)
+    return (found.dtype, found.shape, found.strides, found.data.tobytes(), found.is_tensor) == (
+        made.dtype, made.shape, made.strides, made.data.tobytes(), made.is_tensor)  # fmt: skip
+
+
+def everything() -> dict[str, AnyArray]:
+    """A tensor of every dtype, and every layout."""
+    rng = np.random.default_rng(0)
+    made: dict[str, AnyArray] = {}
+    for dtype, itemsize in ITEMSIZE.items():
+        for shape in ((), (0,), (3, 0, 2), (5,), (2, 3)):
+            data = rng.integers(0, 2 if dtype == "bool" else 256, math.prod(shape) * itemsize, np.uint8)
+            made[f"{dtype}/{shape}"] = Array(dtype, shape, data)
+    cube = rng.standard_normal((4, 3, 2)).astype(np.float32)
+    for order in ((0, 2, 1), (2, 1, 0), (1, 0, 2)):
+        made[f"cube/{order}"] = permuted(cube, order)
+        made[f"complex/{order}"] = permuted(cube + 1j * cube, order)
+        made[f"half/{order}"] = permuted(cube.astype(np.float16), order)
+    made["empty/permuted"] = Array("float32", (0, 3), np.empty(0, np.uint8), (1, 5))
+    made["one/strided"] = Array("float32", (1, 3), dense(cube[0, :, 0]).data, (17, 1))
+    indices = Array("int64", (1, 3), dense(np.array([[4, 0, 0]])).data)
+    made["sparse"] = SparseArray((5, 2), indices, Array("float32", (3, 2), dense(cube[:3, :2, 0]).data), False)
+    made["numpy"] = dense(np.arange(6).reshape(2, 3))
+    return made
+
+
+def test_every_dtype_and_layout_comes_back(tmp_path: Path) -> None:
+    made = everything()
+    with Checkpoint(write(tmp_path, made)) as checkpoint:
+        assert list(checkpoint.names()) == list(made)
+        for name, array in made.items():
+            assert same(checkpoint.read(name), array), name
+            assert checkpoint.layout(name) == (array.dtype, array.shape), name
+        assert all(damage is None for _, damage in checkpoint.verify())
+
+
+def test_the_safetensors_library_reads_the_same_values(tmp_path: Path) -> None:
+    made = everything()
+    path = write(tmp_path, made) / STATE
+    with safetensors.safe_open(path, framework="numpy") as file:
+        names = set(file.keys())
+        assert {f"{name}#{part}" for name in made if name == "sparse" for part in ("indices", "values")} <= names
+        assert names - {"sparse#indices", "sparse#values"} == set(made) - {"sparse"}
+        loaded = {name: file.get_tensor(name) for name in names if name.partition("/")[0] not in NOT_NUMPY}
+    for name, array in made.items():
+        if isinstance(array, SparseArray) or array.dtype not in np.sctypeDict:
+            continue
+        values = np.frombuffer(array.data.tobytes(), array.dtype)
+        if array.strides is not None and array.nbytes:
+            values = np.lib.stride_tricks.as_strided(values, array.shape, [s * values.itemsize for s in array.strides])
+        pairs = loaded[name]
+        if array.dtype.startswith("complex"):
+            pairs = np.ascontiguousarray(pairs).view(array.dtype)
+        assert pairs.tobytes() == np.ascontiguousarray(values).tobytes(), name
+        assert pairs.reshape(array.shape).dtype == array.dtype, name
+
+
+def test_bfloat16_and_float8_have_their_own_safetensors_dtypes(tmp_path: Path) -> None:
+    path = write(tmp_path, everything()) / STATE
+    with safetensors.safe_open(path, framework="numpy") as file:
+        kinds = {dtype: file.get_slice(f"{dtype}/(2, 3)").get_dtype() for dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2")}
+        shape = file.get_slice("bfloat16/(2, 3)").get_shape()
+    assert kinds == {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+    assert list(shape) == [2, 3]
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_any_dense_permutation_comes_back(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5)))
+    order = tuple(data.draw(st.permutations(range(len(shape)))))
+    dtype = data.draw(st.sampled_from(["float64", "float32", "int8", "complex128", "bool"]))
+    values = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+    made = permuted(values, order)
+    with Checkpoint(write(tmp_path_factory.mktemp("p"), {"x": made})) as checkpoint:
+        assert same(checkpoint.read("x"), made)
+
+
+def test_the_meta_tree_keeps_its_arrays_in_tensors(tmp_path: Path) -> None:
+    meta = {
+        "rng": np.arange(5000),
+        "small": np.arange(3),
+        "n": [1, None, "x"],
+        "far": Array("bfloat16", (6000,), np.zeros(12000, np.uint8)),
+    }
+    with Checkpoint(write(tmp_path, {"w": dense(np.ones(3))}, meta)) as checkpoint:
+        found = checkpoint.meta()
+        assert list(checkpoint.names("aux/")) == ["aux/000000", "aux/000001"]
+    assert np.array_equal(found["rng"], meta["rng"])
+    assert np.array_equal(found["small"], meta["small"])
+    assert found["n"] == [1, None, "x"]
+    assert same(found["far"], meta["far"])
+
+
+def test_a_snapshot_is_a_copy(tmp_path: Path) -> None:
+    live = np.arange(1000.0)
+    snapshot = Snapshot({"w": dense(live)}, {"rng": live, "n": 1})
+    snapshot.encode(None)
+    SnapshotPool().hold(snapshot)
+    live[:] = -1
+    write_checkpoint(tmp_path, NAME, snapshot, dict(ABOUT))
+    with Checkpoint(tmp_path / NAME) as checkpoint:
+        assert checkpoint.read("w").data.tobytes() == np.arange(1000.0).tobytes()  # type: ignore[union-attr]
+        assert np.array_equal(checkpoint.meta()["rng"], np.arange(1000.0))
+
+
+def test_a_pool_can_be_used_again_for_larger_and_smaller_states(tmp_path: Path) -> None:
+    pool = SnapshotPool()
+    pool.reserve(1000)
+    for i, size in enumerate((10, 5000, 7)):
+        with Checkpoint(write(tmp_path / str(i), {"w": dense(np.arange(size))}, pool=pool)) as checkpoint:
+            assert checkpoint.read("w").data.tobytes() == np.arange(size).tobytes()  # type: ignore[union-attr]
+
+
+def test_state_that_cannot_be_encoded_is_refused_by_its_path() -> None:
+    with pytest.raises(UnencodableState, match=r"\['track'\]\['x'\]"):
+        Snapshot({}, {"track": {"x": object()}}).encode(None)
+
+
+def test_the_manifest_says_what_the_checkpoint_is_of(tmp_path: Path) -> None:
+    with Checkpoint(write(tmp_path, {"w": dense(np.ones(3))})) as checkpoint:
+        assert (checkpoint.step, checkpoint.sequence, checkpoint.chain, checkpoint.timeline) == (7, 15, 0xFEED, 2)
+        assert checkpoint.nbytes == (tmp_path / NAME / STATE).stat().st_size
+        assert checkpoint.manifest["format"] == FORMAT_VERSION
+
+
+def test_another_version_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tranlogs.checkpoint.writer.FORMAT_VERSION", FORMAT_VERSION + 1)
+    folder = write(tmp_path, {"w": dense(np.ones(3))})
+    with pytest.raises(UnknownFormat, match=f"{MANIFEST}: format version {FORMAT_VERSION + 1}"):
+        Checkpoint(folder)
+
+
+def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
+    with (
+        Checkpoint(write(tmp_path, {"w": dense(np.ones(3))})) as checkpoint,
+        pytest.raises(CorruptCheckpoint, match="tensor v"),
+    ):
+        checkpoint.read("v")
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    with Checkpoint(folder) as checkpoint:
+        found = {}
+        for name in checkpoint.names():
+            array = checkpoint.read(name)
+            parts = [array] if isinstance(array, Array) else [array.indices, array.values]
+            found[name] = b"".join(part.data.tobytes() for part in parts)
+        found["meta"] = repr(checkpoint.meta()).encode()
+        damages = [damage for _, damage in checkpoint.verify() if damage is not None]
+        if damages:
+            raise damages[0]
+        return found
+
+
+SMALL: dict[str, AnyArray] = {"w": dense(np.arange(300.0)), "s": everything()["sparse"]}
+
+
+@given(st.sampled_from([STATE, META, MANIFEST]), st.data())
+@settings(max_examples=120)
+def test_no_byte_can_change_unnoticed(tmp_path_factory: pytest.TempPathFactory, file: str, data: st.DataObject) -> None:
+    folder = write(tmp_path_factory.mktemp("c"), SMALL, {"rng": np.arange(2000), "n": 1})
+    sound = read_all(folder)
+    path = folder / file
+    raw = bytearray(path.read_bytes())
+    at, flip = data.draw(st.integers(0, len(raw) - 1)), data.draw(st.integers(1, 255))
+    raw[at] ^= flip
+    path.write_bytes(raw)
+    try:
+        found = read_all(folder)
+    except (CorruptCheckpoint, UnknownFormat):
+        return
+    assert file == MANIFEST, "only white space of the manifest may differ"
+    assert found == sound
+    assert json.loads(raw) == json.loads(raw[:at] + bytes([raw[at] ^ flip]) + raw[at + 1 :])
+
+
+@pytest.mark.parametrize("file", [STATE, META, MANIFEST])
+@pytest.mark.parametrize("damage", ["missing", "empty", "half", "longer"])
+def test_damaged_files_are_named(tmp_path: Path, file: str, damage: str) -> None:
+    folder = write(tmp_path, SMALL, {"n": 1})
+    path = folder / file
+    raw = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes({"empty": b"", "half": raw[: len(raw) // 2], "longer": raw + b"x"}[damage])
+    with pytest.raises(CorruptCheckpoint, match=file.replace(".", r"\.")):
+        read_all(folder)
+
+
+@pytest.mark.parametrize("point", ["state", "meta", "manifest", "publish"])
+@pytest.mark.parametrize("error", ["enospc", "eio"])
+def test_a_failed_checkpoint_publishes_nothing_and_leaves_nothing(tmp_path: Path, point: str, error: str) -> None:
+    with failing(f"checkpoint.{point}={error}"), pytest.raises(OSError, match=f"checkpoint.{point}"):
+        write(tmp_path, SMALL)
+    assert list(tmp_path.iterdir()) == []
+    assert read_all(write(tmp_path, SMALL))["w"] == np.arange(300.0).tobytes()
+
+
+def test_a_temporary_folder_of_a_dead_process_is_written_over(tmp_path: Path) -> None:
+    left = tmp_path / (TEMPORARY + NAME)
+    left.mkdir()
+    (left / "junk").write_bytes(b"x")
+    folder = write(tmp_path, SMALL)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([STATE, META, MANIFEST])
+    assert list(tmp_path.iterdir()) == [folder]

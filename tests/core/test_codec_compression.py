@@ -1,0 +1,122 @@
+"""Codec `auto`: bit-exact for every pattern, never larger, and damaged bytes are refused without taking memory."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tranlogs.codec.compression import Codec, compress, decompress, pack, unpack
+from tranlogs.types import ITEMSIZE, Bytes
+
+SIZES = [0, 1, 2, 3, 4, 7, 63, 64, 255, 256, 257, 258, 260, 4096, 4099, 16_384, 100_001, 262_144]
+
+
+def patterns(size: int, seed: int) -> dict[str, Bytes]:
+    """Bytes that are, almost are, or only look like what a codec takes, at its sample points."""
+    rng = np.random.default_rng(seed)
+    noise = rng.integers(0, 256, size, np.uint8)
+    zeros = np.zeros(size, np.uint8)
+    last, sampled = zeros.copy(), zeros.copy()
+    last[-1:] = 1
+    sampled[:: max(1, size // 64)] = 255
+    high = noise.copy()
+    high[: size // 4 * 4].view(np.uint16)[0::2] = 0
+    almost_high = high.copy()
+    almost_high[size // 4 * 4 - 4 : size // 4 * 4 - 3] = 1
+    rows = zeros.copy()
+    rows[: size // 50] = noise[: size // 50]
+    nans = np.tile(
+        np.frombuffer(struct.pack("<IIII", 0xFFC10000, 0x7FF80001, 0x80000000, 0x7F800001), np.uint8), size // 16 + 1
+    )
+    quiet = np.tile(np.frombuffer(struct.pack("<I", 0xFFC10000), np.uint8), size // 4 + 1)
+    return {
+        "noise": noise, "zeros": zeros, "last": last, "sampled": sampled, "high": high, "almost_high": almost_high,
+        "rows": rows, "nan payloads": nans[:size], "bf16 nans": quiet[:size], "ones": zeros + 1,
+    }  # fmt: skip
+
+
+def round_trip(data: Bytes, dtype: str) -> Codec:
+    codec, stored = compress(data, dtype)
+    assert stored.nbytes <= data.nbytes
+    out = np.full(data.nbytes, 0xA5, np.uint8)
+    decompress(codec, stored, out)
+    assert out.tobytes() == data.tobytes()
+    return codec
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", sorted(ITEMSIZE))
+def test_every_pattern_is_bit_exact_and_never_larger(dtype: str, size: int) -> None:
+    for name, data in patterns(size, seed=size).items():
+        assert round_trip(data, dtype) in Codec, name
+
+
+@given(st.binary(max_size=2000), st.sampled_from(sorted(ITEMSIZE)), st.integers(1, 40))
+@settings(max_examples=300)
+@example(b"\0" * 255 + b"\1", "float32", 1)
+@example(b"\0\0\x80\x3f" * 64 + b"\1", "float32", 1)
+def test_random_bytes_are_bit_exact_and_never_larger(data: bytes, dtype: str, repeats: int) -> None:
+    round_trip(np.frombuffer(data * repeats, np.uint8), dtype)
+
+
+@pytest.mark.parametrize(("pattern", "codec"), [
+    ("noise", Codec.RAW), ("zeros", Codec.ZERO), ("high", Codec.HIGH16), ("almost_high", Codec.RAW), ("rows", Codec.ZSTD),
+    ("bf16 nans", Codec.HIGH16), ("nan payloads", Codec.RAW),
+])  # fmt: skip
+def test_fp32_patterns_get_the_codec_that_fits(pattern: str, codec: Codec) -> None:
+    assert round_trip(patterns(262_144, seed=1)[pattern], "float32") is codec
+
+
+def test_autocast_gradients_take_half() -> None:
+    values = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
+    values.view(np.uint32)[:] &= 0xFFFF0000
+    codec, stored = compress(values.view(np.uint8), "float32")
+    assert (codec, stored.nbytes) == (Codec.HIGH16, 20_000)
+
+
+def test_raw_is_a_view_and_not_a_copy() -> None:
+    data = patterns(4096, seed=2)["noise"]
+    assert np.shares_memory(compress(data, "float32")[1], data)
+
+
+def test_read_only_and_unaligned_input_is_taken() -> None:
+    held = np.random.default_rng(3).integers(0, 2, 1029, np.uint8)
+    held.flags.writeable = False
+    assert round_trip(held[1:], "float32") in Codec
+
+
+@given(st.integers(0, 6), st.binary(max_size=400), st.integers(0, 1000))
+@settings(max_examples=400)
+def test_any_stored_bytes_fill_the_output_or_are_refused(codec: int, stored: bytes, size: int) -> None:
+    out = np.zeros(size, np.uint8)
+    try:
+        decompress(codec, np.frombuffer(stored, np.uint8), out)
+    except ValueError:
+        return
+    assert codec in set(Codec)
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_a_damaged_zstd_frame_is_refused_or_has_the_right_size(data: st.DataObject) -> None:
+    frame = bytearray(pack(bytes(1000) + b"end"))
+    frame[data.draw(st.integers(0, len(frame) - 1))] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(ValueError):
+        assert len(unpack(bytes(frame), 1003)) == 1003
+
+
+def test_a_frame_that_claims_a_terabyte_is_refused_before_memory_is_taken() -> None:
+    hostile = b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 1 << 40) + b"\x01\0\0"
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="1099511627776 bytes"):
+            unpack(hostile, 1000)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

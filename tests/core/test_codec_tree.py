@@ -1,0 +1,291 @@
+"""Plain values come back as they were, whatever is refused is refused by its path, and no bytes can do harm."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import tracemalloc
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from tranlogs.codec import tree
+from tranlogs.config import TREE_DEPTH_MAX
+from tranlogs.errors import UnencodableState
+from tranlogs.types import ITEMSIZE, AnyArray, Array, Extension, SparseArray, dense, is_dense
+
+NUMPY_DTYPES = sorted(name for name in ITEMSIZE if name in np.sctypeDict)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in type and bits: -0.0 differs from 0.0, NaN payloads count."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return np.float64(a).tobytes() == np.float64(b).tobytes()
+    if isinstance(a, complex):
+        return np.complex128(a).tobytes() == np.complex128(b).tobytes()
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, (set, frozenset)):
+        return sorted(map(tree.encode, a)) == sorted(map(tree.encode, b))
+    if isinstance(a, dict):
+        return same(list(a), list(b)) and same(list(a.values()), list(b.values()))
+    if isinstance(a, np.ndarray):
+        return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+    if isinstance(a, np.generic):
+        return (a.dtype, a.tobytes()) == (b.dtype, b.tobytes())
+    if isinstance(a, Array):
+        return (a.dtype, a.shape, a.strides, a.is_tensor, a.data.tobytes()) == (
+            b.dtype, b.shape, b.strides, b.is_tensor, b.data.tobytes())  # fmt: skip
+    if isinstance(a, SparseArray):
+        return (
+            (a.shape, a.is_coalesced) == (b.shape, b.is_coalesced) and same(a.indices, b.indices) and same(a.values, b.values)
+        )
+    if isinstance(a, Extension):
+        return a.tag == b.tag and same(a.value, b.value)
+    return bool(a == b)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Array:
+    dtype = draw(st.sampled_from(sorted(ITEMSIZE)))
+    shape = tuple(draw(st.lists(st.integers(0, 4), max_size=4)))
+    nbytes = math.prod(shape) * ITEMSIZE[dtype]
+    strides = None
+    if draw(st.booleans()):  # a permuted layout
+        order, step = draw(st.permutations(range(len(shape)))), 1
+        placed = [0] * len(shape)
+        for dim in order:
+            placed[dim] = step
+            step *= shape[dim]
+        strides = tuple(placed)
+    data = np.frombuffer(draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint8)
+    return Array(dtype, shape, data, strides, True)
+
+
+@st.composite
+def sparse(draw: st.DrawFn) -> SparseArray:
+    count, rows, width = draw(st.integers(0, 5)), draw(st.integers(1, 9)), draw(st.integers(0, 3))
+    indices = np.array(draw(st.lists(st.integers(0, rows - 1), min_size=count, max_size=count)), np.int64).reshape(1, count)
+    values = draw(npst.arrays(np.float32, (count, width)))
+    parts = [Array(a.dtype, a.shape, a.data) for a in (dense(indices), dense(values))]
+    return SparseArray((rows, width), parts[0], parts[1], draw(st.booleans()))
+
+
+hashables = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text() | st.binary(),
+    lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3),
+    max_leaves=5,
+)
+shapes = npst.array_shapes(min_dims=0, min_side=0, max_side=4)
+leaves = (
+    hashables
+    | st.sets(hashables, max_size=4)
+    | st.integers(-(1 << 200), 1 << 200)
+    | st.sampled_from(NUMPY_DTYPES).flatmap(lambda name: npst.arrays(name, shapes))
+    | st.sampled_from(NUMPY_DTYPES).flatmap(lambda name: npst.arrays(name, ()).map(lambda array: array[()]))
+    | tensors()
+    | sparse()
+)
+values = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(hashables, inner, max_size=4)
+        | st.dictionaries(st.integers() | st.text(), inner, max_size=4).map(OrderedDict)
+        | st.dictionaries(st.text(), st.integers(), max_size=4).map(Counter)
+        | st.builds(Extension, st.text(), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(values)
+@settings(max_examples=400)
+@example(float("nan"))
+@example([-0.0, math.inf, -math.inf, 5e-324, complex(math.nan, -0.0)])
+@example([(1 << 63) - 1, 1 << 63, -(1 << 63), -(1 << 63) - 1, 255, -256, 1 << 4096])
+@example({1: "int", "1": "str", b"1": "bytes", 1.5: None, (1, 2): [], None: {}, False: True})
+@example("\ud800 lone surrogates \udfff")
+@example([np.array(3.5, np.float16), np.zeros((0, 3), np.bool_), np.array([True])])
+def test_every_value_comes_back_as_it_was(value: Any) -> None:
+    assert same(tree.decode(tree.encode(value)), value)
+
+
+@given(values)
+@settings(max_examples=150)
+def test_arrays_out_of_line_come_back_in_their_places(value: Any) -> None:
+    far: list[tuple[str, AnyArray]] = []
+    blob = tree.encode(value, out_of_line=far, out_of_line_bytes_min=8)
+    assert all(array.nbytes >= 8 for _, array in far)
+    assert same(tree.decode(blob, lambda index, _: far[index][1]), value)
+
+
+@given(values)
+@settings(max_examples=100)
+def test_encoding_is_deterministic(value: Any) -> None:
+    assert tree.encode(value) == tree.encode(value)
+
+
+def test_a_changed_number_keeps_the_size() -> None:
+    sizes = {len(tree.encode({"step": n, "lr": n / 7, "rng": np.full(5, n, np.uint32)})) for n in (0, 1, 255, 1 << 31)}
+    assert len(sizes) == 1
+
+
+def test_order_of_dicts_is_kept_and_order_of_sets_does_not_matter() -> None:
+    assert list(tree.decode(tree.encode({"b": 1, "a": 2}))) == ["b", "a"]
+    assert tree.encode({"x", "y", "z"}) == tree.encode({"z", "x", "y"})
+
+
+class Opaque:
+    """Nothing that could be stored."""
+
+
+class Words(str):
+    """A subclass could carry behaviour."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"loader": {"x": Opaque()}}, "track['loader']['x']"),
+        ([1, [2, lambda: None]], "track[1][1]"),
+        ({Words("key"): 1}, "track.keys()"),
+        ({"s": {Words("s")}}, "track['s']{}"),
+        ((0, Words("s")), "track[1]"),
+        (deque([1]), "track"),
+        (defaultdict(int), "track"),
+        (bytearray(b"x"), "track"),
+        (range(3), "track"),
+        (datetime.datetime(2024, 1, 1), "track"),
+        (np.array([Opaque()]), "track (dtype object)"),
+        (np.array(["text"]), "track (dtype <U4)"),
+        (np.array([1], ">i4"), "track (dtype >i4)"),
+        (np.longdouble(1), "track (dtype"),
+        (np.datetime64("2024-01-01"), "track (dtype datetime64[D])"),
+        (np.ma.masked_array([1]), "track"),
+        (Extension("tag", Opaque()), "track"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_by_its_path(value: Any, path: str) -> None:
+    with pytest.raises(UnencodableState) as caught:
+        tree.encode(value, path="track")
+    assert caught.value.path.startswith(path)
+
+
+def nested(wrap: Any, depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda v: [v], lambda v: (v,), lambda v: {"k": v}, lambda v: frozenset([v]), lambda v: Extension("t", v)],
+    ids=["list", "tuple", "dict", "frozenset", "extension"],
+)
+def test_what_can_be_encoded_can_be_decoded_at_every_depth(wrap: Any) -> None:
+    deepest = nested(wrap, TREE_DEPTH_MAX)
+    assert same(tree.decode(tree.encode(deepest)), deepest)
+    with pytest.raises(UnencodableState, match="nested deeper"):
+        tree.encode(nested(wrap, TREE_DEPTH_MAX + 1))
+
+
+def test_a_cycle_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(UnencodableState, match="nested deeper"):
+        tree.encode(loop)
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=1000)
+def test_random_bytes_are_a_tree_or_malformed(data: bytes) -> None:
+    try:
+        value = tree.decode(data)
+    except tree.MalformedTree:
+        return
+    assert same(tree.decode(tree.encode(value)), value)
+
+
+@given(values, st.data())
+@settings(max_examples=400)
+def test_damaged_bytes_are_a_tree_or_malformed(value: Any, data: st.DataObject) -> None:
+    blob = bytearray(tree.encode(value))
+    for _ in range(data.draw(st.integers(1, 4))):
+        blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(blob)))
+    for damaged in (bytes(blob), bytes(blob[:cut]), bytes(blob) + b"N"):
+        try:
+            tree.decode(damaged, lambda index, layout: layout)
+        except tree.MalformedTree:
+            continue
+
+
+def header(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, *, is_tensor: bool = False) -> bytes:
+    array = Array(dtype, (0,), np.empty(0, np.uint8), strides, is_tensor)
+    array.shape = shape
+    return tree._array_header(array)
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"l" + b"\xff\xff\xff\xff" + b"N",
+        b"d" + b"\xff\xff\xff\x7f" + b"N" * 100,
+        b"s" + b"\xff\xff\xff\xff",
+        b"I" + b"\xff\xff\xff\xff",
+        b"a" + header("float64", (1 << 40,), None),
+        b"a" + header("float64", (1 << 62, 1 << 62), None),
+        b"a" + header("uint8", (4,), (1 << 40,)) + b"abcd",
+        b"a" + header("uint8", (4,), (-1,)) + b"abcd",
+        b"a" + header("uint8", (2, 2), (1, 1)) + b"abcd",
+        b"A" + header("uint8", (4,), None) + b"\0\0\0\0",
+        b"g" + b"\x06\0\0\0object" + b"12345678",
+        b"g" + b"\x09\0\0\0(9,9,9)i8" + b"12345678",
+        b"S\x01\0\0\0" + b"l\0\0\0\0",
+        b"d\x01\0\0\0" + b"l\0\0\0\0" + b"N",
+        b"pN" + b"T" + (b"a" + header("int64", (1, 0), None)) * 2,
+        b"l\x01\0\0\0" * 5000,
+        b"",
+        b"NN",
+        b"?",
+    ],
+    ids=lambda blob: repr(blob[:12]),
+)
+def test_hostile_bytes_are_malformed_and_take_no_memory(blob: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(tree.MalformedTree):
+            tree.decode(blob)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_array_out_of_line_must_have_the_layout_that_the_tree_says() -> None:
+    far: list[tuple[str, AnyArray]] = []
+    blob = tree.encode(np.zeros(4), out_of_line=far, out_of_line_bytes_min=1)
+    with pytest.raises(tree.MalformedTree, match="out of line"):
+        tree.decode(blob, lambda index, layout: dense(np.zeros(5)))
+
+
+@given(tensors())
+def test_permuted_layouts_are_dense(array: Array) -> None:
+    assert array.strides is None or is_dense(array.shape, array.strides)
+
+
+def test_to_numpy_puts_values_where_the_strides_say() -> None:
+    made = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    stored = Array("float32", (4, 2, 3), dense(made).data, (1, 12, 4))
+    assert np.array_equal(tree.to_numpy(stored), made.transpose(2, 0, 1))

@@ -1,0 +1,165 @@
+"""Damage that recovery meets on its way: worked around, said, and not at the price of a replay each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tranlogs.checkpoint import Checkpoint
+from tranlogs.codec.entry import EntryKind
+from tranlogs.config import JournalConfig
+from tranlogs.errors import RecoveryError
+from tranlogs.recovery.facts import open_for_reading, read_catalog
+from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.testing.toy import ToyState, ToyTrainer, open_toy, uninterrupted
+from tranlogs.wal.reader import Entry, SegmentReader
+
+
+def open_run(run: Path, every: int = 20) -> ToyTrainer:
+    return open_toy(run, config=JournalConfig(segment_bytes=64 << 20), policy=EverySteps(every), retention=KeepLatest(2))
+
+
+def trained(run: Path, until: int, every: int = 20) -> Path:
+    trainer = open_run(run, every)
+    trainer.recover()
+    trainer.train(until)
+    trainer.journal.close()
+    return run
+
+
+def entries_of(run: Path) -> list[Entry]:
+    found = []
+    for segment in open_for_reading(run / "rank0").segments:
+        with SegmentReader(segment.path) as reader:
+            found += list(reader.entries(list(segment.locations)))
+    return found
+
+
+def invert(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+def damage_state(run: Path, step: int) -> str:
+    """Damage a tensor of the checkpoint of a step; returns the checkpoint's name."""
+    [folder] = (run / "rank0" / "checkpoints").glob(f"step-{step:010d}-*")
+    with Checkpoint(folder) as checkpoint:
+        last = checkpoint.manifest["state"]["bytes"] - 1
+    invert(folder / "state.safetensors", last)
+    return folder.name
+
+
+@pytest.fixture
+def restores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps of the checkpoints that were restored."""
+    steps: list[int] = []
+    restore = ToyState.restore
+
+    def counted(state: ToyState, checkpoint: Checkpoint) -> None:
+        steps.append(checkpoint.step)
+        restore(state, checkpoint)
+
+    monkeypatch.setattr(ToyState, "restore", counted)
+    return steps
+
+
+def recovered(run: Path, **options: Any) -> ToyTrainer:
+    trainer = open_run(run)
+    report = trainer.recover(**options)
+    assert trainer.state.everything() == uninterrupted(report.step).everything()
+    assert trainer.journal.step == report.step
+    return trainer
+
+
+def test_damaged_checkpoint_is_replaced_by_a_longer_replay(memory_path: Path, restores: list[int]) -> None:
+    run = trained(memory_path / "run", 50)
+    damage_state(run, 40)
+    trainer = recovered(run)
+    assert trainer.journal.step == 50
+    assert restores == [40, 20]
+    trainer.journal.close()
+
+
+def test_damaged_checkpoint_no_longer_counts_as_one_that_is_kept(memory_path: Path) -> None:
+    run = trained(memory_path / "run", 50)
+    name = damage_state(run, 40)
+    trainer = recovered(run)
+    trainer.train(55)  # takes one at 51: two sound ones are kept
+    trainer.journal.close()
+    assert [row.step for row in read_catalog(run / "rank0").checkpoints] == [20, 51]
+    assert (run / "rank0" / "checkpoints" / f"damaged-{name}").is_dir()
+    damage_state(run, 51)
+    trainer = recovered(run)
+    assert trainer.journal.step == 55
+    trainer.journal.close()
+
+
+def test_landing_steps_back_over_boundaries_that_share_a_damaged_array(memory_path: Path, restores: list[int]) -> None:
+    run = trained(memory_path / "run", 29, every=1000)
+    boundaries = [entry for entry in entries_of(run) if entry.kind == EntryKind.BOUNDARY]
+    [shared] = {entry.frames[entry.named].offset for entry in boundaries if entry.step >= 20}
+    invert(boundaries[-1].reader.path, shared + 100)
+    trainer = recovered(run)
+    assert trainer.journal.step == 19
+    assert restores == [0, 0]  # not one for each of the ten boundaries that it steps over
+    trainer.journal.close()
+
+
+def test_all_landings_damaged_falls_back_to_the_checkpoint(memory_path: Path) -> None:
+    run = trained(memory_path / "run", 9, every=1000)
+    boundaries = [entry for entry in entries_of(run) if entry.kind == EntryKind.BOUNDARY]
+    for offset in {entry.frames[entry.named].offset for entry in boundaries}:
+        invert(boundaries[0].reader.path, offset)
+    trainer = recovered(run)
+    assert trainer.journal.step == 0
+    trainer.journal.close()
+
+
+def test_steps_behind_damage_stay_on_their_own_timeline(memory_path: Path) -> None:
+    run = trained(memory_path / "run", 30, every=1000)
+    [entry] = [entry for entry in entries_of(run) if (entry.kind, entry.step) == (EntryKind.STEP, 25)]
+    invert(entry.reader.path, entry.frames_of("grad/w2")[0].offset)
+    trainer = recovered(run)
+    assert trainer.journal.step == 24
+    assert trainer.journal.timeline == 2
+    trainer.train(40)
+    trainer.journal.close()
+    trainer = recovered(run)
+    assert trainer.journal.step == 40
+    trainer.journal.close()
+
+
+def test_loss_at_the_end_of_the_log_is_said(memory_path: Path) -> None:
+    run = trained(memory_path / "run", 30, every=1000)
+    [entry] = [entry for entry in entries_of(run) if (entry.kind, entry.step) == (EntryKind.STEP, 29)]
+    invert(entry.reader.path, entry.frames_of("grad/w1")[0].offset)
+    trainer = open_run(run)
+    report = trainer.recover()
+    assert report.step == 28
+    assert "step 30 had been committed; what is left of the log ends at step 28" in report.notes
+    assert any("step 29: tensor grad/w1: the checksum of its bytes differs" in note for note in report.notes)
+    trainer.journal.close()
+
+
+def test_damaged_step_is_refused_when_it_is_asked_for(memory_path: Path) -> None:
+    run = trained(memory_path / "run", 30, every=1000)
+    [entry] = [entry for entry in entries_of(run) if (entry.kind, entry.step) == (EntryKind.STEP, 25)]
+    invert(entry.reader.path, entry.frames_of("grad/w2")[0].offset)
+    trainer = open_run(run)
+    with pytest.raises(RecoveryError, match="step 27 is not covered: no sound boundary lies there"):
+        trainer.recover(step=27)
+    trainer.journal.close()
+
+
+def test_no_sound_checkpoint_is_refused_with_the_names_of_the_damaged_ones(memory_path: Path) -> None:
+    run = trained(memory_path / "run", 50)
+    names = [damage_state(run, 20), damage_state(run, 40)]
+    trainer = open_run(run)
+    with pytest.raises(RecoveryError, match=f"no sound checkpoint is left.*{', '.join(names)}"):
+        trainer.recover()
+    trainer.journal.close()

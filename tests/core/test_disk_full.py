@@ -1,0 +1,247 @@
+"""A disk that is really full, at any byte: training goes on, no signal, and logging resumes by itself when there is space."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tranlogs.config import MIB, JournalConfig
+from tranlogs.errors import UsageError
+from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.testing.clock import FakeClock
+from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
+from tranlogs.wal import log
+
+pytestmark = pytest.mark.root
+
+SIZES = (7, 300)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 1)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 48 MiB."""
+    point = tmp_path / "disk"
+    point.mkdir()
+    if _libc.mount(b"tmpfs", str(point).encode(), b"tmpfs", 0, b"size=48m") != 0:
+        reason = f"no tmpfs can be mounted here ({os.strerror(ctypes.get_errno())})"
+        if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    yield point
+    assert _libc.umount2(str(point).encode(), 2) == 0
+
+
+def fill(disk: Path, *, leave: int = 0) -> Path:
+    """Use up all space but `leave` bytes, while others may take some, too."""
+    path = disk / f"ballast-{len(list(disk.glob('ballast-*')))}"
+    with path.open("wb") as file:
+        while (free := free_bytes(disk) - leave) > 0:
+            try:
+                os.posix_fallocate(file.fileno(), path.stat().st_size, free)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+    return path
+
+
+def free_bytes(disk: Path) -> int:
+    return os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def toy(disk: Path, clock: FakeClock) -> Iterator[Callable[..., ToyTrainer]]:
+    made: list[ToyTrainer] = []
+
+    def open_(*, handover: Any = "direct", durability: Any = "machine") -> ToyTrainer:
+        config = JournalConfig(handover=handover, durability=durability, segment_bytes=MIB)
+        policy, keep = EverySteps(6), KeepLatest(1)
+        trainer = open_toy(disk / "run", sizes=SIZES, config=config, policy=policy, retention=keep, clock=clock)
+        made.append(trainer)
+        return trainer
+
+    yield open_
+    for trainer in made:
+        trainer.journal.close()
+
+
+def state_at(step: int) -> bytes:
+    return uninterrupted(step, sizes=SIZES).everything()
+
+
+def roll(trainer: ToyTrainer) -> None:
+    trainer.journal.wait_synced()
+    trainer.journal.wait_checkpoint()
+    if trainer.journal._wal is not None:
+        trainer.journal._wal.roll()
+
+
+def train(trainer: ToyTrainer, until: int) -> None:
+    trainer.train(until, say=lambda _: roll(trainer))
+
+
+@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("durability", ["process", "machine"])
+@pytest.mark.parametrize("leave", [0, 4096, 3 * MIB], ids=["to the last byte", "but a page", "but a segment"])
+def test_training_goes_on_and_logging_resumes_when_there_is_space(
+    toy: Callable[..., ToyTrainer],
+    clock: FakeClock,
+    disk: Path,
+    caplog: pytest.LogCaptureFixture,
+    handover: str,
+    durability: str,
+    leave: int,
+) -> None:
+    trainer = toy(handover=handover, durability=durability)
+    trainer.recover()
+    train(trainer, 4)
+    caplog.clear()
+    ballast = fill(disk, leave=leave)
+    for until in (12, 20, 30):
+        train(trainer, until)
+        clock.advance(100)
+    assert trainer.state.everything() == state_at(30)
+    assert trainer.journal.is_suspended
+    messages = [record.getMessage() for record in caplog.records if "logging is suspended" in record.getMessage()]
+    assert len(messages) == 1 or leave == 3 * MIB  # with room for a segment, logging may go on for a moment
+    ballast.unlink()
+    for until in (32, 34):  # a failure of before may be seen at the first step only
+        clock.advance(100)
+        train(trainer, until)
+    assert not trainer.journal.is_suspended
+    assert trainer.journal.committed == 34
+    incidents = trainer.journal.catalog.incidents()
+    assert [row.why in message for row, message in zip(incidents, messages, strict=True)] == [True] * len(messages)
+    assert incidents[-1].to_step in (31, 33)
+    trainer.journal.close()
+    again = toy()
+    assert (again.recover().step, again.state.everything() == state_at(34)) == (34, True)
+
+
+def test_a_crash_while_the_disk_is_full_loses_only_what_was_said(
+    toy: Callable[..., ToyTrainer], disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = toy()
+    trainer.recover()
+    train(trainer, 4)
+    fill(disk)
+    train(trainer, 12)
+    committed = trainer.journal.committed
+    assert trainer.journal.is_suspended
+    assert any(f"a crash now would go back to step {committed}" in record.getMessage() for record in caplog.records)
+    trainer.journal.close()
+    again = toy()  # the disk is still full: opening needs no space
+    assert (again.recover().step, again.state.everything() == state_at(committed)) == (committed, True)
+    train(again, 14)
+    assert again.state.everything() == state_at(14)
+    assert again.journal.is_suspended
+
+
+def test_a_new_run_on_a_full_disk_is_refused_in_words(toy: Callable[..., ToyTrainer], disk: Path) -> None:
+    fill(disk)
+    with pytest.raises(UsageError, match=r"cannot be (kept there|opened for writing).*No space left"):
+        toy()
+    for left in disk.glob("ballast-*"):
+        left.unlink()
+    trainer = toy()
+    trainer.recover()
+    trainer.train(3)
+    assert trainer.journal.committed == 3
+
+
+@pytest.mark.parametrize("trial", range(12))
+def test_space_that_comes_and_goes_costs_no_training_and_no_committed_step(
+    toy: Callable[..., ToyTrainer], clock: FakeClock, disk: Path, trial: int
+) -> None:
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    chance = random.Random(seed)
+    handover = chance.choice(["direct", "thread"])
+    trainer, step = toy(handover=handover), 0
+    trainer.recover()
+    for _ in range(12):
+        for left in disk.glob("ballast-*"):
+            left.unlink()
+        if chance.random() < 0.7:
+            fill(disk, leave=chance.randrange(0, 6 * MIB, 4096))
+        step += chance.randrange(1, 7)
+        train(trainer, step)
+        clock.advance(chance.choice([1, 10, 100]))
+        if chance.random() < 0.2:
+            trainer.journal.wait_synced()
+            committed = trainer.journal.committed
+            trainer.journal.close()
+            trainer = toy(handover=handover)
+            step = trainer.recover().step
+            assert step >= committed
+            assert trainer.state.everything() == state_at(step)
+    assert trainer.state.everything() == state_at(step)
+    for left in disk.glob("ballast-*"):
+        left.unlink()
+    for _ in range(2):
+        clock.advance(1000)
+        step += 3
+        train(trainer, step)
+    trainer.journal.wait_synced()
+    assert trainer.journal.committed == step
+    assert not trainer.journal.is_suspended
+
+
+CHILD = """
+import sys
+from tranlogs.testing.toy import open_toy
+from tranlogs.config import JournalConfig
+from tranlogs.retention import EverySteps
+trainer = open_toy(sys.argv[1], sizes=(7, 300), config=JournalConfig(segment_bytes=1 << 20), policy=EverySteps(3))
+trainer.recover()
+print("recovered", flush=True)
+for step in range(1, 400):
+    trainer.train(trainer.journal.step + 1)
+    if step % 20 == 0 and trainer.journal._wal is not None:
+        trainer.journal._wal.roll()
+trainer.journal.close()
+print("done", flush=True)
+"""
+
+
+def test_no_signal_ends_a_process_whose_disk_fills_up_at_full_speed(disk: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(disk / "run")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "recovered\n"
+    while process.poll() is None:
+        fill(disk).unlink()
+    out, err = process.communicate()
+    assert (process.returncode, out) == (0, "done\n"), err
+
+
+def test_the_journal_says_nothing_but_warnings(
+    toy: Callable[..., ToyTrainer], disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = toy()
+    trainer.recover()
+    fill(disk)
+    train(trainer, 20)
+    assert free_bytes(disk) >= 0
+    assert all(record.levelno <= logging.WARNING for record in caplog.records)

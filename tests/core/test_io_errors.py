@@ -1,0 +1,205 @@
+"""Every point of the write path fails, once or for good: training goes on, says so once, and logging resumes by itself."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tranlogs.config import MIB, JournalConfig
+from tranlogs.failpoints import POINTS
+from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.testing.abandon import abandoned_copy
+from tranlogs.testing.clock import FakeClock
+from tranlogs.testing.faults import failing, times_hit
+from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
+from tranlogs.wal import log
+
+SIZES = (7, 300)
+WRITE_PATH = [point for point in POINTS if point.startswith(("wal.", "catalog.", "checkpoint."))]
+# What stops one checkpoint or one deletion, and not the log.
+LOG_GOES_ON = {point for point in WRITE_PATH if point.startswith("checkpoint.")} | {"wal.retire"}
+# What happens ahead, in the background: it is tried again before anybody is told.
+AHEAD = {"wal.prepare", "wal.reset", "wal.unlink"}
+# What cannot be tried out when logging goes on: it comes a moment later, and is waited for longer each time.
+COMES_BACK = {"wal.seal", "wal.reset", "wal.unlink"}
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 1)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def toy(memory_path: Path, clock: FakeClock) -> Iterator[Callable[..., ToyTrainer]]:
+    made: list[ToyTrainer] = []
+
+    def open_(run: Path = memory_path / "run", *, handover: Any = "direct") -> ToyTrainer:
+        config = JournalConfig(handover=handover, durability="machine", segment_bytes=MIB)
+        trainer = open_toy(run, sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepLatest(1), clock=clock)
+        made.append(trainer)
+        return trainer
+
+    yield open_
+    for trainer in made:
+        trainer.journal.close()
+
+
+def train(trainer: ToyTrainer, until: int) -> None:
+    """A segment a step and all threads idle between steps, so that every point is passed at a known place."""
+
+    def settle(_: int) -> None:
+        trainer.journal.wait_synced()
+        trainer.journal.wait_checkpoint()
+        if trainer.journal._wal is not None:
+            trainer.journal._wal.roll()
+
+    trainer.train(until, say=settle)
+
+
+def state_at(step: int) -> bytes:
+    return uninterrupted(step, sizes=SIZES).everything()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("rule", ["eio@1", "enospc"], ids=["once", "for good"])
+@pytest.mark.parametrize("point", WRITE_PATH)
+def test_training_goes_on_and_logging_resumes(
+    toy: Callable[..., ToyTrainer],
+    clock: FakeClock,
+    memory_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    point: str,
+    rule: str,
+    handover: str,
+) -> None:
+    trainer = toy(handover=handover)
+    trainer.recover()
+    train(trainer, 7)
+    journal = trainer.journal
+    caplog.clear()
+    with failing(f"{point}={rule}"):
+        train(trainer, 16)
+        for until in (18, 20):
+            clock.advance(100)
+            train(trainer, until)
+        assert times_hit(point), f"{point} was not reached"
+        at_risk = abandoned_copy(journal, memory_path / "at_risk")
+        claimed = journal.committed
+    assert trainer.state.everything() == state_at(20)
+    suspensions = [message for message in warnings(caplog) if "logging is suspended" in message]
+    if point in LOG_GOES_ON:
+        assert suspensions == []
+        assert any("could not be" in message and point in message for message in warnings(caplog))
+    else:
+        assert len(suspensions) == 1 or point in (AHEAD if rule == "eio@1" else COMES_BACK)
+        assert all(point in message for message in suspensions)
+        assert journal.is_suspended is (rule == "enospc") or point in COMES_BACK
+    clock.advance(100)
+    train(trainer, 23)
+    assert (journal.is_suspended, journal.committed, trainer.state.everything() == state_at(23)) == (False, 23, True)
+    incidents = journal.catalog.incidents()
+    assert len(incidents) == len(suspensions)
+    assert all(point in row.why and row.to_step is not None for row in incidents)
+    for run, floor in ((at_risk, claimed), (abandoned_copy(journal, memory_path / "after"), 23)):
+        again = toy(run)
+        report = again.recover()
+        assert report.step >= floor
+        assert again.state.everything() == state_at(report.step)
+        train(again, 25)
+        assert again.state.everything() == state_at(25)
+
+
+@pytest.mark.parametrize("point", ["wal.prepare", "catalog.before_commit", "wal.begin", "wal.sync", "checkpoint.state"])
+@pytest.mark.parametrize("handover", ["direct", "thread"])
+def test_a_disk_that_fails_from_the_first_step_on_costs_no_training(
+    toy: Callable[..., ToyTrainer],
+    clock: FakeClock,
+    memory_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    point: str,
+    handover: str,
+) -> None:
+    trainer = toy(handover=handover)
+    with failing(f"{point}=enospc"):
+        trainer.recover()
+        train(trainer, 4)
+        clock.advance(100)
+        train(trainer, 6)
+        assert trainer.journal.is_suspended
+        assert trainer.journal.committed <= 1  # what is written and cannot be synced survives the process all the same
+    assert len([message for message in warnings(caplog) if "logging is suspended" in message]) == 1
+    clock.advance(100)
+    train(trainer, 9)
+    assert not trainer.journal.is_suspended
+    again = toy(abandoned_copy(trainer.journal, memory_path / "killed"))
+    assert (again.recover().step, again.state.everything() == state_at(9)) == (9, True)
+
+
+def test_retries_become_rarer_and_go_on_for_ever(toy: Callable[..., ToyTrainer], clock: FakeClock) -> None:
+    trainer, tries = toy(), []
+    trainer.recover()
+    with failing("wal.begin=enospc"):
+        for _ in range(400):
+            before = times_hit("wal.begin")
+            train(trainer, trainer.journal.step + 1)
+            tries += [clock.now()] if times_hit("wal.begin") > before else []
+            clock.advance(1)
+    pauses = [after - before for before, after in itertools.pairwise(tries)]
+    assert pauses == sorted(pauses)
+    assert pauses[:5] == [2, 4, 8, 16, 32]
+    assert set(pauses[5:]) == {60}
+
+
+def test_two_failures_in_a_row_are_two_incidents(
+    toy: Callable[..., ToyTrainer], clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = toy()
+    trainer.recover()
+    caplog.clear()
+    for at in (4, 8):
+        train(trainer, at)
+        with failing("wal.begin=eio@1"):
+            train(trainer, at + 1)
+        clock.advance(100)
+        train(trainer, at + 2)
+    assert [(row.from_step, row.to_step) for row in trainer.journal.catalog.incidents()] == [(4, 6), (8, 10)]
+    assert [message.split(": ")[1].split(" at")[0] for message in warnings(caplog)] == [
+        "logging is suspended", "logging goes on from a fresh checkpoint", "logging is suspended",
+        "logging goes on from a fresh checkpoint",
+    ]  # fmt: skip
+
+
+def test_trouble_that_comes_back_at_once_is_waited_for_longer(toy: Callable[..., ToyTrainer], clock: FakeClock) -> None:
+    trainer, pauses = toy(), []
+    trainer.recover()
+    train(trainer, 2)
+    for _ in range(8):
+        with failing("wal.roll=eio@1"):
+            train(trainer, trainer.journal.step + 2)
+            assert trainer.journal.is_suspended
+        since = clock.now()
+        while trainer.journal.is_suspended:
+            clock.advance(1)
+            train(trainer, trainer.journal.step + 1)
+        pauses.append(clock.now() - since)
+    assert pauses == [2, 4, 8, 16, 32, 60, 60, 60]
+    clock.advance(100)
+    with failing("wal.roll=eio@1"):
+        train(trainer, trainer.journal.step + 2)
+    clock.advance(2)
+    train(trainer, trainer.journal.step + 1)
+    assert not trainer.journal.is_suspended

@@ -1,0 +1,668 @@
+"""The journal: units commit as a whole, checkpoints say the truth, rewinds fork, and what is claimed to be safe is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tranlogs.checkpoint import Checkpoint
+from tranlogs.config import MIB, JournalConfig
+from tranlogs.errors import NotRecovered, RecoveryError, UsageError
+from tranlogs.journal import Journal
+from tranlogs.journal.opening import JournalPaths, file_system_of, refuse_network_file_system
+from tranlogs.recovery import recover
+from tranlogs.recovery.facts import open_for_reading
+from tranlogs.retention import EverySteps, KeepAll, KeepLatest
+from tranlogs.testing.abandon import abandoned_copy
+from tranlogs.testing.clock import FakeClock
+from tranlogs.testing.faults import failing
+from tranlogs.testing.toy import ToyState, ToyTrainer, open_toy, uninterrupted
+from tranlogs.types import dense
+from tranlogs.wal.reader import SegmentReader
+
+SIZES = (7, 300)
+NEVER = EverySteps(10**9)
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[list[ToyTrainer]]:
+    made: list[ToyTrainer] = []
+    yield made
+    for trainer in made:
+        trainer.journal.close()
+
+
+@pytest.fixture
+def toy(tmp_path: Path, closed: list[ToyTrainer]) -> Callable[..., ToyTrainer]:
+    def open_(
+        run: Path = tmp_path / "run", *, handover: Any = "direct", durability: Any = "process", **options: Any
+    ) -> ToyTrainer:
+        config = JournalConfig(handover=handover, durability=durability, segment_bytes=MIB)
+        trainer = open_toy(run, sizes=SIZES, **{"config": config, "policy": NEVER, **options})
+        closed.append(trainer)
+        return trainer
+
+    return open_
+
+
+def killed(trainer: ToyTrainer, to: Path) -> Path:
+    return abandoned_copy(trainer.journal, to)
+
+
+def state_at(step: int) -> bytes:
+    return uninterrupted(step, sizes=SIZES).everything()
+
+
+def test_a_closed_run_goes_on_where_it_stopped(toy: Callable[..., ToyTrainer]) -> None:
+    first = toy()
+    assert first.recover().checkpoint_step is None
+    first.train(12)
+    first.journal.close()
+    second = toy()
+    report = second.recover()
+    assert (report.step, report.checkpoint_step, report.replayed, report.exact) == (12, 0, 12, True)
+    assert second.state.everything() == state_at(12)
+    second.train(20)
+    assert second.state.everything() == state_at(20)
+
+
+@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("durability", ["process", "machine"])
+def test_a_killed_run_goes_on_at_the_last_boundary(
+    toy: Callable[..., ToyTrainer], tmp_path: Path, handover: str, durability: str
+) -> None:
+    trainer = toy(handover=handover, durability=durability, policy=EverySteps(4))
+    trainer.recover()
+    for step in (1, 2, 3, 9, 17):
+        trainer.train(step)
+        again = toy(killed(trainer, tmp_path / f"killed{step}"))
+        assert again.recover().step == step
+        assert again.state.everything() == state_at(step)
+        again.train(20)
+        assert again.state.everything() == state_at(20)
+
+
+def step_of(trainer: ToyTrainer) -> None:
+    """One optimizer update, without a boundary."""
+    state, journal = trainer.state, trainer.journal
+    gradients = state.gradients()
+    record = journal.begin_step(sum(g.nbytes for g in gradients.values()), len(gradients))
+    for name, gradient in gradients.items():
+        record = journal.add(record, f"grad/{name}", dense(gradient))
+    lr = state.lr
+    state.apply(gradients, lr)
+    journal.commit_step(record, {"lr": lr, "digest": state.digest().to_bytes(8, "little")})
+
+
+def boundary_of(trainer: ToyTrainer, **options: Any) -> None:
+    trainer.journal.boundary(trainer.state.auxiliary(), trainer.state.snapshot, **options)
+
+
+@pytest.mark.parametrize("handover", ["direct", "thread"])
+def test_steps_count_once_a_boundary_follows(toy: Callable[..., ToyTrainer], tmp_path: Path, handover: str) -> None:
+    trainer = toy(handover=handover)
+    trainer.recover()
+    trainer.train(2)
+    at_two = trainer.state.everything()
+    step_of(trainer)
+    step_of(trainer)
+    trainer.journal.wait_synced()
+    assert (trainer.journal.step, trainer.journal.committed) == (4, 2)
+    again = toy(killed(trainer, tmp_path / "before"))
+    assert (again.recover().step, again.state.everything() == at_two) == (2, True)
+    boundary_of(trainer)
+    again = toy(killed(trainer, tmp_path / "after"))
+    assert (again.recover().step, again.state.everything() == trainer.state.everything()) == (4, True)
+
+
+def test_a_boundary_without_a_step_commits_auxiliary_state(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(2)
+    for lr in (0.5, 0.25):
+        trainer.state.lr = lr
+        boundary_of(trainer)
+    again = toy(killed(trainer, tmp_path / "killed"))
+    assert (again.recover().step, again.state.lr) == (2, 0.25)
+
+
+def test_a_record_that_is_not_committed_is_no_step(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(2)
+    record = trainer.journal.begin_step(1000, 1)
+    assert trainer.journal.add(record, "grad/w0", dense(np.ones(7))) is record
+    again = toy(killed(trainer, tmp_path / "killed"))
+    assert again.recover().step == 2
+    trainer.train(4)
+    assert trainer.state.everything() == state_at(4)
+
+
+def test_a_step_whose_record_was_dropped_is_a_gap_and_no_silent_hole(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    """An image in the middle of a record: the log would go on without the step, and replay would be wrong."""
+    clock = FakeClock()
+    trainer = toy(clock=clock)
+    trainer.recover()
+    trainer.train(2)
+    state, journal = trainer.state, trainer.journal
+    gradients = state.gradients()
+    record = journal.begin_step(10_000, 2)
+    journal.append_image([("param/w0", dense(state.parameters["w0"]))], {})
+    state.apply(gradients, state.lr)
+    journal.commit_step(record, {"lr": state.lr, "digest": b""})
+    boundary_of(trainer)
+    assert (journal.step, journal.is_suspended, journal.committed) == (3, True, 2)
+    again = toy(killed(trainer, tmp_path / "gap"))
+    assert (again.recover().step, again.state.everything() == state_at(2)) == (2, True)
+    clock.advance(100)
+    trainer.train(5)
+    again = toy(killed(trainer, tmp_path / "behind"))
+    assert (again.recover().step, again.state.everything() == state.everything()) == (5, True)
+
+
+def test_scalars_come_back_with_their_steps(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    for step in range(1, 4):
+        step_of(trainer)
+        boundary_of(trainer, scalars={"loss": step / 2, "norm": float("inf")})
+    trainer.journal.close()
+    found = recover(trainer.journal.paths.folder, ToyState(SIZES))
+    assert found is not None
+    assert found.scalars == [(step, {"loss": step / 2, "norm": float("inf")}) for step in range(1, 4)]
+
+
+def test_a_run_with_steps_must_be_recovered_before_it_goes_on(toy: Callable[..., ToyTrainer]) -> None:
+    first = toy()
+    first.recover()
+    first.train(3)
+    first.journal.close()
+    second = toy()
+    with pytest.raises(NotRecovered, match="already holds 3 steps"):
+        second.train(1)
+    assert second.recover().step == 3
+
+
+def test_after_close_nothing_is_logged_and_nothing_breaks(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(3)
+    trainer.journal.close()
+    trainer.train(6)
+    assert (trainer.journal.step, trainer.journal.committed, trainer.journal.is_writer) == (6, 3, False)
+    assert not trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    trainer.journal.close()
+    assert toy().recover().step == 3
+
+
+@pytest.mark.parametrize("handover", ["direct", "thread"])
+def test_state_that_changes_after_the_boundary_is_not_what_was_committed(
+    toy: Callable[..., ToyTrainer], tmp_path: Path, handover: str
+) -> None:
+    trainer = toy(handover=handover)
+    trainer.recover()
+    body = trainer.state.auxiliary()
+    order = np.arange(5000)
+    body["order"] = order
+    trainer.journal.boundary(body, trainer.state.snapshot)
+    order[:] = -1
+    again = toy(killed(trainer, tmp_path / "killed"))
+    again.recover()
+    assert np.array_equal(again.state.order, np.arange(5000))
+
+
+# Checkpoints.
+
+
+def checkpoint_steps(trainer: ToyTrainer) -> list[int]:
+    trainer.journal.wait_checkpoint()
+    return [row.step for row in trainer.journal.catalog.checkpoints()]
+
+
+def patiently(trainer: ToyTrainer, until: int) -> None:
+    """Train, and let each checkpoint be finished."""
+    trainer.train(until, say=lambda _: trainer.journal.wait_checkpoint())
+
+
+def test_checkpoints_are_taken_when_they_are_due_and_the_newest_are_kept(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy(policy=EverySteps(5), retention=KeepLatest(2))
+    trainer.recover()
+    patiently(trainer, 22)
+    assert checkpoint_steps(trainer) == [15, 20]
+    assert sorted(path.name for path in trainer.journal.paths.checkpoints.iterdir()) == sorted(
+        row.name for row in trainer.journal.catalog.checkpoints()
+    )
+    trainer.journal.close()
+    again = toy()
+    assert (again.recover().checkpoint_step, again.journal.step) == (20, 22)
+
+
+@pytest.mark.parametrize("handover", ["direct", "thread"])
+def test_a_checkpoint_is_the_state_at_its_boundary(toy: Callable[..., ToyTrainer], handover: str) -> None:
+    trainer = toy(handover=handover, policy=EverySteps(3), retention=KeepAll())
+    trainer.recover()
+    patiently(trainer, 16)
+    assert checkpoint_steps(trainer) == [0, 3, 6, 9, 12, 15]
+    for row in trainer.journal.catalog.checkpoints():
+        state = ToyState(SIZES)
+        with Checkpoint(trainer.journal.paths.checkpoints / row.name) as checkpoint:
+            state.restore(checkpoint)
+        assert state.everything() == state_at(row.step)
+
+
+def test_a_boundary_can_ask_for_a_checkpoint_or_refuse_one(toy: Callable[..., ToyTrainer]) -> None:
+    eager = toy(policy=EverySteps(1), retention=KeepAll())
+    eager.recover()
+    step_of(eager)
+    boundary_of(eager, checkpoint=False)
+    assert checkpoint_steps(eager) == [0]
+    eager.journal.close()
+    lazy = toy(policy=NEVER, retention=KeepAll())
+    lazy.recover()
+    step_of(lazy)
+    boundary_of(lazy, checkpoint=True)
+    assert checkpoint_steps(lazy) == [0, 2]
+
+
+def test_the_monitor_can_ask_for_a_checkpoint(toy: Callable[..., ToyTrainer]) -> None:
+    clock = FakeClock()
+    trainer = toy(clock=clock, retention=KeepAll())
+    trainer.recover()
+    trainer.train(3)
+    with trainer.journal.catalog.transaction() as tables:
+        tables.put_request("checkpoint", {"step": 3})
+    clock.advance(10)
+    trainer.train(4)
+    assert checkpoint_steps(trainer) == [0, 4]
+    clock.advance(10)
+    trainer.train(8)
+    assert checkpoint_steps(trainer) == [0, 4]
+
+
+def test_the_log_behind_the_kept_checkpoints_is_pruned_and_its_files_are_recycled(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy(policy=EverySteps(6), retention=KeepLatest(1))
+    trainer.recover()
+
+    def roll(step: int) -> None:
+        trainer.journal.wait_checkpoint()
+        assert trainer.journal._wal is not None
+        trainer.journal._wal.roll()
+
+    trainer.train(40, say=roll)
+    files = list(trainer.journal.paths.log.glob("*.seg"))
+    assert len(files) < 20
+    again = toy(killed(trainer, trainer.journal.paths.folder.parent.parent / "killed"))
+    assert again.recover().step == 40
+    assert again.state.everything() == state_at(40)
+
+
+def test_the_same_position_has_one_checkpoint(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(3)
+    assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    before = [row.created_at for row in trainer.journal.catalog.checkpoints()]
+    assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    assert [row.created_at for row in trainer.journal.catalog.checkpoints()] == before
+
+
+def test_a_damaged_checkpoint_of_the_same_position_is_written_again(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(3)
+    trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    (row,) = [row for row in trainer.journal.catalog.checkpoints() if row.step == 3]
+    path = trainer.journal.paths.checkpoints / row.name / "state.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    with Checkpoint(path.parent) as checkpoint:
+        assert all(damage is None for _, damage in checkpoint.verify())
+
+
+# Suspension: what is claimed is true.
+
+
+def suspended(trainer: ToyTrainer, at: int, rule: str = "wal.begin=enospc") -> None:
+    """Train to a step behind which the disk is full."""
+    trainer.train(at)
+    trainer.journal.wait_checkpoint()
+    trainer.journal.wait_synced()
+    with failing(rule):
+        trainer.train(at + 1)
+    assert trainer.journal.is_suspended
+
+
+@pytest.mark.parametrize("durability", ["process", "machine"])
+def test_while_suspended_committed_and_synced_stay_where_they_were(toy: Callable[..., ToyTrainer], durability: str) -> None:
+    clock = FakeClock()
+    trainer = toy(clock=clock, durability=durability)
+    trainer.recover()
+    suspended(trainer, 5)
+    for until in (8, 12):
+        clock.advance(100)
+        with failing("checkpoint.state=enospc"):
+            trainer.train(until)
+        assert trainer.journal.is_suspended
+        assert (trainer.journal.step, trainer.journal.committed) == (until, 5)
+        assert durability == "process" or trainer.journal.synced == 5
+        assert trainer.journal.catalog.watermarks().committed == 5
+    clock.advance(100)
+    trainer.train(13)
+    assert not trainer.journal.is_suspended
+    assert trainer.journal.committed == 13
+
+
+def test_an_uncommitted_step_does_not_count_as_committed_when_logging_stops(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(5)
+    step_of(trainer)
+    with failing("wal.begin=enospc"):
+        boundary_of(trainer)
+    assert trainer.journal.is_suspended
+    assert trainer.journal.committed == 5
+
+
+@pytest.mark.parametrize("fault", ["checkpoint.snapshot", "checkpoint.state", "checkpoint.manifest", "checkpoint.publish"])
+def test_without_any_checkpoint_there_is_no_use_in_logging(toy: Callable[..., ToyTrainer], fault: str) -> None:
+    clock = FakeClock()
+    trainer = toy(clock=clock)
+    with failing(f"{fault}=enospc"):
+        trainer.recover()
+        assert trainer.journal.is_suspended
+        trainer.train(3)
+        assert trainer.journal.committed == 0
+    clock.advance(100)
+    trainer.train(5)
+    assert not trainer.journal.is_suspended
+    again = toy(killed(trainer, trainer.journal.paths.folder.parent.parent / "killed"))
+    assert (again.recover().step, again.state.everything() == state_at(5)) == (5, True)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_checkpoint_of_a_boundary_that_was_not_logged_is_not_taken(toy: Callable[..., ToyTrainer], wait: bool) -> None:
+    """Records are handed over: the boundary fails behind the training thread. Its state must not get an older name."""
+    trainer = toy(handover="thread")
+    trainer.recover()
+    trainer.train(4)
+    trainer.journal.wait_synced()
+    with failing("wal.before_commit=eio"):
+        step_of(trainer)
+        boundary_of(trainer)
+        assert not trainer.journal.checkpoint(trainer.state.snapshot(), wait=wait)
+    assert trainer.journal.is_suspended
+    assert checkpoint_steps(trainer) == [0]
+    trainer.journal.close()
+    again = toy()
+    assert (again.recover().step, again.state.everything() == state_at(4)) == (4, True)
+
+
+def test_a_failed_checkpoint_is_told_and_the_log_goes_on(
+    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = toy(policy=EverySteps(4))
+    trainer.recover()
+    with failing("checkpoint.state=eio@1"):
+        patiently(trainer, 9)
+    assert [r.message for r in caplog.records if "could not be written" in r.message]
+    assert (trainer.journal.is_suspended, trainer.journal.committed) == (False, 9)
+    assert checkpoint_steps(trainer) == [0, 8]
+    again = toy(killed(trainer, trainer.journal.paths.folder.parent.parent / "killed"))
+    assert (again.recover().step, again.state.everything() == state_at(9)) == (9, True)
+
+
+def incidents(trainer: ToyTrainer) -> list[tuple[int, int | None]]:
+    return [(row.from_step, row.to_step) for row in trainer.journal.catalog.incidents()]
+
+
+def test_an_incident_lasts_until_logging_goes_on(toy: Callable[..., ToyTrainer]) -> None:
+    clock = FakeClock()
+    trainer = toy(clock=clock)
+    trainer.recover()
+    suspended(trainer, 5)
+    assert incidents(trainer) == [(5, None)]
+    trainer.train(9)
+    clock.advance(100)
+    trainer.train(10)
+    assert incidents(trainer) == [(5, 10)]
+    suspended(trainer, 12)
+    assert incidents(trainer) == [(5, 10), (12, None)]
+
+
+def test_a_checkpoint_that_was_under_way_does_not_end_an_incident(
+    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = toy(clock=FakeClock())
+    trainer.recover()
+    trainer.train(4)
+    held: list[Callable[[], None]] = []
+    write = trainer.journal._checkpointer._write  # type: ignore[union-attr]
+    monkeypatch.setattr(trainer.journal._checkpointer, "_write", lambda *args: held.append(lambda: write(*args)))
+    trainer.journal.checkpoint(trainer.state.snapshot())
+    suspended(trainer, 4)
+    held[0]()
+    assert checkpoint_steps(trainer) == [0, 4]
+    assert incidents(trainer) == [(4, None)]
+    assert not [r for r in caplog.records if "logging goes on" in r.message]
+
+
+def test_the_next_process_ends_an_incident_that_a_dead_one_left(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    trainer = toy(clock=FakeClock())
+    trainer.recover()
+    suspended(trainer, 5)
+    trainer.train(9)
+    again = toy(killed(trainer, tmp_path / "killed"))
+    assert again.recover().step == 5
+    again.train(6)
+    assert incidents(again) == [(5, 5)]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_closing_while_suspended_says_what_is_lost(toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture) -> None:
+    trainer = toy(clock=FakeClock())
+    trainer.recover()
+    suspended(trainer, 5)
+    caplog.clear()
+    trainer.journal.close()
+    (message,) = warnings(caplog)
+    assert "closed while logging was suspended; steps after 5 are lost" in message
+
+
+@pytest.mark.parametrize(
+    ("handover", "fault"), [("direct", "wal.sync"), ("direct", "wal.seal"), ("thread", "wal.before_commit")]
+)
+def test_a_close_that_loses_something_says_so(
+    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, handover: str, fault: str
+) -> None:
+    trainer = toy(handover=handover, durability="machine")
+    trainer.recover()
+    trainer.train(4)
+    trainer.journal.wait_synced()
+    with failing(f"{fault}=eio"):
+        step_of(trainer)
+        boundary_of(trainer)
+        trainer.journal.close()
+    (message,) = warnings(caplog)
+    assert "could not be closed cleanly" in message
+    assert fault in message
+    assert toy().recover().step == (4 if handover == "thread" else 5)
+
+
+def test_a_clean_close_says_that_all_is_safe(toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture) -> None:
+    trainer = toy(durability="machine")
+    trainer.recover()
+    trainer.train(4)
+    caplog.set_level(logging.INFO)
+    trainer.journal.close()
+    assert "closed; steps up to 4 are safe" in caplog.records[-1].getMessage()
+    assert (trainer.journal.committed, trainer.journal.synced) == (4, 4)
+
+
+# Going back.
+
+
+def test_going_back_starts_a_new_timeline_and_overwrites_nothing(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    first = toy(policy=EverySteps(4), retention=KeepAll())
+    first.recover()
+    patiently(first, 10)
+    first.journal.close()
+    second = toy(retention=KeepAll())
+    assert second.recover(step=6).step == 6
+    assert second.state.everything() == state_at(6)
+    second.state.lr = 0.5  # another history from here
+    second.train(8)
+    assert second.journal.timeline == 2
+    expected = second.state.everything()
+    assert expected != state_at(8)
+    assert [row.step for row in second.journal.catalog.checkpoints()] == [0, 4, 8]
+    third = toy(killed(second, tmp_path / "killed"))
+    assert third.recover().step == 8
+    assert third.state.everything() == expected
+
+
+def test_going_back_and_looking_only_changes_nothing(toy: Callable[..., ToyTrainer]) -> None:
+    first = toy()
+    first.recover()
+    first.train(10)
+    first.journal.close()
+    second = toy()
+    second.recover(step=3)
+    second.journal.close()
+    third = toy()
+    assert third.recover().step == 10
+    assert [row.number for row in third.journal.catalog.timelines()] == [1]
+
+
+def test_going_back_again_and_again(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    trainer = toy(retention=KeepAll())
+    trainer.recover()
+    trainer.train(6)
+    expected = {step: state_at(step) for step in range(7)}
+    for i, (back, to) in enumerate([(4, 7), (5, 9), (2, 4), (3, 5), (0, 2)]):
+        trainer = toy(killed(trainer, tmp_path / f"killed{i}"), retention=KeepAll())
+        assert trainer.recover(step=back).step == back
+        assert trainer.state.everything() == expected[back]
+        trainer.state.lr = 0.01 * (i + 1)
+        boundary_of(trainer)
+        expected[back] = trainer.state.everything()
+        trainer.train(to, say=lambda step, trainer=trainer: expected.update({step: trainer.state.everything()}))
+        assert trainer.journal.timeline == i + 2
+        trainer.journal.checkpoint(trainer.state.snapshot(), wait=i % 2 == 0)
+    for step in range(3):
+        again = toy(killed(trainer, tmp_path / f"last{step}"))
+        assert again.recover(step=step).step == step
+        assert again.state.everything() == expected[step]
+
+
+def test_a_step_that_is_not_covered_is_refused_and_the_run_is_as_before(toy: Callable[..., ToyTrainer]) -> None:
+    first = toy()
+    first.recover()
+    first.train(5)
+    first.journal.close()
+    second = toy()
+    with pytest.raises(RecoveryError, match=r"step 9 is not covered.*: 5"):
+        second.recover(step=9)
+    assert second.recover().step == 5
+
+
+def test_pruning_after_going_back_keeps_what_recovery_needs(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    first = toy(policy=EverySteps(5), retention=KeepLatest(2))
+    first.recover()
+    patiently(first, 23)
+    first.journal.close()
+    second = toy(policy=EverySteps(5), retention=KeepLatest(2))
+    second.recover(step=16)
+    patiently(second, 22)
+    assert checkpoint_steps(second) == [15, 20]
+    again = toy(killed(second, tmp_path / "killed"))
+    assert again.recover().step == 22
+    assert again.state.everything() == state_at(22)
+
+
+# Opening.
+
+
+def test_a_lost_catalog_is_rebuilt_and_said(toy: Callable[..., ToyTrainer]) -> None:
+    first = toy(policy=EverySteps(4))
+    first.recover()
+    patiently(first, 10)
+    first.journal.close()
+    (first.journal.paths.folder / "catalog.lmdb").unlink()
+    second = toy()
+    assert any("the catalog is missing" in note for note in second.journal.notes)
+    assert (second.recover().step, second.state.everything() == state_at(10)) == (10, True)
+
+
+def test_what_a_crash_left_half_done_is_finished(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    first = toy(retention=KeepAll())
+    first.recover()
+    first.train(4)
+    first.journal.checkpoint(first.state.snapshot(), wait=True)
+    first.train(6)
+    copy = killed(first, tmp_path / "killed")
+    paths = JournalPaths.of(copy)
+    (paths.checkpoints / ".tmp-x").mkdir()
+    (paths.log / "x.seg.template").write_bytes(b"x")
+    journal = Journal.open(copy, framework="toy")
+    (row,) = [row for row in journal.catalog.checkpoints() if row.step == 4]
+    with journal.catalog.transaction() as tables:
+        tables.delete(f"checkpoint/{row.name}")
+    journal.close()
+    second = toy(copy)
+    assert not list(paths.checkpoints.glob(".tmp-*"))
+    assert not list(paths.log.glob("*.template"))
+    assert [row.step for row in second.journal.catalog.checkpoints()] == [0, 4]
+    report = second.recover()
+    assert (report.step, report.checkpoint_step) == (6, 4)
+
+
+def test_a_run_that_cannot_be_opened_for_writing_is_a_usage_error(
+    toy: Callable[..., ToyTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with failing("catalog.before_commit=enospc"), pytest.raises(UsageError, match="cannot be opened for writing"):
+        toy()
+    trainer = toy()
+    assert trainer.recover().step == 0
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs"])
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr("tranlogs.journal.opening.file_system_of", lambda _: kind)
+    with pytest.raises(UsageError, match=rf"network file system \({kind}\)"):
+        refuse_network_file_system(tmp_path)
+
+
+def test_the_file_system_is_known() -> None:
+    assert file_system_of(Path("/proc")) == "proc"
+    assert file_system_of(Path("/proc/self")) == "proc"
+
+
+def test_a_folder_that_holds_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run is there"):
+        JournalPaths.of(tmp_path).demand()
+
+
+def test_segments_and_checkpoints_say_what_they_are_of(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy(environment={"threads": 2})
+    trainer.recover()
+    trainer.train(1)
+    trainer.journal.close()
+    (segment,) = open_for_reading(trainer.journal.paths.folder).segments
+    with SegmentReader(segment.path) as reader:
+        body = reader.decode(segment.locations[0]).body()
+    (row,) = trainer.journal.paths.checkpoints.iterdir()
+    with Checkpoint(row) as checkpoint:
+        manifest = checkpoint.manifest
+    for said in (body, manifest):
+        assert said["run_id"] == trainer.journal.run.run_id
+        assert (said["framework"], said["rank"], said["environment"]) == ("toy", 0, {"threads": 2})

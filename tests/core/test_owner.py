@@ -1,0 +1,233 @@
+"""One writer a journal: the second is told who the first is, a dead one is taken over, children hold nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tranlogs.errors import RunInUse, UsageError
+from tranlogs.journal import read_owner
+from tranlogs.journal.owner import OwnerLock
+from tranlogs.testing.toy import open_toy
+
+HOLD = """
+import sys
+from pathlib import Path
+from tranlogs.journal.owner import OwnerLock
+lock = OwnerLock(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.readline()
+"""
+TAKE = """
+import sys
+from pathlib import Path
+from tranlogs.errors import RunInUse
+from tranlogs.journal.owner import OwnerLock
+try:
+    OwnerLock(Path(sys.argv[1])).release()
+    print("taken")
+except RunInUse as error:
+    print(error.host, error.pid)
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def take_elsewhere(folder: Path) -> str:
+    """What another process gets when it asks for the lock."""
+    return subprocess.run([sys.executable, "-c", TAKE, str(folder)], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def end(process: subprocess.Popen[str], *, kill: bool) -> None:
+    if kill:
+        process.kill()
+    process.communicate("\n")
+
+
+def test_a_second_process_is_refused_with_host_and_pid(tmp_path: Path) -> None:
+    process = holder(tmp_path)
+    with pytest.raises(RunInUse, match=f"process {process.pid} on host {socket.gethostname()}") as caught:
+        OwnerLock(tmp_path)
+    assert (caught.value.host, caught.value.pid) == (socket.gethostname(), process.pid)
+    end(process, kill=False)
+
+
+def test_a_second_trainer_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    trainer = open_toy(tmp_path, sizes=(10,))
+    trainer.recover()
+    trainer.train(3)
+    with pytest.raises(RunInUse) as caught:
+        open_toy(tmp_path, sizes=(10,))
+    assert (caught.value.host, caught.value.pid) == (socket.gethostname(), os.getpid())
+    assert take_elsewhere(tmp_path / "rank0") == f"{socket.gethostname()} {os.getpid()}"
+    trainer.train(5)
+    assert trainer.journal.committed == 5
+    trainer.journal.close()
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_the_lock_of_a_process_that_ended_is_taken_over(tmp_path: Path, kill: bool) -> None:
+    process = holder(tmp_path)
+    end(process, kill=kill)
+    found = read_owner(tmp_path)
+    assert found is not None
+    assert (found.pid, found.is_alive) == (process.pid, False)
+    OwnerLock(tmp_path).release()
+
+
+def test_a_released_lock_is_free_for_others(tmp_path: Path) -> None:
+    lock = OwnerLock(tmp_path)
+    assert take_elsewhere(tmp_path) == f"{socket.gethostname()} {os.getpid()}"
+    lock.release()
+    lock.release()
+    assert take_elsewhere(tmp_path) == "taken"
+
+
+def test_another_name_of_the_same_folder_is_the_same_lock(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    lock = OwnerLock(tmp_path / "run")
+    with pytest.raises(RunInUse):
+        OwnerLock(tmp_path / "link")
+    assert take_elsewhere(tmp_path / "run") != "taken"
+    lock.release()
+
+
+def test_asking_who_owns_a_run_takes_nothing(tmp_path: Path) -> None:
+    lock = OwnerLock(tmp_path)
+    for _ in range(3):
+        found = read_owner(tmp_path)
+        assert found is not None
+        assert (found.host, found.pid, found.is_alive) == (socket.gethostname(), os.getpid(), True)
+        assert take_elsewhere(tmp_path) != "taken"
+    lock.release()
+    process = holder(tmp_path)
+    found = read_owner(tmp_path)
+    assert found is not None
+    assert (found.pid, found.is_alive) == (process.pid, True)
+    end(process, kill=True)
+
+
+def test_a_folder_without_an_owner_has_none(tmp_path: Path) -> None:
+    assert read_owner(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"host": 1}', "\0\0"])
+def test_a_damaged_note_of_the_owner_does_no_harm(tmp_path: Path, content: str) -> None:
+    process = holder(tmp_path)
+    (tmp_path / "owner.json").write_text(content)
+    assert read_owner(tmp_path) is None
+    with pytest.raises(RunInUse):
+        OwnerLock(tmp_path)
+    end(process, kill=True)
+    OwnerLock(tmp_path).release()
+
+
+def test_where_the_note_cannot_be_written_the_lock_holds_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end(holder(tmp_path), kill=True)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    lock = OwnerLock(tmp_path)
+    assert read_owner(tmp_path) is None  # not the one before
+    assert take_elsewhere(tmp_path) == "unknown 0"
+    lock.release()
+
+
+def in_child(work: object) -> bool:
+    """Run in a forked child; whether it returned True."""
+    assert callable(work)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = 0 if work() else 1
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def refused(folder: Path) -> bool:
+    try:
+        OwnerLock(folder)
+    except RunInUse as error:
+        return error.pid == os.getppid()
+    return False
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_does_not_own_the_run(tmp_path: Path) -> None:
+    lock = OwnerLock(tmp_path)
+    assert in_child(lambda: refused(tmp_path))
+    assert take_elsewhere(tmp_path) != "taken"
+    lock.release()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_logs_nothing_and_closing_there_takes_nothing_away(tmp_path: Path) -> None:
+    trainer = open_toy(tmp_path, sizes=(10,))
+    trainer.recover()
+    trainer.train(3)
+
+    def child() -> bool:
+        journal = trainer.journal
+        record = journal.begin_step(100, 1)
+        journal.commit_step(record, {})
+        journal.append_image([], {})
+        journal.boundary({}, trainer.state.snapshot, checkpoint=True)
+        logged = journal.checkpoint(trainer.state.snapshot(), wait=True)
+        journal.close()
+        return record is None and not logged and not journal.is_writer
+
+    assert in_child(child)
+    assert take_elsewhere(tmp_path / "rank0") != "taken"
+    trainer.train(6)
+    trainer.journal.close()
+    again = open_toy(tmp_path, sizes=(10,))
+    assert again.recover().step == 6
+    assert again.state.everything() == trainer.state.everything()
+    again.journal.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_an_orphan_does_not_keep_a_dead_trainer_s_lock(tmp_path: Path) -> None:
+    """As a worker of a data loader that outlives its trainer."""
+    read_end, write_end = os.pipe()
+    trainer = os.fork()
+    if trainer == 0:
+        OwnerLock(tmp_path)
+        if os.fork() == 0:
+            os.write(write_end, str(os.getpid()).encode())
+        signal.pause()
+    orphan = int(os.read(read_end, 100))
+    os.kill(trainer, signal.SIGKILL)
+    os.waitpid(trainer, 0)
+    try:
+        os.kill(orphan, 0)
+        OwnerLock(tmp_path).release()
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+        os.close(read_end)
+        os.close(write_end)
+
+
+def test_a_folder_where_nothing_can_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="a run cannot be kept there"):
+        open_toy(tmp_path / "file" / "run")

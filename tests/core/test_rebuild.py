@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tranlogs.catalog import CATALOG_NAME, Catalog, Incident
+from tranlogs.codec.entry import HEAD
+from tranlogs.config import JournalConfig
+from tranlogs.errors import CorruptCatalog
+from tranlogs.rebuild import rebuild_catalog
+from tranlogs.recovery.facts import Listed, open_for_reading, read_catalog
+from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
+from tranlogs.verify import Problem, verify_run
+
+
+def open_run(run: Path) -> ToyTrainer:
+    return open_toy(run, config=JournalConfig(segment_bytes=1 << 20), policy=EverySteps(20), retention=KeepLatest(2))
+
+
+@pytest.fixture
+def run(memory_path: Path) -> Path:
+    """A run with two timelines, ended in order."""
+    for until, step in ((55, None), (66, 50)):
+        trainer = open_run(memory_path / "run")
+        trainer.recover(step)
+        trainer.train(until)
+        trainer.journal.close()
+    return memory_path / "run"
+
+
+def retired(folder: Path) -> set[str]:
+    """Files that are spares: they come back as segments that nobody needs."""
+    return {row.file for row in read_catalog(folder).segments if row.state == "retired"}
+
+
+def listing(folder: Path, spares: set[str]) -> tuple[object, ...]:
+    """What the rows say that the files say, too."""
+    known = read_catalog(folder)
+    segments = {(row.ordinal, row.file, row.timeline, row.base_sequence, row.last_sequence, row.last_step)
+                for row in known.segments if row.state == "sealed" and row.file not in spares}  # fmt: skip
+    checkpoints = {(row.name, row.step, row.sequence, row.chain, row.timeline, row.nbytes) for row in known.checkpoints}
+    return segments, checkpoints, {(row.number, row.parent, row.fork_sequence, row.fork_step) for row in known.timelines}
+
+
+def rebuilt(folder: Path) -> Listed:
+    assert any(note.startswith("the catalog was rebuilt from") for note in rebuild_catalog(folder))
+    return read_catalog(folder)
+
+
+def goes_on(run: Path, step: int) -> None:
+    """Recovery lands on `step`, exactly, and training goes on from there."""
+    trainer = open_run(run)
+    assert trainer.recover().step == step
+    assert trainer.state.everything() == uninterrupted(step).everything()
+    trainer.train(step + 5)
+    trainer.journal.close()
+    again = open_run(run)
+    assert again.recover().step == step + 5
+    again.journal.close()
+
+
+def test_rebuilt_catalog_says_what_the_lost_one_said(run: Path) -> None:
+    spares = retired(run / "rank0")
+    before = listing(run / "rank0", spares)
+    os.unlink(run / "rank0" / CATALOG_NAME)
+    rebuilt(run / "rank0")
+    segments, *rest = listing(run / "rank0", spares)
+    assert segments == set()  # nobody knows whether they are durable: open, until a writer settles them
+    assert not [finding for finding in verify_run(run) if isinstance(finding, Problem)]
+    trainer = open_run(run)
+    trainer.recover()
+    trainer.journal.start()
+    segments, *_ = listing(run / "rank0", spares)
+    trainer.journal.close()
+    assert (segments, *rest) == before
+    goes_on(run, 66)
+
+
+def test_damaged_catalog_is_kept_aside(run: Path) -> None:
+    catalog = run / "rank0" / CATALOG_NAME
+    catalog.write_bytes(b"\0" * 5000)
+    rebuild_catalog(run / "rank0")
+    [aside] = (run / "rank0").glob(CATALOG_NAME + ".broken-*")
+    assert aside.read_bytes() == b"\0" * 5000
+    goes_on(run, 66)
+
+
+def test_rows_that_only_the_catalog_has_survive_a_rebuild(run: Path) -> None:
+    catalog = Catalog.open(run / "rank0", writable=True)
+    incident = Incident(1, "disk full", 3, 1.0, 5, 2.0)
+    with catalog.transaction() as tables:
+        tables.put("incident/000001", incident)
+        tables.put("incident/000002", incident)
+    before = catalog.run(), catalog.watermarks()
+    catalog.close()
+    raw = (run / "rank0" / CATALOG_NAME).read_bytes()
+    at = raw.rindex(b"incident/000002") + len(b"incident/000002") + 20
+    (run / "rank0" / CATALOG_NAME).write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+    rebuild_catalog(run / "rank0")
+    catalog = Catalog.open(run / "rank0")
+    assert catalog.incidents() == [incident]
+    assert (catalog.run(), catalog.watermarks()) == before
+    catalog.close()
+
+
+def test_rebuild_that_died_is_done_again(run: Path) -> None:
+    catalog = run / "rank0" / CATALOG_NAME
+    catalog.rename(catalog.with_name(CATALOG_NAME + ".broken-1"))
+    Catalog.open(run / "rank0", writable=True).close()  # made, and died before the rows were written
+    with pytest.raises(CorruptCatalog, match="row is missing"):
+        read_catalog(run / "rank0")
+    goes_on(run, 66)
+
+
+@pytest.mark.parametrize("until", [66, 68])
+def test_segment_without_its_first_entry_finds_its_timeline(run: Path, until: int) -> None:
+    """By a checkpoint that was taken in it (at 60), else it is that of the segment before it."""
+    if until > 66:
+        trainer = open_run(run)
+        trainer.recover()
+        trainer.train(until)
+        trainer.journal.close()
+    newest = max(open_for_reading(run / "rank0").segments, key=lambda segment: segment.row.ordinal)
+    with newest.path.open("r+b") as file:
+        file.seek(newest.locations[0].offset - HEAD.size)
+        file.write(bytes(HEAD.size))
+    os.unlink(run / "rank0" / CATALOG_NAME)
+    known = rebuilt(run / "rank0")
+    assert (known.segments[-1].file, known.segments[-1].timeline) == (newest.path.name, 2)
+    goes_on(run, until)
+
+
+def test_timeline_of_a_checkpoint_survives_the_loss_of_all_else(run: Path) -> None:
+    trainer = open_run(run)
+    trainer.recover()
+    trainer.train(88)
+    trainer.journal.close()
+    for path in (run / "rank0" / "log").iterdir():
+        path.unlink()
+    os.unlink(run / "rank0" / CATALOG_NAME)
+    known = rebuilt(run / "rank0")
+    assert [(row.number, row.parent, row.fork_step) for row in known.timelines] == [(1, 0, 0), (2, 1, 50)]
+    newest = max(row.step for row in known.checkpoints)
+    assert newest > 66
+    goes_on(run, newest)
+
+
+def test_unlisted_files_are_found_beside_a_stale_catalog(run: Path) -> None:
+    catalog = run / "rank0" / CATALOG_NAME
+    stale = catalog.read_bytes()
+    trainer = open_run(run)
+    trainer.recover(60)  # a third timeline, which the stale catalog does not know
+    trainer.train(64)
+    trainer.journal.close()
+    catalog.write_bytes(stale)
+    facts = open_for_reading(run / "rank0")
+    assert facts.timeline == 3
+    assert any("it is not in the catalog" in note for note in facts.notes)
+    goes_on(run, 64)
+    assert read_catalog(run / "rank0").timelines[-1].number == 3

@@ -1,0 +1,203 @@
+"""When checkpoints are taken, which are kept, and that pruning takes nothing that recovery needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tranlogs.catalog import Catalog, CheckpointRow, SegmentRow, TimelineRow, segment_key
+from tranlogs.errors import LogUnavailable, UsageError
+from tranlogs.retention import (
+    CheckpointFacts,
+    EveryBytes,
+    EverySeconds,
+    EverySteps,
+    KeepAll,
+    KeepEvery,
+    KeepLatest,
+    RecoveryTime,
+    as_policy,
+    as_retention,
+)
+from tranlogs.retention.prune import plan_retirement, retire
+from tranlogs.testing.faults import failing
+
+
+def facts(steps: int = 0, seconds: float = 0.0, log_bytes: int = 0, replay: float = 0.0, load: float = 0.0) -> CheckpointFacts:
+    return CheckpointFacts(steps, seconds, log_bytes, replay, load)
+
+
+@pytest.mark.parametrize(("policy", "when", "due"), [
+    (EverySteps(5), facts(steps=4), False),
+    (EverySteps(5), facts(steps=5), True),
+    (EverySteps(5), facts(steps=50), True),
+    (EverySeconds(10), facts(steps=1, seconds=9.9), False),
+    (EverySeconds(10), facts(steps=1, seconds=10), True),
+    (EverySeconds(10), facts(steps=0, seconds=99), False),
+    (EveryBytes(1000), facts(steps=1, log_bytes=999), False),
+    (EveryBytes(1000), facts(steps=1, log_bytes=1000), True),
+    (EveryBytes(1000), facts(steps=0, log_bytes=5000), False),
+    (RecoveryTime(10), facts(steps=7, replay=1.0, load=1.0), False),
+    (RecoveryTime(10), facts(steps=8, replay=1.0, load=1.0), True),
+    (RecoveryTime(10), facts(steps=0, replay=99.0), False),
+    (RecoveryTime(10), facts(steps=10**6), False),
+])  # fmt: skip
+def test_a_checkpoint_is_due_when_the_policy_says(policy: Any, when: CheckpointFacts, due: bool) -> None:
+    assert policy.is_due(when) is due
+
+
+class Mine:
+    def is_due(self, facts: CheckpointFacts) -> bool:
+        return facts.steps % 2 == 1
+
+
+@pytest.mark.parametrize(("written", "policy"), [
+    (500, EverySteps(500)), ("500 steps", EverySteps(500)), ("10min", EverySeconds(600)), ("90 s", EverySeconds(90)),
+    ("1.5h", EverySeconds(5400)), ("250ms", EverySeconds(0.25)), ("256MiB", EveryBytes(256 << 20)),
+    ("1 GB", EveryBytes(10**9)), ("rto=30s", RecoveryTime(30)), ("rto = 2 min", RecoveryTime(120)),
+])  # fmt: skip
+def test_what_users_write_for_checkpoint_every(written: Any, policy: Any) -> None:
+    assert as_policy(written) == policy
+
+
+def test_a_policy_object_of_one_s_own_is_taken() -> None:
+    mine = Mine()
+    assert as_policy(mine) is mine
+
+
+@pytest.mark.parametrize(
+    "written", [0, -1, True, None, 1.5, "", "often", "10 parsecs", "rto=5MiB", "0s", "0 steps", "-5min", []]
+)
+def test_what_is_no_policy_is_refused(written: Any) -> None:
+    with pytest.raises(UsageError, match="checkpoint_every="):
+        as_policy(written)
+
+
+@pytest.mark.parametrize(("policy", "steps", "kept"), [
+    (KeepLatest(1), [1, 2, 3], {3}),
+    (KeepLatest(2), [1, 2, 3], {2, 3}),
+    (KeepLatest(5), [1, 2, 3], {1, 2, 3}),
+    (KeepEvery(10, latest=1), [5, 10, 15, 20, 25], {10, 20, 25}),
+    (KeepEvery(10, latest=0), [5, 10, 15, 20, 25], {10, 20}),
+    (KeepAll(), [1, 2, 3], {1, 2, 3}),
+    (as_retention(3), [1, 2, 3, 4], {2, 3, 4}),
+    (as_retention(lambda steps: steps[:1]), [1, 2, 3], {1}),
+])  # fmt: skip
+def test_policies_keep_what_they_say(policy: Any, steps: list[int], kept: set[int]) -> None:
+    assert set(policy.kept(steps)) == kept
+
+
+class CleanUp:
+    """DLRover's interface."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def clean_up(self, step: int, delete_func: Callable[[int], None]) -> None:
+        self.steps.append(step)
+        if len(self.steps) > 2:
+            delete_func(self.steps.pop(0))
+
+
+def test_a_clean_up_strategy_deletes_what_it_says() -> None:
+    policy = as_retention(CleanUp())
+    assert set(policy.kept([1])) == {1}
+    assert set(policy.kept([1, 2])) == {1, 2}
+    assert set(policy.kept([1, 2, 3])) == {2, 3}
+
+
+@pytest.mark.parametrize("written", [None, True, "3", 0, -1])
+def test_what_is_no_retention_is_refused(written: Any) -> None:
+    with pytest.raises(UsageError, match=r"keep=|at least 1"):
+        as_retention(written)
+
+
+def test_keep_every_zero_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        KeepEvery(0)
+
+
+def checkpoint(step: int, sequence: int, timeline: int = 1) -> CheckpointRow:
+    return CheckpointRow(f"step-{step}-t{timeline}-{sequence}", step, sequence, "0", timeline, 1, float(sequence))
+
+
+def segment(ordinal: int, last: int, state: Any = "sealed", timeline: int = 1) -> SegmentRow:
+    return SegmentRow(ordinal, f"{ordinal:016x}", f"{ordinal}.seg", 1, state, timeline, 0, 0, last)
+
+
+def test_segments_behind_the_oldest_kept_checkpoint_go() -> None:
+    plan = plan_retirement(KeepLatest(2), [checkpoint(1, 10), checkpoint(2, 20), checkpoint(3, 30)],
+                           [segment(1, 9), segment(2, 20), segment(3, 21), segment(4, 40), segment(5, 15, "open")])  # fmt: skip
+    assert [row.step for row in plan.checkpoints] == [1]
+    assert [row.ordinal for row in plan.segments] == [1, 2]
+
+
+def test_without_a_checkpoint_nothing_goes() -> None:
+    assert plan_retirement(KeepLatest(1), [], [segment(1, 9)]).segments == ()
+
+
+@pytest.mark.parametrize("kept", [lambda steps: [], lambda steps: [99], lambda steps: steps[:1]])
+def test_the_newest_checkpoint_stays_whatever_a_policy_says(kept: Callable[[Sequence[int]], Collection[int]]) -> None:
+    plan = plan_retirement(as_retention(kept), [checkpoint(1, 10), checkpoint(2, 20)], [])
+    assert 2 not in [row.step for row in plan.checkpoints]
+
+
+@pytest.mark.parametrize(("policy", "kept"), [
+    (KeepLatest(2), [(1, 1), (2, 2)]), (KeepEvery(1, latest=0), [(1, 1), (2, 2), (3, 1)]),
+    (KeepAll(), [(1, 1), (2, 1), (3, 1), (2, 2)]),
+])  # fmt: skip
+def test_of_two_checkpoints_of_a_step_the_one_left_behind_goes(policy: Any, kept: list[tuple[int, int]]) -> None:
+    rows = [checkpoint(1, 10), checkpoint(2, 20), checkpoint(3, 30), checkpoint(2, 21, 2)]
+    plan = plan_retirement(policy, rows, [], [TimelineRow(1), TimelineRow(2, 1, 12, 1)])
+    assert sorted((row.step, row.timeline) for row in rows if row not in plan.checkpoints) == sorted(kept)
+
+
+def test_after_a_rewind_what_was_left_behind_goes_first() -> None:
+    timelines = [TimelineRow(1), TimelineRow(2, 1, 12, 1)]
+    rows = [checkpoint(1, 10), checkpoint(5, 50), checkpoint(6, 60), checkpoint(2, 20, 2)]
+    plan = plan_retirement(KeepLatest(2), rows, [segment(1, 10), segment(2, 60), segment(3, 20, timeline=2)], timelines)
+    assert sorted(row.step for row in plan.checkpoints) == [5, 6]
+    assert [row.ordinal for row in plan.segments] == [1]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8, unique=True), st.integers(1, 4), st.integers(0, 3))
+def test_what_recovery_to_the_newest_step_needs_is_never_retired(ends: list[int], latest: int, forks: int) -> None:
+    """Whatever the timelines: the newest checkpoint on the lineage, and every entry behind it."""
+    timelines = [TimelineRow(1)] + [TimelineRow(n, n - 1, 10 * n) for n in range(2, forks + 2)]
+    newest_timeline = timelines[-1].number
+    rows = [checkpoint(end, end, 1 + end % newest_timeline) for end in ends]
+    rows.append(checkpoint(50, 100, newest_timeline))
+    segments = [segment(i, end) for i, end in enumerate([*sorted(ends), 99, 100, 101, 150])]
+    plan = plan_retirement(KeepLatest(latest), rows, segments, timelines)
+    kept = [row for row in rows if row not in plan.checkpoints]
+    assert rows[-1] in kept
+    horizon = min(row.sequence for row in kept)
+    assert all(row.last_sequence <= horizon for row in plan.segments)
+    assert len(kept) >= min(latest, len({row.step for row in rows}))
+
+
+def test_rows_go_before_bytes(tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path, writable=True)
+    rows = [checkpoint(1, 10), checkpoint(2, 20)]
+    for row in rows:
+        (tmp_path / row.name).mkdir()
+        (tmp_path / row.name / "state").write_bytes(b"x")
+    with catalog.transaction() as tables:
+        for row in rows:
+            tables.put(f"checkpoint/{row.name}", row)
+        tables.put(segment_key(1), segment(1, 10))
+    with failing("catalog.before_commit=eio@1"), pytest.raises(LogUnavailable):
+        retire(catalog, tmp_path, KeepLatest(1))
+    assert [row.step for row in catalog.checkpoints()] == [1, 2]
+    assert all((tmp_path / row.name / "state").exists() for row in rows)
+    with failing("checkpoint.delete=eio"), pytest.raises(OSError, match=r"checkpoint\.delete"):
+        retire(catalog, tmp_path, KeepLatest(1))
+    assert [row.step for row in catalog.checkpoints()] == [2]
+    assert (tmp_path / rows[0].name / "state").exists()
+    assert [row.state for row in catalog.segments()] == ["retired"]
+    catalog.close()

@@ -1,0 +1,346 @@
+"""Segment files: allocated before use, exactly sized, recycled without a trace, prepared one ahead."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+
+from tranlogs.catalog import Catalog, SegmentRow, segment_key
+from tranlogs.config import MIB, SPARE_FILES_MAX
+from tranlogs.errors import LogUnavailable
+from tranlogs.testing.bare_log import BareLog, append_step, expected_step
+from tranlogs.testing.clock import FakeClock
+from tranlogs.testing.faults import failing
+from tranlogs.wal import segment as files
+from tranlogs.wal.pipeline import SegmentPipeline, delete_segment
+from tranlogs.wal.scan import scan
+
+VALUE = np.arange(4096, dtype=np.uint8)
+FIRST_PAGE = 3  # of a value; two pages of metas, one of the tree
+
+
+def put(segment: files.Segment, sequence: int, value: np.ndarray = VALUE) -> int:
+    txn = segment.begin(sequence)
+    page = txn.put(value)
+    txn.commit()
+    return page
+
+
+def test_all_blocks_are_allocated_before_the_first_entry(tmp_path: Path) -> None:
+    path = tmp_path / files.segment_name(1, 2)
+    segment = files.create(path, 1, 2, 3 * MIB)
+    stat = path.stat()
+    assert (stat.st_size, stat.st_blocks * 512 >= 3 * MIB) == (3 * MIB, True)
+    assert Path(f"{path}-lock").stat().st_blocks > 0
+    segment.close()
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_value_lies_at_the_page_that_put_says(tmp_path: Path) -> None:
+    path = tmp_path / files.segment_name(1, 2)
+    segment = files.create(path, 1, 2, MIB)
+    pages = [put(segment, sequence) for sequence in range(1, 20)]
+    segment.close()
+    raw = path.read_bytes()
+    assert len(set(pages)) == len(pages)
+    assert all(raw[page * 4096 + 16 :][: VALUE.nbytes] == VALUE.tobytes() for page in pages)
+
+
+def test_lmdb_s_own_tree_agrees(tmp_path: Path) -> None:
+    path = tmp_path / files.segment_name(1, 2)
+    segment = files.create(path, 1, 2, MIB)
+    for sequence in range(1, 20):
+        put(segment, sequence)
+    segment.close()
+    with (
+        lmdb.open(str(path), subdir=False, readonly=True, lock=False, map_size=MIB, lib_version=0) as env,
+        env.begin() as txn,
+    ):
+        assert [bytes(value) for _, value in txn.cursor()] == [VALUE.tobytes()] * 19
+
+
+def test_a_sequence_that_is_not_the_newest_is_refused(tmp_path: Path) -> None:
+    segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
+    put(segment, 5)
+    txn = segment.begin(5)
+    with pytest.raises(LogUnavailable, match="not the newest"):
+        txn.put(VALUE)
+    txn.abort()
+    assert put(segment, 6) > 0
+    segment.close()
+
+
+@pytest.mark.parametrize(("nbytes", "values"), [(MIB, 1), (3 * MIB, 200), (100_000, 20), (5_000_000, 2)])
+def test_what_has_room_fits(tmp_path: Path, nbytes: int, values: int) -> None:
+    size = files.bytes_needed(nbytes, values)
+    segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, size)
+    sequence = 0
+    while segment.has_room(nbytes, values):
+        sequence += 1
+        txn = segment.begin(sequence)
+        for part in range(values):
+            txn.put(np.full(max(nbytes // values, 2048), part % 256, np.uint8))
+        txn.commit()
+    assert sequence >= 1
+    assert segment.used_bytes <= size
+    segment.close()
+
+
+def test_a_full_segment_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
+    segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
+    txn = segment.begin(1)
+    with pytest.raises(lmdb.MapFullError):
+        txn.put(np.zeros(2 * MIB, np.uint8))
+    txn.abort()
+    assert put(segment, 1) > 0
+    segment.close()
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / files.segment_name(1, 2)
+    files.create(path, 1, 2, MIB).close()
+    with pytest.raises(LogUnavailable, match="exists already"):
+        files.create(path, 1, 2, MIB)
+
+
+@pytest.mark.parametrize("error", ["enospc", "eio"])
+def test_a_failed_preparation_leaves_nothing_behind(tmp_path: Path, error: str) -> None:
+    with failing(f"wal.prepare={error}"), pytest.raises(LogUnavailable, match="no segment of 1048576 bytes"):
+        files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_say_ordinal_and_id() -> None:
+    name = files.segment_name(12, 0xABCDEF)
+    assert name == "0000000012-0000000000abcdef.seg"
+    assert files.parse_segment_name(name) == (12, 0xABCDEF)
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "1-2.seg", "0000000012-0000000000abcdeg.seg", "0000000012-0000000000abcdef.seg-lock", "-.seg"]
+)
+def test_other_names_are_no_segments(name: str) -> None:
+    assert files.parse_segment_name(name) is None
+
+
+def used_spare(tmp_path: Path) -> Path:
+    path = tmp_path / files.segment_name(1, 111)
+    segment = files.create(path, 1, 111, MIB)
+    for sequence in range(1, 50):
+        put(segment, sequence)
+    segment.close()
+    return path
+
+
+def test_a_recycled_file_is_empty_and_holds_no_old_entry(tmp_path: Path) -> None:
+    bare = BareLog(tmp_path)
+    log = bare.open()
+    for step in range(1, 30):
+        append_step(log, step, 2000)
+    log.close()
+    assert bare.catalog is not None
+    (row,) = bare.catalog.segments()
+    spare, path = tmp_path / "log" / row.file, tmp_path / "log" / files.segment_name(9, 222)
+    assert len(scan(spare, row.number)) == 59
+    segment = files.recycle(spare, path, 9, 222, row.size)
+    assert segment is not None
+    assert not spare.exists()
+    assert segment.used_bytes == 2 * 4096
+    assert scan(path, 222) == []
+    pages = [put(segment, sequence) for sequence in range(1, 5)]
+    assert min(pages) == FIRST_PAGE
+    assert len(scan(path, row.number)) > 40  # the old entries are still in the file, and nobody takes them for new ones
+    segment.close()
+    bare.close()
+
+
+def test_recycling_can_be_repeated_after_a_crash_in_the_middle(tmp_path: Path) -> None:
+    spare, path = used_spare(tmp_path), tmp_path / files.segment_name(2, 222)
+    with failing("wal.reset=eio"), pytest.raises(LogUnavailable, match="cannot be reused"):
+        files.recycle(spare, path, 2, 222, MIB)
+    assert spare.exists()
+    segment = files.recycle(spare, path, 2, 222, MIB)
+    assert segment is not None
+    assert put(segment, 1) == FIRST_PAGE
+    segment.close()
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_somebody_reads_is_not_recycled(tmp_path: Path) -> None:
+    spare, path = used_spare(tmp_path), tmp_path / files.segment_name(2, 222)
+    before = spare.read_bytes()
+    fd = os.open(spare, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    assert files.recycle(spare, path, 2, 222, MIB) is None
+    assert spare.read_bytes() == before
+    os.close(fd)
+    segment = files.recycle(spare, path, 2, 222, MIB)
+    assert segment is not None
+    segment.close()
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    made = Catalog.open(tmp_path, writable=True)
+    yield made
+    made.close()
+
+
+def retired(folder: Path, catalog: Catalog, count: int, size: int = MIB) -> list[SegmentRow]:
+    rows = []
+    for ordinal in range(1, count + 1):
+        path = folder / files.segment_name(ordinal, ordinal)
+        files.create(path, ordinal, ordinal, size).close()
+        rows.append(SegmentRow(ordinal, f"{ordinal:016x}", path.name, size, "retired"))
+    with catalog.transaction() as tables:
+        for row in rows:
+            tables.put(segment_key(row.ordinal), row)
+    return rows
+
+
+def pipeline(folder: Path, catalog: Catalog, size: int = MIB) -> SegmentPipeline:
+    return SegmentPipeline(folder, catalog, FakeClock(), size, populates_recycled=True)
+
+
+def test_the_next_segment_is_in_the_catalog_before_it_is_handed_out(tmp_path: Path, catalog: Catalog) -> None:
+    line = pipeline(tmp_path, catalog)
+    taken = [line.take() for _ in range(3)]
+    rows = {row.ordinal: row for row in catalog.segments()}
+    assert [rows[segment.ordinal].file for segment in taken] == [segment.path.name for segment in taken]
+    assert {rows[segment.ordinal].state for segment in taken} == {"ready"}
+    line.stop()
+    for segment in taken:
+        segment.close()
+    assert {row.ordinal for row in catalog.segments()} == {segment.ordinal for segment in taken}
+
+
+def test_a_segment_that_is_too_small_is_given_back(tmp_path: Path, catalog: Catalog) -> None:
+    line = pipeline(tmp_path, catalog)
+    line.take().close()
+    large = line.take(3 * MIB)
+    assert large.size == 3 * MIB
+    assert line.take().size == 3 * MIB
+    line.stop()
+
+
+def test_retired_files_are_reused_and_the_rest_deleted(tmp_path: Path, catalog: Catalog) -> None:
+    rows = retired(tmp_path, catalog, SPARE_FILES_MAX + 4)
+    inode = (tmp_path / rows[0].file).stat().st_ino
+    line = pipeline(tmp_path, catalog)
+    first = line.take()
+    assert first.path.stat().st_ino == inode
+    line.stop()
+    first.close()
+    assert {row.file for row in catalog.segments()} == {path.name for path in tmp_path.glob("*.seg")}
+    assert len([row for row in catalog.segments() if row.state == "retired"]) <= SPARE_FILES_MAX
+
+
+def test_retired_files_of_another_size_are_deleted(tmp_path: Path, catalog: Catalog) -> None:
+    rows = retired(tmp_path, catalog, 3, 2 * MIB)
+    line = pipeline(tmp_path, catalog)
+    line.take().close()
+    line.stop()
+    assert not any((tmp_path / row.file).exists() for row in rows)
+    assert not [row for row in catalog.segments() if row.state == "retired"]
+
+
+def test_a_retired_row_without_a_file_is_forgotten(tmp_path: Path, catalog: Catalog) -> None:
+    rows = retired(tmp_path, catalog, 1)
+    (tmp_path / rows[0].file).unlink()
+    line = pipeline(tmp_path, catalog)
+    line.take().close()
+    line.stop()
+    assert rows[0].ordinal not in {row.ordinal for row in catalog.segments()}
+
+
+def test_a_retired_file_that_is_read_is_passed_over(tmp_path: Path, catalog: Catalog) -> None:
+    rows = retired(tmp_path, catalog, 2)
+    fd = os.open(tmp_path / rows[0].file, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    inodes = [(tmp_path / row.file).stat().st_ino for row in rows]
+    line = pipeline(tmp_path, catalog)
+    taken = line.take()
+    assert taken.path.stat().st_ino == inodes[1]
+    os.close(fd)
+    line.stop()
+    taken.close()
+
+
+@pytest.mark.parametrize("point", ["wal.prepare=enospc", "catalog.before_commit=eio", "catalog.after_commit=eio"])
+def test_a_failed_preparation_is_told_and_tried_again(tmp_path: Path, catalog: Catalog, point: str) -> None:
+    with failing(point):
+        line = pipeline(tmp_path, catalog)
+        with pytest.raises(LogUnavailable, match="failpoint"):
+            line.take()
+    segment = line.take()
+    assert put(segment, 1) == FIRST_PAGE
+    line.stop()
+    segment.close()
+    assert [path.name for path in tmp_path.glob("*.seg")] == [segment.path.name]
+
+
+@pytest.mark.parametrize("point", ["wal.reset=eio", "wal.unlink=eio", "catalog.before_commit=enospc"])
+def test_a_failed_recycling_loses_no_file_and_no_row(tmp_path: Path, catalog: Catalog, point: str) -> None:
+    retired(tmp_path, catalog, 4)
+    with failing(point):
+        line = pipeline(tmp_path, catalog)
+        with pytest.raises(LogUnavailable, match="failpoint"):
+            line.take()
+    taken = line.take()
+    line.stop()
+    taken.close()
+    ready = {row.file for row in catalog.segments() if row.state == "ready"}
+    assert taken.path.name in ready
+    assert {path.name for path in tmp_path.glob("*.seg")} <= {row.file for row in catalog.segments()}
+
+
+def test_a_failure_of_long_ago_is_not_told_when_the_disk_works_again(tmp_path: Path, catalog: Catalog) -> None:
+    with failing("wal.prepare=enospc"):
+        line = pipeline(tmp_path, catalog)
+        with line._changed:
+            while line._failure is None:
+                line._changed.wait()
+    segment = line.take()
+    assert put(segment, 1) == FIRST_PAGE
+    line.stop()
+    segment.close()
+
+
+def test_a_stopped_pipeline_hands_nothing_out(tmp_path: Path, catalog: Catalog) -> None:
+    line = pipeline(tmp_path, catalog)
+    line.stop()
+    with pytest.raises(LogUnavailable, match="closed"):
+        line.take()
+    assert list(tmp_path.glob("*.seg")) == []
+
+
+def test_bytes_of_a_segment_that_is_not_retired_are_never_deleted(tmp_path: Path) -> None:
+    row = SegmentRow(1, "0" * 16, "x.seg", MIB, "sealed")
+    with pytest.raises(AssertionError, match="retire in the catalog first"):
+        delete_segment(tmp_path, row)
+
+
+def test_steps_logged_into_recycled_files_come_back(tmp_path: Path) -> None:
+    bare = BareLog(tmp_path)
+    log, position = bare.open(), None
+    for step in range(1, 31):
+        append_step(log, step, 2000)
+        position = log.position
+    log.close()
+    assert bare.catalog is not None
+    with bare.catalog.transaction() as tables:
+        for row in tables.rows("segment/", SegmentRow):
+            tables.put(segment_key(row.ordinal), SegmentRow(row.ordinal, row.segment_id, row.file, row.size, "retired"))
+    log = bare.open(position)
+    for step in range(31, 61):
+        append_step(log, step, 2000)
+        log.roll()
+    log.close()
+    assert bare.contents() == [entry for step in range(31, 61) for entry in expected_step(step, 2000)]
+    bare.close()

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tranlogs.catalog import CATALOG_NAME, Catalog
+from tranlogs.checkpoint import Checkpoint
+from tranlogs.checkpoint.layout import MANIFEST, open_manifest, seal_manifest
+from tranlogs.codec import entry as entry_codec
+from tranlogs.codec.entry import HEAD, PAGE_HEADER_BYTES, EntryKind
+from tranlogs.config import JournalConfig
+from tranlogs.errors import NotARun, UnknownFormat
+from tranlogs.recovery.facts import open_for_reading
+from tranlogs.recovery.history import ScannedSegment
+from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.testing.toy import ToyTrainer, open_toy
+from tranlogs.verify import Checked, Problem, verify_journal, verify_run
+from tranlogs.wal.reader import Entry, SegmentReader
+from tranlogs.wal.scan import Location
+
+SIZES = (7, 3000, 40_000)
+
+
+def open_run(run: Path, **options: Any) -> ToyTrainer:
+    config = JournalConfig(segment_bytes=1 << 20, **options)
+    return open_toy(run, sizes=SIZES, config=config, policy=EverySteps(20), retention=KeepLatest(2))
+
+
+@pytest.fixture
+def run(memory_path: Path) -> Path:
+    """A run of 66 steps with checkpoints at 40 and 60 and several segments, ended in order."""
+    trainer = open_run(memory_path / "run")
+    trainer.recover()
+    trainer.train(66)
+    trainer.journal.close()
+    return memory_path / "run"
+
+
+def recovered_step(run: Path) -> int:
+    trainer = open_run(run)
+    try:
+        return trainer.recover().step
+    finally:
+        trainer.journal.close()
+
+
+def problems_of(run: Path) -> list[Problem]:
+    return [finding for finding in verify_run(run) if isinstance(finding, Problem)]
+
+
+def newest_segment(run: Path) -> ScannedSegment:
+    segments = open_for_reading(run / "rank0").segments
+    return max(segments, key=lambda segment: segment.row.ordinal)
+
+
+def entry_of(run: Path, kind: EntryKind, step: int) -> tuple[Path, Location, Entry]:
+    for segment in open_for_reading(run / "rank0").segments:
+        with SegmentReader(segment.path) as reader:
+            for location in segment.locations:
+                entry = reader.decode(location)
+                if (entry.kind, entry.step) == (kind, step):
+                    return segment.path, location, entry
+    raise LookupError(step)
+
+
+def overwrite(path: Path, offset: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+def invert(path: Path, offset: int) -> None:
+    overwrite(path, offset, bytes([path.read_bytes()[offset] ^ 0xFF]))
+
+
+def test_sound_run_has_no_problem(run: Path) -> None:
+    findings = list(verify_run(run))
+    assert not [finding for finding in findings if isinstance(finding, Problem)]
+    checked = [finding for finding in findings if isinstance(finding, Checked)]
+    links = [location for segment in open_for_reading(run / "rank0").segments for location in segment.locations[1:]]
+    assert sum(finding.entries for finding in checked) == len(links)
+    states = [path.stat().st_size for path in (run / "rank0" / "checkpoints").glob("*/*") if path.suffix != ".json"]
+    assert sum(finding.nbytes for finding in checked if "checkpoints" in finding.path.parts) == sum(states)
+
+
+def test_verify_changes_nothing(run: Path) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and not path.name.endswith("-lock")}
+    list(verify_run(run))
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_damaged_tensor_is_named_with_file_step_and_name(run: Path) -> None:
+    path, _, entry = entry_of(run, EntryKind.STEP, 61)
+    [frame] = entry.frames_of("grad/w2")
+    invert(path, frame.offset + 1000)
+    [problem] = problems_of(run)
+    assert (problem.path, problem.step, problem.tensor) == (path, 61, "grad/w2")
+    assert str(problem) == f"{path}: step 61: tensor grad/w2: the checksum of its bytes differs"
+
+
+def test_damaged_description_is_named_with_its_step(run: Path) -> None:
+    path, location, _ = entry_of(run, EntryKind.STEP, 61)
+    invert(path, location.offset + 5)
+    problems = problems_of(run)
+    assert (problems[0].path, problems[0].step, problems[0].what) == (path, 61, "the checksum of its description differs")
+
+
+def test_missing_entry_is_named_with_its_step(run: Path) -> None:
+    path, location, _ = entry_of(run, EntryKind.STEP, 62)
+    overwrite(path, location.offset - HEAD.size, b"\0" * HEAD.size)
+    problems = problems_of(run)
+    assert (problems[0].path, problems[0].step) == (path, 62)
+    assert problems[0].what == f"entry {location.head.sequence} is damaged or missing"
+
+
+def test_missing_end_of_a_sealed_segment_is_named(run: Path) -> None:
+    path, location, _ = entry_of(run, EntryKind.BOUNDARY, 66)
+    overwrite(path, location.offset - HEAD.size, b"\0" * HEAD.size)
+    problems = problems_of(run)
+    assert [problem.path for problem in problems] == [path, run / "rank0" / "log"]
+    assert problems[1].what == "it ends at step 65, and step 66 had been committed"
+
+
+def test_damaged_page_length_hides_no_entry(run: Path) -> None:
+    segment = newest_segment(run)
+    first = segment.locations[0].offset - HEAD.size - PAGE_HEADER_BYTES
+    overwrite(segment.path, first + 12, b"\xff\xff\x00\x00")
+    assert not problems_of(run)
+    assert recovered_step(run) == 66
+
+
+def test_damaged_page_length_hides_no_entry_of_an_open_segment(memory_path: Path) -> None:
+    trainer = open_run(memory_path / "run")
+    trainer.recover()
+    trainer.train(30)
+    shutil.copytree(memory_path / "run", memory_path / "copy", ignore=shutil.ignore_patterns("*-lock", "owner*"))
+    trainer.journal.close()
+    segments = open_for_reading(memory_path / "copy" / "rank0").segments
+    assert any(segment.row.state != "sealed" for segment in segments)
+    for segment in segments:
+        first = segment.locations[0].offset - HEAD.size - PAGE_HEADER_BYTES
+        overwrite(segment.path, first + 12, b"\xff\xff\x00\x00")
+    assert recovered_step(memory_path / "copy") == 30
+
+
+@pytest.mark.parametrize("part", ["param/w1", "state/w2", "header", "meta.bin", "manifest.json"])
+def test_each_part_of_a_checkpoint_is_named(run: Path, part: str) -> None:
+    folder = max((run / "rank0" / "checkpoints").iterdir())
+    file = folder / (part if "." in part else "state.safetensors")
+    at = 40
+    if "/" in part:
+        raw = file.read_bytes()
+        start = 8 + int.from_bytes(raw[:8], "little")
+        with Checkpoint(folder) as checkpoint:
+            at = start + checkpoint.manifest["tensors"][part]["offset"] + 3
+    invert(file, at)
+    [problem] = problems_of(run)
+    assert problem.path == file
+    assert problem.tensor == (part if "/" in part else None)
+    assert problem.step == 60
+
+
+@pytest.mark.parametrize("pattern", ["log/*.seg", "checkpoints/*/state.safetensors", "checkpoints/*/meta.bin", "catalog.lmdb"])
+def test_missing_file_is_named(run: Path, pattern: str) -> None:
+    path = max((run / "rank0").glob(pattern))
+    path.unlink()
+    assert path in {problem.path for problem in problems_of(run)}
+
+
+@pytest.mark.parametrize("change", [-4096, 4096])
+def test_file_of_another_size_is_named(run: Path, change: int) -> None:
+    path = newest_segment(run).path
+    os.truncate(path, path.stat().st_size + change)
+    assert [problem.path for problem in problems_of(run)] == [path]
+
+
+def test_stale_catalog_is_named(run: Path) -> None:
+    catalog = run / "rank0" / "catalog.lmdb"
+    stale = catalog.read_bytes()
+    trainer = open_run(run)
+    trainer.recover()
+    trainer.train(70)
+    trainer.journal.close()
+    catalog.write_bytes(stale)
+    [problem] = problems_of(run)
+    assert problem.path == catalog
+    assert "up to step 70, is not in it" in problem.what
+
+
+def test_abandoned_entries_are_no_problem(run: Path) -> None:
+    path, location, _ = entry_of(run, EntryKind.STEP, 64)
+    trainer = open_run(run)
+    trainer.recover(step=62)
+    trainer.train(63)
+    trainer.journal.close()
+    overwrite(path, location.offset - HEAD.size, b"\0" * HEAD.size)
+    assert not problems_of(run)
+
+
+def test_unknown_version_is_refused_by_name(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = open_run(memory_path / "run")
+    trainer.recover()
+    trainer.train(5)
+    monkeypatch.setattr(entry_codec, "FORMAT_VERSION", 7)
+    trainer.train(8)
+    monkeypatch.undo()
+    trainer.journal.close()
+    [problem] = [problem for problem in problems_of(memory_path / "run") if problem.path.suffix == ".seg"]
+    assert problem.what == "format version 7 is unknown: a newer TranLogs wrote it"
+    with pytest.raises(UnknownFormat, match=r"\.seg: format version 7; this TranLogs reads up to 1"):
+        open_for_reading(memory_path / "run" / "rank0")
+
+
+@pytest.mark.parametrize("part", ["checkpoint", "catalog"])
+def test_unknown_version_of_another_part_is_refused_by_name(run: Path, part: str) -> None:
+    if part == "checkpoint":
+        path = max((run / "rank0" / "checkpoints").iterdir()) / MANIFEST
+        path.write_bytes(seal_manifest({**open_manifest(path.read_bytes()), "format": 7}))
+    else:
+        path = run / "rank0" / CATALOG_NAME
+        catalog = Catalog.open(run / "rank0", writable=True)
+        row = catalog.run()
+        assert row is not None
+        with catalog.transaction() as tables:
+            tables.put("run", replace(row, format=7))
+        catalog.close()
+    assert Problem(path, "format version 7 is unknown: a newer TranLogs wrote it") in problems_of(run)
+    with pytest.raises(UnknownFormat, match=f"{path}: format version 7; this TranLogs reads up to 1"):
+        recovered_step(run)
+
+
+def test_run_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotARun):
+        list(verify_run(tmp_path))
+
+
+def test_unreadable_sector_is_named_and_the_rest_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _, entry = entry_of(run, EntryKind.STEP, 66)
+    [frame] = entry.frames_of("grad/w2")
+    bad = range(frame.offset // 4096 * 4096 + 4096, frame.offset // 4096 * 4096 + 8192)
+
+    def failing(read: Callable[..., Any]) -> Callable[..., Any]:
+        def call(fd: int, what: Any, offset: int) -> Any:
+            size = what if isinstance(what, int) else what[0].nbytes
+            is_hit = offset < bad.stop and offset + size > bad.start
+            if is_hit and os.readlink(f"/proc/self/fd/{fd}") == str(path):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return read(fd, what, offset)
+
+        return call
+
+    monkeypatch.setattr(os, "pread", failing(os.pread))
+    monkeypatch.setattr(os, "preadv", failing(os.preadv))
+    [problem] = problems_of(run)
+    assert (problem.path, problem.step, problem.tensor) == (path, 66, "grad/w2")
+    assert problem.what == "it cannot be read (Input/output error)"
+    assert recovered_step(run) == 65
+
+
+def test_run_that_is_being_written_has_no_problem(memory_path: Path) -> None:
+    run, found, rounds = memory_path / "run", list[str](), 0
+    trainer = open_run(run, durability="machine")
+    trainer.recover()
+    stop = threading.Event()
+
+    def look() -> None:
+        nonlocal rounds
+        while not stop.is_set():
+            found.extend(str(finding) for finding in verify_journal(run / "rank0") if isinstance(finding, Problem))
+            rounds += 1
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        trainer.train(300)
+    finally:
+        stop.set()
+        watcher.join()
+        trainer.journal.close()
+    assert rounds > 1
+    assert not found

@@ -1,0 +1,34 @@
+"""A child process that judges runs after a power cut (power_child.py), so that no run can end the test's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CHILD = Path(__file__).with_name("power_child.py")
+
+Judge = Callable[[Path, int], dict[str, Any]]  # run, the step where recovery must land at least -> verdict
+
+
+@contextmanager
+def judging() -> Iterator[Judge]:
+    """Start a judge."""
+    process = subprocess.Popen([sys.executable, str(CHILD), "judge"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None
+    assert stdout is not None
+
+    def judge(run: Path, least: int) -> dict[str, Any]:
+        print(run, least, file=stdin, flush=True)
+        line = stdout.readline()
+        assert line, f"the judge ended with {process.wait()}"
+        verdict: dict[str, Any] = json.loads(line)
+        return verdict
+
+    with process:
+        yield judge

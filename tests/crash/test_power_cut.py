@@ -1,0 +1,153 @@
+"""The power goes, or the disk dies, under a trainer: what was called synced is there, exact, and training goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.crash.judging import CHILD, judging
+from tranlogs.testing import disks
+
+pytestmark = [pytest.mark.crash, pytest.mark.root]
+
+CUTS, ROUNDS = 30, 20 if os.environ.get("TRANLOGS_SOAK") else 1
+SEED = int(os.environ.get("TRANLOGS_SEED", 0)) or random.SystemRandom().randrange(1, 10**9)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A folder for images of disks: in memory where there is plenty, since thirty of them are mounted one after the other."""
+    why = disks.why_not()
+    if why and os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
+        pytest.fail(f"TRANLOGS_REQUIRE_ALL=1, and this test {why}")
+    if why:
+        pytest.skip(why)
+    if not os.path.isdir("/dev/shm") or shutil.disk_usage("/dev/shm").free < 6 << 30:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+class Trainer:
+    """A child that trains; its last words are always at hand."""
+
+    def __init__(self, run: Path, durability: str, until: int) -> None:
+        command = [sys.executable, str(CHILD), "train", str(run), durability, str(until)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.lines, self.synced, self.committed, self.is_closed = 0, 0, 0, False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._listen, args=(self.process.stdout,))
+        self._thread.start()
+
+    def _listen(self, stdout: IO[str]) -> None:
+        for line in stdout:
+            if not line.endswith("\n"):
+                break  # it was killed in the middle of a word
+            with self._changed:
+                self.lines += 1
+                if line.strip() == "closed":
+                    self.is_closed = True
+                else:
+                    self.synced, self.committed = map(int, line.split())
+                self._changed.notify_all()
+        with self._changed:
+            self.lines = 1 << 60
+            self._changed.notify_all()
+
+    def wait_for(self, more: int) -> tuple[int, int]:
+        """Wait for some more steps; the watermarks (synced, committed) as last printed."""
+        with self._changed:
+            target = self.lines + more
+            assert self._changed.wait_for(lambda: self.lines >= target, timeout=120)
+            assert self.lines < 1 << 60, "the trainer has ended"
+            return self.synced, self.committed
+
+    def finish(self) -> tuple[int, str]:
+        """Wait for its end: exit status and stderr."""
+        assert self.process.stderr is not None
+        error = self.process.stderr.read()
+        self._thread.join()
+        return self.process.wait(), error
+
+
+@contextmanager
+def training(run: Path, durability: str, until: int = 10**9) -> Iterator[Trainer]:
+    trainer = Trainer(run, durability, until)
+    try:
+        yield trainer
+    finally:
+        trainer.process.kill()
+        print(trainer.finish()[1][-2000:])
+        for stream in (trainer.process.stdout, trainer.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+def test_synced_steps_survive_power_cuts(place: Path, seed: int) -> None:
+    rnd = random.Random(seed)
+    print(f"repeat with TRANLOGS_SEED={seed}")
+    verdicts = []
+    with disks.cuttable_disk(place) as disk:
+        with training(disk.folder / "run", "machine") as trainer:
+            trainer.wait_for(1)
+            cuts = [(*trainer.wait_for(rnd.randrange(1, 40)), disk.cut(f"cut{i}.img")) for i in range(CUTS)]
+        with judging() as judge:
+            for synced, committed, cut in cuts:
+                with disks.mounted(cut, place / "cut") as folder:
+                    verdicts.append(judge(folder / "run", synced))
+                cut.unlink()
+                print(f"{cut.name}: synced {synced}, committed {committed} -> {verdicts[-1]}")
+    assert not [verdict["failed"] for verdict in verdicts if "failed" in verdict]
+    assert not [verdict["problems"] for verdict in verdicts if verdict["problems"]]
+    assert max(verdict["least"] for verdict in verdicts) > 0
+
+
+def test_power_cut_takes_what_is_not_synced(place: Path) -> None:
+    """The cuts are real: without syncs, steps that were committed are gone. What is left is exact all the same."""
+    lost = []
+    with disks.cuttable_disk(place) as disk, judging() as judge:
+        with training(disk.folder / "run", "process") as trainer:
+            cuts = [(trainer.wait_for(20)[1], disk.cut(f"cut{i}.img")) for i in range(3)]
+        for committed, cut in cuts:
+            with disks.mounted(cut, place / "cut") as folder:
+                verdict = judge(folder / "run", 0)
+            assert "failed" not in verdict, verdict["failed"]
+            lost.append(committed - verdict["step"])
+    assert max(lost) > 0
+
+
+@pytest.mark.parametrize("durability", ["machine", "process"])
+def test_training_goes_on_when_the_disk_dies(place: Path, durability: str) -> None:
+    rnd = random.Random(SEED)
+    print(f"repeat with TRANLOGS_SEED={SEED}")
+    image = disks.make_ext4(place / "disk.img")
+    with judging() as judge:
+        for _ in range(4):
+            with disks.mounted(image, place / "disk") as disk, training(disk / "run", durability, until=600) as trainer:
+                synced, _ = trainer.wait_for(rnd.randrange(1, 60))
+                disks.let_die(disk)
+                status, error = trainer.finish()
+            print(error)
+            assert status == 0
+            assert trainer.is_closed
+            assert error.count("logging is suspended") == 1
+            assert "Traceback" not in error
+            with disks.mounted(image, place / "disk") as disk:
+                verdict = judge(disk / "run", synced)
+            assert "failed" not in verdict, verdict["failed"]
+            assert verdict["step"] < 600
+            image = disks.make_ext4(image)

@@ -1,0 +1,60 @@
+"""A child process that trains a loop of tests/torch/loops.py under a log, and says which batch it begins."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from tests.torch import loops
+from tests.torch.lab import Attempt
+
+KILLS = int(os.environ.get("TRANLOGS_KILLS", "10"))
+BATCHES = 8 * KILLS
+
+
+def weights(attempt: Attempt, **length: int) -> None:
+    """After-images instead of gradients."""
+    attempt.options["log"] = "weights"
+    loops.validating(attempt, **length)
+
+
+# By name: the loop, its length, and how many begun batches may be lost besides the one that was running.
+LOOPS: dict[str, tuple[Any, dict[str, int], int]] = {
+    "validation": (loops.validating, {"batches": BATCHES}, 0),
+    "accumulation": (loops.accumulating, {"batches": BATCHES}, 2),
+    "code per epoch": (loops.per_epoch, {"epochs": BATCHES // 11}, 0),
+    "without a loader": (loops.without_loader, {"batches": BATCHES}, 0),
+    "several optimizers": (loops.adversarial, {"batches": BATCHES}, 0),
+    "weights": (weights, {"batches": BATCHES}, 0),
+    "own loop": (loops.own_loop, {"batches": BATCHES}, 1),
+}
+
+
+class Told(Attempt):
+    """Sends the number of each batch as it begins."""
+
+    def __init__(self, pipe: Connection, run: Path | None, **options: Any) -> None:
+        super().__init__(run, **options)
+        self._pipe = pipe
+
+    def start(self, optimizer: Any, /, **tracked: Any) -> None:
+        super().start(optimizer, **tracked)
+        self._pipe.send(("recovered", self.reports[0] if self.reports else None))
+
+    def say(self, number: int) -> None:
+        self._pipe.send(("batch", number))
+
+
+def train(pipe: Connection, name: str, run: Path | None, options: dict[str, Any]) -> None:
+    """Train a loop to its end, and send digests of all that it made."""
+    torch.set_num_threads(1)
+    script, length, _ = LOOPS[name]
+    attempt = Told(pipe, run, **options)
+    script(attempt, **length)
+    outcome = {path: xxhash.xxh3_64_intdigest(repr(leaf).encode()) for path, leaf in attempt.outcome().items()}
+    pipe.send(("done", (outcome, attempt.seen)))

@@ -1,0 +1,492 @@
+"""The data go on at the exact next batch: order, random numbers and epochs as without the crash, nothing loaded twice."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from tests.torch.lab import Attempt, differences, flatten, in_child, prove_exact, with_plain_loops
+from tests.torch.loops import numbered
+from tests.torch.nets import seed
+from tranlogs.errors import UsageError
+from tranlogs_torch import LoggedOptimizer
+from tranlogs_torch.data import LoaderPosition
+from tranlogs_torch.rng import get_rng
+
+BATCHES = 29  # 12 an epoch
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """46 samples; counts what is loaded in this process."""
+
+    def __init__(self) -> None:
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return 46
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.loaded.append(int(index))
+        return torch.tensor([float(index), 1.0])
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """46 samples in order; shared out among workers."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = torch.utils.data.get_worker_info()
+        first, every = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        return (torch.tensor([float(i), 1.0]) for i in range(first, 46, every))
+
+
+class Drawing(Sampler[int]):
+    """Draws lazily, one index at a time, from the global generator of numpy."""
+
+    def __len__(self) -> int:
+        return 46
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(np.random.randint(46)) for _ in range(46))
+
+
+class Rotating(Sampler[int]):
+    """Another order each epoch, by a counter of its own."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def __len__(self) -> int:
+        return 46
+
+    def __iter__(self) -> Iterator[int]:
+        self.rounds += 1
+        order = torch.randperm(46, generator=torch.Generator().manual_seed(self.rounds))
+        return iter(order.tolist())
+
+
+class RotatingWithState(Rotating):
+    """The same, with what it takes to be brought back."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rounds": self.rounds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rounds = state["rounds"]
+
+
+class Paired(Sampler[Any]):
+    """Yields index objects that no log can hold."""
+
+    class Pair(tuple[int, int]):
+        pass
+
+    def __len__(self) -> int:
+        return 46
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self.Pair((i, i)) for i in torch.randperm(46).tolist()])
+
+
+class PairedNumbers(Numbers):
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return super().__getitem__(index[0])
+
+
+Make = Callable[..., DataLoader[Any]]
+
+
+def _batch_sampler(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Numbers(), batch_sampler=BatchSampler(RandomSampler(range(46)), 4, drop_last=True), **options)
+
+
+def _own_generator(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Numbers(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(5), **options)
+
+
+def _sampler_generator(**options: Any) -> DataLoader[Any]:
+    sampler = RandomSampler(range(46), generator=torch.Generator().manual_seed(6))
+    return DataLoader(Numbers(), batch_size=4, sampler=sampler, **options)
+
+
+def _distributed(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Numbers(), 4, sampler=DistributedSampler(range(46), num_replicas=1, rank=0), **options)
+
+
+def _sampled(sampler: Callable[[], Sampler[Any]], data: Callable[[], Any] = Numbers) -> Make:
+    return lambda **options: DataLoader(data(), batch_size=4, sampler=sampler(), **options)
+
+
+SOURCES: dict[str, Make] = {
+    "shuffled": lambda **o: DataLoader(Numbers(), batch_size=4, shuffle=True, **o),
+    "in order, last dropped": lambda **o: DataLoader(Numbers(), batch_size=4, drop_last=True, **o),
+    "one by one": lambda **o: DataLoader(Numbers(), batch_size=None, shuffle=True, **o),
+    "batch sampler": _batch_sampler,
+    "generator of its own": _own_generator,
+    "generator of the sampler": _sampler_generator,
+    "replacement": _sampled(lambda: RandomSampler(range(46), replacement=True, num_samples=46)),
+    "weighted": _sampled(lambda: WeightedRandomSampler([1.0 + i % 3 for i in range(46)], 46)),
+    "subset sampler": _sampled(lambda: SubsetRandomSampler(range(3, 40))),
+    "subset": lambda **o: DataLoader(Subset(Numbers(), range(5, 40)), batch_size=4, shuffle=True, **o),
+    "list": lambda **o: DataLoader([torch.tensor([float(i), 1.0]) for i in range(46)], batch_size=4, shuffle=True, **o),
+    "lazy draws": _sampled(Drawing),
+    "counter with state": _sampled(RotatingWithState),
+    "unloggable indices": _sampled(Paired, PairedNumbers),
+    "distributed": _distributed,
+    "stream": lambda **o: DataLoader(Stream(), batch_size=4, **o),
+}
+
+
+def training(attempt: Attempt, *, make: Make, per_epoch: bool = False, **options: Any) -> None:
+    """The body draws from every generator and validates with a shuffled loader every fifth batch."""
+    seed()
+    model = torch.nn.Linear(2, 1)
+    loader = make(**options)
+    validation = DataLoader(TensorDataset(torch.randn(9, 2)), batch_size=4, shuffle=True)
+    optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+    attempt.start(optimizer, loader=loader)
+    taken = optimizer.report.batch if attempt.run is not None else 0
+
+    def body(batch: torch.Tensor) -> None:
+        nonlocal taken
+        attempt.saw(taken, batch)
+        taken += 1
+        noise = torch.randn(()) + float(np.random.rand()) + random.random()
+        ((model(batch.reshape(-1, 2)) + noise) ** 2).mean().backward()
+        attempt.tick()
+        optimizer.step()
+        optimizer.zero_grad()
+        if taken % 5 == 0:
+            with torch.no_grad():
+                [model(x) for (x,) in validation]
+
+    if per_epoch:
+        for epoch in optimizer.epochs(3, loader):
+            for batch in epoch:
+                body(batch)
+            attempt.tick()
+            torch.rand(1)
+    else:
+        for batch in optimizer.batches(loader, BATCHES):
+            body(batch)
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_next_batch_is_the_exact_one(name: str, tmp_path: Path) -> None:
+    """Dies in the first epoch, at an epoch's end, and in a later epoch."""
+    prove_exact(partial(training, make=SOURCES[name]), tmp_path / "run", (6, 8, 10), checkpoint_every=1000)
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+@pytest.mark.parametrize(
+    "name", ["shuffled", "one by one", "generator of its own", "lazy draws", "stream", "unloggable indices"]
+)
+def test_next_batch_is_the_exact_one_with_workers(name: str, persistent: bool, tmp_path: Path) -> None:
+    script = partial(training, make=SOURCES[name], num_workers=2, persistent_workers=persistent)
+    is_exact = True if name == "stream" and not persistent else None  # numbers drawn in workers are not brought back
+    prove_exact(script, tmp_path / "run", (6, 9), is_exact=is_exact, checkpoint_every=1000)
+
+
+@pytest.mark.parametrize("name", ["shuffled", "counter with state", "stream", "one by one"])
+def test_epochs_go_on_where_they_were(name: str, tmp_path: Path) -> None:
+    """Dies in the middle of an epoch, in the epoch's own code, and at the next epoch's first batch."""
+    per_epoch = 46 if name == "one by one" else 12
+    die_at = (5, per_epoch - 4 + 1, 1, 2)
+    prove_exact(partial(training, make=SOURCES[name], per_epoch=True), tmp_path / "run", die_at, checkpoint_every=1000)
+
+
+def test_skipped_samples_are_never_loaded(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    script = partial(training, make=SOURCES["shuffled"])
+    in_child(lambda: script(Attempt(run, 18)))  # in the second epoch
+    seed()
+    model = torch.nn.Linear(2, 1)
+    data = Numbers()
+    with LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-5), run, model, durability="process") as optimizer:
+        report = optimizer.recover()
+        assert (report.batch, report.epoch) == (17, 1)
+        batches = optimizer.batches(DataLoader(data, batch_size=4, shuffle=True))
+        first = next(batches)
+        batches.close()
+    assert data.loaded == first[:, 0].int().tolist()
+
+
+def _undone(sampler: Callable[[], Sampler[Any]]) -> Make:
+    return lambda **options: DataLoader(Numbers(), batch_size=4, sampler=sampler(), **options)
+
+
+class Shuffling(IterableDataset[torch.Tensor]):
+    """A shuffle buffer on the global generator, from which the body draws, too."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        left = list(range(46))
+        while left:
+            yield torch.tensor([float(left.pop(random.randrange(len(left)))), 1.0])
+
+
+class Dependent(Sampler[int]):
+    """Each draw depends on the one before and on the global generator."""
+
+    def __len__(self) -> int:
+        return 46
+
+    def __iter__(self) -> Iterator[int]:
+        at = 0
+        for _ in range(46):
+            at = (at + random.randrange(7)) % 46
+            yield at
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (_undone(Rotating), "Rotating"),
+        (_undone(Dependent), "Dependent"),
+        (lambda **o: DataLoader(Shuffling(), 4, **o), "Shuffling"),
+    ],
+)
+def test_source_that_does_not_repeat_itself_is_reported(
+    make: Make, word: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    in_child(lambda: training(Attempt(run, 17), make=make))
+    last = Attempt(run)
+    with caplog.at_level(logging.WARNING):
+        training(last, make=make)
+    assert last.reports[0].exact is True  # what was redone is; the data come later
+    report = last.kept["optimizer"].report
+    assert report.exact is False
+    assert "NOT exact" in str(report)
+    assert any(word in note for note in report.notes)
+    assert word in caplog.text
+
+
+def test_random_numbers_in_workers_are_spoken_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tmp_path / "run"
+    script = partial(training, make=SOURCES["shuffled"], num_workers=2)
+    in_child(lambda: script(Attempt(run, 6)))
+    last = Attempt(run)
+    script(last)
+    assert "workers" in caplog.text
+    assert any("workers" in note for note in last.kept["optimizer"].report.notes)
+    assert last.kept["optimizer"].report.exact is None
+
+
+def test_counter_restored_by_hand_is_enough(tmp_path: Path) -> None:
+    """`epoch`, or set_epoch, is state that samplers often have."""
+
+    class ByEpoch(Rotating):
+        epoch = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.epoch += 1
+            return iter(torch.randperm(46, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+    prove_exact(partial(training, make=_sampled(ByEpoch)), tmp_path / "run", (17,))
+
+
+def test_distributed_sampler_takes_the_epoch_as_its_number(tmp_path: Path) -> None:
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = torch.nn.Linear(2, 1)
+        sampler = DistributedSampler(range(46), num_replicas=1, rank=0)
+        loader = DataLoader(Numbers(), 4, sampler=sampler)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer, loader=loader)
+        taken = optimizer.report.batch if attempt.run is not None else 0
+        for epoch in optimizer.epochs(3, loader):
+            sampler.set_epoch(epoch)
+            for batch in epoch:
+                attempt.saw(taken, batch)
+                taken += 1
+                model(batch).sum().backward()
+                attempt.tick()
+                optimizer.step()
+                optimizer.zero_grad()
+        attempt.keep(model=model)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (15, 3))
+
+
+def test_two_loaders_side_by_side_stay_in_step(tmp_path: Path) -> None:
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = torch.nn.Linear(2, 1)
+        labelled, other = SOURCES["shuffled"](), SOURCES["replacement"]()
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer, labelled=labelled, other=other)
+        taken = optimizer.report.batch if attempt.run is not None else 0
+        for x, y in zip(optimizer.batches(labelled, 20), optimizer.batches(other, 20), strict=False):
+            attempt.saw(taken, (x, y))
+            taken += 1
+            torch.rand(2)
+            (model(x).sum() + model(y).square().sum()).backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+            attempt.tick()
+        attempt.keep(model=model)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (9, 12))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_body_may_iterate_over_the_training_data(workers: int, tmp_path: Path) -> None:
+    """The accuracy on the training set, in the middle of an epoch: that is another iteration, and draws like one."""
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = torch.nn.Linear(2, 1)
+        loader = SOURCES["shuffled"](num_workers=workers)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer, loader=loader)
+        for number, x in numbered(optimizer, optimizer.batches(loader, 17)):
+            attempt.saw(number, x)
+            model(x).sum().backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number % 4 == 2:
+                attempt.keep(seen=[x.sum().item() for x in loader])
+        attempt.keep(model=model)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (6, 3), is_exact=None if workers else True)
+
+
+def test_copied_loader_has_the_plain_sampler() -> None:
+    loader = SOURCES["batch sampler"]()
+    LoaderPosition(loader, lambda _: None, lambda: None, lambda *_: None)
+    for twin in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert type(twin.batch_sampler) is BatchSampler
+        assert len(twin) == len(loader) == 11
+        assert [len(x) for x in twin] == [4] * 11
+
+
+def test_two_loops_one_after_the_other(tmp_path: Path) -> None:
+    """A loop without a loader, one with, another with, and code that draws before each."""
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = torch.nn.Linear(2, 1)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer)
+
+        def body(x: torch.Tensor) -> None:
+            (model(x) * torch.randn(())).sum().backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        torch.rand(3)
+        for number in optimizer.steps(4):
+            body(torch.full((2, 2), float(number)))
+        for make in (SOURCES["shuffled"], SOURCES["stream"]):
+            for x in optimizer.batches(make(), 15):
+                body(x)
+        attempt.keep(model=model)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (2, 3, 9, 11))
+
+
+@pytest.mark.parametrize("make", [lambda: DataLoader([], 4), lambda: DataLoader(TensorDataset(torch.empty(0, 2)), 4)])
+def test_empty_loader_ends_at_once(make: Callable[[], DataLoader[Any]], tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    with LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", model) as optimizer:
+        optimizer.recover()
+        assert list(optimizer.batches(make(), 5)) == []
+        assert [list(epoch) for epoch in optimizer.epochs(2, make())] == [[], []]
+
+
+def test_loop_left_by_break_goes_on_where_it_was(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    loader = SOURCES["in order, last dropped"]()
+    with LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", model) as optimizer:
+        optimizer.recover()
+        seen: list[int] = []
+        for _ in range(4):
+            for number, x in enumerate(optimizer.batches(loader, 11)):
+                seen += x[:, 0].int().tolist()
+                if number == 2:
+                    break
+    assert seen == list(range(44))
+
+
+def test_epoch_left_by_break_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    with LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", model) as optimizer:
+        optimizer.recover()
+        epochs = optimizer.epochs(2, SOURCES["shuffled"]())
+        next(iter(next(epochs)))
+        with pytest.raises(UsageError, match="epoch 0 was not iterated to its end"):
+            next(epochs)
+
+
+def test_loader_that_raises_goes_on_at_the_same_batch(tmp_path: Path) -> None:
+    class Flaky(Numbers):
+        is_down = True
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 9 and self.is_down:
+                raise OSError("the file server is away")
+            return super().__getitem__(index)
+
+    data = Flaky()
+    loader = DataLoader(data, batch_size=4, sampler=SequentialSampler(data))
+    position = LoaderPosition(loader, lambda _: None, lambda: None, lambda *_: None)
+    batches = position.batches(11)
+    seen = [next(batches)[0, 0].item() for _ in range(2)]
+    with pytest.raises(OSError, match="file server"):
+        next(batches)
+    data.is_down = False
+    assert seen + [x[0, 0].item() for x in position.batches(11)] == [4.0 * i for i in range(11)]
+
+
+def test_something_that_is_no_loader_is_refused_in_words(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    with LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", model) as optimizer:
+        with pytest.raises(UsageError, match="DataLoader is wanted, not a list"):
+            next(optimizer.batches([1, 2, 3]))
+        with pytest.raises(UsageError, match="needs a loader"):
+            next(optimizer.epochs(3))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_proxy_changes_neither_order_nor_random_numbers(name: str) -> None:
+    outcomes = []
+    for is_proxied in (False, True):
+        seed()
+        loader = SOURCES[name]()
+        plain = with_plain_loops(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
+        position = LoaderPosition(loader, lambda _: None, lambda: None, lambda *_: None) if is_proxied else None
+        batches = position.batches(20) if position is not None else plain.batches(loader, 20)
+        outcomes.append(flatten([list(batches), get_rng()]))
+    assert differences(*outcomes) == []

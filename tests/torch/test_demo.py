@@ -1,0 +1,150 @@
+"""The demo: its model and text, its comparison, and the quick one whole in processes that really die."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tranlogs.errors import UsageError
+from tranlogs_torch.demo import run_demo
+from tranlogs_torch.demo.compare import compare
+from tranlogs_torch.demo.figures import Acts, judge
+from tranlogs_torch.demo.job import Job
+from tranlogs_torch.demo.model import GPT_TINY, build_gpt
+from tranlogs_torch.demo.process import Account, ChildFailed, follow
+from tranlogs_torch.demo.text import TextWindows, read_topics
+
+# Text and model.
+
+
+def test_sample_is_followed_by_itself_moved_on() -> None:
+    windows = TextWindows("hello world", block=3)
+    read = [["".join(windows.alphabet[int(i)] for i in part) for part in windows[sample]] for sample in range(len(windows))]
+    assert read == [["hel", "ell"], ["lo ", "o w"], ["wor", "orl"]]
+
+
+def test_text_is_real() -> None:
+    text = read_topics()
+    assert len(text) > 100_000
+    assert "assert_stmt" in text
+
+
+def test_score_depends_on_no_later_character() -> None:
+    model = build_gpt(GPT_TINY, alphabet=11, seed=1).eval()
+    text = torch.randint(11, (2, 20), generator=torch.Generator().manual_seed(2))
+    later = text.clone()
+    later[:, 12:] = (later[:, 12:] + 1) % 11
+    before, after = model(text), model(later)
+    torch.testing.assert_close(before[:, :12], after[:, :12])
+    assert not torch.allclose(before[:, 12:], after[:, 12:])
+
+
+def test_first_weights_depend_on_the_seed_alone() -> None:
+    one, same, other = (build_gpt(GPT_TINY, 11, seed).state_dict() for seed in (1, 1, 2))
+    assert compare("weights", "{}", one, same).is_equal
+    assert not compare("weights", "{}", one, other).is_equal
+
+
+# The comparison.
+
+
+def test_one_other_bit_is_found_and_named() -> None:
+    one = {"a": torch.ones(3), "b": [torch.zeros(2), 0.5]}
+    other = {"a": torch.ones(3), "b": [torch.tensor([0.0, -0.0]), 0.5]}
+    assert torch.equal(one["b"][0], other["b"][0])
+    found = compare("weights", "{} values", one, other)
+    assert not found.is_equal
+    assert found.differences == ("weights: b[0] differs",)
+    assert found.extent == "3 values"
+
+
+def test_value_of_one_run_only_is_named() -> None:
+    found = compare("optimizer", "{}", {"state": {0: {"step": 1, "exp_avg": 2.0}}}, {"state": {0: {"step": 1}}})
+    assert found.differences == ("optimizer: state[0]['exp_avg'] is in one run only",)
+
+
+def _acts(folder: Path, weight: float, *, landed: int, **report: Any) -> Acts:
+    """A run of 12 batches, killed in its fifth; what it ended with beside `weight`."""
+    digests = list("abcdefghijkl")
+    names = ("reference", "killed", "recovered")
+    jobs = tuple(Job(name, str(folder), GPT_TINY, 1, 12, 12, None, 0, 1, str(folder / "run")) for name in names)
+    for job, value in zip(jobs, (1.0, 0.0, weight), strict=True):
+        state = {"weights": {"head": torch.tensor([value])}, "optimizer": {}, "scheduler": {}, "random": {}, "loss": {}}
+        torch.save(state, job.state)
+    times = [float(i) for i in range(12)]
+    built = {"parameters": 1, "characters": 1}
+    told = {"batch": landed, "replayed": 1, "checkpoint_step": 1, "seconds": 0.5, "exact": True, "notes": []} | report
+    reference = Account(built, digests=digests, began_at=times)
+    killed = Account(built, digests=digests[:5], began_at=times[:5], died_in="backward")
+    recovered = Account(built, told, {"log_bytes": 8}, digests=digests[landed:], began_at=times[landed:])
+    return Acts((jobs[0], jobs[1], jobs[2]), reference, killed, recovered)
+
+
+def test_equal_ends_are_exact(tmp_path: Path) -> None:
+    figures = judge(0, _acts(tmp_path, 1.0, landed=4))
+    assert figures.is_exact, figures.differences
+    assert (figures.steps_lost, figures.steps_replayed, figures.killed_in_batch) == (1, 1, 5)
+
+
+def test_another_weight_is_not_exact(tmp_path: Path) -> None:
+    assert judge(0, _acts(tmp_path, 1.5, landed=4)).differences == ("weights: head differs",)
+
+
+def test_a_lost_finished_batch_is_not_exact(tmp_path: Path) -> None:
+    assert judge(0, _acts(tmp_path, 1.0, landed=1)).differences == ("recovery came to batch 1, and 5 had begun",)
+
+
+def test_a_replay_that_was_not_verified_is_not_exact(tmp_path: Path) -> None:
+    figures = judge(0, _acts(tmp_path, 1.0, landed=4, exact=None, notes=["no fingerprints"]))
+    assert figures.differences == ("recovery did not find its own replay exact: no fingerprints",)
+
+
+def test_another_order_of_batches_is_not_exact(tmp_path: Path) -> None:
+    acts = _acts(tmp_path, 1.0, landed=4)
+    acts.recovered.digests[1:3] = reversed(acts.recovered.digests[1:3])
+    assert judge(0, acts).differences[0] == "order of batches: [5] differs"
+
+
+# The whole.
+
+
+def test_folder_that_no_demo_made_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="no demo made"):
+        run_demo(tmp_path, quick=True, seed=1, as_json=True)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot work there"):
+        run_demo(tmp_path / "file" / "demo", quick=True, seed=1, as_json=True)
+
+
+def test_child_that_fails_is_told_in_one_sentence(tmp_path: Path) -> None:
+    job = Job("broken", str(tmp_path), GPT_TINY, 0, 1, 1, None, 0, 1)  # a batch of nothing
+    with pytest.raises(ChildFailed, match=r"'broken' ended with exit code 1: ValueError: .*batch_size.*broken\.log"):
+        follow(job, lambda account: None)
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+def test_quick_demo_is_exact(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    command = [sys.executable, "-m", "tranlogs_torch.demo", "--quick", "--json", "--seed", "20", "--folder", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["is_exact"]
+    assert figures["differences"] == []
+    assert set(figures["compared"].values()) == {True}
+    assert figures["steps_lost"] <= 1
+    assert figures["checkpoint_step"] + figures["steps_replayed"] + figures["steps_lost"] == figures["killed_in_batch"]
+    assert Path(figures["curves"]).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (folder / "run" / "rank0").is_dir()

@@ -1,0 +1,23 @@
+"""Log files fit the model where the user does not say otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tranlogs_torch import LoggedOptimizer
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(("width", "asked", "expected"), [(8, None, 16), (1024, None, 128), (8, 12 * MIB, 12)])
+def test_log_file_has_room_for_some_dozen_steps(tmp_path: Path, width: int, asked: int | None, expected: int) -> None:
+    model = torch.nn.Linear(width, width, bias=False)
+    with LoggedOptimizer(torch.optim.SGD(model.parameters()), tmp_path / "run", model, segment_bytes=asked) as optimizer:
+        optimizer.recover()
+        model(torch.ones(1, width)).sum().backward()
+        optimizer.step()
+        sizes = {path.stat().st_size for path in (tmp_path / "run" / "rank0" / "log").glob("*.seg")}
+    assert sizes == {expected * MIB}
