@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -204,9 +205,11 @@ class LogMachine(RuleBasedStateMachine):
 
 
 @pytest.fixture(autouse=True)
-def _small_and_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 1)
-    logging.getLogger("tranlogs").setLevel(logging.CRITICAL)
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
 
 
 TestLogMachine = pytest.mark.timeout(300)(LogMachine.TestCase)

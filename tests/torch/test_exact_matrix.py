@@ -20,7 +20,7 @@ from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tranlogs_torch import redo
 
 BATCHES = 13
-DIE_AT = (16, 9)  # ticks of the first and the second attempt; three ticks a batch
+DIE_AT = (16, 18)  # ticks of the first and the second attempt; three ticks a batch, so that they end at steps 5 and 10
 
 
 FORMS: dict[str, dict[str, Any]] = {"single": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}

@@ -118,4 +118,4 @@ def _not_covered(step: int, checkpoints: Sequence[CheckpointRow], history: Histo
     below = [s for s in covered if s < step]
     above = [s for s in covered if s > step]
     around = " and ".join(str(s) for s in (below[-1:] + above[:1]))
-    return f"step {step} is not covered: no sound boundary lies there (covered next to it: {around or 'none'})"
+    return f"step {step} is not covered: no sound boundary lies there; the nearest are {around or 'none'}"
