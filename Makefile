@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Kills of each crash test in `make soak`.
+KILLS ?= 60
 
 .PHONY: demo test check lint bench soak clean
 
-demo: $(VENV)/.ready
+demo: $(VENV)/.usable
 	$(BIN)/tranlogs demo
 
 test: $(VENV)/.ready
@@ -22,12 +24,17 @@ bench: $(VENV)/.ready
 	$(BIN)/python experiments/bench.py
 
 soak: $(VENV)/.ready
-	TRANLOGS_SOAK=1 $(BIN)/python -m pytest -m crash
+	TRANLOGS_SOAK=1 TRANLOGS_KILLS=$(KILLS) $(BIN)/python -m pytest tests/crash tests/core/test_corruption.py
 
-$(VENV)/.ready: setup.cfg pyproject.toml
+$(VENV)/.usable: setup.cfg pyproject.toml
+	@echo "Installing into $(VENV): PyTorch brings its CUDA libraries, some 5 GB. This takes minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[torch,experiments,dev]'
+	$(BIN)/python -m pip install --quiet -e '.[torch,experiments]'
+	touch $@
+
+$(VENV)/.ready: $(VENV)/.usable
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	touch $@
 
 clean:

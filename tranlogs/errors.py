@@ -70,13 +70,14 @@ class RunInUse(UsageError):
 class StateMismatch(UsageError):
     """The model or the optimizer does not fit the run; `differences` lists how, one sentence each."""
 
-    def __init__(self, run: object, differences: Sequence[str]) -> None:
+    def __init__(self, run: object, differences: Sequence[str], *, is_untouched: bool = True) -> None:
         self.differences = tuple(differences)
         shown = "\n  - ".join(self.differences[:20])
         more = f"\n  ... and {len(self.differences) - 20} more" if len(self.differences) > 20 else ""
         super().__init__(
-            f"{run}: what was built now does not fit what the run recorded (nothing was changed):\n  - {shown}{more}\n"
-            "Build the same model and optimizer as before, or start a new run folder"
+            f"{run}: what was built now does not fit what the run recorded "
+            f"({'nothing was changed' if is_untouched else 'model and optimizer were being restored: build them anew'}):"
+            f"\n  - {shown}{more}\nBuild the same model and optimizer as before, or start a new run folder"
         )
 
 

@@ -183,7 +183,7 @@ def _read_segment(path: Path, timeline: int, found: Found) -> SegmentRow | None:
     return SegmentRow(  # open, as far as one can know: whoever writes next makes its bytes durable and seals it
         ordinal, f"{segment_id:016x}", path.name, stat.st_size, "open", timeline,
         first.sequence if is_whole else first.sequence - 1, first.step,
-        last.sequence, last.step, 0, stat.st_mtime, stat.st_mtime,
+        last.sequence, last.step, max(location.end for location in locations), stat.st_mtime, stat.st_mtime,
     )  # fmt: skip
 
 

@@ -71,7 +71,8 @@ class OfflineRun:
         return RecoveryReport(
             step=found.position.step, batch=loaders[0]["taken"] if loaders else state.body["count"],
             epoch=loaders[0]["epoch"] if loaders else 0, timeline=found.position.timeline,
-            checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=seconds, exact=exact,
+            checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=seconds,
+            seconds_replay=found.seconds_replay, exact=exact,
             first_divergent_step=found.divergence.step if found.divergence else None,
             notes=tuple(dict.fromkeys([*found.notes, *state.notes, *compared, *told])),
         )  # fmt: skip

@@ -215,7 +215,7 @@ def _compare(state: TorchState, entry: Entry, body: dict[str, Any]) -> Divergenc
     kind, names, fingerprint = body["fingerprint"], list(state.parameters), state.fingerprint
     state.fingerprint_kinds.add(kind)
     now = fingerprint.digests(entry.step, kind)
-    which = range(len(names)) if kind == "full" else fingerprint.window(entry.step)
+    which = range(len(now)) if kind == "full" else fingerprint.window(entry.step)
     if len(recorded) != len(now):
         return Divergence(entry.step, "the number of parameters")
     for i, a, b in zip(which, recorded, now, strict=True):

@@ -93,6 +93,10 @@ class Session:
         self.members[member.name] = member
         self.state.optimizers[member.name] = member.inner
         self.state.refresh()
+        self._describe()
+
+    def _describe(self) -> None:
+        """What the rounding depends on, as it is now: a script may set its threads after it made the optimizer."""
         self.environment.update(environment.describe(self.state.optimizers))
 
     def track(self, **things: Any) -> None:
@@ -109,6 +113,7 @@ class Session:
                 return self._report  # a notebook cell run twice
             raise UsageError("recover() must come before the first step")
         start = time.monotonic()
+        self.state.refresh()  # a group may have been added since
         found = recover(self.journal.paths.folder, self.state, step=step, progress=progress)
         if found is None:
             if step not in (None, 0):
@@ -116,6 +121,7 @@ class Session:
             self.begin()
             self._report = RecoveryReport()
             return self._report
+        self._describe()
         self.journal.go_on_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
         if found.replayed:
@@ -156,7 +162,8 @@ class Session:
         where = next(iter(self.auxiliary.read_data().values()), {"taken": self.auxiliary.count, "epoch": 0})
         return RecoveryReport(
             step=found.position.step, batch=where["taken"], epoch=where["epoch"], timeline=self.journal.timeline,
-            checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=seconds, exact=exact,
+            checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=seconds,
+            seconds_replay=found.seconds_replay, exact=exact,
             first_divergent_step=found.divergence.step if found.divergence else None, notes=tuple(dict.fromkeys(notes)),
         )  # fmt: skip
 
@@ -167,6 +174,7 @@ class Session:
         if not self.journal.is_fresh:
             raise NotRecovered(self.run, self.journal.catalog.watermarks().committed)
         self._has_begun = True
+        self._describe()
         self.state.refresh()
         self.writes.remember(self.journal.step)
         self.journal.start()

@@ -238,7 +238,7 @@ class TorchState:
     def make_parameter(self, name: str, array: AnyArray) -> torch.Tensor:
         """A parameter that the log holds and nobody built."""
         why = f"parameter {name}: it belongs to a group that was added during the run; add that group before recover()"
-        raise StateMismatch("recover()", [why])
+        raise StateMismatch("recover()", [why], is_untouched=False)
 
     def set_hyper(self, which: str, groups: Groups) -> None:
         """Set the parameter groups' values in place; tensor values by `copy_`, since schedulers hold them."""

@@ -476,6 +476,27 @@ def test_another_set_of_optimizers_is_refused(tmp_path: Path) -> None:
         optimizer.recover()
 
 
+def test_a_parameter_that_joined_later_and_is_not_built_again_is_named(tmp_path: Path) -> None:
+    run, model, extra = tmp_path / "run", small(), nn.Parameter(torch.ones(2))
+    with logged(model, run) as optimizer:
+        optimizer.recover()
+        for turn in optimizer.steps(4):
+            if turn == 1:
+                optimizer.add_param_group({"params": [extra]})
+            one_step(model, optimizer)
+    again = small()
+    with logged(again, run) as optimizer, pytest.raises(StateMismatch, match="group that was added") as caught:
+        optimizer.recover()
+    assert "build them anew" in str(caught.value)  # the replay had come that far
+    again = small()
+    other = nn.Parameter(torch.zeros(2))
+    with logged(again, run) as optimizer:
+        optimizer.add_param_group({"params": [other]})
+        assert optimizer.recover().step == 4
+    assert differences(flatten(contents(again)), flatten(contents(model))) == []
+    assert torch.equal(other, extra)
+
+
 def test_training_without_recover_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     model = small()
@@ -597,6 +618,23 @@ def test_threads_are_set_back_to_those_of_the_run(tmp_path: Path) -> None:
         validating(again)
         assert torch.get_num_threads() == before + 1
         assert any("thread count set back" in note for note in again.reports[0].notes)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_count_as_they_are_when_training_begins(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    model = small()
+    optimizer = Attempt(tmp_path / "run").wrap(torch.optim.Adam(model.parameters()), model)
+    try:
+        torch.set_num_threads(before + 1)  # after the optimizer was made
+        optimizer.recover()
+        optimizer.close()
+        torch.set_num_threads(before)
+        again = Attempt(tmp_path / "run").wrap(torch.optim.Adam(model.parameters()), model)
+        assert any(f"to the run's {before + 1}" in note for note in again.recover().notes)
+        assert again.session.environment["threads"] == before + 1  # what this process records is how it goes on
+        again.close()
     finally:
         torch.set_num_threads(before)
 

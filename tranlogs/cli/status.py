@@ -106,8 +106,11 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
         ("writer", _writer(found)),
         ("committed", f"step {marks.committed}: survives the process"),
         ("synced", f"step {marks.synced}: survives power loss"),
-        ("archived", f"step {marks.archived}: in the store"),
-        ("persisted", f"step {marks.persisted}: durable in the store"),
+    ]
+    if marks.archived or marks.persisted:  # there is a store
+        rows += [("archived", f"step {marks.archived}: in the store"),
+                 ("persisted", f"step {marks.persisted}: durable in the store")]  # fmt: skip
+    rows += [
         ("a crash now", _crash(found)),
         ("bytes", f"log {screen.size(nbytes['log'])} in {screen.size(nbytes['allocated'])} allocated, "
                   f"checkpoints {screen.size(nbytes['checkpoints'])}"),

@@ -163,7 +163,7 @@ def _measure(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
             found.segments[i] = replace(
                 row, state="open", timeline=seen[row.ordinal].row.timeline, last_sequence=locations[-1].head.sequence,
                 base_step=locations[0].head.step, last_step=locations[-1].head.step,
-                used_bytes=max(location.offset + location.head.length for location in locations))  # fmt: skip
+                used_bytes=max(location.end for location in locations))  # fmt: skip
 
 
 def _plan(found: Survey, scanned: Sequence[ScannedSegment], limits: dict[int, int | None], broken: set[str]) -> None:

@@ -17,7 +17,8 @@ class RecoveryReport:
         timeline: the timeline that the next record belongs to.
         checkpoint_step: where replay started; None for a fresh run.
         replayed: steps redone from the log.
-        seconds: time it took.
+        seconds: time it took, from looking at the files to the last redone step.
+        seconds_replay: how much of that went into redoing steps.
         exact: True if every redone step was compared and equal, False if one (or the order of the data) differed, None if
             it could not be told.
         first_divergent_step: the first step that differed.
@@ -31,6 +32,7 @@ class RecoveryReport:
     checkpoint_step: int | None = None
     replayed: int = 0
     seconds: float = 0.0
+    seconds_replay: float = 0.0
     exact: bool | None = True
     first_divergent_step: int | None = None
     notes: tuple[str, ...] = ()

@@ -34,6 +34,11 @@ class Location:
     offset: int  # of the payload, in bytes
     page_bytes: int  # of the machine that wrote the file
 
+    @property
+    def end(self) -> int:
+        """Where the payload ends in its file."""
+        return self.offset + self.head.length
+
 
 def scan(path: Path, segment_id: int, *, last_sequence: int | None = None) -> list[Location]:
     """All sound heads of a segment, in the order of their sequence numbers (payloads are not read).

@@ -32,6 +32,7 @@ class Figures:
         steps_lost: batches that had begun and whose effects did not come back.
         steps_replayed: optimizer steps that recovery redid from the log, on top of `checkpoint_step`.
         recover_seconds: the whole of recovery, loading the checkpoint included.
+        replay_seconds: the part of it that redid the steps.
         recompute_seconds: what computing the replayed steps takes, from the median step.
         overhead_ratio: median step with logging over median step without. Approximate: the two were measured one after
             the other, on a machine that may have had other work.
@@ -49,6 +50,7 @@ class Figures:
     steps_replayed: int
     checkpoint_step: int
     recover_seconds: float
+    replay_seconds: float
     recompute_seconds: float
     step_seconds_plain: float
     step_seconds_logged: float
@@ -87,6 +89,7 @@ def judge(seed: int, acts: Acts) -> Figures:
         killed_in_batch=len(killed.digests), killed_in=PHASES[killed.died_in or "start"],
         steps_lost=len(killed.digests) - landed, steps_replayed=report["replayed"],
         checkpoint_step=report["checkpoint_step"], recover_seconds=report["seconds"],
+        replay_seconds=report["seconds_replay"],
         recompute_seconds=report["replayed"] * logged_seconds, step_seconds_plain=plain_seconds,
         step_seconds_logged=logged_seconds, overhead_ratio=logged_seconds / plain_seconds,
         log_bytes_per_step=round(recovered.finished["log_bytes"] / max(len(recovered.digests), 1)),

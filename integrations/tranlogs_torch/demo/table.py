@@ -50,13 +50,20 @@ def _trained(figures: Figures) -> Table:
 
 def _killed(figures: Figures) -> Table:
     table = _table()
-    again, ratio = figures.recompute_seconds, figures.recompute_seconds / figures.recover_seconds
+    again = figures.recompute_seconds
     table.add_row("SIGKILL", f"in batch {figures.killed_in_batch}", figures.killed_in)
     table.add_row("steps lost", f"{figures.steps_lost}", "the one it was in" if figures.steps_lost else "")
     table.add_row("steps replayed", f"{figures.steps_replayed}", f"from the checkpoint at step {figures.checkpoint_step}")
-    table.add_row("time to recover", f"{figures.recover_seconds:.2f} s",
-                  f"computing them again: {again:.1f} s ({ratio:.0f} x)" if figures.steps_replayed else "")  # fmt: skip
+    table.add_row("time to recover", f"{figures.recover_seconds:.2f} s", "in all: reading the log, loading, redoing")
+    if figures.steps_replayed:
+        table.add_row("  of it redoing", f"{figures.replay_seconds:.2f} s", f"{_a_step(figures.replay_seconds, figures)} a step")
+        table.add_row("computing again", f"{again:.1f} s", f"{_a_step(again, figures)} a step: "
+                      f"{again / figures.replay_seconds:.0f} x redoing, {again / figures.recover_seconds:.0f} x all of it")  # fmt: skip
     return table
+
+
+def _a_step(seconds: float, figures: Figures) -> str:
+    return f"{seconds / figures.steps_replayed * 1e3:.0f} ms"
 
 
 def _cost(figures: Figures) -> Table:
