@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
             pytest.fail("TRANLOGS_REQUIRE_ALL=1, and this test needs root")
         pytest.skip("needs root")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """OpenMP's threads do not survive a fork, and a recovery sets back those of its run: each test begins with one."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ the optimizers of torch.optim but LBFGS.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from tranlogs.codec.entry import EntryKind
 from tranlogs.errors import CorruptRecord
 from tranlogs.recovery import Divergence
-from tranlogs.types import AnyArray, Bytes
+from tranlogs.types import AnyArray
 from tranlogs.wal.reader import Entry
 
 from .adapt import DTYPES, from_array
+from .by_tensor import ByTensor, Decoded
+from .stepping import amp_of, clip_again, without_hooks
 
 if TYPE_CHECKING:
     from .state import TorchState
 
-_BUNDLE_ELEMENTS = 65_536  # small tensors are redone together, so that Python's cost a call is shared
 _STEPS_MIN = 2  # fewer steps than this are not worth another order
 
 _ELEMENTWISE = {
@@ -50,7 +49,7 @@ def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], Non
     tick(done)
     for run, by_tensor in _runs(state, decoded):
         if by_tensor:
-            found = _ByTensor(state, run).redo(partial(_tick_from, tick, done))
+            found = ByTensor(state, run).redo(partial(_tick_from, tick, done))
             divergence = divergence or found
         else:
             for i, (entry, body) in enumerate(run):
@@ -74,9 +73,6 @@ def _default_dtype(name: str | None) -> Iterator[None]:
 
 def _tick_from(tick: Callable[[int], None], base: int, done: int) -> None:
     tick(base + done)
-
-
-Decoded = tuple[Entry, dict[str, Any]]
 
 
 def _without_covered(state: TorchState, decoded: list[Decoded]) -> list[Decoded]:
@@ -175,41 +171,6 @@ def _step(state: TorchState, entry: Entry, body: dict[str, Any]) -> None:
             parameter.grad = None
 
 
-def clip_again(parameters: list[torch.Tensor], body: dict[str, Any]) -> None:
-    """Clip by the logged norm, as `clip_grad_norm_` of torch does it."""
-    clip = body.get("clip")
-    if clip is not None and parameters:
-        torch.nn.utils.clip_grads_with_norm_(parameters, clip["max_norm"], clip["norm"], clip["foreach"])
-
-
-@contextmanager
-def amp_of(optimizer: torch.optim.Optimizer, body: dict[str, Any]) -> Iterator[None]:
-    """The attributes that a GradScaler sets on an optimizer that unscales by itself."""
-    given = body.get("amp", {})
-    for key, value in given.items():
-        setattr(optimizer, key, value.clone())
-    try:
-        yield
-    finally:
-        for key in given:
-            delattr(optimizer, key)
-
-
-@contextmanager
-def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Neither ours nor the user's hooks run, global ones included: what they did to the gradients is in the log."""
-    places: list[Any] = [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
-              _global_optimizer_pre_hooks, _global_optimizer_post_hooks]  # fmt: skip
-    kept = [dict(hooks) for hooks in places]
-    for hooks in places:
-        hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, before in zip(places, kept, strict=True):
-            hooks.update(before)
-
-
 def _compare(state: TorchState, entry: Entry, body: dict[str, Any]) -> Divergence | None:
     recorded = np.frombuffer(body["digests"], "<u8")
     kind, names, fingerprint = body["fingerprint"], list(state.parameters), state.fingerprint
@@ -222,111 +183,3 @@ def _compare(state: TorchState, entry: Entry, body: dict[str, Any]) -> Divergenc
         if a != b:
             return Divergence(entry.step, names[i])
     return None
-
-
-class _ByTensor:
-    """Redo a run of gradient records of one optimizer, a bundle of tensors at a time."""
-
-    def __init__(self, state: TorchState, run: list[Decoded]) -> None:
-        self.state, self.run = state, run
-        self.which = run[0][1]["optimizer"]
-        self.optimizer = state.optimizers[self.which]
-        self.fingerprint = state.fingerprint
-        self.index = {name: i for i, name in enumerate(list(state.parameters)[: len(self.fingerprint.tensors)])}
-        self.present = [set(entry.tensor_names()) for entry, _ in run]
-        self.first = len(run)  # position in the run of the first divergence
-        self.tensor = ""
-        self.buffers: dict[int, Bytes] = {}
-
-    def redo(self, tick: Callable[[int], None]) -> Divergence | None:
-        bundles = list(self._bundles())
-        total = sum(size for _, _, size in bundles) or 1
-        done = 0
-        for group, parameters, size in bundles:
-            self._redo_bundle(group, parameters)
-            done += size
-            tick(len(self.run) * done // total)
-        self._compare_untouched({id(p) for _, parameters, _ in bundles for p in parameters})
-        self.state.set_hyper(self.which, self.run[-1][1]["hyper"])
-        self.state.fingerprint_kinds |= {body["fingerprint"] for _, body in self.run}
-        if self.first == len(self.run):
-            return None
-        return Divergence(self.run[self.first][0].step, self.tensor)
-
-    def _bundles(self) -> Iterator[tuple[int, list[torch.Tensor], int]]:
-        """(group, parameters, elements): large tensors alone, small ones together."""
-        recorded = len(self.run[0][1]["hyper"])  # a group behind these was added later
-        for i, group in enumerate(self.optimizer.param_groups[:recorded]):
-            bundle: list[torch.Tensor] = []
-            size = 0
-            for parameter in group["params"]:
-                if bundle and size + parameter.numel() > _BUNDLE_ELEMENTS:
-                    yield i, bundle, size
-                    bundle, size = [], 0
-                bundle.append(parameter)
-                size += parameter.numel()
-            if bundle:
-                yield i, bundle, size
-
-    @torch.no_grad()
-    def _redo_bundle(self, group: int, parameters: list[torch.Tensor]) -> None:
-        whole = self.optimizer.param_groups[group]
-        options = {k: v for k, v in whole.items() if k not in ("params", "param_names")}
-        alone = type(self.optimizer)([{"params": parameters, **options}], **_defaults(self.optimizer))
-        alone.state = self.optimizer.state
-        target = alone.param_groups[0]
-        names = [self.state.name_of[id(p)] for p in parameters]
-        for position, (entry, body) in enumerate(self.run):
-            for key, value in body["hyper"][group].items():
-                target[key] = value
-            for parameter, name in zip(parameters, names, strict=True):
-                parameter.grad = self._gradient(position, entry, f"grad/{name}")
-            clip_again([p for p in parameters if p.grad is not None], body)
-            with amp_of(alone, body), without_hooks(alone):
-                alone.step()
-            for name in names:
-                self._check(position, name)
-        for parameter in parameters:
-            parameter.grad = None
-
-    def _gradient(self, position: int, entry: Entry, name: str) -> torch.Tensor | None:
-        if name not in self.present[position]:
-            return None
-        size = sum(frame.spec.nbytes for frame in entry.frames_of(name))
-        buffer = self.buffers.get(size)
-        if buffer is None or len(self.buffers) > 64:
-            self.buffers = {size: np.empty(size, np.uint8)} if len(self.buffers) > 64 else self.buffers
-            buffer = self.buffers[size] = np.empty(size, np.uint8)
-        array = entry.read(name, buffer if size >= _BUNDLE_ELEMENTS * 4 else None)
-        return None if array is None else from_array(array)
-
-    def _check(self, position: int, name: str, whole: int | None = None) -> None:
-        """Compare one tensor after one step; `whole` is its full digest where that is known."""
-        entry, body = self.run[position]
-        index = self.index.get(name)
-        if index is None or position >= self.first or "digests" not in body:
-            return
-        is_full = body["fingerprint"] == "full"
-        window = range(len(self.index)) if is_full else self.fingerprint.window(entry.step)
-        if index not in window:
-            return
-        if is_full:
-            now = self.fingerprint.one(index) if whole is None else whole
-        else:
-            now = self.fingerprint.sampled(index, entry.step)
-        if now != np.frombuffer(body["digests"], "<u8")[window.index(index)]:
-            self.first, self.tensor = position, name
-
-    def _compare_untouched(self, done: set[int]) -> None:
-        """Parameters of other optimizers, and frozen ones, must be as recorded all along."""
-        for name, parameter in self.state.parameters.items():
-            if id(parameter) not in done and name in self.index:
-                whole = self.fingerprint.one(self.index[name])  # the same at every position
-                for position in range(len(self.run)):
-                    self._check(position, name, whole)
-
-
-def _defaults(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What the constructor wants; options that it does not take (`initial_lr`, ...) stay in the group."""
-    accepted = inspect.signature(type(optimizer).__init__).parameters
-    return {key: value for key, value in optimizer.defaults.items() if key in accepted}

@@ -16,7 +16,6 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-torch.set_num_threads(1)
 from tests.cli.conftest import train
 
 def say(step):

@@ -181,11 +181,9 @@ def differences(a: Outcome, b: Outcome) -> list[str]:
 # Dying
 
 
-torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: a child that waits for them waits for ever
-
-
 def in_child(work: Callable[[], Any]) -> int:
     """Run `work` in a forked child; its exit status (negative: the signal that killed it)."""
+    assert torch.get_num_threads() == 1, "OpenMP's threads do not survive a fork: the child would wait for them for ever"
     pid = os.fork()
     if pid == 0:
         try:

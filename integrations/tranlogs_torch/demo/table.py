@@ -56,9 +56,10 @@ def _killed(figures: Figures) -> Table:
     table.add_row("steps replayed", f"{figures.steps_replayed}", f"from the checkpoint at step {figures.checkpoint_step}")
     table.add_row("time to recover", f"{figures.recover_seconds:.2f} s", "in all: reading the log, loading, redoing")
     if figures.steps_replayed:
-        table.add_row("  of it redoing", f"{figures.replay_seconds:.2f} s", f"{_a_step(figures.replay_seconds, figures)} a step")
-        table.add_row("computing again", f"{again:.1f} s", f"{_a_step(again, figures)} a step: "
-                      f"{again / figures.replay_seconds:.0f} x redoing, {again / figures.recover_seconds:.0f} x all of it")  # fmt: skip
+        redoing = figures.replay_seconds
+        ratios = f"{again / redoing:.0f} x redoing, {again / figures.recover_seconds:.0f} x all of it"
+        table.add_row("  of it redoing", f"{redoing:.2f} s", f"{_a_step(redoing, figures)} a step")
+        table.add_row("computing again", f"{again:.1f} s", f"{_a_step(again, figures)} a step: {ratios}")
     return table
 
 

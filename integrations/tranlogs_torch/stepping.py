@@ -1,0 +1,45 @@
+"""One step as it was taken while training: its clipping, what a GradScaler had set, and no hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+
+def clip_again(parameters: list[torch.Tensor], body: dict[str, Any]) -> None:
+    """Clip by the logged norm, as `clip_grad_norm_` of torch does it."""
+    clip = body.get("clip")
+    if clip is not None and parameters:
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip["max_norm"], clip["norm"], clip["foreach"])
+
+
+@contextmanager
+def amp_of(optimizer: torch.optim.Optimizer, body: dict[str, Any]) -> Iterator[None]:
+    """The attributes that a GradScaler sets on an optimizer that unscales by itself."""
+    given = body.get("amp", {})
+    for key, value in given.items():
+        setattr(optimizer, key, value.clone())
+    try:
+        yield
+    finally:
+        for key in given:
+            delattr(optimizer, key)
+
+
+@contextmanager
+def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Neither ours nor the user's hooks run, global ones included: what they did to the gradients is in the log."""
+    places: list[Any] = [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
+              _global_optimizer_pre_hooks, _global_optimizer_post_hooks]  # fmt: skip
+    kept = [dict(hooks) for hooks in places]
+    for hooks in places:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in zip(places, kept, strict=True):
+            hooks.update(before)

@@ -1,0 +1,65 @@
+"""A damaged gradient in the log of a PyTorch run: recovery lands before it, in either order of redo, and says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.torch.lab import Attempt, differences, flatten
+from tranlogs.wal.reader import SegmentReader
+from tranlogs.wal.scan import scan
+from tranlogs.wal.segment import parse_segment_name
+from tranlogs_torch import by_tensor, redo
+
+STEPS, DAMAGED = 20, 13
+
+
+def train(attempt: Attempt, until: int) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 3))
+    optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
+    attempt.start(optimizer)
+    attempt.keep(model=model, optimizer=optimizer)
+    for _ in optimizer.steps(until):
+        model(torch.randn(8, 40)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.close()
+
+
+def flip_a_bit_of(run: Path, name: str, step: int) -> None:
+    for path in sorted((run / "rank0" / "log").glob("*.seg")):
+        named = parse_segment_name(path.name)
+        assert named is not None
+        with SegmentReader(path) as reader:
+            for entry in reader.entries(scan(path, named[1])):
+                if entry.head.step == step and name in entry.tensor_names():
+                    at = entry.frames_of(name)[0].offset
+                    with open(path, "r+b") as file:
+                        file.seek(at)
+                        (byte,) = file.read(1)
+                        file.seek(at)
+                        file.write(bytes([byte ^ 16]))
+                    return
+    raise AssertionError("nothing was damaged")
+
+
+@pytest.mark.parametrize("way", ["ahead", "alone", "step by step"])
+def test_recovery_lands_before_a_damaged_gradient(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    train(Attempt(run, checkpoint_every=1000), STEPS)
+    flip_a_bit_of(run, "grad/2.weight", DAMAGED)
+    monkeypatch.setattr(by_tensor, "_BUNDLE_ELEMENTS", 50)
+    if way == "alone":
+        monkeypatch.setattr(by_tensor, "_AHEAD_BYTES_MAX", 0)
+    if way == "step by step":
+        monkeypatch.setattr(redo, "_ELEMENTWISE", set())
+    again, right = Attempt(run), Attempt()
+    train(again, DAMAGED - 1)  # nothing is left to train
+    train(right, DAMAGED - 1)
+    report = again.reports[0]
+    assert (report.step, report.exact) == (DAMAGED - 1, True)
+    assert any("grad/2.weight" in note and f"step {DAMAGED}" in note for note in report.notes)
+    assert differences(flatten(again.outcome()), flatten(right.outcome())) == []
