@@ -1,13 +1,14 @@
 """Redo tensor by tensor: all steps of one parameter while it lies in the processor's cache.
 
-A thread reads and checks the gradients ahead, while the optimizer works on those before: on two cores the reading is
-free. The bits are those of redoing step by step.
+Where a core is to spare a thread reads and checks the gradients ahead, while the optimizer works on those before. The bits
+are those of redoing step by step.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 Decoded = tuple[Entry, dict[str, Any]]
 
-_BUNDLE_ELEMENTS = 65_536  # small tensors are redone together, so that Python's cost a call is shared
+_BUNDLE_ELEMENTS = 262_144  # small tensors are redone together, so that Python's cost a call is shared
 _AHEAD_STEPS = 2
 _ALONE = -1  # the turn of what is not read ahead
 _AHEAD_BYTES_MAX = 64 << 20  # gradients larger than this are read one by one: memory for several is not taken
@@ -61,14 +62,18 @@ class Gradients:
         self._buffers: dict[tuple[int, int], Bytes] = {}  # by turn, and place in the bundle
         self._ready: queue.Queue[_Portion] = queue.Queue(_AHEAD_STEPS)
         self._is_stopped = threading.Event()
+        self._has_spare_core = len(os.sched_getaffinity(0)) > torch.get_num_threads()  # else it would stall the kernels
         self._thread = threading.Thread(target=self._read_ahead, name="tranlogs-read", daemon=True)
 
     def __enter__(self) -> Gradients:
-        self._thread.start()
+        if self._has_spare_core:
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._is_stopped.set()
+        if not self._has_spare_core:
+            return
         while self._thread.is_alive():
             with suppress(queue.Empty):
                 self._ready.get(timeout=0.01)  # it may wait for room
@@ -80,7 +85,7 @@ class Gradients:
         Raises:
             CorruptRecord: a gradient is damaged.
         """
-        found = self._ready.get()
+        found = self._ready.get() if self._has_spare_core else None
         if isinstance(found, BaseException):
             raise found
         return found if found is not None else self._read(bundle, position, _ALONE)
