@@ -29,7 +29,7 @@ _WINDOW = 64  # tensors looked at each step in sample mode
 _BYTES = 64  # bytes of each, about: each is a cache miss
 _STATE_BYTES = 16  # bytes of each tensor of optimizer state
 _BUDGET = 0.03  # of a step, for the three looks that a step takes
-_FREE_SECONDS = 0.0001  # a look cheaper than this is never too much
+_FREE_SECONDS = 0.0003  # a look cheaper than this (some 2 M parameters) is never too much: to know is worth it
 _LOOKS = 16  # steps that are measured before a decision: the fastest of them counts, others may have been disturbed
 
 

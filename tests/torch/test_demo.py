@@ -79,7 +79,15 @@ def _acts(folder: Path, weight: float, *, landed: int, **report: Any) -> Acts:
         torch.save(state, job.state)
     times = [float(i) for i in range(12)]
     built = {"parameters": 1, "characters": 1}
-    told = {"batch": landed, "replayed": 1, "checkpoint_step": 1, "seconds": 0.5, "exact": True, "notes": []} | report
+    told = {
+        "batch": landed,
+        "replayed": 1,
+        "checkpoint_step": 1,
+        "seconds": 0.5,
+        "seconds_replay": 0.2,
+        "exact": True,
+        "notes": [],
+    } | report
     reference = Account(built, digests=digests, began_at=times)
     killed = Account(built, digests=digests[:5], began_at=times[:5], died_in="backward")
     recovered = Account(built, told, {"log_bytes": 8}, digests=digests[landed:], began_at=times[landed:])
