@@ -29,12 +29,12 @@ soak: $(VENV)/.ready
 $(VENV)/.usable: setup.cfg pyproject.toml
 	@echo "Installing into $(VENV): PyTorch brings its CUDA libraries, some 5 GB. This takes minutes, once."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[torch,experiments]'
+	$(BIN)/python -m pip install -qq --upgrade pip
+	$(BIN)/python -m pip install -qq -e '.[torch,experiments]'
 	touch $@
 
 $(VENV)/.ready: $(VENV)/.usable
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install -qq -e '.[dev]'
 	touch $@
 
 clean:

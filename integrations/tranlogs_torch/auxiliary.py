@@ -96,8 +96,15 @@ class Auxiliary:
         scheduled = any("initial_lr" in group for o in self._state.optimizers.values() for group in o.param_groups)
         schedulers = (isinstance(t, LRScheduler) or hasattr(t, "last_epoch") for t in self.tracked.values())
         if scheduled and not any(schedulers):
-            found.append("a scheduler was made for an optimizer, but none is tracked: it starts anew (track(scheduler=...))")
+            found.append(
+                "a scheduler was made for an optimizer, but none is tracked: without track(scheduler=...) it starts anew"
+            )
         return found
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether a recovery has come back here and training has not gone on yet."""
+        return self._landed is not None
 
     def go_on(self) -> None:
         """Training goes on: what is tracked from here on starts as it is."""

@@ -93,7 +93,7 @@ class SeekableSampler:
         set_rng(now, self.generators)  # no draw below may see the random state of the skip
         self.drawn = resume["seen"]
         waiting = again if resume["ahead"] is None else list(resume["ahead"])
-        if self.order != resume["order"] or _plain(again) != _plain(waiting):
+        if not resume["is_resized"] and (self.order != resume["order"] or _plain(again) != _plain(waiting)):
             kind = type(getattr(self.sampler, "sampler", self.sampler)).__name__
             self.on_doubt(
                 f"{kind} did not draw the same order again, so batches of this epoch are repeated or left out: its draws "
@@ -151,6 +151,7 @@ class LoaderPosition:
             loader.__dict__[name] = self._index  # the public setter refuses
         self.epoch = self.batch = self.taken = 0
         self._order = 0  # running hash of the batches of an IterableDataset
+        self._is_resized = False  # other batches follow anyhow, which was said
         self._opened: dict[str, Any] | None = None  # random state before iter(loader) of this epoch
         self._opened_samplers: list[Any] = []
         self._workers: dict[str, Any] | None = None  # random state when persistent workers were made
@@ -182,6 +183,7 @@ class LoaderPosition:
         self._opened, self._opened_samplers, self._workers = state["opened"], state["samplers"], state["workers"]
         self._order, self._resume, self._live = state["order"], state, None
         now = self._sizes()
+        self._is_resized = state.get("sizes", now) != now
         for what, was in state.get("sizes", now).items():
             if was != now[what]:
                 self._on_doubt(f"the loader's {what} was {was}, now it is {now[what]}: other batches follow", True)
@@ -281,7 +283,7 @@ class LoaderPosition:
         set_rng(self._opened, self.generators)
         self._set_samplers(self._opened_samplers)
         if self._index is not None:
-            self._index.resume = resume["index"]
+            self._index.resume = {**resume["index"], "is_resized": self._is_resized}
         iterator = self._iterate()
         if self._index is None:
             self._skip_batches(iterator, resume["order"])
@@ -294,7 +296,7 @@ class LoaderPosition:
         self._order = 0
         for data in itertools.islice(iterator, self.batch):
             self._count(data)
-        if self._order != recorded:
+        if self._order != recorded and not self._is_resized:
             self._on_doubt(
                 f"{type(self.loader.dataset).__name__} did not give the same batches again, so some of this epoch are repeated "
                 "or left out: an IterableDataset repeats itself only if its order does not depend on random numbers that the "
@@ -329,7 +331,10 @@ class LoaderPosition:
 
 
 class Epoch(int):
-    """The number of an epoch, to be iterated over for its batches: `sampler.set_epoch(epoch)`, `for batch in epoch`."""
+    """The number of an epoch, to be iterated over for its batches: `sampler.set_epoch(epoch)`, `for batch in epoch`.
+
+    After a crash the loop may enter it in its middle: `enumerate(epoch, start=epoch.batch)` counts on where it was.
+    """
 
     _position: LoaderPosition
 
@@ -339,6 +344,15 @@ class Epoch(int):
         epoch = cls(position.epoch)
         epoch._position = position
         return epoch
+
+    @property
+    def batch(self) -> int:
+        """Batches of this epoch that were handed out; before the loop over it, the index of the next one."""
+        return self._position.batch
+
+    def __len__(self) -> int:
+        """Batches of the whole epoch, as `len(loader)` has it."""
+        return len(self._position.loader)
 
     def __iter__(self) -> Iterator[Any]:
         return self._position.rest_of_epoch()

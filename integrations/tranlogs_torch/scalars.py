@@ -20,8 +20,16 @@ class ScalarHistory:
         self.curves: dict[str, Curve] = {}
 
     def note(self, **scalars: float) -> None:
-        """Keep scalars with the running unit; the last value of a name counts."""
-        self._pending.update({name: float(getattr(value, "item", lambda v=value: v)()) for name, value in scalars.items()})
+        """Keep scalars with the running unit; the last value of a name counts.
+
+        Raises:
+            UsageError: a value is no number, or there are too many names.
+        """
+        for name, value in scalars.items():
+            try:
+                self._pending[name] = float(getattr(value, "item", lambda v=value: v)())
+            except (TypeError, ValueError, RuntimeError):
+                raise UsageError(f"note({name}=...): one number is wanted, not {value!r:.60}") from None
         if len(self._pending.keys() | self.curves.keys()) > SCALARS_MAX:
             raise UsageError(f"note(): more than {SCALARS_MAX} names")
 

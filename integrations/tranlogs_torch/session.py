@@ -75,6 +75,7 @@ class Session:
         self._is_forward_seen = True
         self._boundary_at = time.perf_counter()
         self._report: RecoveryReport | None = None
+        self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
         self._doubts: list[tuple[str, bool]] = []  # what of the data cannot be brought back, and whether it is wrong
         self._handles = [m.register_forward_pre_hook(_ForwardHook(self._before_forward)) for m in self.modules.values()]
         atexit.register(self._at_exit)
@@ -103,6 +104,8 @@ class Session:
         """Track loaders and anything with state_dict / load_state_dict; refuse what cannot be stored."""
         for name, thing in things.items():
             self.auxiliary.track(name, thing)
+        if self._recovered is not None and self.auxiliary.has_landed:  # what was told to be missing may be there now
+            self._report = self._told(*self._recovered)
 
     # Recovery.
 
@@ -134,7 +137,8 @@ class Session:
         self._taken_at_boundary = self.auxiliary.taken()
         if found.position.sequence:  # not the checkpoint before the first step, where the script is at the same place again
             self.auxiliary.reopen()
-        self._report = self._told(found, time.monotonic() - start)
+        self._recovered = found, time.monotonic() - start
+        self._report = self._told(*self._recovered)
         return self._report
 
     @property
@@ -176,6 +180,7 @@ class Session:
         self._has_begun = True
         self._describe()
         self.state.refresh()
+        self.state.given = {which: self.state.given_now(which) for which in self.members}
         self.writes.remember(self.journal.step)
         self.journal.start()
         self.journal.checkpoint(self.state.snapshot(self.auxiliary.read()), wait=True)

@@ -50,6 +50,7 @@ class TorchState:
         self.logged_sizes: dict[str, list[int]] = {}  # of the parameter groups, as the log knows them
         self.recorded_environment: dict[str, Any] = {}
         self.notes: list[str] = []  # what had to be set back for a replay
+        self.given: dict[str, Groups] = {}  # the groups' values with which the run began
 
     def refresh(self) -> None:
         """Look up the parameters again (a group or an optimizer was added); new ones come last."""
@@ -123,7 +124,7 @@ class TorchState:
             tensors |= {name: array for name, array in found if array is not None}
             groups = self.groups(which)
             optimizers[which] = {"class": environment.class_name(optimizer), "groups": groups["values"],
-                                 "params": groups["params"], "state": rest}  # fmt: skip
+                                 "params": groups["params"], "state": rest, "given": self.given.get(which, [])}  # fmt: skip
         return Snapshot(tensors, {"optimizers": optimizers, "modules": naming.state_keys(self.modules), "boundary": boundary})
 
     # Recoverable
@@ -183,9 +184,28 @@ class TorchState:
         for name in checkpoint.names("buffer/"):
             naming.set_buffer(places, name[7:], from_array(checkpoint.read(name)))
         for which, about in meta["optimizers"].items():
+            self._compare_given(which, about.get("given", []))
             self.set_groups(which, about["params"], about["groups"])
             self.set_state(which, about["state"], partial(_read_state, checkpoint, f"state/{which}/"))
         self.set_auxiliary(meta["boundary"])
+
+    def _compare_given(self, which: str, recorded: Groups) -> None:
+        """Say where the script now gives other hyper-parameters than when the run began: the run goes on with its own."""
+        self.given.setdefault(which, self.given_now(which))
+        for i, (was, now) in enumerate(zip(recorded, self.given[which], strict=False)):
+            for key in was.keys() & now.keys():
+                if was[key] != now[key]:
+                    self.notes.append(
+                        f"optimizer {which!r}: the script gives {key}={now[key]} to parameter group {i}, and gave {was[key]} when "
+                        "the run began; the run's own value holds (to change it, set it after recover())"
+                    )
+        self.given[which] = recorded
+
+    def given_now(self, which: str) -> Groups:
+        """The groups' plain values."""
+        plain = (bool, int, float, str, type(None))
+        return [{key: value for key, value in group.items() if isinstance(value, plain)
+                 or (isinstance(value, tuple) and all(isinstance(v, plain) for v in value))} for group in self.hyper(which)]  # fmt: skip
 
     def set_state(self, which: str, rest: dict[str, Any], read: Callable[[str, str], AnyArray | None]) -> None:
         """Set an optimizer's state: tensors into the existing ones where they fit, keys in the recorded order."""

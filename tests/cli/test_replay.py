@@ -48,7 +48,7 @@ def test_replay_tells_in_words(cli: Cli, run: Path, tmp_path: Path) -> None:
 def test_an_uncovered_step_names_the_nearest(cli: Cli, run: Path, tmp_path: Path) -> None:
     called = cli("replay", run, "--to", STEPS + 5, "--out", tmp_path / "state.pt")
     assert called.code == 1
-    assert f"the nearest are {STEPS}" in called.err
+    assert f"the nearest is {STEPS}" in called.err
     assert not (tmp_path / "state.pt").exists()
 
 

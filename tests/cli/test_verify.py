@@ -61,7 +61,7 @@ def test_replay_redoes_everything_from_the_oldest_checkpoint(cli: Cli, run: Path
     assert called.code == 0
     (replay,) = called.json["ranks"][0]["replays"]
     assert (replay["checkpoint_step"], replay["step"], replay["replayed"], replay["exact"]) == (0, STEPS, STEPS, True)
-    assert "steps 0 to 9" in cli("verify", run, "--replay").out
+    assert "9 steps from checkpoint 0 in" in cli("verify", run, "--replay").out
 
 
 def test_replay_goes_on_behind_a_hole(cli: Cli, run: Path) -> None:

@@ -573,7 +573,7 @@ def test_a_step_that_is_not_covered_is_refused_and_the_run_is_as_before(toy: Cal
     first.train(5)
     first.journal.close()
     second = toy()
-    with pytest.raises(RecoveryError, match=r"step 9 is not covered.*; the nearest are 5"):
+    with pytest.raises(RecoveryError, match=r"step 9 is not covered.*; the nearest is 5"):
         second.recover(step=9)
     assert second.recover().step == 5
 

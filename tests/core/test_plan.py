@@ -188,7 +188,7 @@ def test_every_covered_step_can_be_landed_on(step: int) -> None:
     assert plan.checkpoint.step == (3 if step >= 3 else 0)
 
 
-@pytest.mark.parametrize(("step", "message"), [(9, "are 8"), (5, "are 4 and 6"), (100, "are 8")])
+@pytest.mark.parametrize(("step", "message"), [(9, "is 8"), (5, "are 4 and 6"), (100, "is 8")])
 def test_a_step_without_a_boundary_is_refused_with_its_neighbours(step: int, message: str) -> None:
     run = Run().steps(4).log(STEP, STEP, BOUNDARY).steps(2)
     with pytest.raises(RecoveryError, match=f"step {step} is not covered.*{message}"):
@@ -361,7 +361,7 @@ def test_rewinding_again_behind_the_first_fork_keeps_both() -> None:
 
 def test_rewinding_on_a_rewound_timeline_sees_only_its_own_steps() -> None:
     run = Run().steps(9).go_back(3).steps(2)
-    with pytest.raises(RecoveryError, match=r"not covered.*the nearest are 5"):
+    with pytest.raises(RecoveryError, match=r"not covered.*the nearest is 5"):
         run.plan(8)
 
 

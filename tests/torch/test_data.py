@@ -33,7 +33,7 @@ from tests.torch.lab import Attempt, differences, flatten, in_child, prove_exact
 from tests.torch.loops import numbered
 from tests.torch.nets import seed
 from tranlogs.errors import UsageError
-from tranlogs_torch import LoggedOptimizer
+from tranlogs_torch import LoggedOptimizer, RecoveryReport
 from tranlogs_torch.data import LoaderPosition
 from tranlogs_torch.rng import get_rng
 
@@ -308,6 +308,52 @@ def test_counter_restored_by_hand_is_enough(tmp_path: Path) -> None:
             return iter(torch.randperm(46, generator=torch.Generator().manual_seed(self.epoch)).tolist())
 
     prove_exact(partial(training, make=_sampled(ByEpoch)), tmp_path / "run", (17,))
+
+
+def test_epoch_says_how_long_it_is_and_where_it_goes_on(tmp_path: Path) -> None:
+    """Accumulation by the batch's number in the epoch, with what is left over at its end."""
+
+    def script(attempt: Attempt) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        loader = DataLoader(TensorDataset(torch.randn(14, 3)), 2, shuffle=True)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
+        attempt.start(optimizer, loader=loader)
+        for epoch in optimizer.epochs(3, loader):
+            begin = epoch.batch if attempt.run is not None else 0
+            assert attempt.run is None or len(epoch) == 7
+            for i, (x,) in enumerate(epoch, start=begin):
+                model(x).square().mean().backward()
+                attempt.tick()
+                if i % 2 == 1 or i == len(loader) - 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (5, 4, 6))
+
+
+def test_another_batch_size_is_told_once_and_not_blamed_on_the_sampler(tmp_path: Path) -> None:
+    def script(size: int, until: int) -> RecoveryReport:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        loader = DataLoader(TensorDataset(torch.randn(64, 3)), size, shuffle=True)
+        optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters()), tmp_path / "run", model, durability="process")
+        optimizer.track(loader=loader).recover()
+        for (x,) in optimizer.batches(loader, until=until):
+            model(x).sum().backward()
+            optimizer.step()
+        report = optimizer.report
+        optimizer.close()
+        return report
+
+    script(4, 3)
+    report = script(2, 5)
+    assert report.exact is False
+    assert [note for note in report.notes if "batch" in note] == [
+        "the loader's batch_size was 4, now it is 2: other batches follow"
+    ]
 
 
 def test_distributed_sampler_takes_the_epoch_as_its_number(tmp_path: Path) -> None:

@@ -575,6 +575,55 @@ def test_older_step_starts_a_new_timeline(tmp_path: Path) -> None:
         assert differences(everything(model, optimizer), states[0]) == []
 
 
+def test_note_wants_numbers_and_names_what_is_none(tmp_path: Path) -> None:
+    with logged(small(), tmp_path / "run") as optimizer:
+        optimizer.note(loss=torch.tensor(1.5), rate=float("nan"))
+        for wrong in ("high", torch.zeros(2), None):
+            with pytest.raises(UsageError, match=r"note\(grade=\.\.\.\): one number is wanted"):
+                optimizer.note(grade=wrong)  # type: ignore[arg-type]
+
+
+def test_hyper_parameters_of_the_run_hold_and_a_change_in_the_script_is_told(tmp_path: Path) -> None:
+    """Compared with what the script gave at the beginning: a scheduler's changes are none of the script's."""
+
+    def script(lr: float) -> tuple[float, tuple[str, ...]]:
+        model = small()
+        inner = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.1)
+        with logged(model, tmp_path / "run", inner) as optimizer:
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+            notes = optimizer.track(scheduler=scheduler).recover().notes
+            for _ in optimizer.steps(optimizer.report.batch + 3):
+                one_step(model, optimizer)
+                scheduler.step()
+            return optimizer.param_groups[0]["lr"], notes
+
+    assert script(0.5) == (0.25, ())
+    assert script(0.5) == (0.0625, ())
+    for _ in range(2):  # and again, as long as the script says otherwise
+        lr, notes = script(0.75)
+        assert lr < 0.0625
+        assert any("gives lr=0.75 to parameter group 0, and gave 0.5 when the run began" in note for note in notes)
+    assert script(0.5)[1] == ()
+
+
+def test_scheduler_tracked_after_recovery_is_back_and_not_told_to_be_missing(tmp_path: Path) -> None:
+    for early in (True, False):
+        model = small()
+        with logged(model, tmp_path / "run") as optimizer:
+            if not early:
+                optimizer.recover()
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+            optimizer.track(scheduler=scheduler)
+            if early:
+                optimizer.recover()
+            assert optimizer.report.exact is True
+            assert optimizer.report.notes == ()
+            assert scheduler.last_epoch == (0 if early else 5)
+            for _ in optimizer.steps(5):
+                one_step(model, optimizer)
+                scheduler.step()
+
+
 def test_scalars_have_neither_gaps_nor_doubles(tmp_path: Path) -> None:
     def script(attempt: Attempt) -> None:
         model = small()

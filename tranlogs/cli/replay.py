@@ -53,7 +53,8 @@ def _show(about: dict[str, Any]) -> None:
     screen.console().print(screen.facts([
         ("file", f"{about['file']} ({screen.size(about['bytes'])})"),
         ("step", f"{about['step']} (batch {about['batch']}, epoch {about['epoch']}, timeline {about['timeline']})"),
-        ("replayed", f"{replayed} from checkpoint {about['checkpoint_step']} in {about['seconds']:.2f} s"),
+        ("replayed", f"{replayed} from checkpoint {about['checkpoint_step']} in {about['seconds_replay']:.2f} s "
+                     f"({about['seconds']:.2f} s with reading and loading)"),
         ("bit-exact", exact),
         *(("note", note) for note in about["notes"]),
     ]))  # fmt: skip

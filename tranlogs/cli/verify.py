@@ -45,9 +45,12 @@ def verify(
     With --replay the whole log is redone from the oldest checkpoint on, and the state is compared with the run's fingerprint
     after each step.
     """
+    from ..errors import UsageError
     from ..recovery.progress import progress_bar
     from .runs import journals_of, settled
 
+    if optimizer and not replay:
+        raise UsageError("--optimizer goes with --replay: without it no step is redone")
     found = []
     for paths in journals_of(run):
         with progress_bar() as progress:
@@ -138,7 +141,8 @@ def _show(found: Sequence[Verified]) -> None:
             ("read", f"{screen.size(about.nbytes)}: {about.entries} entries, {about.tensors} tensors"),
         ]
         for report in about.replays:
-            rows.append(("replayed", f"steps {report.checkpoint_step} to {report.step} in {report.seconds:.2f} s: "
+            steps = screen.count(report.replayed, "step")
+            rows.append(("replayed", f"{steps} from checkpoint {report.checkpoint_step} in {report.seconds_replay:.2f} s: "
                                      + ("all equal" if report.exact else "not all could be compared" if report.exact is None
                                         else f"differs from step {report.first_divergent_step} on")))  # fmt: skip
             rows += [("note", note) for note in report.notes]

@@ -117,5 +117,6 @@ def _not_covered(step: int, checkpoints: Sequence[CheckpointRow], history: Histo
     covered = sorted(boundaries | {row.step for row in checkpoints})
     below = [s for s in covered if s < step]
     above = [s for s in covered if s > step]
-    around = " and ".join(str(s) for s in (below[-1:] + above[:1]))
-    return f"step {step} is not covered: no sound boundary lies there; the nearest are {around or 'none'}"
+    around = [str(s) for s in below[-1:] + above[:1]]
+    verb = "is" if len(around) == 1 else "are"
+    return f"step {step} is not covered: no sound boundary lies there; the nearest {verb} {' and '.join(around) or 'none'}"

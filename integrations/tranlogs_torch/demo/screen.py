@@ -35,6 +35,8 @@ class Screen:
 
     def stage(self, title: str, total: int) -> Stage:
         """A new line."""
+        if self._bars is None:
+            self.print(f"{title} ...")
         task = self._bars.add_task(title, total=total, note="") if self._bars is not None else None
         return Stage(self, self._bars, task, title)
 
