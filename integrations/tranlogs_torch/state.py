@@ -196,16 +196,14 @@ class TorchState:
             for key in was.keys() & now.keys():
                 if was[key] != now[key]:
                     self.notes.append(
-                        f"optimizer {which!r}: the script gives {key}={now[key]} to parameter group {i}, and gave {was[key]} when "
-                        "the run began; the run's own value holds (to change it, set it after recover())"
+                        f"optimizer {which!r}: the script gives {key}={now[key]} to parameter group {i}, and gave {was[key]} "
+                        "when the run began; the run's own value holds (to change it, set it after recover())"
                     )
         self.given[which] = recorded
 
     def given_now(self, which: str) -> Groups:
         """The groups' plain values."""
-        plain = (bool, int, float, str, type(None))
-        return [{key: value for key, value in group.items() if isinstance(value, plain)
-                 or (isinstance(value, tuple) and all(isinstance(v, plain) for v in value))} for group in self.hyper(which)]  # fmt: skip
+        return [{key: value for key, value in group.items() if _is_plain(value)} for group in self.hyper(which)]
 
     def set_state(self, which: str, rest: dict[str, Any], read: Callable[[str, str], AnyArray | None]) -> None:
         """Set an optimizer's state: tensors into the existing ones where they fit, keys in the recorded order."""
@@ -290,6 +288,12 @@ class TorchState:
 
     def decode(self, entry: Entry) -> Any:
         return entry.body(make_array=make_array, make_extension=make_extension)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _read_state(checkpoint: Checkpoint, prefix: str, name: str, key: str) -> AnyArray:
