@@ -81,12 +81,12 @@ def state_keys(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, str]]:
 
 def buffer_places(modules: Mapping[str, nn.Module]) -> dict[str, tuple[nn.Module, str]]:
     """Where each buffer lives, by name; one that is None so far (registered, and filled later) included."""
-    return {
-        prefix + clean(f"{path}.{local}" if path else local): (module, local)
-        for prefix, root in modules.items()
-        for path, module in root.named_modules()
-        for local in module._buffers
-    }
+    found: dict[str, tuple[nn.Module, str]] = {}
+    for prefix, root in modules.items():
+        places = {f"{path}.{local}" if path else local: (module, local)
+                  for path, module in root.named_modules() for local in module._buffers}  # fmt: skip
+        found |= {prefix + short: places[name] for name, short in clean_names(places).items()}
+    return found
 
 
 def set_buffer(places: Mapping[str, tuple[nn.Module, str]], name: str, value: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ the optimizers of torch.optim but LBFGS.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -105,7 +106,14 @@ def _is_elementwise(state: TorchState, entry: Entry, body: dict[str, Any]) -> bo
     optimizer = state.optimizers[body["optimizer"]]
     kind = type(optimizer)
     known = kind.__name__ in _ELEMENTWISE and getattr(torch.optim, kind.__name__, None) is kind
-    return known and all(p.device.type == "cpu" for g in optimizer.param_groups for p in g["params"])
+    parameters = [p for g in optimizer.param_groups for p in g["params"]]
+    return known and all(p.device.type == "cpu" for p in parameters) and not _share_memory(parameters)
+
+
+def _share_memory(parameters: list[torch.Tensor]) -> bool:
+    """Whether two parameters lie in one memory (`b.data = a.data`): then the order of their updates counts."""
+    places = sorted((p.data_ptr(), p.data_ptr() + p.nbytes) for p in parameters if p.numel())
+    return any(following < end for (_, end), (following, _) in itertools.pairwise(places))
 
 
 def _signature(item: Decoded) -> Any:

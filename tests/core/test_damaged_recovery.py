@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tranlogs.errors import RecoveryError
 from tranlogs.recovery.facts import open_for_reading, read_catalog
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.testing.toy import ToyState, ToyTrainer, open_toy, uninterrupted
+from tranlogs.verify import Problem, verify_run
 from tranlogs.wal.reader import Entry, SegmentReader
 
 
@@ -163,3 +165,26 @@ def test_no_sound_checkpoint_is_refused_with_the_names_of_the_damaged_ones(memor
     with pytest.raises(RecoveryError, match=f"no sound checkpoint is left.*{', '.join(names)}"):
         trainer.recover()
     trainer.journal.close()
+
+
+def test_files_of_another_run_are_never_taken_for_this_one_s(memory_path: Path) -> None:
+    """The first checkpoint of two runs has the same name, and both logs begin at the same numbers."""
+    run, other = trained(memory_path / "run", 15), trained(memory_path / "other", 15)
+    (mine,) = (run / "rank0" / "checkpoints").iterdir()
+    (theirs,) = (other / "rank0" / "checkpoints").iterdir()
+    assert mine.name == theirs.name
+    shutil.copytree(run, memory_path / "sound")
+    shutil.rmtree(mine)
+    shutil.copytree(theirs, mine)
+    assert any(mine.name in str(problem) for problem in verify_run(run) if isinstance(problem, Problem))
+    with pytest.raises(RecoveryError, match="no sound checkpoint is left"):
+        open_run(run).recover()
+
+    sound = memory_path / "sound"
+    shutil.rmtree(sound / "rank0" / "log")
+    shutil.copytree(other / "rank0" / "log", sound / "rank0" / "log")
+    trainer = open_run(sound)
+    report = trainer.recover()
+    assert report.step == 0
+    assert any("step 15 had been committed" in note for note in report.notes)
+    assert trainer.state.everything() == uninterrupted(0).everything()

@@ -17,7 +17,7 @@ from tranlogs.journal import Journal
 from tranlogs.journal.opening import JournalPaths, file_system_of, refuse_network_file_system
 from tranlogs.recovery import recover
 from tranlogs.recovery.facts import open_for_reading
-from tranlogs.retention import EverySteps, KeepAll, KeepLatest
+from tranlogs.retention import CheckpointFacts, EverySteps, KeepAll, KeepLatest
 from tranlogs.testing.abandon import abandoned_copy
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.faults import failing
@@ -419,6 +419,47 @@ def test_a_failed_checkpoint_is_told_and_the_log_goes_on(
     assert checkpoint_steps(trainer) == [0, 8]
     again = toy(killed(trainer, trainer.journal.paths.folder.parent.parent / "killed"))
     assert (again.recover().step, again.state.everything() == state_at(9)) == (9, True)
+
+
+def test_checkpoints_that_fail_and_fail_are_told_once_until_one_succeeds(
+    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = toy(policy=EverySteps(2))
+    trainer.recover()
+    for until in (20, 50):
+        caplog.clear()
+        with failing("checkpoint.state=eio"):
+            patiently(trainer, until - 10)
+        assert sum("could not be written" in r.message for r in caplog.records) == 1
+        patiently(trainer, until)
+    assert max(checkpoint_steps(trainer)) >= 48
+
+
+@pytest.mark.parametrize("wrong", ["raises", "None"])
+def test_policies_of_the_user_s_own_that_fail_cost_neither_training_nor_a_checkpoint(
+    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, wrong: str
+) -> None:
+    class Wrong:
+        def is_due(self, facts: CheckpointFacts) -> bool:
+            if wrong == "raises":
+                raise ZeroDivisionError("of the policy")
+            return None  # type: ignore[return-value]
+
+        def kept(self, steps: Any) -> Any:
+            if wrong == "raises":
+                raise ZeroDivisionError("of the retention")
+
+    trainer = toy(policy=Wrong(), retention=Wrong())
+    trainer.recover()
+    patiently(trainer, 6)
+    trainer.journal.boundary(trainer.state.auxiliary(), trainer.state.snapshot, checkpoint=True)
+    trainer.journal.wait_checkpoint()
+    assert checkpoint_steps(trainer) == [0, 6]
+    if wrong == "raises":
+        assert sum("the checkpoint policy failed" in r.message for r in caplog.records) == 1
+    assert any("what is no longer kept could not be deleted" in r.message for r in caplog.records)
+    assert not any("a checkpoint could not be written" in r.message for r in caplog.records)
+    assert trainer.state.everything() == state_at(6)
 
 
 def incidents(trainer: ToyTrainer) -> list[tuple[int, int | None]]:

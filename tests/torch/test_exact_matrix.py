@@ -382,3 +382,45 @@ def test_group_may_be_added_again_before_recovery(tmp_path: Path) -> None:
         outcomes.append(attempt.outcome())
         optimizer.close()
     assert differences(outcomes[0], outcomes[1]) == []
+
+
+def test_parameters_that_share_memory_come_back_to_the_bit(tmp_path: Path) -> None:
+    """Two parameters over one memory: the order of their updates counts, so that they are not redone one by one."""
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6, bias=False), nn.Linear(6, 2))
+        model[2].weight.data = model[0].weight.data
+        groups = [{"params": model[0].parameters()}, {"params": [*model[2:].parameters()], "lr": 0.03}]
+        optimizer = attempt.wrap(torch.optim.AdamW(groups, lr=0.01), model)
+        attempt.start(optimizer)
+        for number in optimizer.steps(9):
+            model(torch.full((3, 6), 0.1 * number)).square().mean().backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (6, 2), checkpoint_every=1000)
+
+
+def test_buffers_of_a_part_called_module_come_back(tmp_path: Path) -> None:
+    """The prefix that wrappers add is no prefix here: both layers would have one name without it."""
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = nn.Module()
+        model.bn, model.module = nn.BatchNorm1d(4), nn.Sequential()
+        model.module.bn = nn.BatchNorm1d(4)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+        attempt.start(optimizer)
+        for _ in optimizer.steps(6):
+            model.module.bn(model.bn(torch.randn(5, 4)).exp()).square().sum().backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (4,))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 from ..catalog import Catalog
 from ..clock import Clock
 from ..config import CATALOG_SECONDS
 from ..errors import CorruptCatalog
-from ..retention import CheckpointFacts, CheckpointPolicy
+from ..retention import CheckpointFacts, CheckpointPolicy, EverySteps
+
+_log = logging.getLogger(__name__)
+
+_FALLBACK = EverySteps(500)
 
 
 class CheckpointDue:
@@ -25,7 +31,13 @@ class CheckpointDue:
         """What the policy says."""
         seconds = self._clock.monotonic() - self._at
         facts = CheckpointFacts(step - self._step, seconds, log_bytes - self._log_bytes, replay_seconds_per_step, load_seconds)
-        return self._policy.is_due(facts)
+        try:
+            return bool(self._policy.is_due(facts))
+        except Exception as error:  # the user's own policy must not end the training
+            _log.warning("%s: the checkpoint policy failed (%s: %s); from here on there is a checkpoint every %d steps",
+                         self._catalog.path, type(error).__name__, error, _FALLBACK.steps)  # fmt: skip
+            self._policy = _FALLBACK
+            return _FALLBACK.is_due(facts)
 
     def is_requested(self) -> bool:
         """Whether the monitor asked for a checkpoint since the last one; it is looked for now and then."""

@@ -74,7 +74,8 @@ class Journal:
         self._wal: WriteAheadLog | None = None
         self._handover: HandOver | None = None
         self._position: Position | None = None
-        self._frontier = Position()  # behind everything written
+        self._origin = Position(chain=int(run.run_id[:16], 16))  # so that no file of another run fits to this one's
+        self._frontier = self._origin  # behind everything written
         self._committed = self._synced = 0  # steps, while no log is open
         self._timeline: TimelineRow | None = None
         self._damaged: Collection[str] = ()
@@ -89,6 +90,7 @@ class Journal:
         self._is_replay_measured = False
         self.load_seconds = 0.0
         self._due = CheckpointDue(policy, catalog, clock)
+        self._has_said_failed = False
         atexit.register(self.close)
 
     @classmethod
@@ -177,7 +179,7 @@ class Journal:
         if self._position is None:
             if not self.is_fresh:
                 raise NotRecovered(self.paths.folder.parent, self.catalog.watermarks().committed)
-            self.go_on_from(Position())
+            self.go_on_from(self._origin)
         try:
             self._start_writing()
             end_incident(self.catalog, self.step, self.clock.now())  # one that a process which died had left open
@@ -416,22 +418,24 @@ class Journal:
             has_other = bool(self.catalog.checkpoints())
         except CorruptCatalog as error:
             has_other, failure = False, error
-        if has_other:
+        if not has_other:
+            self._suspend(failure)
+        elif not self._has_said_failed:  # once, until one succeeds
+            self._has_said_failed = True
             _log.warning("%s: a checkpoint could not be written (%s); the log goes on from the one before, and the next "
                          "checkpoint is tried when it is due", self.paths.folder, failure)  # fmt: skip
-        else:
-            self._suspend(failure)
         return True
 
     def _published(self, row: CheckpointRow) -> None:
         """In the checkpoint's thread: drop what the policy no longer keeps."""
         _log.info("%s: checkpoint of step %d published (%d bytes)", self.paths.folder, row.step, row.nbytes)
         self.load_seconds = self.load_seconds or row.seconds
+        self._has_said_failed = False
         try:
             retire(self.catalog, self.paths.checkpoints, self.retention)
-        except _FAILURES as error:
-            _log.warning("%s: what is no longer kept could not be deleted (%s); the next checkpoint tries it again",
-                         self.paths.folder, error)  # fmt: skip
+        except Exception as error:  # the policy may be the user's own
+            _log.warning("%s: what is no longer kept could not be deleted (%s: %s); the next checkpoint tries it again",
+                         self.paths.folder, type(error).__name__, error)  # fmt: skip
 
     # Failures.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,7 +37,10 @@ def plan_retirement(policy: RetentionPolicy, checkpoints: Sequence[CheckpointRow
     oldest_first = sorted(checkpoints, key=lambda row: (is_on(row, limits), row.sequence, row.timeline))
     if not oldest_first:
         return Retirement((), ())
-    wanted = Counter(policy.kept([row.step for row in oldest_first]))
+    chosen: Collection[int] | None = policy.kept([row.step for row in oldest_first])
+    if chosen is None:  # a `return` was forgotten
+        raise TypeError("the retention policy's kept() gave None instead of steps")
+    wanted = Counter(chosen)
     wanted[oldest_first[-1].step] += not wanted[oldest_first[-1].step]
     kept = []
     for row in reversed(oldest_first):  # of two with the same step, the one that is not left behind
