@@ -25,7 +25,7 @@ import xxhash
 
 from .config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, FORMAT_VERSION
 from .durable import allocate_lock_file
-from .errors import CorruptCatalog, LogUnavailable, UnknownFormat
+from .errors import CannotRead, CorruptCatalog, LogUnavailable, UnknownFormat
 from .failpoints import hit
 
 _log = logging.getLogger("tranlogs")
@@ -351,7 +351,10 @@ class Catalog:
         if self._env is not None:
             self._env.close()
             self._env = None
-        verify_file(self.path)
+        try:
+            verify_file(self.path)
+        except CannotRead as error:
+            raise LogUnavailable(str(error)) from error
         self._env, self.writable = _environment(self.path, writable, self._map_bytes), writable
         self._is_doubtful = False
 
@@ -411,6 +414,7 @@ def verify_file(path: Path) -> None:
     """Check the structure of an LMDB file without mapping it: LMDB would abort the process over a damaged one.
 
     Raises:
+        CannotRead: file handles, memory or rights are missing.
         CorruptCatalog: it is damaged. A live catalog can look so for a moment, so it is looked at several times.
     """
     problem = ""
@@ -420,7 +424,11 @@ def verify_file(path: Path) -> None:
             if not problems:
                 return
             problem = str(problems[0])
+        except MemoryError:
+            raise
         except Exception as error:  # VerifyError, and whatever else the content makes of a walk over it
+            if isinstance(error, OSError):
+                CannotRead.demand(path, error)
             problem = str(error)
         if path.exists() and path.stat().st_size == 0:
             break

@@ -18,6 +18,7 @@ import threading
 import traceback
 from typing import Any
 
+import numpy.random  # noqa: F401  (it is imported lazily)
 from power_child import SIZES, Judge
 
 from tranlogs import EverySteps, KeepLatest
@@ -48,7 +49,10 @@ def train(job: dict[str, Any]) -> None:
     config = JournalConfig(durability=job["durability"], handover=job["handover"], segment_bytes=1 << 20)
     try:
         trainer = open_toy(job["run"], sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepLatest(1), clock=clock)
-        say("recovered", trainer.recover().step)
+        report = trainer.recover()
+        for note in report.notes:
+            say("warning", note)
+        say("recovered", report.step)
     except TranLogsError as error:
         say("refused", type(error).__name__, error)
         return

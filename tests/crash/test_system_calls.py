@@ -25,7 +25,8 @@ CALLS = (
     "msync", "rename", "mkdir", "rmdir", "unlink", "unlinkat", "flock", "fcntl", "fstatfs", "getdents64", "madvise",
 )  # fmt: skip
 KILLS_ONLY = ("mmap", "munmap", "clone3", "futex")  # an error there is one of the memory or of the threads that Python needs
-VARIES = ("futex", "munmap", "mmap", "close", "clone3")  # their number differs from run to run
+VARIES = ("futex", "munmap", "mmap", "close", "clone3", "madvise")  # their number differs from run to run
+READS = ("openat", "pread64")
 UNTIL, END = 30, 40
 IS_SOAK = bool(os.environ.get("TRANLOGS_SOAK"))
 SEED = int(os.environ.get("TRANLOGS_SEED", 0)) or random.SystemRandom().randrange(1, 10**9)
@@ -147,6 +148,8 @@ def test_a_system_call_that_fails_while_a_run_is_opened_loses_nothing(
             assert_nothing_is_lost(judge, run, killed.committed)
             continue
         assert outcome.recovered is not None
-        assert outcome.recovered >= killed.committed
+        if outcome.recovered < killed.committed:  # what the disk cannot read is damage: said, and worked around
+            assert call in READS
+            assert any("cannot be read" in warning or "cannot be opened" in warning for warning in outcome.warnings)
         assert_training_went_on(outcome)
         assert_nothing_is_lost(judge, run, END)

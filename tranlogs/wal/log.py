@@ -29,6 +29,7 @@ from ..config import (
 )
 from ..errors import LogUnavailable
 from ..failpoints import hit
+from ..threads import start_thread
 from ..types import AnyArray
 from .entry_writer import Definitions, EntryWriter, Position, Scalars, Tensor, encode_body, frame_count
 from .pipeline import SegmentPipeline
@@ -73,8 +74,11 @@ class WriteAheadLog:
         self._catalog_at = 0.0
         self._pipeline = SegmentPipeline(folder, catalog, clock, config.segment_bytes,
                                          populates_recycled=config.durability == "process")  # fmt: skip
-        self._thread = threading.Thread(target=self._work, name="tranlogs-sync", daemon=True)
-        self._thread.start()
+        try:
+            self._thread = start_thread("tranlogs-sync", self._work)
+        except LogUnavailable:
+            self._pipeline.stop()
+            raise
 
     # Appending: the training thread, or the writer thread where records are handed over.
 

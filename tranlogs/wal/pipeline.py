@@ -14,6 +14,7 @@ from ..clock import Clock
 from ..config import SPARE_FILES_MAX
 from ..errors import LogUnavailable
 from ..failpoints import hit
+from ..threads import start_thread
 from . import segment as files
 
 
@@ -29,8 +30,7 @@ class SegmentPipeline:
         self._wanted, self._stopped = True, False
         rows = catalog.segments()
         self._ordinal = max((row.ordinal for row in rows), default=0)
-        self._thread = threading.Thread(target=self._work, name="tranlogs-prepare", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("tranlogs-prepare", self._work)
 
     def take(self, bytes_min: int = 0) -> files.Segment:
         """The prepared segment, at least `bytes_min` large; waits for one.
