@@ -52,6 +52,13 @@ class TranLogsError(Exception):
     """Base of all errors that TranLogs raises on purpose."""
 
 
+def in_words(error: BaseException | None) -> str:
+    """What an error says; some say nothing."""
+    if isinstance(error, MemoryError) and not str(error):
+        return "memory is used up"
+    return str(error) or type(error).__name__
+
+
 class UsageError(TranLogsError):
     """The call, or a setting, is wrong. Nothing was touched."""
 

@@ -27,7 +27,7 @@ from ..config import (
     TINY_BYTES_MAX,
     JournalConfig,
 )
-from ..errors import LogUnavailable
+from ..errors import LogUnavailable, in_words
 from ..failpoints import hit
 from ..threads import start_thread
 from ..types import AnyArray
@@ -89,7 +89,7 @@ class WriteAheadLog:
             LogUnavailable: the log has failed, or no segment is to be had.
         """
         if self.failure is not None:
-            raise LogUnavailable(str(self.failure)) from self.failure
+            raise LogUnavailable(in_words(self.failure)) from self.failure
         if self._writing is not None:
             self._writing.abort()
         room = nbytes + frames * 512 + MIB
@@ -295,7 +295,7 @@ class WriteAheadLog:
             self.failure = self.failure or error
         if self.failure is not None:
             self._discard_failed(self._sealing)
-            raise LogUnavailable(str(self.failure)) from self.failure
+            raise LogUnavailable(in_words(self.failure)) from self.failure
 
 
 def _whole_mib(nbytes: int) -> int:

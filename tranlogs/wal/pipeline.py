@@ -12,7 +12,7 @@ from pathlib import Path
 from ..catalog import Catalog, SegmentRow, segment_key
 from ..clock import Clock
 from ..config import SPARE_FILES_MAX
-from ..errors import LogUnavailable
+from ..errors import LogUnavailable, in_words
 from ..failpoints import hit
 from ..threads import start_thread
 from . import segment as files
@@ -49,7 +49,7 @@ class SegmentPipeline:
                 failure, self._failure = self._failure, None
                 if self._stopped or failure is not None:
                     self._ask()
-                    raise LogUnavailable(str(failure or "the log is closed")) from failure
+                    raise LogUnavailable(in_words(failure) if failure else "the log is closed") from failure
                 taken, self._ready = self._ready, None
                 assert taken is not None
                 self._ask()
