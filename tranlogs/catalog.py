@@ -201,6 +201,8 @@ def _checked(raw: bytes, path: Path, key: str) -> bytes:
     return raw[8:]
 
 
+_READER_CHECK = 256  # every so many transactions
+
 _open_here: dict[str, Catalog] = {}  # LMDB allows one environment a file and process
 _open_lock = threading.Lock()
 
@@ -217,6 +219,7 @@ class Catalog:
         self._idle = threading.Condition()
         self._active = 0  # transactions
         self._is_closed = False
+        self._written = 0  # transactions
         self._users = 1
 
     @classmethod
@@ -269,6 +272,7 @@ class Catalog:
             LogUnavailable: the disk is full or fails.
         """
         with self._lock:
+            self._written += 1
             try:
                 with self._begin(write=True) as txn:
                     yield Tables(txn, self.path)
@@ -307,6 +311,8 @@ class Catalog:
     def _begun(self, write: bool) -> lmdb.Transaction:
         env = self._enter()
         try:
+            if write and self._written % _READER_CHECK == 0:
+                env.reader_check()  # processes that were killed while they read pin what they read
             return env.begin(write=write)
         except BaseException:
             self._leave()
