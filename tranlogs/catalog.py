@@ -9,6 +9,7 @@ checkpoints, which describe themselves (`rebuild.py`).
 from __future__ import annotations
 
 import json
+import logging
 import os
 import struct
 import threading
@@ -22,10 +23,12 @@ import lmdb
 import lmdb.verify
 import xxhash
 
-from .config import CATALOG_BYTES, FORMAT_VERSION
+from .config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, FORMAT_VERSION
 from .durable import allocate_lock_file
-from .errors import CorruptCatalog, LogUnavailable, UnknownFormat
+from .errors import CannotRead, CorruptCatalog, LogUnavailable, UnknownFormat
 from .failpoints import hit
+
+_log = logging.getLogger("tranlogs")
 
 CATALOG_NAME = "catalog.lmdb"
 
@@ -198,6 +201,8 @@ def _checked(raw: bytes, path: Path, key: str) -> bytes:
     return raw[8:]
 
 
+_READER_CHECK = 256  # every so many transactions
+
 _open_here: dict[str, Catalog] = {}  # LMDB allows one environment a file and process
 _open_lock = threading.Lock()
 
@@ -206,8 +211,15 @@ class Catalog:
     """The catalog of one journal."""
 
     def __init__(self, path: Path, env: lmdb.Environment, *, writable: bool) -> None:
-        self.path, self._env, self.writable = path, env, writable
-        self._lock = threading.Lock()
+        self.path, self.writable = path, writable
+        self._env: lmdb.Environment | None = env  # None where it could not be opened again
+        self._map_bytes = CATALOG_BYTES
+        self._is_doubtful = False  # LMDB refuses everything once it could not write its meta page, until it is opened anew
+        self._lock = threading.Lock()  # of the writer
+        self._idle = threading.Condition()
+        self._active = 0  # transactions
+        self._is_closed = False
+        self._written = 0  # transactions
         self._users = 1
 
     @classmethod
@@ -224,21 +236,22 @@ class Catalog:
             found = _open_here.get(os.path.realpath(path))
             if found is not None and path.exists():
                 if writable and not found.writable:  # a reader of this process was first: LMDB allows one environment
-                    found._env.close()
-                    found._env, found.writable = _environment(path, True), True
+                    with found._idle:
+                        found._idle.wait_for(lambda: found._active == 0)
+                        found._reopen(writable=True)
                 found._users += 1
                 return found
             if not path.exists() and not writable:
                 raise CorruptCatalog(path, "the catalog is missing")
             if path.exists():
                 verify_file(path)
-            catalog = cls(path, _environment(path, writable), writable=writable)
+            catalog = cls(path, _environment(path, writable, CATALOG_BYTES), writable=writable)
             try:
                 run = catalog.read(lambda tables: tables.get("run", RunRow))
                 if run is not None and run.format != FORMAT_VERSION:
                     raise UnknownFormat(path, run.format, FORMAT_VERSION)
             except BaseException:
-                catalog._env.close()
+                catalog._close_environment()
                 raise
             _open_here[os.path.realpath(path)] = catalog
             return catalog
@@ -249,7 +262,7 @@ class Catalog:
             self._users -= 1
             if self._users == 0:
                 _open_here.pop(os.path.realpath(self.path), None)
-                self._env.close()
+                self._close_environment()
 
     @contextmanager
     def transaction(self) -> Iterator[Tables]:
@@ -259,25 +272,105 @@ class Catalog:
             LogUnavailable: the disk is full or fails.
         """
         with self._lock:
+            self._written += 1
             try:
-                with self._env.begin(write=True) as txn:
+                with self._begin(write=True) as txn:
                     yield Tables(txn, self.path)
                     hit("catalog.before_commit")
                 hit("catalog.after_commit")
             except (lmdb.Error, OSError) as error:
+                self._is_doubtful = True
                 raise LogUnavailable(f"{self.path}: {error}") from error
 
     def read(self, look: Callable[[Tables], Any]) -> Any:
         """Run `look` on one consistent snapshot.
 
         Raises:
-            CorruptCatalog: a row is damaged.
+            CorruptCatalog: a row is damaged, or the disk fails.
         """
         try:
-            with self._env.begin() as txn:
+            with self._begin() as txn:
                 return look(Tables(txn, self.path))
-        except (lmdb.Error, ValueError, KeyError, TypeError) as error:
+        except (lmdb.Error, LogUnavailable, ValueError, KeyError, TypeError) as error:
             raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
+
+    @contextmanager
+    def _begin(self, *, write: bool = False) -> Iterator[lmdb.Transaction]:
+        """A transaction, in an environment that is opened anew before it where it has to be."""
+        try:
+            txn = self._begun(write)
+        except (lmdb.PanicError, lmdb.MapResizedError):  # a write failed; another process made the map larger
+            self._is_doubtful = True
+            txn = self._begun(write)
+        try:
+            with txn:
+                yield txn
+        finally:
+            self._leave()
+
+    def _begun(self, write: bool) -> lmdb.Transaction:
+        env = self._enter()
+        try:
+            if write and self._written % _READER_CHECK == 0:
+                env.reader_check()  # processes that were killed while they read pin what they read
+            return env.begin(write=write)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _enter(self) -> lmdb.Environment:
+        """The environment, which stays open until `_leave`.
+
+        Raises:
+            LogUnavailable: it has to be opened anew and cannot be; tried again at the next transaction.
+            CorruptCatalog: the same, since it is damaged.
+        """
+        with self._idle:
+            while self._env is None or self._is_doubtful or self._is_nearly_full(self._env):
+                if self._is_closed:
+                    raise LogUnavailable(f"{self.path}: it is closed")
+                self._idle.wait_for(lambda: self._active == 0)
+                self._reopen(writable=self.writable)
+            self._active += 1
+            return self._env
+
+    def _leave(self) -> None:
+        with self._idle:
+            self._active -= 1
+            self._idle.notify_all()
+
+    def _is_nearly_full(self, env: lmdb.Environment) -> bool:
+        """Whether the map has to grow. Only a reader that does not go on (a stopped process) can make it so full."""
+        if not self.writable or self._map_bytes >= CATALOG_BYTES_GROWN_MAX:
+            return False
+        used = (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"])
+        if used < self._map_bytes // 2:
+            return False
+        _log.warning("%s: a reader holds an old state for very long, and the file grows meanwhile. Processes that read it: %s",
+                     self.path, ", ".join(sorted(set(_reading(env)))) or "none any more")  # fmt: skip
+        while used >= self._map_bytes // 2:
+            self._map_bytes *= 2
+        return True
+
+    def _reopen(self, *, writable: bool) -> None:
+        """Open the file anew; nothing is under way here."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+        try:
+            verify_file(self.path)
+        except CannotRead as error:
+            raise LogUnavailable(str(error)) from error
+        self._env, self.writable = _environment(self.path, writable, self._map_bytes), writable
+        self._is_doubtful = False
+
+    def _close_environment(self) -> None:
+        with self._idle:
+            self._is_closed = True
+            self._idle.wait_for(lambda: self._active == 0)
+            if self._env is not None:
+                self._env.close()
+                self._env = None
 
     # What everybody asks for.
 
@@ -327,6 +420,7 @@ def verify_file(path: Path) -> None:
     """Check the structure of an LMDB file without mapping it: LMDB would abort the process over a damaged one.
 
     Raises:
+        CannotRead: file handles, memory or rights are missing.
         CorruptCatalog: it is damaged. A live catalog can look so for a moment, so it is looked at several times.
     """
     problem = ""
@@ -336,7 +430,11 @@ def verify_file(path: Path) -> None:
             if not problems:
                 return
             problem = str(problems[0])
+        except MemoryError:
+            raise
         except Exception as error:  # VerifyError, and whatever else the content makes of a walk over it
+            if isinstance(error, OSError):
+                CannotRead.demand(path, error)
             problem = str(error)
         if path.exists() and path.stat().st_size == 0:
             break
@@ -363,11 +461,19 @@ def _odd_metas(path: Path) -> list[str]:
     return found
 
 
+def _reading(env: lmdb.Environment) -> Iterator[str]:
+    """The processes that are reading now."""
+    for line in str(env.readers()).splitlines()[1:]:
+        pid, _, transaction = line.split()[:3]
+        if transaction != "-":
+            yield pid
+
+
 _DAMAGE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
 
 
-def _environment(path: Path, writable: bool) -> lmdb.Environment:
-    options: dict[str, Any] = {"subdir": False, "map_size": CATALOG_BYTES, "max_dbs": 0, "lib_version": 0}
+def _environment(path: Path, writable: bool, map_bytes: int) -> lmdb.Environment:
+    options: dict[str, Any] = {"subdir": False, "map_size": map_bytes, "max_dbs": 0, "lib_version": 0}
     try:
         if writable:
             allocate_lock_file(path)

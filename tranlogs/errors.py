@@ -6,7 +6,8 @@
     │   ├── StateMismatch          the model or optimizer does not fit the run
     │   ├── UnencodableState       a tracked object holds something that cannot be stored safely
     │   ├── NotRecovered           the run holds steps, and training began without `recover()`
-    │   └── NotARun                the folder is no run of TranLogs
+    │   ├── NotARun                the folder is no run of TranLogs
+    │   └── CannotRead             this process lacks file handles, memory or rights; the file may well be sound
     ├── DataError                  bytes on disk are not what was written
     │   ├── TornRecord             the log ends in the middle of a record: normal after a crash
     │   ├── CorruptRecord          a record in the middle of the log differs from what was written
@@ -21,12 +22,14 @@ Messages say where (file, step, tensor, setting) and what to do next.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = [
+    "CannotRead",
     "CorruptCatalog",
     "CorruptCheckpoint",
     "CorruptRecord",
@@ -47,6 +50,13 @@ __all__ = [
 
 class TranLogsError(Exception):
     """Base of all errors that TranLogs raises on purpose."""
+
+
+def in_words(error: BaseException | None) -> str:
+    """What an error says; some say nothing."""
+    if isinstance(error, MemoryError) and not str(error):
+        return "memory is used up"
+    return str(error) or type(error).__name__
 
 
 class UsageError(TranLogsError):
@@ -108,6 +118,26 @@ class NotARun(UsageError):
 
     def __init__(self, path: Path, why: str = "no run is there") -> None:
         super().__init__(f"{path}: {why}. Give the folder that was passed as run=...")
+
+
+class CannotRead(UsageError):
+    """This process could not read a file, for want of file handles, memory or rights; the file may well be sound."""
+
+    _REMEDY = {errno.EMFILE: "raise `ulimit -n`", errno.ENFILE: "let fewer files be open on this machine",
+               errno.ENOMEM: "free memory, or raise `ulimit -v`", errno.EAGAIN: "try it again"}  # fmt: skip
+    CODES = (*_REMEDY, errno.EACCES, errno.EPERM)
+
+    def __init__(self, path: object, error: OSError) -> None:
+        self.path = path
+        remedy = self._REMEDY.get(error.errno or 0, "get the right to read it")
+        super().__init__(f"{path}: it cannot be read ({error.strerror}), and may be sound. Nothing was changed: {remedy}, "
+                         "and try again")  # fmt: skip
+
+    @classmethod
+    def demand(cls, path: object, error: OSError) -> None:
+        """Raise, unless the error is one of the disk: that is damage, and is worked around."""
+        if error.errno in cls.CODES:
+            raise cls(path, error) from error
 
 
 class DataError(TranLogsError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Collection
@@ -79,9 +80,15 @@ def read_segment(path: Path, timeline: int = 1) -> SegmentRow | None:
     Args:
         path: the file.
         timeline: the one that it is taken for where its first entry, which says it, is damaged.
+
+    Raises:
+        OSError: it cannot be opened.
     """
     found = Found()
-    return _read_segment(path, timeline, found)
+    row = _read_segment(path, timeline, found)
+    if found.unreadable:
+        raise OSError(errno.EIO, found.notes[-1])
+    return row
 
 
 def rebuild_catalog(folder: Path) -> list[str]:

@@ -89,6 +89,17 @@ def test_the_lock_of_a_process_that_ended_is_taken_over(tmp_path: Path, kill: bo
     OwnerLock(tmp_path).release()
 
 
+def test_a_note_that_is_older_than_the_lock_names_nobody_wrong(tmp_path: Path) -> None:
+    end(holder(tmp_path), kill=True)
+    note = (tmp_path / "owner.json").read_text()
+    process = holder(tmp_path)
+    (tmp_path / "owner.json").write_text(note)  # as in the moment between the lock and the note
+    with pytest.raises(RunInUse) as caught:
+        OwnerLock(tmp_path)
+    assert (caught.value.host, caught.value.pid) == (socket.gethostname(), process.pid)
+    end(process, kill=True)
+
+
 def test_a_released_lock_is_free_for_others(tmp_path: Path) -> None:
     lock = OwnerLock(tmp_path)
     assert take_elsewhere(tmp_path) == f"{socket.gethostname()} {os.getpid()}"
@@ -146,7 +157,7 @@ def test_where_the_note_cannot_be_written_the_lock_holds_all_the_same(tmp_path: 
     monkeypatch.setattr(Path, "write_text", full)
     lock = OwnerLock(tmp_path)
     assert read_owner(tmp_path) is None  # not the one before
-    assert take_elsewhere(tmp_path) == "unknown 0"
+    assert take_elsewhere(tmp_path) == f"{socket.gethostname()} {os.getpid()}"  # the kernel knows
     lock.release()
 
 

@@ -3,122 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-from xxhash import xxh3_64_intdigest
 
+from tests.crash.toy_trainers import SIZES, UNTIL, Trainers, state_sum, sums
 from tranlogs import KeepLatest
 from tranlogs.config import JournalConfig
 from tranlogs.failpoints import POINTS
-from tranlogs.testing.toy import ToyState, open_toy
+from tranlogs.testing.toy import open_toy
 from tranlogs.verify import Problem, verify_run
 from tranlogs.wal import log
 
 pytestmark = pytest.mark.crash
 
-CHILD = Path(__file__).with_name("toy_child.py")
-SIZES = (7, 300, 2500)
-UNTIL = 26
 IN_RECOVERY = [point for point in POINTS if point.startswith("recovery.")]
 IN_TRAINING = [point for point in POINTS if point not in IN_RECOVERY]
-
-
-def state_sum(state: ToyState) -> int:
-    return xxh3_64_intdigest(state.everything())
-
-
-@cache
-def sums(steps: int) -> list[int]:
-    """What a run that was never killed has after each step."""
-    state = ToyState(SIZES)
-    found = [state_sum(state)]
-    for step in range(1, steps + 1):
-        state.take_step(step)
-        found.append(state_sum(state))
-    return found
-
-
-@dataclass
-class Outcome:
-    """What a trainer said before it ended."""
-
-    status: int
-    recovered: int | None = None  # the step that it came back to
-    committed: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def was_killed(self) -> bool:
-        return self.status == -signal.SIGKILL
-
-
-class Trainers:
-    """Forks trainers and kills them."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen([sys.executable, str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})  # fmt: skip
-
-    def run(self, run: Path, *, kill_after: tuple[int, float] | None = None, until: int = UNTIL, failpoints: str = "",
-            handover: str = "direct", durability: str = "machine", settles: bool = True) -> Outcome:  # fmt: skip
-        """Train in a child.
-
-        Args:
-            run: the run's folder.
-            kill_after: kill the child so many lines and seconds after its start.
-            until: the last step.
-            failpoints: as in TRANLOGS_FAILPOINTS.
-            handover: of the journal.
-            durability: of the journal.
-            settles: whether all threads are idle between steps, so that every point is passed at a known place.
-        """
-        job: dict[str, Any] = {"run": str(run), "until": until, "failpoints": failpoints, "handover": handover}
-        self._tell({**job, "durability": durability, "settles": settles})
-        pid = int(self._line()[1])
-        outcome, lines = Outcome(0), 0
-        while True:
-            if kill_after is not None and lines == kill_after[0]:
-                time.sleep(kill_after[1])  # any moment will do: the point is that it is not a known one
-                os.kill(pid, signal.SIGKILL)
-                kill_after = None
-            word, *rest = self._line()
-            lines += 1
-            if word == "done":
-                self._tell({})
-                outcome.status = int(self._line()[1])
-                return outcome
-            self._note(outcome, word, rest)
-
-    def _note(self, outcome: Outcome, word: str, rest: list[str]) -> None:
-        if word == "recovered":
-            outcome.recovered = outcome.committed = int(rest[0])
-            assert rest[1] == "True"
-            assert int(rest[2]) == sums(UNTIL + 3)[outcome.recovered], f"wrong state at step {outcome.recovered}"
-        elif word == "count":
-            outcome.counts[rest[0]] = int(rest[1])
-        elif word.isdigit():
-            outcome.committed = int(word)
-
-    def _tell(self, content: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(content).encode() + b"\n")
-        self.process.stdin.flush()
-
-    def _line(self) -> list[str]:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().decode().split()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """A server that forks toy trainers, so that a hundred of them can be killed in a few seconds.
 
 A job is one line of JSON on stdin. On stdout come lines: `pid N`, then what the trainer says (`recovered STEP EXACT SUM`,
-`N` for each committed step, `count POINT N`), then `done`, and after another line on stdin `exit STATUS`.
+`timeline N`, `N` for each committed step, `count POINT N`), then `done`, and after another line on stdin `exit STATUS`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ def train(job: dict[str, Any]) -> None:
     never = ",".join(f"{point}=eio@{1 << 40}" for point in failpoints.POINTS)
     failpoints._rules = failpoints._parse(job["failpoints"] or never)
     config = JournalConfig(durability=job["durability"], handover=job["handover"], segment_bytes=1 << 20)
-    trainer = open_toy(job["run"], sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepLatest(1))
-    report = trainer.recover()
-    say("recovered", report.step, report.exact, xxh3_64_intdigest(trainer.state.everything()))
+    trainer = open_toy(job["run"], sizes=SIZES, config=config, policy=EverySteps(6),
+                       retention=KeepLatest(job.get("keep", 1)))  # fmt: skip
+    report = trainer.recover(job.get("rewind"))
     journal = trainer.journal
+    say("timeline", journal.timeline)
+    say("recovered", report.step, report.exact, xxh3_64_intdigest(trainer.state.everything()))
+    trainer.state.lr *= job.get("factor", 1.0)  # so that timelines differ
 
     def behind(step: int) -> None:
         if job["settles"]:

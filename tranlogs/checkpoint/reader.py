@@ -15,7 +15,7 @@ import xxhash
 
 from ..codec import tree
 from ..config import FORMAT_VERSION
-from ..errors import CorruptCheckpoint, UnknownFormat
+from ..errors import CannotRead, CorruptCheckpoint, UnknownFormat
 from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray
 from .layout import MANIFEST, META, STATE, from_c_order, open_manifest
 from .snapshot import aux_name
@@ -27,6 +27,7 @@ class Checkpoint:
     Raises:
         CorruptCheckpoint: a file is missing, has another size than the manifest says, or the manifest is damaged.
         UnknownFormat: a newer version wrote it.
+        CannotRead: file handles, memory or rights are missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,6 +38,8 @@ class Checkpoint:
                 raise UnknownFormat(folder / MANIFEST, self.manifest["format"], FORMAT_VERSION)
             self._tensors: dict[str, dict[str, Any]] = self.manifest["tensors"]
         except (OSError, ValueError, KeyError, RecursionError) as error:
+            if isinstance(error, OSError):
+                CannotRead.demand(folder / MANIFEST, error)
             raise CorruptCheckpoint(folder / MANIFEST, f"it cannot be read ({error})") from None
         try:
             size, wanted = (folder / STATE).stat().st_size, self.manifest["state"]["bytes"]
@@ -44,6 +47,7 @@ class Checkpoint:
                 raise CorruptCheckpoint(folder / STATE, f"{size} bytes instead of {wanted}")
             self._fd = os.open(folder / STATE, os.O_RDONLY)
         except OSError as error:
+            CannotRead.demand(folder / STATE, error)
             raise CorruptCheckpoint(folder / STATE, f"it cannot be opened ({error.strerror})") from None
         self._start = self.manifest["state"]["bytes"] - sum(t["bytes"] for t in self._tensors.values())
 
@@ -120,6 +124,7 @@ class Checkpoint:
         try:
             raw = (self.folder / META).read_bytes()
         except OSError as error:
+            CannotRead.demand(self.folder / META, error)
             raise CorruptCheckpoint(self.folder / META, f"it cannot be read ({error.strerror})") from None
         if len(raw) != about["bytes"] or xxhash.xxh3_64_hexdigest(raw) != about["xxh3_64"]:
             raise CorruptCheckpoint(self.folder / META, "its checksum differs")
@@ -181,6 +186,7 @@ class Checkpoint:
             try:
                 got = os.preadv(self._fd, [data[done:].data], offset + done)
             except OSError as error:
+                CannotRead.demand(self.folder / STATE, error)
                 raise CorruptCheckpoint(self.folder / STATE, f"it cannot be read ({error.strerror})", tensor=name) from None
             if got == 0:
                 raise CorruptCheckpoint(self.folder / STATE, "the file is too short", tensor=name)

@@ -13,8 +13,9 @@ from ..catalog import Catalog, CheckpointRow
 from ..checkpoint import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
 from ..clock import Clock
 from ..codec.tree import Adapt
-from ..errors import CorruptCheckpoint
+from ..errors import CorruptCheckpoint, LogUnavailable
 from ..failpoints import hit
+from ..threads import start_thread
 from ..wal.entry_writer import Position
 
 _log = logging.getLogger(__name__)
@@ -45,8 +46,7 @@ class Checkpointer:
         if wait:
             self._write(snapshot, position)
             return
-        self._thread = threading.Thread(target=self._write, args=(snapshot, position), name="tranlogs-checkpoint", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("tranlogs-checkpoint", self._write, snapshot, position)
 
     def _write(self, snapshot: Snapshot, position: Position) -> None:
         start = self._clock.monotonic()
@@ -84,8 +84,10 @@ class Checkpointer:
     def reserve(self, nbytes: int) -> None:
         """Get the memory for snapshots of about `nbytes`, in the background."""
         if not self.is_busy:
-            self._thread = threading.Thread(target=self._reserve, args=(nbytes,), name="tranlogs-reserve", daemon=True)
-            self._thread.start()
+            try:
+                self._thread = start_thread("tranlogs-reserve", self._reserve, nbytes)
+            except LogUnavailable as error:
+                _log.debug("no memory ahead for a snapshot: %s", error)
 
     def _reserve(self, nbytes: int) -> None:
         try:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..threads import start_thread
 from ..types import AnyArray, Array, Bytes, SparseArray
 from ..wal.entry_writer import Tensor
 
@@ -78,8 +79,7 @@ class HandOver:
         self._queued = 0
         self._running = self._stopped = False
         self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="tranlogs-writer", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("tranlogs-writer", self._work)
 
     def submit(self, nbytes: int, job: Callable[[], None]) -> None:
         """Queue a job that holds `nbytes` of copies; waits while the queue is full."""

@@ -23,7 +23,7 @@ from ..codec import tree
 from ..codec.entry import EntryKind
 from ..config import RESERVE_BYTES_MIN, JournalConfig
 from ..durable import make_folder
-from ..errors import CorruptCatalog, LogUnavailable, NotRecovered, UnencodableState, UsageError
+from ..errors import CorruptCatalog, LogUnavailable, NotRecovered, UnencodableState, UsageError, in_words
 from ..failpoints import hit
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
 from ..retention.prune import retire, set_aside
@@ -382,7 +382,7 @@ class Journal:
         assert handover is not None
         assert wal is not None
         if handover.failure is not None:
-            raise LogUnavailable(str(handover.failure)) from handover.failure
+            raise LogUnavailable(in_words(handover.failure)) from handover.failure
         far: list[tuple[str, AnyArray]] = []
         pool = handover.pool
         tensors = record.tensors
@@ -423,7 +423,7 @@ class Journal:
         elif not self._has_said_failed:  # once, until one succeeds
             self._has_said_failed = True
             _log.warning("%s: a checkpoint could not be written (%s); the log goes on from the one before, and the next "
-                         "checkpoint is tried when it is due", self.paths.folder, failure)  # fmt: skip
+                         "checkpoint is tried when it is due", self.paths.folder, in_words(failure))  # fmt: skip
         return True
 
     def _published(self, row: CheckpointRow) -> None:
@@ -444,11 +444,11 @@ class Journal:
         self._shut()
         now = self.clock.monotonic()
         if self._suspension is None:
-            self._suspension = Suspension.begin(str(error), self.step, self.clock.now(), now, self._ended)
+            self._suspension = Suspension.begin(in_words(error), self.step, self.clock.now(), now, self._ended)
             _log.warning(
                 "%s: logging is suspended at step %d: %s. Training goes on; a crash now would go back to step %d. Logging "
                 "resumes by itself, from a fresh checkpoint, when the disk can be written again",
-                self.paths.folder, self.step, error, self._committed,
+                self.paths.folder, self.step, in_words(error), self._committed,
             )  # fmt: skip
         else:  # a try to resume failed
             self._suspension.postpone(now)
@@ -495,10 +495,10 @@ class Journal:
             self._wal.begin(0, 0).abort()  # takes a segment: the disk has room for a log again
             self._checkpointer.take(snapshot(), position, self.adapt, wait=True)
             if self._checkpointer.failure is not None:
-                raise LogUnavailable(str(self._checkpointer.failure)) from self._checkpointer.failure
+                raise LogUnavailable(in_words(self._checkpointer.failure)) from self._checkpointer.failure
             self._wal.append(EntryKind.BOUNDARY, self.step, [], body, adapt=self.adapt)
             if not self._wal.wait_synced():  # entries can be written and made durable again, too
-                raise LogUnavailable(str(self._wal.failure or "the log cannot be synced"))
+                raise LogUnavailable(in_words(self._wal.failure) if self._wal.failure else "the log cannot be synced")
             end_incident(self.catalog, self.step, self.clock.now(), suspension)
         except _FAILURES as error:
             self._suspend(error)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from ..catalog import CATALOG_NAME, Catalog, RunRow, Tables, TimelineRow, segment_key, timeline_key
 from ..checkpoint.layout import TEMPORARY
-from ..errors import CorruptCatalog, NotARun, UsageError
+from ..errors import CannotRead, CorruptCatalog, LogUnavailable, NotARun, UsageError
 from ..rebuild import read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
+from ..wal.segment import was_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,12 @@ def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool) -> Non
         if row.state not in ("ready", "open"):
             continue
         path = paths.log / row.file
-        found = read_segment(path, row.timeline or newest) if path.exists() else None
+        is_there = path.exists()
+        try:
+            found = read_segment(path, row.timeline or newest) if is_there else None
+            is_empty = row.state == "ready" and found is None and is_there and not was_written(path)
+        except (CannotRead, OSError) as error:  # what recovery has read must not be taken for nothing
+            raise LogUnavailable(str(error)) from error
         if found is not None and sync:
             fd = os.open(path, os.O_RDONLY)
             try:
@@ -119,9 +125,9 @@ def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool) -> Non
         with catalog.transaction() as tables:
             if found is not None:
                 tables.put(segment_key(row.ordinal), replace(found, state="sealed", created_at=row.created_at))
-            elif not path.exists():
+            elif not is_there:
                 tables.delete(segment_key(row.ordinal))
-            elif row.state == "ready":
+            elif is_empty:
                 tables.put(segment_key(row.ordinal), replace(row, state="retired"))
             else:  # it was written, and nothing of it can be read: kept until a checkpoint makes it needless
                 tables.put(segment_key(row.ordinal), replace(row, state="sealed", last_sequence=row.base_sequence))

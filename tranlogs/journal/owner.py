@@ -49,8 +49,11 @@ class OwnerLock:
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            pid = _holder(self._fd)
             os.close(self._fd)
             found = _read_info(folder)
+            if pid and (found is None or found.pid != pid):  # the note is older than the lock, which was taken just now
+                raise RunInUse(folder, socket.gethostname(), pid) from None
             raise RunInUse(folder, found.host if found else "unknown", found.pid if found else 0) from None
         _owned_here.add(self._path)
         _say_who(folder)
@@ -90,12 +93,18 @@ def _is_locked(folder: Path) -> bool:
     except OSError:
         return False
     try:  # ask, never take: a lock held for a moment would refuse a trainer that starts in it
-        asked = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        return bool(_FLOCK.unpack(asked)[0] != fcntl.F_UNLCK)
-    except OSError:
-        return False
+        return _holder(fd) is not None
     finally:
         os.close(fd)
+
+
+def _holder(fd: int) -> int | None:
+    """The process that holds the lock (0 if it cannot be seen from here), None if nobody does."""
+    try:
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)))
+    except OSError:
+        return None
+    return None if kind == fcntl.F_UNLCK else max(int(pid), 0)
 
 
 def _read_info(folder: Path) -> Owner | None:

@@ -47,7 +47,7 @@ def make_ext4(image: Path, size: int = 512 * _MIB) -> Path:
     """An image with an empty ext4."""
     with image.open("wb") as file:
         file.truncate(size)
-    _run("mkfs.ext4", "-q", "-F", str(image))
+    _run("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
     return image
 
 

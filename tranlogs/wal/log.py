@@ -27,8 +27,9 @@ from ..config import (
     TINY_BYTES_MAX,
     JournalConfig,
 )
-from ..errors import LogUnavailable
+from ..errors import LogUnavailable, in_words
 from ..failpoints import hit
+from ..threads import start_thread
 from ..types import AnyArray
 from .entry_writer import Definitions, EntryWriter, Position, Scalars, Tensor, encode_body, frame_count
 from .pipeline import SegmentPipeline
@@ -73,8 +74,11 @@ class WriteAheadLog:
         self._catalog_at = 0.0
         self._pipeline = SegmentPipeline(folder, catalog, clock, config.segment_bytes,
                                          populates_recycled=config.durability == "process")  # fmt: skip
-        self._thread = threading.Thread(target=self._work, name="tranlogs-sync", daemon=True)
-        self._thread.start()
+        try:
+            self._thread = start_thread("tranlogs-sync", self._work)
+        except LogUnavailable:
+            self._pipeline.stop()
+            raise
 
     # Appending: the training thread, or the writer thread where records are handed over.
 
@@ -85,7 +89,7 @@ class WriteAheadLog:
             LogUnavailable: the log has failed, or no segment is to be had.
         """
         if self.failure is not None:
-            raise LogUnavailable(str(self.failure)) from self.failure
+            raise LogUnavailable(in_words(self.failure)) from self.failure
         if self._writing is not None:
             self._writing.abort()
         room = nbytes + frames * 512 + MIB
@@ -291,7 +295,7 @@ class WriteAheadLog:
             self.failure = self.failure or error
         if self.failure is not None:
             self._discard_failed(self._sealing)
-            raise LogUnavailable(str(self.failure)) from self.failure
+            raise LogUnavailable(in_words(self.failure)) from self.failure
 
 
 def _whole_mib(nbytes: int) -> int:

@@ -12,8 +12,9 @@ from pathlib import Path
 from ..catalog import Catalog, SegmentRow, segment_key
 from ..clock import Clock
 from ..config import SPARE_FILES_MAX
-from ..errors import LogUnavailable
+from ..errors import LogUnavailable, in_words
 from ..failpoints import hit
+from ..threads import start_thread
 from . import segment as files
 
 
@@ -29,8 +30,7 @@ class SegmentPipeline:
         self._wanted, self._stopped = True, False
         rows = catalog.segments()
         self._ordinal = max((row.ordinal for row in rows), default=0)
-        self._thread = threading.Thread(target=self._work, name="tranlogs-prepare", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("tranlogs-prepare", self._work)
 
     def take(self, bytes_min: int = 0) -> files.Segment:
         """The prepared segment, at least `bytes_min` large; waits for one.
@@ -49,7 +49,7 @@ class SegmentPipeline:
                 failure, self._failure = self._failure, None
                 if self._stopped or failure is not None:
                     self._ask()
-                    raise LogUnavailable(str(failure or "the log is closed")) from failure
+                    raise LogUnavailable(in_words(failure) if failure else "the log is closed") from failure
                 taken, self._ready = self._ready, None
                 assert taken is not None
                 self._ask()

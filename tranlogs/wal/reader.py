@@ -21,7 +21,7 @@ import xxhash
 from ..codec import delta, tree
 from ..codec.compression import Codec, decompress
 from ..codec.entry import COALESCED, FRAME, PAGE_HEADER_BYTES, EntryKind, Head, Part, unpack_spec
-from ..errors import CorruptRecord
+from ..errors import CannotRead, CorruptRecord
 from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec
 from .scan import Location
 
@@ -140,12 +140,18 @@ class SegmentReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDONLY)
+        try:
+            self._fd = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            CannotRead.demand(path, error)
+            raise
         try:  # shared: a file that somebody reads is not recycled under him
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(self._fd)
             raise CorruptRecord(path, "the file is being reused; what it held was pruned") from None
+        except OSError:  # no locks are to be had: then nobody gets the one that recycling needs
+            pass
         self._specs: dict[int, TensorSpec] = {}
         self._keys: dict[int, bytes] = {}
 
@@ -175,6 +181,7 @@ class SegmentReader:
         try:
             payload = os.pread(self._fd, head.length, location.offset)
         except OSError as error:
+            CannotRead.demand(self.path, error)
             raise CorruptRecord(self.path, f"its description cannot be read ({error.strerror})", step=head.step) from None
         if len(payload) != head.length or xxhash.xxh3_64_intdigest(payload) != head.payload_sum:
             raise CorruptRecord(self.path, "the checksum of its description differs", step=head.step)
@@ -238,6 +245,7 @@ class SegmentReader:
             try:
                 got = os.preadv(self._fd, [into[done:].data], frame.offset + done)
             except OSError as error:
+                CannotRead.demand(self.path, error)
                 why = f"it cannot be read ({error.strerror})"
                 raise CorruptRecord(self.path, why, step=step, tensor=frame.name) from None
             if got == 0:

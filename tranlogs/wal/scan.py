@@ -19,7 +19,7 @@ import numpy as np
 
 from ..codec.entry import HEAD, MAGIC, OVERFLOW_FLAG, PAGE_HEADER_BYTES, EntryKind, Head, unpack_head
 from ..config import FORMAT_VERSION
-from ..errors import UnknownFormat
+from ..errors import CannotRead, UnknownFormat
 
 _FIRST_PAGE = 2  # behind LMDB's meta pages
 _WINDOW_PAGES, _WINDOW_PAGES_LEAPING = 256, 32
@@ -51,8 +51,13 @@ def scan(path: Path, segment_id: int, *, last_sequence: int | None = None) -> li
     Raises:
         UnknownFormat: an entry of this segment was written by a newer version.
         OSError: the file cannot be opened.
+        CannotRead: it cannot be opened, for want of file handles, memory or rights.
     """
-    fd = os.open(path, os.O_RDONLY)
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        CannotRead.demand(path, error)
+        raise
     try:
         found: list[Location] = []
         if last_sequence is not None:

@@ -31,6 +31,7 @@ from ..failpoints import hit
 from ..types import Bytes
 
 _KEY = struct.Struct(">QI")
+_TRANSACTION = struct.Struct("<144xQ")  # a meta page up to the number of its transaction
 _SLACK_PAGES = 64  # LMDB's own: metas, tree pages and their copies in one transaction
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 _POPULATE_BYTES = 8 << 20
@@ -184,7 +185,10 @@ def recycle(spare: Path, path: Path, ordinal: int, segment_id: int, size: int) -
         spare.with_name(spare.name + "-lock").unlink(missing_ok=True)
         fd = os.open(spare, os.O_RDWR)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # read by somebody, or nobody can tell: a fresh file does as well
+                return None
             hit("wal.reset")
             os.posix_fallocate(fd, 0, size)  # no-op, unless somebody cut or punched the file
             os.pwrite(fd, metas, 0)
@@ -194,11 +198,26 @@ def recycle(spare: Path, path: Path, ordinal: int, segment_id: int, size: int) -
         finally:
             os.close(fd)
         return Segment(path, ordinal, segment_id, size)
-    except BlockingIOError:
-        return None
     except LMDB_ERRORS as error:
         path.unlink(missing_ok=True)
         raise LogUnavailable(f"{spare}: cannot be reused: {error}") from error
+
+
+def was_written(path: Path) -> bool:
+    """Whether a transaction was ever committed to a segment's file since it was made, or made empty.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        for page_bytes in (4096, os.sysconf("SC_PAGE_SIZE")):
+            metas = [os.pread(fd, _TRANSACTION.size, at) for at in (0, page_bytes)]
+            if any(len(meta) == _TRANSACTION.size and _TRANSACTION.unpack(meta) != (0,) for meta in metas):
+                return True
+        return False
+    finally:
+        os.close(fd)
 
 
 def _allocate(path: Path, size: int) -> None:

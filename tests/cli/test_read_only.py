@@ -1,0 +1,64 @@
+"""A run on a disk that cannot be written: everything can be read from it, and training on it is refused in words."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tranlogs.errors import UsageError
+
+from .conftest import STEPS, Cli, train
+
+pytestmark = pytest.mark.root
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_READ_ONLY, _REMOUNT, _DETACH = 1, 32, 2
+
+
+def mount(folder: Path, flags: int) -> None:
+    if _libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", flags, b"size=64m") != 0:
+        reason = f"no tmpfs can be mounted here ({os.strerror(ctypes.get_errno())})"
+        if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def frozen(trained: Path, tmp_path: Path) -> Iterator[Path]:
+    """The run, on a disk that was mounted anew without the right to write."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount(disk, 0)
+    try:
+        shutil.copytree(trained, disk / "run")
+        mount(disk, _REMOUNT | _READ_ONLY)
+        yield disk / "run"
+    finally:
+        assert _libc.umount2(str(disk).encode(), _DETACH) == 0
+
+
+def test_every_reading_command_works(cli: Cli, frozen: Path, tmp_path: Path) -> None:
+    assert cli("status", frozen).code == 0
+    assert cli("status", frozen, "--json").json["ranks"][0]["watermarks"]["committed"] == STEPS
+    assert cli("log", frozen).code == 0
+    assert cli("log", frozen, "--step", 5).code == 0
+    assert cli("verify", frozen).code == 0
+    assert cli("verify", frozen, "--replay").code == 0
+    replayed = cli("replay", frozen, "--to", 6, "--out", tmp_path / "state.pt", "--json")
+    assert (replayed.code, replayed.json["step"], replayed.json["exact"]) == (0, 6, True)
+
+
+def test_training_is_refused_in_words(frozen: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be opened for writing: .*Read-only file system"):
+        train(frozen, STEPS + 1)
+
+
+def test_repair_is_refused_in_words(cli: Cli, frozen: Path) -> None:
+    refused = cli("repair", frozen, "--force")
+    assert refused.code in (1, 2)
+    assert "Read-only file system" in refused.out + refused.err

@@ -1,0 +1,122 @@
+"""The machine's clock jumps back and forth by hours: nothing that decides looks at it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tranlogs.catalog import Catalog
+from tranlogs.config import MIB, JournalConfig
+from tranlogs.retention import CheckpointPolicy, EverySeconds, EverySteps, KeepLatest
+from tranlogs.testing.clock import FakeClock
+from tranlogs.testing.faults import failing
+from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
+
+SIZES = (7, 300)
+HOUR = 3600.0
+
+
+class JumpingClock(FakeClock):
+    """The time of day is another one each time that somebody looks."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self._chance = chance
+
+    def now(self) -> float:
+        return 1_700_000_000.0 + self._chance.uniform(-48, 48) * HOUR
+
+
+@pytest.fixture
+def clock() -> JumpingClock:
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    return JumpingClock(random.Random(seed))
+
+
+def open_run(run: Path, clock: FakeClock, policy: CheckpointPolicy, *, age: float | None = None, keep: int = 2) -> ToyTrainer:
+    config = JournalConfig(durability="process", segment_bytes=MIB, segment_age_seconds=age)
+    return open_toy(run, sizes=SIZES, config=config, policy=policy, retention=KeepLatest(keep), clock=clock)
+
+
+def ticking(trainer: ToyTrainer, clock: FakeClock, seconds: float = 10.0) -> Callable[[int], None]:
+    def tick(_: int) -> None:
+        clock.advance(seconds)
+        trainer.journal.wait_checkpoint()
+
+    return tick
+
+
+def test_checkpoints_by_time_come_when_the_time_has_passed(memory_path: Path, clock: JumpingClock) -> None:
+    taken = []
+    for name, used in (("jumping", clock), ("steady", FakeClock())):
+        trainer = open_run(memory_path / name, used, EverySeconds(45), keep=100)
+        trainer.recover()
+        trainer.train(50, ticking(trainer, used))
+        taken.append([row.step for row in trainer.journal.catalog.checkpoints()])
+        trainer.journal.close()
+    assert taken[0] == taken[1]
+    assert len(taken[0]) > 8
+
+
+def test_segments_roll_when_they_are_old(memory_path: Path, clock: JumpingClock) -> None:
+    rolled = []
+    for name, used in (("jumping", clock), ("steady", FakeClock())):
+        trainer = open_run(memory_path / name, used, EverySteps(1000), age=65.0)
+        trainer.recover()
+        trainer.train(40, ticking(trainer, used))
+        trainer.journal.close()
+        catalog = Catalog.open(memory_path / name / "rank0")
+        rolled.append([(row.base_step, row.last_step) for row in catalog.segments() if row.state == "sealed"])
+        catalog.close()
+    assert rolled[0] == rolled[1]
+    assert len(rolled[0]) > 4
+
+
+def test_suspended_logging_is_tried_again_when_the_time_has_passed(memory_path: Path, clock: JumpingClock) -> None:
+    trainer = open_run(memory_path / "run", clock, EverySteps(1000))
+    trainer.recover()
+    trainer.train(3)
+    with failing("wal.begin=enospc"):
+        trainer.train(4)
+        assert trainer.journal.is_suspended
+    trainer.train(20)
+    assert trainer.journal.is_suspended  # hours of the day have come and gone; two seconds have not
+    clock.advance(2.1)
+    trainer.train(21)
+    assert not trainer.journal.is_suspended
+    trainer.journal.close()
+
+
+def test_the_newest_checkpoints_are_kept_and_used_whatever_their_dates_say(memory_path: Path, clock: JumpingClock) -> None:
+    for until in (20, 40, 60):
+        trainer = open_run(memory_path / "run", clock, EverySteps(6))
+        report = trainer.recover()
+        assert report.step == max(0, until - 20)
+        assert trainer.state.everything() == uninterrupted(report.step, sizes=SIZES).everything()
+        assert report.replayed <= 6
+        trainer.train(until, ticking(trainer, clock))
+        steps = [row.step for row in trainer.journal.catalog.checkpoints()]
+        assert len(steps) == 2
+        assert min(steps) > until - 14
+        trainer.journal.close()
+
+
+def test_a_restart_under_another_date_takes_at_most_one_checkpoint_early(memory_path: Path, clock: JumpingClock) -> None:
+    """Across a restart only the date tells how old a checkpoint is; a wrong one costs a checkpoint, or its interval."""
+    for until in range(5, 80, 5):
+        trainer = open_run(memory_path / "run", clock, EverySeconds(10_000), keep=100)
+        trainer.recover()
+        before = len(trainer.journal.catalog.checkpoints())
+        trainer.train(until, ticking(trainer, clock))
+        assert len(trainer.journal.catalog.checkpoints()) - before <= 1
+        trainer.journal.close()
+    trainer = open_run(memory_path / "run", clock, EverySeconds(10_000), keep=100)
+    trainer.recover()
+    before = len(trainer.journal.catalog.checkpoints())
+    trainer.train(76 + 1010, ticking(trainer, clock))
+    assert len(trainer.journal.catalog.checkpoints()) > before
+    trainer.journal.close()

@@ -1,0 +1,84 @@
+"""A run that a newer version wrote is refused by name, and nothing of it is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tranlogs.catalog import CATALOG_NAME, Catalog
+from tranlogs.checkpoint.layout import MANIFEST, open_manifest, seal_manifest
+from tranlogs.codec import entry as entry_codec
+from tranlogs.config import JournalConfig
+from tranlogs.errors import UnknownFormat
+from tranlogs.retention import EverySteps
+from tranlogs.testing.abandon import abandoned_copy
+from tranlogs.testing.toy import ToyTrainer, open_toy
+
+SIZES = (7, 300)
+
+
+def new_catalog(run: Path) -> Path:
+    catalog = Catalog.open(run / "rank0", writable=True)
+    row = catalog.run()
+    assert row is not None
+    with catalog.transaction() as tables:
+        tables.put("run", replace(row, format=7))
+    catalog.close()
+    return run / "rank0" / CATALOG_NAME
+
+
+def new_checkpoint(run: Path) -> Path:
+    path = max((run / "rank0" / "checkpoints").iterdir()) / MANIFEST
+    path.write_bytes(seal_manifest({**open_manifest(path.read_bytes()), "format": 7}))
+    return path
+
+
+def new_checkpoint_and_no_catalog(run: Path) -> Path:
+    (run / "rank0" / CATALOG_NAME).unlink()
+    return new_checkpoint(run)
+
+
+def new_segment(run: Path) -> Path:
+    """The run of `left` was written so."""
+    return max((run / "rank0" / "log").glob("*.seg"))
+
+
+def content(run: Path) -> dict[Path, bytes]:
+    """Every file, but those that say who has the run open and those that LMDB locks with."""
+    return {path: path.read_bytes() for path in run.rglob("*")
+            if path.is_file() and path.name not in ("owner.json", "owner.lock") and not path.name.endswith("-lock")}  # fmt: skip
+
+
+def train(run: Path) -> ToyTrainer:
+    trainer = open_toy(run, sizes=SIZES, policy=EverySteps(4), config=JournalConfig(segment_bytes=1 << 20))
+    trainer.recover()
+    return trainer
+
+
+@pytest.mark.parametrize("part", [new_catalog, new_checkpoint, new_checkpoint_and_no_catalog, new_segment])
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_a_newer_run_is_refused_and_not_touched(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, part: Callable[[Path], Path], end: str
+) -> None:
+    trainer = train(memory_path / "run")
+    trainer.train(9)
+    with monkeypatch.context() as patch:
+        if part is new_segment:
+            patch.setattr(entry_codec, "FORMAT_VERSION", 7)
+        trainer.train(13)
+    left = memory_path / "left"
+    if end == "killed":
+        abandoned_copy(trainer.journal, left)
+    trainer.journal.close()
+    if end == "closed":
+        (memory_path / "run").rename(left)
+    part(left)
+    before = content(left)
+    with pytest.raises(UnknownFormat, match=r"format version 7; this TranLogs reads up to 1\. Upgrade TranLogs"):
+        train(left)
+    after = content(left)
+    assert {path: after.get(path) == data for path, data in before.items()} == dict.fromkeys(before, True)
+    assert after.keys() == before.keys()

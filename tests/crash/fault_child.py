@@ -1,0 +1,111 @@
+"""A server that forks toy trainers, to which a test attaches strace before they begin.
+
+A job is one line of JSON on stdin. On stdout come lines: `pid N` (the trainer now waits for a line), what the trainer says
+(`recovered STEP`, `trained`, `step SYNCED COMMITTED`, `warning ...`, `refused ...`, `failed ...`), `half` (it waits for a
+line again), `end SUSPENDED COMMITTED STATE`, then `done`, and after another line on stdin `exit STATUS`.
+
+stdout is a socket and all is said by sendto, which nothing else here calls: a test can let every write fail.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import traceback
+from typing import Any
+
+import numpy.random  # noqa: F401  (it is imported lazily)
+from power_child import SIZES, Judge
+
+from tranlogs import EverySteps, KeepLatest
+from tranlogs.config import JournalConfig
+from tranlogs.errors import TranLogsError
+from tranlogs.testing.clock import FakeClock
+from tranlogs.testing.toy import open_toy
+from tranlogs.wal import log
+
+STDOUT = socket.socket(fileno=1)
+
+
+def say(*words: object) -> None:
+    STDOUT.sendall((" ".join(map(str, words)).replace("\n", "\\n") + "\n").encode())
+
+
+class Saying(logging.Handler):
+    """Warnings go to the test."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say("warning", record.getMessage())
+
+
+def train(job: dict[str, Any]) -> None:
+    """Train to `until` with the fault, and to `end` without it."""
+    log.SEGMENT_RECORDS_WANTED = 1  # small segments
+    clock = FakeClock()
+    config = JournalConfig(durability=job["durability"], handover=job["handover"], segment_bytes=1 << 20)
+    try:
+        trainer = open_toy(job["run"], sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepLatest(1), clock=clock)
+        report = trainer.recover()
+        for note in report.notes:
+            say("warning", note)
+        say("recovered", report.step)
+    except TranLogsError as error:
+        say("refused", type(error).__name__, error)
+        return
+    journal, chance = trainer.journal, job["settles"]
+
+    def behind(step: int) -> None:
+        clock.advance(5.0)
+        if chance:
+            journal.wait_synced()
+            journal.wait_checkpoint()
+        say("step", journal.synced, journal.committed)
+        if journal._wal is not None and step % 4 == 0:
+            journal._wal.roll()
+
+    if job["attach"] == "training":
+        trainer.train(journal.step + 2, behind)
+        say("trained")
+        sys.stdin.readline()
+    trainer.train(job["until"], behind)
+    say("half")
+    sys.stdin.readline()
+    for step in range(job["until"] + 1, job["end"] + 1):
+        clock.advance(100.0)
+        trainer.train(step)
+    journal.wait_synced()
+    say("end", journal.is_suspended, journal.committed, Judge.sum_of(trainer.state))
+    journal.close()
+
+
+def main() -> None:
+    root = logging.getLogger("tranlogs")
+    root.addHandler(Saying())
+    root.propagate = False
+    threading.excepthook = lambda caught: say("failed", "".join(traceback.format_exception(caught.exc_value)))
+    for line in sys.stdin:
+        job = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            try:
+                if job["attach"] == "opening":
+                    sys.stdin.readline()
+                train(job)
+                logging.shutdown()
+            except BaseException:
+                say("failed", traceback.format_exc())
+                os._exit(1)
+            os._exit(0)
+        say("pid", child)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        say("done")
+        sys.stdin.readline()
+        say("exit", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""File handles, address space or threads are used up: training goes on, logging resumes, and nothing sound is given up."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.judging import judging
+from tranlogs.config import JournalConfig
+from tranlogs.errors import CannotRead, UsageError
+from tranlogs.retention import EverySteps
+from tranlogs.testing.clock import FakeClock
+from tranlogs.testing.toy import open_toy, uninterrupted
+
+pytestmark = pytest.mark.crash
+
+CHILD = Path(__file__).with_name("limits_child.py")
+SEED = int(os.environ.get("TRANLOGS_SEED", 0)) or random.SystemRandom().randrange(1, 10**9)
+ROUNDS = 20 if os.environ.get("TRANLOGS_SOAK") else 1
+SIZES = (7, 300)
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+@pytest.mark.parametrize("what", ["handles", "memory"])
+def test_training_goes_on_when_a_limit_is_reached(memory_path: Path, what: str, seed: int) -> None:
+    print(f"repeat with TRANLOGS_SEED={seed}")
+    command = [sys.executable, str(CHILD), str(memory_path / "run"), what, str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    verdict = json.loads(done.stdout)
+    assert verdict["wrong"] == []
+    assert verdict["suspended"] or "could not be written" in done.stderr
+    with judging() as judge:
+        judged = judge(memory_path / "run", verdict["step"])
+    assert "failed" not in judged, judged["failed"]
+    assert judged["problems"] == []
+
+
+@pytest.mark.parametrize("leave", range(12))
+def test_recovery_without_handles_is_refused_and_gives_nothing_up(memory_path: Path, leave: int) -> None:
+    """It must not take what it cannot open for damaged, and go on from an older step."""
+    trainer = open_toy(memory_path / "run", sizes=SIZES, policy=EverySteps(6), config=JournalConfig(segment_bytes=1 << 20))
+    trainer.recover()
+    trainer.train(10)
+    shutil.copytree(memory_path / "run", memory_path / "left")
+    trainer.journal.close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open("/dev/null", os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + leave + 1, hard))
+    again, refused = None, None
+    try:
+        again = open_toy(memory_path / "left", sizes=SIZES)
+        step = again.recover().step
+    except UsageError as error:
+        refused = error
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(held[0])
+        if refused is not None and again is not None:
+            again.journal.close()
+    if refused is not None:
+        print(refused)
+        assert isinstance(refused, CannotRead) or "Too many open files" in str(refused)
+        again = open_toy(memory_path / "left", sizes=SIZES)
+        step = again.recover().step
+    assert again is not None
+    assert step == 10
+    assert again.state.everything() == uninterrupted(10, sizes=SIZES).everything()
+    again.journal.close()
+
+
+@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("spared", range(6))
+def test_training_goes_on_without_threads(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, handover: Any, spared: int
+) -> None:
+    clock, started = FakeClock(), [0]
+
+    def start(thread: threading.Thread) -> None:
+        started[0] += 1
+        if started[0] > spared:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    real = threading.Thread.start
+    config = JournalConfig(segment_bytes=1 << 20, handover=handover)
+    trainer = open_toy(memory_path / "run", sizes=SIZES, policy=EverySteps(4), config=config, clock=clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        trainer.recover()
+        for _ in range(20):
+            trainer.train(trainer.journal.step + 1)
+            trainer.journal.wait_checkpoint()
+            clock.advance(10)
+    for _ in range(3):
+        clock.advance(1000)
+        trainer.train(trainer.journal.step + 1)
+    trainer.journal.wait_synced()
+    assert not trainer.journal.is_suspended
+    assert trainer.journal.committed == 23
+    assert trainer.state.everything() == uninterrupted(23, sizes=SIZES).everything()
+    trainer.journal.close()
+    again = open_toy(memory_path / "run", sizes=SIZES)
+    assert (again.recover().step, again.state.everything() == trainer.state.everything()) == (23, True)
+    again.journal.close()

@@ -1,0 +1,157 @@
+"""Every system call of the write path fails, once or from then on, or the process dies there: training goes on, nothing
+that was said to be safe is lost, and what comes back is what an uninterrupted run has."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.crash.judging import Judge, judging
+from tests.crash.power_child import Judge as Toy
+from tests.crash.system_calls import Outcome, Trainers, demand_strace
+
+pytestmark = [pytest.mark.crash, pytest.mark.root]
+
+CALLS = (
+    "openat", "close", "write", "writev", "pwrite64", "lseek", "pread64", "ftruncate", "fallocate", "fsync", "fdatasync",
+    "msync", "rename", "mkdir", "rmdir", "unlink", "unlinkat", "flock", "fcntl", "fstatfs", "getdents64", "madvise",
+)  # fmt: skip
+KILLS_ONLY = ("mmap", "munmap", "clone3", "futex")  # an error there is one of the memory or of the threads that Python needs
+VARIES = ("futex", "munmap", "mmap", "close", "clone3", "madvise")  # their number differs from run to run
+READS = ("openat", "pread64")
+UNTIL, END = 30, 40
+IS_SOAK = bool(os.environ.get("TRANLOGS_SOAK"))
+SEED = int(os.environ.get("TRANLOGS_SEED", 0)) or random.SystemRandom().randrange(1, 10**9)
+HANDOVERS = ("direct", "thread")
+
+
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[Trainers]:
+    demand_strace()
+    made = Trainers()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with judging() as made:
+        yield made
+
+
+@cache
+def state_sum(step: int) -> int:
+    return Toy().expected(step)
+
+
+@cache
+def passed(trainers: Trainers, folder: Path, attach: str, handover: str) -> dict[str, int]:
+    """How often at most a thread makes each call, in a run that nothing happens to."""
+    trace = folder / f"trace-{attach}-{handover}"
+    outcome = trainers.run(folder / f"{attach}-{handover}", "-o", str(trace), until=UNTIL, end=END, attach=attach,
+                           handover=handover)  # fmt: skip
+    assert (outcome.status, outcome.end) == (0, ["False", str(END), str(state_sum(END))])
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for thread, call in re.findall(r"^(\d+) +(\w+)\(", trace.read_text(), re.MULTILINE):
+        counts[call][thread] += 1
+    return {call: max(by_thread.values()) for call, by_thread in counts.items()}
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("counted")
+
+
+def sample(trainers: Trainers, folder: Path, attach: str, call: str, *about: object) -> Iterator[tuple[int, str]]:
+    """Which calls are hit, and how records are handed over: all in a soak, else one. The first thread to make so many."""
+    counts = {handover: passed(trainers, folder, attach, handover).get(call, 0) for handover in HANDOVERS}
+    every = [(nth, handover) for handover, count in counts.items() for nth in range(1, count + 1)]
+    if not IS_SOAK and every:
+        print(f"repeat with TRANLOGS_SEED={SEED}")
+        every = [random.Random(repr((SEED, attach, call, *about))).choice(every)]
+    yield from every
+
+
+def assert_nothing_is_lost(judge: Judge, run: Path, said: int) -> None:
+    verdict = judge(run, said)
+    assert "failed" not in verdict, verdict["failed"]
+    assert verdict["problems"] == []
+
+
+@pytest.mark.parametrize("attach", ["opening", "training"])
+@pytest.mark.parametrize("call", [*CALLS, *KILLS_ONLY])
+def test_a_kill_at_a_system_call_loses_nothing_committed(
+    trainers: Trainers, judge: Judge, counted: Path, memory_path: Path, call: str, attach: str
+) -> None:
+    for nth, handover in sample(trainers, counted, attach, call):
+        run = memory_path / f"run-{nth}-{handover}"
+        inject = f"inject={call}:signal=KILL:when={nth}"
+        outcome = trainers.run(run, "-e", f"trace={call}", "-e", inject, "-o", "/dev/null", until=UNTIL, end=END,
+                               attach=attach, handover=handover)  # fmt: skip
+        print(f"{inject} {handover}: {outcome}")
+        assert not outcome.failed
+        assert outcome.was_killed or call in VARIES
+        if outcome.recovered is not None:
+            assert_nothing_is_lost(judge, run, outcome.committed)
+
+
+def assert_training_went_on(outcome: Outcome) -> None:
+    assert not outcome.failed
+    assert outcome.status == 0
+    assert outcome.end == ["False", str(END), str(state_sum(END))]
+
+
+@pytest.mark.parametrize("onwards", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+@pytest.mark.parametrize("call", CALLS)
+def test_training_goes_on_when_a_system_call_fails(
+    trainers: Trainers, judge: Judge, counted: Path, memory_path: Path, call: str, error: str, onwards: bool
+) -> None:
+    """And when it works again, logging resumes."""
+    for nth, handover in sample(trainers, counted, "training", call, error, onwards):
+        run = memory_path / f"run-{nth}-{handover}"
+        inject = f"inject={call}:error={error}:when={nth}" + ("+" if onwards else "")
+        outcome = trainers.run(run, "-e", f"trace={call}", "-e", inject, "-o", "/dev/null", until=UNTIL, end=END,
+                               handover=handover)  # fmt: skip
+        print(f"{inject} {handover}: {outcome}")
+        assert_training_went_on(outcome)
+        assert_nothing_is_lost(judge, run, END)
+
+
+@pytest.mark.parametrize("onwards", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"] if IS_SOAK else ["either"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_system_call_that_fails_while_a_run_is_opened_loses_nothing(
+    trainers: Trainers, judge: Judge, counted: Path, memory_path: Path, call: str, error: str, onwards: bool
+) -> None:
+    """A run that a killed trainer left is opened, recovered and gone on with; if it is refused, then in words."""
+    if error == "either":
+        error = random.Random(repr((SEED, call, onwards))).choice(["ENOSPC", "EIO"])
+    left = memory_path / "left"
+    killed = trainers.run(left, "-e", "inject=fsync:signal=KILL:when=3", "-o", "/dev/null", until=UNTIL, end=END)
+    assert killed.was_killed
+    for nth, handover in sample(trainers, counted, "opening", call, error, onwards, "left"):
+        run = memory_path / f"run-{nth}-{handover}"
+        shutil.copytree(left, run)
+        inject = f"inject={call}:error={error}:when={nth}" + ("+" if onwards else "")
+        outcome = trainers.run(run, "-e", f"trace={call}", "-e", inject, "-o", "/dev/null", until=UNTIL, end=END,
+                               attach="opening", handover=handover)  # fmt: skip
+        print(f"{killed}\n{inject} {handover}: {outcome}")
+        if outcome.refused:
+            assert not outcome.failed
+            assert_nothing_is_lost(judge, run, killed.committed)
+            continue
+        assert outcome.recovered is not None
+        if outcome.recovered < killed.committed:  # what the disk cannot read is damage: said, and worked around
+            assert call in READS
+            assert any("cannot be read" in warning or "cannot be opened" in warning for warning in outcome.warnings)
+        assert_training_went_on(outcome)
+        assert_nothing_is_lost(judge, run, END)

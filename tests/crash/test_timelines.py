@@ -1,0 +1,117 @@
+"""Wind a run back, train on, wind back again, with kills in between: each timeline is what it was, to the bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.crash.toy_trainers import SIZES, Trainers, state_sum
+from tranlogs.catalog import Catalog
+from tranlogs.lineage import is_on, lineage
+from tranlogs.testing.toy import ToyState
+from tranlogs.verify import Problem, verify_run
+
+pytestmark = pytest.mark.crash
+
+SEED = int(os.environ.get("TRANLOGS_SEED", 0)) or random.SystemRandom().randrange(1, 10**9)
+ROUNDS = 40 if os.environ.get("TRANLOGS_SOAK") else 4
+LIVES = 14
+
+
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[Trainers]:
+    made = Trainers(compares=False)
+    yield made
+    made.process.communicate()
+
+
+@dataclass
+class Fork:
+    """Where a timeline left its parent, and what its learning rate was multiplied with."""
+
+    parent: int
+    step: int
+    factor: float
+
+
+def expected(forks: dict[int, Fork], timeline: int, step: int) -> int:
+    """The state that a run has which did the same without dying."""
+    way: dict[int, float] = {}
+    limit = step
+    while timeline in forks:
+        fork = forks[timeline]
+        if fork.step < limit:
+            way[fork.step] = fork.factor
+        limit = min(limit, fork.step)
+        timeline = fork.parent
+    state = ToyState(SIZES)
+    for number in range(1, step + 1):
+        state.lr *= way.get(number - 1, 1.0)
+        state.take_step(number)
+    return state_sum(state)
+
+
+def oldest(run: Path) -> int:
+    """The oldest step that the run can be wound back to."""
+    catalog = Catalog.open(run / "rank0")
+    try:
+        limits = lineage(catalog.timelines(), max(row.number for row in catalog.timelines()))
+        return min(row.step for row in catalog.checkpoints() if is_on(row, limits))
+    finally:
+        catalog.close()
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+@pytest.mark.parametrize("handover", ["direct", "thread"])
+def test_runs_are_wound_back_and_killed(trainers: Trainers, memory_path: Path, handover: str, seed: int) -> None:
+    print(f"repeat with TRANLOGS_SEED={seed}")
+    chance, run = random.Random(seed), memory_path / "run"
+    forks: dict[int, Fork] = {}
+    timeline, step = 1, 0  # what is known to be committed
+    for life in range(LIVES):
+        rewind, factor, newer = None, 1.0, timeline
+        if step and chance.random() < 0.5 and (lowest := oldest(run)) < step:
+            rewind, factor = chance.randrange(lowest, step), chance.uniform(0.5, 2.0)
+        kill_after = (chance.randrange(1, 12), chance.random() * 0.004) if life < LIVES - 1 else None
+        outcome = trainers.run(run, kill_after=kill_after, until=step + 12, handover=handover, rewind=rewind, factor=factor,
+                               keep=3, settles=chance.random() < 0.5)  # fmt: skip
+        print(life, "was", (timeline, step), "wanted", rewind, factor, "->", outcome)
+        assert outcome.status in (0, -signal.SIGKILL)
+        if outcome.recovered is None:
+            continue
+        newer = outcome.timeline
+        if rewind is None:
+            assert newer in (timeline, timeline + 1)
+            if newer == timeline:
+                assert outcome.recovered >= step
+            step = outcome.recovered
+            assert outcome.state == expected(forks, timeline, outcome.recovered)
+            step = max(step, outcome.committed)
+            continue
+        assert outcome.recovered == rewind
+        assert outcome.state == expected(forks, timeline, rewind)
+        if outcome.committed > rewind:
+            forks[newer] = Fork(timeline, rewind, factor)
+            timeline, step = newer, outcome.committed
+            continue
+        # It died before a step of the new timeline was committed: the next one finds it begun, or does not.
+        found = trainers.run(run, until=0, handover=handover, keep=3)
+        assert found.recovered is not None
+        print("then", found)
+        if found.timeline == timeline:
+            assert found.recovered >= step
+            step = found.recovered
+        else:
+            assert found.timeline == newer
+            assert found.recovered >= rewind
+            forks[newer] = Fork(timeline, rewind, factor if found.recovered > rewind else 1.0)
+            timeline, step = newer, found.recovered
+        assert found.state == expected(forks, timeline, step)
+    assert forks
+    assert [finding for finding in verify_run(run) if isinstance(finding, Problem)] == []
