@@ -18,7 +18,7 @@ from .rng import get_rng, set_rng
 from .stepping import amp_of, without_hooks
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
-TORCHS_OWN = {"defaults", "state", "param_groups"}
+TORCHS_OWN = {"defaults", "state", "param_groups", "step"}  # a scheduler leaves a `step` of its own, bound to the original
 
 
 class Rehearsal:
