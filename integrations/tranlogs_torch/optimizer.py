@@ -211,8 +211,8 @@ def _check(optimizer: Any, log: str) -> None:
     held = nested(optimizer)
     if held is not None and not isinstance(optimizer, LoggedOptimizer):
         kind = type(optimizer).__name__
-        raise UsageError(f"a {kind} keeps another optimizer as .{held}, whose state would not be logged. Log that one, and go on "
-                         f"with the {kind}: optimizer.{held} = LoggedOptimizer(optimizer.{held}, ...)")  # fmt: skip
+        raise UsageError(f"a {kind} keeps another optimizer as .{held}, whose state would not be logged. Log that one, and go "
+                         f"on with the {kind}: optimizer.{held} = LoggedOptimizer(optimizer.{held}, ...)")  # fmt: skip
     if not isinstance(optimizer, Optimizer):
         raise UsageError(f"a torch.optim.Optimizer is wanted, not a {type(optimizer).__name__}")
     if isinstance(optimizer, LoggedOptimizer):

@@ -205,7 +205,9 @@ def fused_gan(attempt: Attempt) -> None:
     seed()
     critic, maker = nn.Linear(6, 1), nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
     loader = DataLoader(TensorDataset(torch.randn(40, 6)), batch_size=5, shuffle=True)
-    optimizer = attempt.wrap(torch.optim.Adam(critic.parameters(), 1e-2, betas=(0.0, 0.9), fused=True), {"d": critic, "g": maker})
+    optimizer = attempt.wrap(
+        torch.optim.Adam(critic.parameters(), 1e-2, betas=(0.0, 0.9), fused=True), {"d": critic, "g": maker}
+    )
     inner = torch.optim.AdamW(maker.parameters(), 1e-2, fused=True)
     other = attempt.also(optimizer, inner, "g")
     schedulers = [lr_scheduler.ExponentialLR(optimizer, 0.97), lr_scheduler.CosineAnnealingLR(other, 20)]

@@ -74,7 +74,12 @@ class WriteAheadLog:
         self._pipeline = SegmentPipeline(folder, catalog, clock, config.segment_bytes,
                                          populates_recycled=config.durability == "process")  # fmt: skip
         self._thread = threading.Thread(target=self._work, name="tranlogs-sync", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # Ctrl-C while it waits for the thread: nobody will close this log
+            self._stopped = True
+            self._pipeline.stop()
+            raise
 
     # Appending: the training thread, or the writer thread where records are handed over.
 

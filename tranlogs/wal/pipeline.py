@@ -7,6 +7,7 @@ A retired file is recycled where there is one, else a fresh file is allocated. T
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from ..catalog import Catalog, SegmentRow, segment_key
@@ -26,11 +27,17 @@ class SegmentPipeline:
         self._changed = threading.Condition()
         self._ready: files.Segment | None = None
         self._failure: BaseException | None = None
-        self._wanted, self._stopped = True, False
+        self._wanted, self._stopped, self._has_owner = True, False, True
         rows = catalog.segments()
         self._ordinal = max((row.ordinal for row in rows), default=0)
         self._thread = threading.Thread(target=self._work, name="tranlogs-prepare", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # Ctrl-C while it waits for the thread, which must not go on for nobody
+            self._stopped, self._has_owner = True, False
+            with suppress(RuntimeError):  # it was not started
+                self._thread.join()
+            raise
 
     def take(self, bytes_min: int = 0) -> files.Segment:
         """The prepared segment, at least `bytes_min` large; waits for one.
@@ -88,6 +95,9 @@ class SegmentPipeline:
                 size = self.size
             try:
                 made = self._prepare(size)
+                if not self._has_owner:
+                    self._discard(made)
+                    return
                 with self._changed:
                     self._ready = made
                     self._changed.notify_all()
