@@ -48,7 +48,10 @@ class Raising(Attempt):
         """Run; False if it was interrupted."""
         try:
             script(self)
-        except (Stop, KeyboardInterrupt):
+        except (Stop, KeyboardInterrupt, RuntimeError) as error:
+            is_locks_own = isinstance(error.__context__, KeyboardInterrupt)  # Python's Condition, interrupted while it waits
+            if isinstance(error, RuntimeError) and not is_locks_own:
+                raise
             if self.logged is not None:
                 self.logged.close()
             return False

@@ -30,13 +30,21 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 33), nn.Tanh(), nn.Linear(33, 3))
 
 
-def simple(attempt: Attempt, *, optimizer_of: Make, closure: bool = False, compiled: str = "", batches: int = 12) -> None:
+def simple(
+    attempt: Attempt,
+    *,
+    optimizer_of: Make,
+    closure: bool = False,
+    compiled: str = "",
+    batches: int = 12,
+    on_inner: bool = False,
+) -> None:
     """A step a turn, a scheduler after it; the step, or the whole turn, may be compiled."""
     torch._dynamo.reset()
     model = net()
     inner = optimizer_of(model.parameters())
     optimizer = attempt.wrap(inner, model)
-    scheduler = None if "step" in compiled else lr_scheduler.StepLR(optimizer, 3)
+    scheduler = None if "step" in compiled else lr_scheduler.StepLR(inner if on_inner else optimizer, 3)
     attempt.start(optimizer, **({"scheduler": scheduler} if scheduler else {}))
 
     def work(x: torch.Tensor) -> torch.Tensor:
@@ -222,9 +230,10 @@ def test_what_shows_too_late_is_never_called_exact(tmp_path: Path) -> None:
 
 
 def test_rehearsal_changes_no_bit(tmp_path: Path) -> None:
-    for kind in (Noisy, Plain):
-        script = partial(simple, optimizer_of=kind)
-        trained = Attempt(tmp_path / kind.__name__)
+    """Also where a scheduler has put a `step` of its own, bound to the optimizer, on it."""
+    for kind, on_inner in ((Noisy, False), (Plain, False), (Plain, True)):
+        script = partial(simple, optimizer_of=kind, on_inner=on_inner)
+        trained = Attempt(tmp_path / f"{kind.__name__}{on_inner}")
         script(trained)
         assert differences(trained.outcome(), uninterrupted(script).outcome()) == []
 

@@ -77,7 +77,9 @@ class WriteAheadLog:
         try:
             self._thread.start()
         except BaseException:  # Ctrl-C while it waits for the thread: nobody will close this log
-            self._stopped = True
+            with self._wake:
+                self._stopped = True
+                self._wake.notify_all()
             self._pipeline.stop()
             raise
 

@@ -27,16 +27,15 @@ class SegmentPipeline:
         self._changed = threading.Condition()
         self._ready: files.Segment | None = None
         self._failure: BaseException | None = None
-        self._wanted, self._stopped, self._has_owner = True, False, True
+        self._wanted, self._stopped = True, False
         rows = catalog.segments()
         self._ordinal = max((row.ordinal for row in rows), default=0)
         self._thread = threading.Thread(target=self._work, name="tranlogs-prepare", daemon=True)
         try:
             self._thread.start()
         except BaseException:  # Ctrl-C while it waits for the thread, which must not go on for nobody
-            self._stopped, self._has_owner = True, False
             with suppress(RuntimeError):  # it was not started
-                self._thread.join()
+                self.stop()
             raise
 
     def take(self, bytes_min: int = 0) -> files.Segment:
@@ -95,9 +94,6 @@ class SegmentPipeline:
                 size = self.size
             try:
                 made = self._prepare(size)
-                if not self._has_owner:
-                    self._discard(made)
-                    return
                 with self._changed:
                     self._ready = made
                     self._changed.notify_all()
