@@ -16,8 +16,17 @@ def start_thread(name: str, work: Callable[..., Any], *args: Any) -> threading.T
         LogUnavailable: the system gives none.
     """
     thread = threading.Thread(target=work, args=args, name=name, daemon=True)
+    start(thread)
+    return thread
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread that was made.
+
+    Raises:
+        LogUnavailable: the system gives none.
+    """
     try:
         thread.start()
     except (RuntimeError, MemoryError) as error:
         raise LogUnavailable(f"no thread can be started ({error}): memory or the number of processes is used up") from error
-    return thread

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from tranlogs.wal.entry_writer import Tensor
 
 from .adapt import adapt, to_array
 from .fingerprint import StateWatch
+from .rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from .session import Session
@@ -35,7 +37,7 @@ class Member:
     Attributes:
         name: of the optimizer in the run.
         inner: the optimizer.
-        log: "gradients" or "weights"; LBFGS always logs weights.
+        log: "gradients" or "weights"; what cannot be redone from gradients logs weights once that is found out.
     """
 
     def __init__(self, session: Session, name: str, inner: torch.optim.Optimizer, log: LogKind, *,
@@ -49,14 +51,15 @@ class Member:
         self.with_state = optimizer_state or self.log == "gradients"
         self.watch = StateWatch(inner)
         self._record: StepRecord | None = None
-        self._is_captured = False
+        self._captures = 0  # of the running step
         self._hyper: list[dict[str, Any]] = []
         self._amp: dict[str, Any] = {}
         self._clip: dict[str, Any] | None = None
         self._clipped: list[tuple[torch.Tensor, int]] = []
         self._is_image = False
         self._began = time.perf_counter()
-        self._pre = inner.register_step_pre_hook(torch.compiler.disable(self._before_step))
+        self._rehearsal = Rehearsal(inner)
+        self._pre = inner.register_step_pre_hook(_seen_compiled(torch.compiler.disable(self._before_step)))
         self._post = inner.register_step_post_hook(torch.compiler.disable(self._after_step))
         self.order_hooks()
 
@@ -96,11 +99,22 @@ class Member:
         self._clipped = self._gradient_versions() if self._clip is not None else []
         return norm
 
+    def _log_weights(self, why: str) -> None:
+        """From this step on: gradients are not enough for a redo. Said once."""
+        if self.log == "weights":
+            return
+        self.log = "weights"
+        _log.warning("%s: optimizer %r (%s) logs weights and state from now on, not gradients: %s", self.session.run, self.name,
+                     type(self.inner).__name__, why)  # fmt: skip
+
     # The step.
 
-    def _before_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _before_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_compiled: bool) -> Any:
         if not self.session.is_active:
             return None
+        if is_compiled:
+            self._log_weights("its step is compiled, and rounds otherwise than the step that redo takes")
+        self._captures = 0
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer itself
         if closure is None and next(reversed(inner._optimizer_step_pre_hooks)) == self._pre.id:
             self._capture()
@@ -108,11 +122,12 @@ class Member:
 
         def closure_then_capture() -> Any:  # gradients exist only after the closure, or a later hook still changes them
             loss = closure() if closure is not None else None
-            if self.log == "gradients" or not self._is_captured:
+            if self._captures:
+                self._log_weights("it evaluates its closure several times a step")
+            if self.log == "gradients" or not self._captures:
                 self._capture()
             return loss
 
-        self._is_captured = False
         self.session.before_step()  # also where the optimizer never calls the closure: the outcome is logged then
         if len(args) > 1:
             return (args[0], closure_then_capture, *args[2:]), kwargs
@@ -120,15 +135,20 @@ class Member:
 
     def _capture(self) -> None:
         """What the step is about to consume."""
+        if self.log == "weights" and not self._is_image:  # found out after the gradients were clipped
+            self._drop()
         if self._clip is not None and not self._is_as_clipped():
             self._drop()
         if self._clip is None:
+            self._begin()
+        if self.log == "gradients" and (why := self._rehearsal.before_step()):
+            self._log_weights(why)
             self._begin()
         self.session.auxiliary.gradients.before_step(self.name)
         self._hyper = self.hyper()
         self._amp = {key: getattr(self.inner, key).detach().clone() for key in ("grad_scale", "found_inf")
                      if isinstance(getattr(self.inner, key, None), torch.Tensor)}  # fmt: skip
-        self._is_captured = True
+        self._captures += 1
         self._began = time.perf_counter()
 
     def hyper(self) -> list[dict[str, Any]]:
@@ -169,7 +189,9 @@ class Member:
         session.journal.observe_step(time.perf_counter() - self._began)
         if not session.is_active:
             return
-        if not self._is_captured:  # the optimizer never called its closure: what it did is known only by its outcome
+        if why := self._rehearsal.after_step(self._amp):
+            self._log_weights(why)
+        if not self._captures or self.log == "weights":  # not even its closure was called, or gradients do not tell it all
             self._drop()
             self._is_image = True
         body: dict[str, Any] = {
@@ -184,7 +206,7 @@ class Member:
             session.journal.append_step(self._image(body), body)
         else:
             session.journal.commit_step(self._record, body)
-        self._record, self._is_captured = None, False
+        self._record, self._captures = None, 0
         self._forget_clip()
         session.after_step()
 
@@ -205,6 +227,7 @@ class Member:
         if self._record is not None:
             self._record.abort()
             self._record = None
+        self._rehearsal.forget()
         self._forget_clip()
 
     def _forget_clip(self) -> None:
@@ -221,6 +244,15 @@ class Member:
             p.grad is not None and p.grad.layout is torch.strided and p.grad.stride() != p.stride()
             for group in self.inner.param_groups if group.get("fused") for p in group["params"]
         )  # fmt: skip
+
+
+def _seen_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook, told whether the step that it stands before is traced: then this is, too, and the answer is compiled in."""
+
+    def told(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return hook(inner, args, kwargs, torch.compiler.is_compiling())
+
+    return told
 
 
 def _hash(gradient: torch.Tensor) -> int:

@@ -23,6 +23,7 @@ from .fingerprint import Mode
 from .gradients import mark_zero
 from .member import LogKind, Member
 from .naming import Models
+from .rehearsal import nested
 from .scalars import Curve
 from .session import Session
 
@@ -207,6 +208,11 @@ def _itself(inner: Optimizer) -> Optimizer:
 
 
 def _check(optimizer: Any, log: str) -> None:
+    held = nested(optimizer)
+    if held is not None and not isinstance(optimizer, LoggedOptimizer):
+        kind = type(optimizer).__name__
+        raise UsageError(f"a {kind} keeps another optimizer as .{held}, whose state would not be logged. Log that one, and go "
+                         f"on with the {kind}: optimizer.{held} = LoggedOptimizer(optimizer.{held}, ...)")  # fmt: skip
     if not isinstance(optimizer, Optimizer):
         raise UsageError(f"a torch.optim.Optimizer is wanted, not a {type(optimizer).__name__}")
     if isinstance(optimizer, LoggedOptimizer):

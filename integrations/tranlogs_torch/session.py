@@ -346,11 +346,23 @@ class Session:
         if self.is_closed:
             raise UsageError(f"{self.run}: the run is closed, nothing would be logged. Make a new LoggedOptimizer to go on")
         self.begin()
+        self._note_early_writes()
         self._loops.append(loop)
         try:
             yield
         finally:
             self._loops.remove(loop)
+
+    def _note_early_writes(self) -> None:
+        """Before the first batch after a recovery: the run that was not interrupted wrote nothing here."""
+        if self.report.checkpoint_step is None or self._since_boundary or self.journal.step != self.report.step:
+            return
+        if not self.is_active or self._loops or self.journal.is_suspended:
+            return
+        names = self.writes.parameters(self.journal.step) + self.writes.optimizers()
+        if names and self.report.step:
+            self._doubt(f"{names[0]} was written between recover() and the first batch: training goes on from what was written "
+                        "there, not from what was recovered", False)  # fmt: skip
 
     def steps(self, until: int) -> Iterator[int]:
         """Turns of a loop without a loader: the number of each, from 0, with a boundary after each."""

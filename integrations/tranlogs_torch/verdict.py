@@ -8,6 +8,8 @@ import torch
 
 from tranlogs.recovery.recover import Recovered
 
+from .rehearsal import TORCHS_OWN, is_torchs
+
 if TYPE_CHECKING:
     from .state import TorchState
 
@@ -29,14 +31,11 @@ def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
     return found
 
 
-_TORCHS_OWN = {"defaults", "state", "param_groups"}
-
-
 def own_attributes(optimizer: torch.optim.Optimizer) -> list[str]:
     """What an optimizer that is not torch's keeps on itself beyond state and groups, and would start anew with."""
-    if type(optimizer).__module__.startswith("torch."):
+    if is_torchs(optimizer):
         return []
-    return [f"self.{name}" for name in vars(optimizer) if name not in _TORCHS_OWN and not name.startswith("_")]
+    return [f"self.{name}" for name in vars(optimizer) if name not in TORCHS_OWN and not name.startswith("_")]
 
 
 def verdict(state: TorchState, found: Recovered) -> tuple[bool | None, list[str]]:

@@ -29,7 +29,7 @@ from ..config import (
 )
 from ..errors import LogUnavailable, in_words
 from ..failpoints import hit
-from ..threads import start_thread
+from ..threads import start
 from ..types import AnyArray
 from .entry_writer import Definitions, EntryWriter, Position, Scalars, Tensor, encode_body, frame_count
 from .pipeline import SegmentPipeline
@@ -74,9 +74,13 @@ class WriteAheadLog:
         self._catalog_at = 0.0
         self._pipeline = SegmentPipeline(folder, catalog, clock, config.segment_bytes,
                                          populates_recycled=config.durability == "process")  # fmt: skip
+        self._thread = threading.Thread(target=self._work, name="tranlogs-sync", daemon=True)
         try:
-            self._thread = start_thread("tranlogs-sync", self._work)
-        except LogUnavailable:
+            start(self._thread)
+        except BaseException:  # refused, or Ctrl-C while it waits for the thread: nobody will close this log
+            with self._wake:
+                self._stopped = True
+                self._wake.notify_all()
             self._pipeline.stop()
             raise
 

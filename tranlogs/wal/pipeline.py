@@ -7,6 +7,7 @@ A retired file is recycled where there is one, else a fresh file is allocated. T
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from ..catalog import Catalog, SegmentRow, segment_key
@@ -14,7 +15,7 @@ from ..clock import Clock
 from ..config import SPARE_FILES_MAX
 from ..errors import LogUnavailable, in_words
 from ..failpoints import hit
-from ..threads import start_thread
+from ..threads import start
 from . import segment as files
 
 
@@ -30,7 +31,13 @@ class SegmentPipeline:
         self._wanted, self._stopped = True, False
         rows = catalog.segments()
         self._ordinal = max((row.ordinal for row in rows), default=0)
-        self._thread = start_thread("tranlogs-prepare", self._work)
+        self._thread = threading.Thread(target=self._work, name="tranlogs-prepare", daemon=True)
+        try:
+            start(self._thread)
+        except BaseException:  # refused, or Ctrl-C while it waits for the thread, which must not go on for nobody
+            with suppress(RuntimeError):  # it was not started
+                self.stop()
+            raise
 
     def take(self, bytes_min: int = 0) -> files.Segment:
         """The prepared segment, at least `bytes_min` large; waits for one.
