@@ -98,6 +98,11 @@ class Fingerprint:
             self.kind = "sample"
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """The tensor's version counter; one that was made in inference mode has none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def memory_of(tensor: torch.Tensor) -> Bytes:
     """A tensor's bytes in the order of memory; a view of what it holds now where that lies dense on the CPU."""
     array = to_array(tensor.data)
@@ -145,7 +150,7 @@ class StateWatch:
             for key, value in state.items() if isinstance(state, dict) else [("", state)]:
                 if isinstance(value, torch.Tensor):
                     tensors.append(value)
-                    seen.append((key, id(value), value._version))
+                    seen.append((key, id(value), version_of(value)))
                 else:
                     seen.append((key, value))
         return tensors, seen

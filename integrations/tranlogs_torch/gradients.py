@@ -1,10 +1,9 @@
 """Gradients that lie about at a boundary.
 
-They are one of three: a sum over batches whose step is still to come, which is state like any other; what a step has used
-and the next batch begins by clearing; or what another model's backward pass left behind, to be cleared as well. Only the
-loop knows which. So an optimizer's are logged until it is seen that those which lay about at a boundary were gone when it
-took its next step. From then on only that they were there comes back, as zeros: after `zero_grad(set_to_none=False)` an
-optimizer visits a parameter whose gradient is zero, and not one that has none.
+Those that something was added to since their optimizer's last step may wait for the next one, and are state like any
+other. Those that a step has used, and nothing touched since, are mostly cleared by the next batch: they are logged until it
+is seen that they were gone when the optimizer took its next step. From then on only that they were there comes back, as
+zeros: after `zero_grad(set_to_none=False)` an optimizer visits a parameter whose gradient is zero, and not one that has none.
 """
 
 from __future__ import annotations
@@ -13,11 +12,13 @@ from collections.abc import Iterator
 
 import torch
 
+from .fingerprint import version_of
 from .state import TorchState
 
 _TRAINS, _DENSE, _SPARSE, _ORPHAN = 1, 2, 4, 8  # flags of a parameter
 _LEFT = "_tranlogs_left"  # on a gradient: its version when it lay about at a boundary
 _ZERO = "_tranlogs_zero"  # on a gradient: its version when it was zero
+_USED = "_tranlogs_used"  # on a gradient: its version when its optimizer had taken a step with it
 
 
 class Gradients:
@@ -47,11 +48,11 @@ class Gradients:
 
     def _is_left(self, which: str, gradient: torch.Tensor) -> bool:
         """Note a gradient that lies about; whether it is to be logged."""
-        is_cleared = self._is_kept.get(which) is False
+        is_cleared = _is_marked(gradient, _USED) and self._is_kept.get(which) is False
         if not is_cleared and not _has_values(gradient):
-            setattr(gradient, _ZERO, gradient._version)
+            setattr(gradient, _ZERO, version_of(gradient))
             return False
-        setattr(gradient, _LEFT, gradient._version)
+        setattr(gradient, _LEFT, version_of(gradient))
         self._left.add(which)
         return not is_cleared
 
@@ -92,19 +93,27 @@ class Gradients:
                     yield which, parameter
 
 
+def mark_used(optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer has taken a step with its gradients."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                setattr(parameter.grad, _USED, version_of(parameter.grad))
+
+
 def mark_zero(optimizer: torch.optim.Optimizer) -> None:
     """The optimizer's gradients were set to zero, in place."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             gradient = parameter.grad
             if gradient is not None:
-                setattr(gradient, _ZERO, gradient._version)
+                setattr(gradient, _ZERO, version_of(gradient))
                 if hasattr(gradient, _LEFT):
                     delattr(gradient, _LEFT)
 
 
 def _is_marked(gradient: torch.Tensor, mark: str) -> bool:
-    return getattr(gradient, mark, None) == gradient._version
+    return getattr(gradient, mark, None) == version_of(gradient)
 
 
 def _has_values(gradient: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ from tranlogs.wal.entry_writer import Tensor
 
 from .adapt import adapt, to_array
 from .fingerprint import StateWatch
+from .gradients import mark_used
 from .rehearsal import Rehearsal
 
 if TYPE_CHECKING:
@@ -186,6 +187,7 @@ class Member:
     def _after_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         session = self.session
         session.mark_called(self)
+        mark_used(inner)
         session.journal.observe_step(time.perf_counter() - self._began)
         if not session.is_active:
             return

@@ -25,7 +25,7 @@ from . import environment, export
 from .adapt import from_array, make_array, make_extension
 from .classes import OptimizerClasses, make_optimizer
 from .state import TorchState
-from .verdict import verdict
+from .verdict import lost_attributes, verdict
 
 
 class OfflineRun:
@@ -67,6 +67,9 @@ class OfflineRun:
         state = self.state
         exact, told = verdict(state, found)
         compared = environment.compare(state.recorded_environment, environment.describe(state.optimizers))
+        lost = lost_attributes(state)
+        if lost and exact:
+            exact = None
         loaders = list(state.body["data"].values())
         return RecoveryReport(
             step=found.position.step, batch=loaders[0]["taken"] if loaders else state.body["count"],
@@ -74,7 +77,7 @@ class OfflineRun:
             checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=seconds,
             seconds_replay=found.seconds_replay, exact=exact,
             first_divergent_step=found.divergence.step if found.divergence else None,
-            notes=tuple(dict.fromkeys([*found.notes, *state.notes, *compared, *told])),
+            notes=tuple(dict.fromkeys([*found.notes, *state.notes, *compared, *told, *lost])),
         )  # fmt: skip
 
     def export(self, path: Path) -> list[str]:

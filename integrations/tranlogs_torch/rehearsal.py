@@ -14,11 +14,11 @@ import torch
 from torch.optim import Optimizer
 
 from .adapt import to_array
+from .own import is_torchs, own_attributes
 from .rng import get_rng, set_rng
 from .stepping import amp_of, without_hooks
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
-TORCHS_OWN = {"defaults", "state", "param_groups", "step"}  # a scheduler leaves a `step` of its own, bound to the original
 
 
 class Rehearsal:
@@ -30,7 +30,7 @@ class Rehearsal:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._made = {name: value for name, value in _own(optimizer).items() if isinstance(value, _PLAIN)}
+        self._made = {name: value for name, value in own_attributes(optimizer).items() if isinstance(value, _PLAIN)}
         self._twin: Optimizer | None = None
         self._steps = 0
         self._is_needed = not is_torchs(optimizer)
@@ -74,7 +74,7 @@ class Rehearsal:
     def _twinned(self) -> Optimizer:
         memo: dict[int, Any] = {}
         twin = copy.deepcopy(self._optimizer, memo)
-        own = {name: value for name, value in _own(self._optimizer).items() if name not in self._made}
+        own = {name: value for name, value in own_attributes(self._optimizer).items() if name not in self._made}
         twin.__dict__.update(copy.deepcopy(own, memo) | self._made)
         for mine, theirs in zip(_parameters(self._optimizer), _parameters(twin), strict=True):
             if getattr(mine, "grad_dtype", None) not in (None, mine.dtype):
@@ -83,20 +83,10 @@ class Rehearsal:
         return twin
 
 
-def is_torchs(optimizer: Any) -> bool:
-    """Whether the optimizer is one of torch's own, whose steps are known."""
-    return type(optimizer).__module__.startswith("torch.")
-
-
 def nested(thing: Any) -> str | None:
     """The attribute under which an optimizer that is not torch's keeps another one."""
     own = {} if is_torchs(thing) else getattr(thing, "__dict__", {})
     return next((name for name, value in own.items() if isinstance(value, Optimizer)), None)
-
-
-def _own(optimizer: Optimizer) -> dict[str, Any]:
-    hooks = {name for name in vars(optimizer) if name.startswith("_optimizer_") or name == "_zero_grad_profile_name"}
-    return {name: value for name, value in vars(optimizer).items() if name not in TORCHS_OWN | hooks}
 
 
 def _parameters(optimizer: Optimizer) -> list[Any]:

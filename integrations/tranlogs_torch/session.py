@@ -260,7 +260,7 @@ class Session:
 
     def _grown(self) -> list[str]:
         """Optimizers whose parameter groups are not those that the log knows."""
-        return [which for which in self.members if self.state.sizes(which) != self.state.logged_sizes.get(which)]
+        return [which for which in self.members if self.state.group_members(which) != self.state.logged_members.get(which)]
 
     # Boundaries.
 

@@ -23,6 +23,7 @@ from tranlogs.wal.reader import Entry
 from . import adapt, environment, naming
 from .adapt import from_array, make_array, make_extension, to_array
 from .fingerprint import Fingerprint, Mode
+from .own import set_extra_states, set_own
 
 Groups = list[dict[str, Any]]
 
@@ -47,7 +48,7 @@ class TorchState:
         self.refresh()
         self.fingerprint_kinds: set[str] = set()  # of the records that were redone
         self.stale: set[str] = set()  # optimizers whose state the redone records did not hold
-        self.logged_sizes: dict[str, list[int]] = {}  # of the parameter groups, as the log knows them
+        self.logged_members: dict[str, list[list[int]]] = {}  # of the parameter groups (ids), as the log knows them
         self.recorded_environment: dict[str, Any] = {}
         self.notes: list[str] = []  # what had to be set back for a replay
         self.given: dict[str, Groups] = {}  # the groups' values with which the run began
@@ -73,14 +74,14 @@ class TorchState:
         """Names of the parameters in each group."""
         return [[self.name_of[id(p)] for p in g["params"]] for g in self.optimizers[which].param_groups]
 
-    def sizes(self, which: str) -> list[int]:
-        """How many parameters each group has."""
-        return [len(group["params"]) for group in self.optimizers[which].param_groups]
+    def group_members(self, which: str) -> list[list[int]]:
+        """Which parameters each group has, by identity."""
+        return [list(map(id, group["params"])) for group in self.optimizers[which].param_groups]
 
     def groups(self, which: str) -> dict[str, Any]:
         """An optimizer's groups, to be logged."""
         names = self.group_names(which)
-        self.logged_sizes[which] = [len(group) for group in names]
+        self.logged_members[which] = self.group_members(which)
         return {"params": names, "values": self.hyper(which)}
 
     def state_tensors(self, which: str) -> tuple[list[Tensor], dict[str, Any]]:
@@ -158,7 +159,10 @@ class TorchState:
         now = environment.class_name(self.optimizers[which])
         if recorded["class"] != now:
             found.append(f"optimizer {which!r} was a {recorded['class']}, now it is a {now}")
-        for i, (mine, theirs) in enumerate(zip(self.group_names(which), recorded["params"], strict=False)):
+        groups = list(zip(self.group_names(which), recorded["params"], strict=False))
+        if {name for mine, _ in groups for name in mine} == {name for _, theirs in groups for name in theirs}:
+            return found  # if they are grouped otherwise now, the run's groups hold
+        for i, (mine, theirs) in enumerate(groups):
             if set(mine) != set(theirs):
                 found.append(f"optimizer {which!r}: its parameter group {i} holds other parameters ({len(theirs)} recorded, "
                              f"{len(mine)} now)")  # fmt: skip
@@ -240,7 +244,7 @@ class TorchState:
                 optimizer.add_param_group({"params": parameters, **values, **_named(optimizer, members)})
             elif [id(p) for p in optimizer.param_groups[i]["params"]] != [id(p) for p in parameters]:
                 optimizer.param_groups[i].update(params=parameters, **_named(optimizer, members))
-        self.logged_sizes[which] = [len(members) for members in names]
+        self.logged_members[which] = self.group_members(which)[: len(names)]
         self.set_hyper(which, groups)
 
     def cover(self, named: dict[str, AnyArray]) -> None:
@@ -275,6 +279,10 @@ class TorchState:
         places = naming.buffer_places(self.modules)
         for name, value in body.get("buffers", {}).items():
             naming.set_buffer(places, name, value)
+        set_extra_states(self.modules, body.get("extra", {}))
+        for which, stored in body.get("own", {}).items():
+            if which in self.optimizers:
+                set_own(self.optimizers[which], stored)
         for which, groups in body.get("after", {}).items():
             if which in self.optimizers:
                 self.set_hyper(which, groups)

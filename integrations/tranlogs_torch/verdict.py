@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tranlogs.recovery.recover import Recovered
 
-from .rehearsal import TORCHS_OWN, is_torchs
+from .own import extra_states, split
 
 if TYPE_CHECKING:
     from .state import TorchState
@@ -20,22 +18,25 @@ def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
     if not state.modules:
         found.append("no model=... was given: buffers (BatchNorm's statistics) are not recovered, and parameters are matched "
                      "by their place")  # fmt: skip
-    for which, optimizer in state.optimizers.items():
-        kept = own_attributes(optimizer)
-        if kept:
-            own = ", ".join(kept)
-            found.append(f"optimizer {which!r} keeps {own} outside its state and groups: that is not recovered")
+    found += lost_attributes(state)
+    others = extra_states(state.modules)[1]
+    if others:
+        found.append(f"the extra state of {', '.join(others)} cannot be stored safely and is not recovered")
     if body.get("is_implicit"):
         found.append("the loop uses neither batches(), epochs() nor steps(): the position in the data is the script's own, as "
                      "are random numbers drawn between a step and the next forward pass")  # fmt: skip
     return found
 
 
-def own_attributes(optimizer: torch.optim.Optimizer) -> list[str]:
-    """What an optimizer that is not torch's keeps on itself beyond state and groups, and would start anew with."""
-    if is_torchs(optimizer):
-        return []
-    return [f"self.{name}" for name in vars(optimizer) if name not in TORCHS_OWN and not name.startswith("_")]
+def lost_attributes(state: TorchState) -> list[str]:
+    """What optimizers that are not torch's keep on themselves and cannot be stored."""
+    found = []
+    for which, optimizer in state.optimizers.items():
+        others = split(optimizer)[1]
+        if others:
+            own = ", ".join(f"self.{name}" for name in others)
+            found.append(f"optimizer {which!r} keeps {own} outside its state and groups: that is not recovered")
+    return found
 
 
 def verdict(state: TorchState, found: Recovered) -> tuple[bool | None, list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .fingerprint import Digests
+from .fingerprint import Digests, version_of
 from .member import Member
 from .state import TorchState
 
@@ -55,4 +55,4 @@ class ForeignWrites:
         self._versions = self._look_at_versions() if self._state.fingerprint.kind != "full" else []
 
     def _look_at_versions(self) -> list[tuple[int, int]]:
-        return [(p.data_ptr(), p._version) for p in self._state.fingerprint.tensors]
+        return [(p.data_ptr(), version_of(p)) for p in self._state.fingerprint.tensors]

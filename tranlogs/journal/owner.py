@@ -18,6 +18,7 @@ from pathlib import Path
 from ..errors import RunInUse
 
 _LOCK, _INFO = "owner.lock", "owner.json"
+_SINCE_MAX = 1e11  # seconds since 1970 that a clock can show
 _FLOCK = struct.Struct("hhqqi4x")  # Linux: type, whence, start, length, pid
 _owned_here: set[str] = set()
 os.register_at_fork(after_in_child=_owned_here.clear)  # the lock stays with the parent
@@ -110,6 +111,7 @@ def _holder(fd: int) -> int | None:
 def _read_info(folder: Path) -> Owner | None:
     try:
         content = json.loads((folder / _INFO).read_text())
-        return Owner(str(content["host"]), int(content["pid"]), float(content["since"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        owner = Owner(str(content["host"])[:255], int(content["pid"]), float(content["since"]))
+        return owner if 0 <= owner.pid < 1 << 31 and 0 <= owner.since < _SINCE_MAX else None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # whatever stands there
         return None

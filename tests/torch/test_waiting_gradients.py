@@ -1,0 +1,44 @@
+"""Gradients that wait for a step at a boundary are state, whatever the loop did with them before."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.torch.lab import Attempt, prove_exact
+from tests.torch.nets import seed
+
+
+def two_speeds(attempt: Attempt, *, out_of_place: bool, change_at: int) -> None:
+    """One optimizer steps with every batch; the other, too, and from some batch on with every second or third."""
+    seed()
+    model = nn.ModuleDict({"often": nn.Linear(4, 4), "seldom": nn.Linear(4, 3)})
+    often = attempt.wrap(torch.optim.SGD(model["often"].parameters(), lr=0.05), model)
+    seldom = attempt.also(often, torch.optim.AdamW(model["seldom"].parameters(), lr=0.01), "seldom")
+    attempt.start(often)
+    for number in often.steps(16):
+        often.zero_grad()
+        if number < change_at or number % 3 == 0:
+            seldom.zero_grad()
+        loss = model["seldom"](model["often"](torch.randn(3, 4)).tanh()).square().sum()
+        loss.backward(create_graph=out_of_place)
+        attempt.tick()
+        often.step()
+        if number < change_at or number % 3 == 2:
+            seldom.step()
+        attempt.tick()
+    attempt.keep(model=model, often=often, seldom=seldom)
+    often.close()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")  # create_graph keeps what it made alive until the next backward
+@pytest.mark.parametrize("out_of_place", [False, True])
+@pytest.mark.parametrize("change_at", [0, 5, 100])
+@pytest.mark.parametrize("die_at", [(9, 4), (13, 6), (14, 8)], ids=str)
+def test_gradients_that_wait_come_back(out_of_place: bool, change_at: int, die_at: tuple[int, int], tmp_path: Path) -> None:
+    script = partial(two_speeds, out_of_place=out_of_place, change_at=change_at)
+    prove_exact(script, tmp_path / "run", die_at)
