@@ -121,22 +121,22 @@ class NotARun(UsageError):
 
 
 class CannotRead(UsageError):
-    """This process could not read a file, for want of file handles, memory or rights; the file may well be sound."""
+    """A file could not be read for want of file handles, memory or rights, or a folder not be listed; it may be sound."""
 
     _REMEDY = {errno.EMFILE: "raise `ulimit -n`", errno.ENFILE: "let fewer files be open on this machine",
-               errno.ENOMEM: "free memory, or raise `ulimit -v`", errno.EAGAIN: "try it again"}  # fmt: skip
-    CODES = (*_REMEDY, errno.EACCES, errno.EPERM)
+               errno.ENOMEM: "free memory, or raise `ulimit -v`", errno.EAGAIN: "wait a moment",
+               errno.EACCES: "get the right to read it", errno.EPERM: "get the right to read it"}  # fmt: skip
 
     def __init__(self, path: object, error: OSError) -> None:
         self.path = path
-        remedy = self._REMEDY.get(error.errno or 0, "get the right to read it")
+        remedy = self._REMEDY.get(error.errno or 0, "look after the disk")
         super().__init__(f"{path}: it cannot be read ({error.strerror}), and may be sound. Nothing was changed: {remedy}, "
                          "and try again")  # fmt: skip
 
     @classmethod
     def demand(cls, path: object, error: OSError) -> None:
         """Raise, unless the error is one of the disk: that is damage, and is worked around."""
-        if error.errno in cls.CODES:
+        if error.errno in cls._REMEDY:
             raise cls(path, error) from error
 
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from .catalog import (
 )
 from .checkpoint import Checkpoint
 from .codec.entry import EntryKind
-from .errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord
+from .errors import CannotRead, CorruptCatalog, CorruptCheckpoint, CorruptRecord
 from .wal.reader import SegmentReader
 from .wal.scan import Location, scan
 from .wal.segment import parse_segment_name
@@ -53,6 +54,7 @@ def read_files(folder: Path, listed: Collection[str] = ()) -> Found:
 
     Raises:
         UnknownFormat: a newer version wrote one of them.
+        CannotRead: a folder cannot be listed.
     """
     found = Found()
     _read_checkpoints(folder / "checkpoints", listed, found)  # first: they tell the timeline of a segment that does not
@@ -149,9 +151,23 @@ def _salvaged(folder: Path) -> dict[str, Any]:
     return kept
 
 
+def files_in(folder: Path, pattern: str) -> list[Path]:
+    """What lies in a folder: `glob` would take one that may not be listed for an empty one.
+
+    Raises:
+        CannotRead: it cannot be listed.
+    """
+    try:
+        return sorted(folder / name for name in os.listdir(folder) if fnmatch(name, pattern))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CannotRead(folder, error) from error
+
+
 def _read_segments(folder: Path, listed: Collection[str], found: Found) -> None:
     timeline = 1
-    for path in sorted(folder.glob("*.seg")):
+    for path in files_in(folder, "*.seg"):
         if path.name in listed:
             continue
         row = _read_segment(path, timeline, found)
@@ -205,7 +221,7 @@ def _body(path: Path, first: Location) -> dict[str, Any] | None:
 
 
 def _read_checkpoints(folder: Path, listed: Collection[str], found: Found) -> None:
-    for path in sorted(folder.glob("step-*")):
+    for path in files_in(folder, "step-*"):
         if path.name in listed:
             continue
         try:

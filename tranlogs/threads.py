@@ -6,7 +6,17 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from .config import THREAD_SECONDS_MAX
 from .errors import LogUnavailable
+
+
+class _Begun(threading.Event):
+    """`Thread.start` waits for this without end, and a thread that finds no memory for its first line never sets it."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not super().wait(THREAD_SECONDS_MAX if timeout is None else timeout):
+            raise RuntimeError("a new thread did not begin")
+        return True
 
 
 def start_thread(name: str, work: Callable[..., Any], *args: Any) -> threading.Thread:
@@ -26,6 +36,7 @@ def start(thread: threading.Thread) -> None:
     Raises:
         LogUnavailable: the system gives none.
     """
+    thread._started = _Begun()  # type: ignore[attr-defined]
     try:
         thread.start()
     except (RuntimeError, MemoryError) as error:

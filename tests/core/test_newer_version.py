@@ -48,9 +48,9 @@ def new_segment(run: Path) -> Path:
 
 def content(run: Path) -> dict[Path, bytes]:
     """Every file, but those that say who has the run open and those that LMDB locks with."""
-    others = ("owner.json", "owner.lock")
-    files = [path for path in run.rglob("*") if path.is_file() and not path.name.endswith("-lock")]
-    return {path: path.read_bytes() for path in files if path.name not in others}
+    passing = ("owner.json", "owner.lock")
+    files = (path for path in run.rglob("*") if path.is_file() and not path.name.endswith("-lock"))
+    return {path: path.read_bytes() for path in files if path.name not in passing}
 
 
 def train(run: Path) -> ToyTrainer:

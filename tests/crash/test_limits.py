@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from tests.crash.judging import judging
+from tranlogs import threads
 from tranlogs.config import JournalConfig
-from tranlogs.errors import CannotRead, UsageError
+from tranlogs.errors import CannotRead, LogUnavailable, UsageError
 from tranlogs.retention import EverySteps
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import open_toy, uninterrupted
@@ -115,3 +116,13 @@ def test_training_goes_on_without_threads(
     again = open_toy(memory_path / "run", sizes=SIZES)
     assert (again.recover().step, again.state.everything() == trainer.state.everything()) == (23, True)
     again.journal.close()
+
+
+def test_a_thread_that_dies_before_its_first_line_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "THREAD_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(threading.Thread, "_bootstrap", lambda thread: None)
+    with pytest.raises(LogUnavailable, match="a new thread did not begin"):
+        threads.start_thread("dead", print)
+    monkeypatch.undo()
+    threading._limbo.clear()  # type: ignore[attr-defined]
+    assert threads.start_thread("alive", int).join() is None

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..catalog import CATALOG_NAME, Catalog, RunRow, Tables, TimelineRow, segment_key, timeline_key
 from ..checkpoint.layout import TEMPORARY
 from ..errors import CannotRead, CorruptCatalog, LogUnavailable, NotARun, UsageError
-from ..rebuild import read_files, read_segment, rebuild_catalog
+from ..rebuild import files_in, read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
 from ..wal.segment import was_written
 
@@ -48,7 +48,7 @@ class JournalPaths:
 
 def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str]) -> tuple[Catalog, RunRow]:
     """Open a journal's catalog for writing, rebuilt if it is damaged; what was done is appended to `notes`."""
-    has_data = any(paths.log.glob("*.seg")) or any(paths.checkpoints.glob("step-*"))
+    has_data = bool(files_in(paths.log, "*.seg") or files_in(paths.checkpoints, "step-*"))
     try:
         if has_data and not (paths.folder / CATALOG_NAME).exists():
             raise CorruptCatalog(paths.folder / CATALOG_NAME, "the catalog is missing")
@@ -115,7 +115,7 @@ def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool) -> Non
             found = read_segment(path, row.timeline or newest) if is_there else None
             is_empty = row.state == "ready" and found is None and is_there and not was_written(path)
         except (CannotRead, OSError) as error:  # what recovery has read must not be taken for nothing
-            raise LogUnavailable(str(error)) from error
+            raise LogUnavailable(f"{path}: {error}") from error
         if found is not None and sync:
             fd = os.open(path, os.O_RDONLY)
             try:
