@@ -23,6 +23,7 @@ from .adapt import adapt, to_array
 from .fingerprint import StateWatch
 from .gradients import mark_used
 from .rehearsal import Rehearsal
+from .stepping import can_nest, is_nested
 
 if TYPE_CHECKING:
     from .session import Session
@@ -60,6 +61,7 @@ class Member:
         self._is_image = False
         self._began = time.perf_counter()
         self._rehearsal = Rehearsal(inner)
+        self._can_nest = can_nest(inner)
         self._pre = inner.register_step_pre_hook(_seen_compiled(torch.compiler.disable(self._before_step)))
         self._post = inner.register_step_post_hook(torch.compiler.disable(self._after_step))
         self.order_hooks()
@@ -111,7 +113,7 @@ class Member:
     # The step.
 
     def _before_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_compiled: bool) -> Any:
-        if not self.session.is_active:
+        if not self.session.is_active or self._is_nested():
             return None
         if is_compiled:
             self._log_weights("its step is compiled, and rounds otherwise than the step that redo takes")
@@ -133,6 +135,9 @@ class Member:
         if len(args) > 1:
             return (args[0], closure_then_capture, *args[2:]), kwargs
         return args, {**kwargs, "closure": closure_then_capture}
+
+    def _is_nested(self) -> bool:
+        return self._can_nest and is_nested(self.inner)
 
     def _capture(self) -> None:
         """What the step is about to consume."""
@@ -185,6 +190,8 @@ class Member:
         self._record = record
 
     def _after_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_nested():
+            return
         session = self.session
         session.mark_called(self)
         mark_used(inner)

@@ -1,13 +1,19 @@
-"""One step as it was taken while training: its clipping, what a GradScaler had set, and no hooks."""
+"""One step as it was taken while training: its clipping, what a GradScaler had set, no hooks, and taken once."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+_HOOKED_STEP = next(
+    (code for code in torch.optim.Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)), None
+)  # the wrapper that torch puts around the `step` of each class, and that calls the hooks
 
 
 def clip_again(parameters: list[torch.Tensor], body: dict[str, Any]) -> None:
@@ -43,3 +49,19 @@ def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     finally:
         for hooks, before in zip(places, kept, strict=True):
             hooks.update(before)
+
+
+def can_nest(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its `step` may call that of a class above it, which has hooks of its own as soon as one of that is made."""
+    return sum("step" in vars(kind) for kind in type(optimizer).__mro__) > 2  # its own, and the abstract one
+
+
+def is_nested(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a hook that runs now was called by a step inside the optimizer's own step."""
+    steps, frame = 0, sys._getframe(1)
+    while frame is not None and steps < 2:
+        if frame.f_code is _HOOKED_STEP:
+            arguments = frame.f_locals.get("args", ())
+            steps += bool(arguments) and arguments[0] is optimizer
+        frame = frame.f_back  # type: ignore[assignment]
+    return steps == 2

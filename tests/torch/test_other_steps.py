@@ -229,6 +229,27 @@ def test_what_shows_too_late_is_never_called_exact(tmp_path: Path) -> None:
     assert any("self.rounds" in note for note in report.notes)
 
 
+class Decaying(torch.optim.SGD):
+    """Does something after the step of the class above it."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.mul_(0.99)
+        return loss
+
+
+@pytest.mark.parametrize("closure", [False, True], ids=["", "closure"])
+def test_step_that_calls_the_step_above_it_is_logged_once(closure: bool, tmp_path: Path) -> None:
+    """Torch runs the hooks twice then, if one of the class above was ever made."""
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    script = partial(simple, optimizer_of=partial(Decaying, lr=0.01, momentum=0.9), closure=closure)
+    last = prove_exact(script, tmp_path / "run", (9, 10))
+    assert last.reports[0].step == last.reports[0].batch
+
+
 def test_rehearsal_changes_no_bit(tmp_path: Path) -> None:
     """Also where a scheduler has put a `step` of its own, bound to the optimizer, on it."""
     for kind, on_inner in ((Noisy, False), (Plain, False), (Plain, True)):
