@@ -19,7 +19,7 @@ from tranlogs.errors import UsageError
 
 from . import adapt, naming
 from .data import LoaderPosition
-from .generators import trackable
+from .generators import generators_in, trackable
 from .gradients import Gradients
 from .own import extra_states, split
 from .rng import get_rng, set_rng
@@ -35,6 +35,8 @@ class Auxiliary:
         state: the run's parameters, optimizers and modules.
         on_boundary: called by a loader's position when the loop asks for its next batch.
         on_doubt: told what of the data cannot be brought back, in words, and whether the order is known to be wrong.
+        on_loader: called with the position in a loader that is new.
+        worker_seeds: for the positions in loaders (data.py).
 
     Attributes:
         tracked: what has state_dict and load_state_dict, by name.
@@ -43,8 +45,10 @@ class Auxiliary:
     """
 
     def __init__(self, state: TorchState, on_boundary: Callable[[LoaderPosition], None],
-                 on_doubt: Callable[[str, bool], None]) -> None:  # fmt: skip
+                 on_doubt: Callable[[str, bool], None], on_loader: Callable[[LoaderPosition], None],
+                 worker_seeds: str | None) -> None:  # fmt: skip
         self._state, self._on_boundary, self._on_doubt = state, on_boundary, on_doubt
+        self._on_loader, self._worker_seeds = on_loader, worker_seeds
         self.gradients = Gradients(state)
         self._orphans: list[str] = []
         self.tracked: dict[str, Any] = {}
@@ -83,14 +87,22 @@ class Auxiliary:
                 return position
         if name in self.loaders:
             name = f"{name}{len(self.loaders)}"
-        position = self.loaders[name] = LoaderPosition(loader, self._on_boundary, self.open_loop, self._on_doubt)
+        position = self.loaders[name] = LoaderPosition(loader, self._on_boundary, self.open_loop, self._on_doubt,
+                                                       self._worker_seeds)  # fmt: skip
+        self._on_loader(position)
         if name in self._positions:
             position.load_state_dict(self._positions.pop(name))
         return position
 
     def caveats(self) -> list[str]:
         """What cannot be brought back, known before training goes on: of loaders in the middle of an epoch, of schedulers."""
-        found = [p.caveat for p in self.loaders.values() if p.batch and p.caveat]
+        found = [caveat for position in self.loaders.values() for caveat in position.caveats]
+        tracked = {id(getattr(thing, "generator", None)) for thing in self.tracked.values()}
+        for name, position in self.loaders.items():
+            for path, generator in generators_in(position.loader.dataset, f"{name}.dataset"):
+                if position.taken and (position.loader.num_workers or id(generator) not in tracked):
+                    found.append(f"{path} is a random generator of the dataset's own: what it draws is not brought back. "
+                                 "Without workers track it, or let the dataset draw from the global generators")  # fmt: skip
         if self._orphans:
             found.append(f"gradients of parameters that no optimizer has ({self._orphans[0]}, ...) pile up and are not brought "
                          "back: freeze them with requires_grad_(False)")  # fmt: skip
@@ -109,7 +121,7 @@ class Auxiliary:
 
     def go_on(self) -> None:
         """Training goes on: what is tracked from here on starts as it is."""
-        landed, self._landed = self._landed, None
+        landed, self._landed, self._rng = self._landed, None, None
         if landed is not None:
             for name in landed["tracked"].keys() - self.tracked.keys():
                 self._on_doubt(f"the run has the state of {name!r}, but nothing is tracked under that name: it does not come "
@@ -121,7 +133,14 @@ class Auxiliary:
         """A loop begins: what ran between `recover()` and here drew random numbers that the uninterrupted run did not."""
         rng, self._rng = self._rng, None
         if rng is not None:
+            for position in self.loaders.values():
+                position.set_back()
             set_rng(rng)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a recovery landed in the middle of training, and no loop was opened since."""
+        return self._rng is not None
 
     # At a boundary
 
@@ -155,14 +174,18 @@ class Auxiliary:
     def write(self, body: dict[str, Any]) -> None:
         """Set all of it to a recorded boundary's; buffers are the state's to set."""
         self._landed, self._positions = body, dict(body["data"])
-        for name, content in body["tracked"].items():
-            if name in self.tracked:
-                self.tracked[name].load_state_dict(content)
         self.count = body["count"]
-        self._set_hyper(body)
         for name, position in self.loaders.items():
             if name in self._positions:
                 position.load_state_dict(self._positions.pop(name))
+        self.set_back(body)
+
+    def set_back(self, body: dict[str, Any]) -> None:
+        """The part of `write` that code between batches can change, too."""
+        for name, content in body["tracked"].items():
+            if name in self.tracked:
+                self.tracked[name].load_state_dict(content)
+        self._set_hyper(body)
         self._orphans = self.gradients.write(body["flags"], body["waiting"])
         for prefix, module in self._state.modules.items():
             parts, modes = list(module.modules()), body["training"].get(prefix, b"")

@@ -1,18 +1,20 @@
 """The position in the data: resume at the exact next batch without loading the skipped samples.
 
-A proxy takes the place of a loader's index sampler. It notes the random state before the first draw of an epoch, counts
-what it hands out and keeps the index batches that were drawn ahead (prefetch) but not consumed. To resume: random state
-as it was before `iter(loader)`; the proxy draws the skipped *indices* again, gives out the drawn-ahead ones from the
-log, then draws on; the random state of the boundary comes last. No sample of a map-style dataset is loaded twice. An
-IterableDataset has no indices: it is skipped by consuming. Either way a running hash tells whether what was skipped is
+A proxy takes the place of a loader's index sampler (sampler.py). It notes the random state before the first draw of an
+epoch, counts what it hands out and keeps the index batches that were drawn ahead (prefetch) but not consumed. To resume:
+random state as it was before `iter(loader)`; the proxy draws the skipped *indices* again, gives out the drawn-ahead ones
+from the log, then draws on; the random state of the boundary comes last. No sample of a map-style dataset is loaded twice.
+An IterableDataset has no indices: it is skipped by consuming. Either way a running hash tells whether what was skipped is
 what had been seen; a source that does not repeat itself is reported, not believed.
 """
 
 from __future__ import annotations
 
-import copy
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,100 +22,36 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
-from tranlogs.codec import tree
-from tranlogs.errors import UnencodableState, UsageError
+from tranlogs.errors import UsageError
 
 from . import adapt
 from .rng import get_rng, set_rng
+from .sampler import Draws, SamplerStates, SeekableSampler
+from .worker_seeds import SeededDataset, check_workers, seeded
 
+IDLE, LED, COMPANION = 0, 1, 2  # a pass of the script's own that took no steps, that led, or that went along with another
 _DIGEST_BYTES = 1 << 16  # of each tensor in a batch of an IterableDataset
 
 
-class SeekableSampler:
-    """Stands in for `loader.batch_sampler` (`loader.sampler` where batch_size is None).
+@dataclass(slots=True)
+class Cursor:
+    """One iteration over a loader, from its first batch.
 
-    It counts in the epochs that `LoaderPosition` opens; whoever else iterates over the loader gets the sampler itself.
+    Attributes:
+        batch: batches that were handed to the loop.
+        order: running hash of them, where they are read again and not drawn again.
+        opened: random state before `iter(loader)`.
+        samplers: the samplers' states then.
+        draws: index batches drawn so far; None before the first, and where the loader has no indices.
+        live: the iterator; None before it is opened.
     """
 
-    sampler: Any
-    generators: list[torch.Generator]
-    on_doubt: Callable[[str, bool], None]
-    resume: dict[str, Any] | None
-    is_opening: bool
-    is_muted: bool
-    drawn: int  # index batches handed out in this epoch
-    ahead: list[Any]  # of these, those that the loop has not seen
-    first_draw: dict[str, Any] | None  # random state before the first draw of this epoch
-    order: int  # running hash of what the loop has seen
-    is_encodable: bool | None  # whether index batches can be logged; None before the first is seen
-
-    def __init__(self, sampler: Any, generators: list[torch.Generator],
-                 on_doubt: Callable[[str, bool], None]) -> None:  # fmt: skip
-        self.__dict__.update(
-            sampler=sampler, generators=generators, on_doubt=on_doubt, resume=None, is_opening=False, is_muted=False, drawn=0,
-            ahead=[], first_draw=None, order=0, is_encodable=None,
-        )  # fmt: skip
-
-    def __getattr__(self, name: str) -> Any:  # set_epoch, batch_size, drop_last, ...
-        return getattr(self.__dict__["sampler"], name)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:  # a copied or pickled loader has the plain sampler
-        return _itself, (self.sampler,)
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[Any]:  # with workers this is called twice an epoch: nothing changes before a draw
-        inner = iter(self.sampler)
-        return self._draw(inner) if self.is_opening else inner
-
-    def _draw(self, inner: Iterator[Any]) -> Iterator[Any]:
-        if self.is_muted:
-            return
-        resume, self.resume = self.resume, None
-        self.drawn, self.ahead, self.order = 0, [], 0
-        self.first_draw = get_rng(self.generators)
-        waiting: list[Any] = []
-        if resume is not None:
-            waiting = self._skip(inner, resume)
-        for indices in itertools.chain(waiting, inner):
-            self.drawn += 1
-            self.ahead.append(indices)
-            yield indices
-
-    def _skip(self, inner: Iterator[Any], resume: dict[str, Any]) -> list[Any]:
-        """Draw the consumed and the waiting indices again; returns the waiting ones."""
-        now, recorded = self.first_draw, resume["first_draw"]
-        assert now is not None
-        self.first_draw = recorded
-        set_rng(recorded, self.generators)
-        for indices in itertools.islice(inner, resume["seen"]):
-            self.consume(indices)
-        again = list(itertools.islice(inner, resume["drawn"] - resume["seen"]))
-        set_rng(now, self.generators)  # no draw below may see the random state of the skip
-        self.drawn = resume["seen"]
-        waiting = again if resume["ahead"] is None else list(resume["ahead"])
-        if not resume["is_resized"] and (self.order != resume["order"] or _plain(again) != _plain(waiting)):
-            kind = type(getattr(self.sampler, "sampler", self.sampler)).__name__
-            self.on_doubt(
-                f"{kind} did not draw the same order again, so batches of this epoch are repeated or left out: its draws "
-                "depend on something that is not recorded. Give it state_dict() and load_state_dict(), or let it draw the "
-                "whole epoch's order at once",
-                True,
-            )
-        return waiting
-
-    def consume(self, indices: Any) -> None:
-        """Count an index batch as seen by the loop: a running hash over the epoch."""
-        self.order = xxhash.xxh3_64_intdigest(repr(_plain(indices)).encode(), seed=self.order) >> 1
-
-    def position(self) -> dict[str, Any]:
-        """What `resume` needs. Index batches that cannot be logged are drawn again, like those consumed."""
-        if self.ahead and self.is_encodable is None:
-            self.is_encodable = _is_encodable(self.ahead)
-        ahead = None if self.is_encodable is False else list(self.ahead)
-        return {"first_draw": self.first_draw, "drawn": self.drawn, "seen": self.drawn - len(self.ahead), "ahead": ahead,
-                "order": self.order}  # fmt: skip
+    batch: int = 0
+    order: int = 0
+    opened: dict[str, Any] | None = None
+    samplers: list[Any] = field(default_factory=list)
+    draws: Draws | None = None
+    live: Iterator[Any] | None = None
 
 
 class LoaderPosition:
@@ -124,122 +62,145 @@ class LoaderPosition:
         on_boundary: called when the loop asks for the next batch.
         on_open: called before an epoch, or the rest of one, is opened.
         on_doubt: told, in words, what of the data a resume does not bring back, and whether their order is known to be wrong.
+        worker_seeds: "batch" seeds each batch's random numbers in the workers.
 
     Attributes:
         epoch: number of the running epoch, from 0.
-        batch: batches of it that were handed to the loop.
         taken: batches handed out over the whole run.
+        cursor: the running epoch.
+        passes: of the script's own finished loops over the loader, the kind of each (plain_loop.py).
+        pass_kind: the kind of the one that the cursor is of; None if it is of a loop of ours.
+        leads: whether its batches are the boundaries.
+        doubts: what was found out about the loader that a resume cannot bring back.
     """
 
     def __init__(self, loader: DataLoader[Any], on_boundary: Callable[[LoaderPosition], None], on_open: Callable[[], None],
-                 on_doubt: Callable[[str, bool], None]) -> None:  # fmt: skip
+                 on_doubt: Callable[[str, bool], None], worker_seeds: str | None = None) -> None:  # fmt: skip
         if not isinstance(loader, DataLoader):
             raise UsageError(f"a torch.utils.data.DataLoader is wanted, not a {type(loader).__name__}; "
                              "for other sources there is steps(until=...)")  # fmt: skip
         self.loader, self._on_boundary, self._on_open, self._on_doubt = loader, on_boundary, on_open, on_doubt
+        self.loader_class: Any = getattr(type(loader), "_tranlogs_plain", type(loader))
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
         self._index: SeekableSampler | None = None
         name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
         sampler = getattr(loader, name)
         sampler = sampler.sampler if isinstance(sampler, SeekableSampler) else sampler
         samplers = [] if self.is_iterable else [sampler, getattr(sampler, "sampler", None), loader.sampler]
-        self._samplers = list({id(part): part for part in samplers if part is not None}.values())
-        found = [getattr(part, "generator", None) for part in (loader, *self._samplers)]
+        self._samplers = SamplerStates([part for part in samplers if part is not None])
+        found = [getattr(part, "generator", None) for part in (loader, *self._samplers.samplers)]
         self.generators = list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
-        if not self.is_iterable:
+        # A class of the user's whose __iter__ is a generator asks for its sampler when nobody looks: read such ones again.
+        if not self.is_iterable and not inspect.isgeneratorfunction(self.loader_class.__iter__):
             self._index = SeekableSampler(sampler, self.generators, on_doubt)
             loader.__dict__[name] = self._index  # the public setter refuses
-        self.epoch = self.batch = self.taken = 0
-        self._order = 0  # running hash of the batches of an IterableDataset
+        self.worker_seeds = worker_seeds if self._index is not None and loader.num_workers else None
+        if self.worker_seeds is not None:
+            check_workers(loader)
+        self.epoch = self.taken = 0
+        self.cursor = Cursor()
+        self.passes, self.leads, self._is_entered, self._finished = bytearray(), False, False, 0
+        self.pass_kind: int | None = None
         self._is_resized = False  # other batches follow anyhow, which was said
-        self._opened: dict[str, Any] | None = None  # random state before iter(loader) of this epoch
-        self._opened_samplers: list[Any] = []
+        self.doubts: list[str] = []
         self._workers: dict[str, Any] | None = None  # random state when persistent workers were made
         self._resume: dict[str, Any] | None = None
-        self._live: Iterator[Any] | None = None
+
+    @property
+    def batch(self) -> int:
+        """Batches of the epoch that were handed to the loop."""
+        return self.cursor.batch
 
     # State
 
     def state_dict(self) -> dict[str, Any]:
         """The position, read at a boundary."""
+        cursor = self.cursor
+        if self._resume is not None and cursor.batch:  # nobody has gone on from it yet
+            return self._resume
         return {
-            "epoch": self.epoch, "batch": self.batch, "taken": self.taken,
-            "opened": self._opened if self.batch else None,
-            "index": self._index.position() if self.batch and self._index is not None else None,
-            "order": self._order, "workers": self._workers,
-            "samplers": self._opened_samplers if self.batch else self._sampler_states(),
+            "epoch": self.epoch, "batch": cursor.batch, "taken": self.taken,
+            "opened": cursor.opened if cursor.batch else None,
+            "index": cursor.draws.position() if cursor.batch and cursor.draws is not None else None,
+            "order": cursor.order, "workers": self._workers,
+            "samplers": cursor.samplers if cursor.batch else self._samplers.read(),
             "generators": [g.get_state() for g in self.generators], "sizes": self._sizes(),
+            "passes": bytes(self.passes), "pass_kind": self.pass_kind, "leads": self.leads, "doubts": list(self.doubts),
         }  # fmt: skip
 
     def _sizes(self) -> dict[str, Any]:
         """What must be as it was for the recorded position to mean the same batches."""
         loader = self.loader
         samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
-        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last, "samples": samples}
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last, "samples": samples,
+                "worker_seeds": self.worker_seeds}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at a recorded position when the next epoch (or the rest of one) is opened."""
-        self.epoch, self.batch, self.taken = state["epoch"], state["batch"], state["taken"]
-        self._opened, self._opened_samplers, self._workers = state["opened"], state["samplers"], state["workers"]
-        self._order, self._resume, self._live = state["order"], state, None
+        self.epoch, self.taken, self._workers = state["epoch"], state["taken"], state["workers"]
+        self.cursor = Cursor(state["batch"], state["order"], state["opened"], state["samplers"])
+        self._resume = state
+        self.passes, self.pass_kind = bytearray(state.get("passes", b"")), state.get("pass_kind")
+        self.leads, self.doubts = state.get("leads", False), list(state.get("doubts", ()))
         now = self._sizes()
         self._is_resized = state.get("sizes", now) != now
         for what, was in state.get("sizes", now).items():
             if was != now[what]:
                 self._on_doubt(f"the loader's {what} was {was}, now it is {now[what]}: other batches follow", True)
-        self._set_samplers(state["samplers"])
+        self._set_sources(state)
+
+    def set_back(self) -> None:
+        """Set samplers and generators to the recorded position again: something has drawn from them since."""
+        if self._resume is not None:
+            self._set_sources(self._resume)
+
+    def _set_sources(self, state: dict[str, Any]) -> None:
+        self._samplers.write(state["samplers"])
         for generator, own in zip(self.generators, state["generators"], strict=False):
             generator.set_state(own.clone())
 
     @property
-    def caveat(self) -> str | None:
-        """What a resume in the middle of an epoch cannot bring back of this loader, in words; None if nothing."""
+    def caveats(self) -> list[str]:
+        """What a resume cannot bring back of this loader, in words."""
+        caveat = self._caveat() if self.batch else None
+        return [*self.doubts, *([caveat] if caveat else [])]
+
+    def _caveat(self) -> str | None:
+        """What a resume in the middle of an epoch cannot bring back."""
         loader = self.loader
         if not loader.num_workers:
             return None
         if not getattr(loader, "in_order", True):
             return "in_order=False: batches come in the order in which workers finish, which no log can repeat"
-        if not self.is_iterable:
-            return "random numbers drawn inside DataLoader workers (augmentation) are not brought back; the order of samples is"
-        if loader.persistent_workers and self.epoch:
+        if self._index is not None and self.worker_seeds is None:
+            return ("random numbers drawn inside DataLoader workers (augmentation) are not brought back; the order of samples "
+                    'is. LoggedOptimizer(..., worker_seeds="batch") brings them back, too')  # fmt: skip
+        if self._index is None and loader.persistent_workers and self.epoch:
             return "random numbers drawn by an IterableDataset inside persistent workers are not brought back"
         return None
 
-    def _sampler_states(self) -> list[Any]:
-        """Of each sampler that has any state: its state_dict, or its epoch."""
-        states: list[Any] = []
-        for sampler in self._samplers:
-            if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
-                states.append(copy.deepcopy(sampler.state_dict()))
-            else:
-                epoch = getattr(sampler, "epoch", None)
-                states.append(None if epoch is None else int(epoch))
-        return states
-
-    def _set_samplers(self, states: list[Any]) -> None:
-        for sampler, state in zip(self._samplers, states, strict=False):
-            if isinstance(state, int):
-                if hasattr(sampler, "set_epoch"):
-                    sampler.set_epoch(state)
-                else:
-                    sampler.epoch = state
-            elif state is not None:
-                sampler.load_state_dict(copy.deepcopy(state))
+    def doubt(self, text: str) -> None:
+        """Something was found out that makes a resume inexact: say it now, and after each recovery."""
+        if text not in self.doubts:
+            self.doubts.append(text)
+            self._on_doubt(text, False)
 
     # Loops
 
     def rest_of_epoch(self) -> Iterator[Any]:
         """The batches of the running epoch that are left. What the body does after each belongs to its unit."""
-        if self._live is not None:  # the loop before this one was left by `break`; its last batch is complete now
+        self.enter()
+        self.pass_kind, self.leads = None, False
+        if self.cursor.live is not None:  # the loop before this one was left by `break`; its last batch is complete now
             self._on_boundary(self)
-        while (data := self._next()) is not _END:
+        while (data := self.take()) is not END:
             yield data
             self._on_boundary(self)  # the body is back: all that it did belongs to this unit
-        self._live = None
-        self.epoch, self.batch, self._order = self.epoch + 1, 0, 0
+        self.end_epoch()
 
     def batches(self, until: int | None) -> Iterator[Any]:
         """Batches over all epochs until so many were handed out."""
+        self.enter()
         while until is None or self.taken < until:
             was_at_start, before = self.batch == 0, self.taken
             for data in self.rest_of_epoch():
@@ -250,57 +211,139 @@ class LoaderPosition:
             if was_at_start and self.taken == before:
                 return  # an empty loader would be asked for ever
 
-    def _next(self) -> Any:
-        if self._live is None:
-            self._live = self._open()
+    def end_epoch(self) -> None:
+        """The next batch is the first of the next epoch."""
+        self.epoch, self.cursor, self.pass_kind, self.leads = self.epoch + 1, Cursor(), None, False
+
+    # The script's own loops over the loader (plain_loop.py)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a recorded position waits for its loop."""
+        return self._resume is not None
+
+    @property
+    def is_companion(self) -> bool:
+        """Whether the position is in a pass that goes along with another loop."""
+        return self.pass_kind == COMPANION and self.batch > 0
+
+    @property
+    def is_amid_ours(self) -> bool:
+        """Whether the recorded position is of a loop of ours that has not begun yet."""
+        return self.is_pending and not self._is_entered and bool(self.batch or self.epoch > sum(self.passes))
+
+    def next_finished(self) -> int | None:
+        """Kind of the next pass that was over at the recorded position; None after the last."""
+        if self._finished == len(self.passes):
+            return None
+        self._finished += 1
+        return self.passes[self._finished - 1]
+
+    def begin_pass(self, *, is_companion: bool, leads: bool) -> None:
+        """A new iteration, from the first batch of an epoch."""
+        self.end_pass()
+        if self.batch:
+            self.end_epoch()
+        self.cursor, self.pass_kind, self.leads = Cursor(), COMPANION if is_companion else IDLE, leads
+
+    def end_pass(self) -> None:
+        """The pass is over: an epoch if it took steps or went along with a loop that did, else nothing."""
+        kind = self.pass_kind
+        if kind is None:
+            return
+        if kind != COMPANION:
+            self.passes.append(kind)
+        if kind != IDLE:
+            self.end_epoch()
+        else:
+            self.taken -= self.batch
+            self.cursor, self.pass_kind, self.leads = Cursor(), None, False
+
+    def take_back(self, number: int, cursor: Cursor) -> bool:
+        """Go on with a pass that was taken for finished: another one was begun in its body. False if that one took steps."""
+        if any(self.passes[number:]) or self.pass_kind != IDLE:
+            return False
+        del self.passes[number:]
+        self.taken += cursor.batch - self.batch
+        self.cursor = cursor
+        return True
+
+    def enter(self) -> None:
+        """A loop of ours begins; it may have nothing left to do."""
+        self._is_entered = True
+        if self._resume is None:
+            self.end_pass()
+
+    # Batches
+
+    def take(self) -> Any:
+        """The next batch, or END."""
+        cursor = self.cursor
+        if cursor.live is None:
+            self.open()
+        assert cursor.live is not None
         try:
-            data = next(self._live, _END)
+            data = next(cursor.live, END)
         except BaseException:  # the loader's iterator is dead; whoever tries again goes on at this batch
-            self._resume, self._live = self.state_dict(), None
+            self._resume, cursor.live = self.state_dict(), None
             raise
-        if data is not _END:
+        if data is not END:
             self._count(data)
-            self.batch, self.taken = self.batch + 1, self.taken + 1
+            cursor.batch, self.taken = cursor.batch + 1, self.taken + 1
         return data
 
     def _count(self, data: Any) -> None:
-        if self._index is None:
-            self._order = _digest(data, self._order) >> 1
+        draws = self.cursor.draws
+        if draws is None:
+            self.cursor.order = _digest(data, self.cursor.order) >> 1
         else:
-            self._index.consume(self._index.ahead.pop(0))
+            draws.consume(draws.ahead.pop(0))
 
-    def _open(self) -> Iterator[Any]:
+    def open(self) -> None:
+        """Make the iterator of the epoch, or of the rest of it."""
         self._on_open()
-        resume, self._resume = self._resume, None
+        cursor, resume, self._resume = self.cursor, self._resume, None
         before = get_rng(self.generators)  # what the loop goes on with
         if resume is not None and self._workers is not None and self._has_lost_workers:
             self._make_workers(before)
-        if resume is None or not self.batch:
-            self._opened, self._opened_samplers = before, self._sampler_states()
+        for name in self._samplers.unkept():
+            self.doubt(f"{name} changes from epoch to epoch and is not brought back, so after a resume another order may come: "
+                       "give the sampler state_dict() and load_state_dict()")  # fmt: skip
+        if resume is None or not cursor.batch:
+            cursor.opened, cursor.samplers = before, self._samplers.read()
             self._workers = self._workers or before
-            return self._iterate()
-        assert self._opened is not None
-        set_rng(self._opened, self.generators)
-        self._set_samplers(self._opened_samplers)
-        if self._index is not None:
-            self._index.resume = {**resume["index"], "is_resized": self._is_resized}
-        iterator = self._iterate()
+            cursor.live = self._iterate(self._new_draws(None))
+            return
+        assert cursor.opened is not None
+        set_rng(cursor.opened, self.generators)
+        self._samplers.write(cursor.samplers)
+        cursor.live = self._iterate(
+            self._new_draws({**resume["index"], "is_resized": self._is_resized} if resume["index"] else None)
+        )
         if self._index is None:
-            self._skip_batches(iterator, resume["order"])
-        if self.caveat:
-            self._on_doubt(self.caveat, False)
+            self._skip_batches(cursor.live, resume["order"])
+        caveat = self._caveat()
+        if caveat:
+            self._on_doubt(caveat, False)
         set_rng(before, self.generators)  # last: after every skip, before the loop goes on
-        return iterator
+
+    def _new_draws(self, resume: dict[str, Any] | None) -> Draws | None:
+        if self._index is not None:
+            has_workers = getattr(self.loader, "_iterator", None) is not None and self.loader.persistent_workers
+            self.cursor.draws = Draws(resume, partial(seeded, self.epoch) if self.worker_seeds else None,
+                                      rounds_now=2 if self.loader.num_workers and not has_workers else 1)  # fmt: skip
+        return self.cursor.draws
 
     def _skip_batches(self, iterator: Iterator[Any], recorded: int) -> None:
-        self._order = 0
+        self.cursor.order = 0
         for data in itertools.islice(iterator, self.batch):
             self._count(data)
-        if self._order != recorded and not self._is_resized:
+        if self.cursor.order != recorded and not self._is_resized:
+            kind = type(self.loader.dataset if self.is_iterable else self.loader).__name__
             self._on_doubt(
-                f"{type(self.loader.dataset).__name__} did not give the same batches again, so some of this epoch are repeated "
-                "or left out: an IterableDataset repeats itself only if its order does not depend on random numbers that the "
-                "training loop draws, too",
+                f"{kind} did not give the same batches again, so some of this epoch are repeated or left out: data that are "
+                "read again repeat themselves only if their order does not depend on random numbers that the training loop "
+                "draws, too",
                 True,
             )
 
@@ -313,21 +356,28 @@ class LoaderPosition:
         """Persistent workers draw their base seed once in their life: make them under the random state of then."""
         assert self._workers is not None
         set_rng(self._workers, self.generators)
-        if self._index is not None:
-            self._index.is_muted = True
-        self._iterate()
-        if self._index is not None:
-            self._index.is_muted = False
+        self._iterate(Draws(is_muted=True))
         set_rng(before, self.generators)
 
-    def _iterate(self) -> Iterator[Any]:
+    def _iterate(self, draws: Draws | None) -> Iterator[Any]:
         if self._index is None:
-            return iter(self.loader)
-        self._index.is_opening = True
+            return self.iterate_plainly()
+        self._index.opening = draws
         try:
-            return iter(self.loader)
+            return self.iterate_plainly()
         finally:
-            self._index.is_opening = False
+            self._index.opening = None
+
+    def iterate_plainly(self) -> Iterator[Any]:
+        """Iterate as the loader's own class does, whoever asks; workers can take seeds where they are to get some."""
+        loader = self.loader
+        dataset = loader.dataset
+        if self.worker_seeds is not None:
+            loader.__dict__["dataset"] = SeededDataset(dataset)
+        try:
+            return self.loader_class.__iter__(loader)  # type: ignore[no-any-return]
+        finally:
+            loader.__dict__["dataset"] = dataset
 
 
 class Epoch(int):
@@ -358,25 +408,7 @@ class Epoch(int):
         return self._position.rest_of_epoch()
 
 
-_END = object()
-
-
-def _itself(sampler: Any) -> Any:
-    return sampler
-
-
-def _plain(indices: Any) -> Any:
-    if isinstance(indices, (torch.Tensor, np.ndarray)):
-        return indices.tolist()
-    return [_plain(i) for i in indices] if isinstance(indices, (list, tuple)) else indices
-
-
-def _is_encodable(values: Any) -> bool:
-    try:
-        tree.encode(values, adapt=adapt.adapt)
-    except UnencodableState:
-        return False
-    return True
+END = object()
 
 
 def _digest(data: Any, seed: int) -> int:

@@ -52,6 +52,8 @@ class LoggedOptimizer(Optimizer):
         name: of this optimizer in the run; needed only if there are several.
         rank: number of this process among those that train together.
         segment_bytes: size of a log file; by default it fits the model (16 to 256 MiB).
+        worker_seeds: "batch" seeds torch, numpy and Python in DataLoader workers anew for each batch, so that augmentation and
+            collating there are exact, too. The numbers are then others than without. For all loaders of the run.
         handover: "direct" writes on the training thread, "thread" hands over to a writer; by default chosen by device.
 
     Raises:
@@ -66,13 +68,16 @@ class LoggedOptimizer(Optimizer):
     def __init__(self, optimizer: Optimizer, run: str | Path, model: Models = None, *, log: LogKind = "gradients",
                  checkpoint_every: Any = 500, durability: Literal["machine", "process"] = "machine", keep: Any = 2,
                  optimizer_state: bool = True, fingerprint: Mode = "auto", name: str = "main", rank: int = 0,
-                 segment_bytes: int | None = None, handover: Literal["direct", "thread"] | None = None) -> None:  # fmt: skip
+                 segment_bytes: int | None = None, handover: Literal["direct", "thread"] | None = None,
+                 worker_seeds: Literal["batch"] | None = None) -> None:  # fmt: skip
         _check(optimizer, log)
+        if worker_seeds not in (None, "batch"):
+            raise UsageError(f'worker_seeds={worker_seeds!r}: use "batch", or None')
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         on_cuda = any(p.is_cuda for p in parameters)
         session = Session(run, model, checkpoint_every=checkpoint_every, keep=keep, durability=durability,
                           fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes or _fitting(parameters),
-                          handover=handover, on_cuda=on_cuda)  # fmt: skip
+                          handover=handover, on_cuda=on_cuda, worker_seeds=worker_seeds)  # fmt: skip
         try:
             self._join(optimizer, session, name, log, optimizer_state)
         except BaseException:

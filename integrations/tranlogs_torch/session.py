@@ -34,6 +34,8 @@ from .auxiliary import Auxiliary
 from .data import Epoch
 from .fingerprint import Digests, Mode
 from .member import Member
+from .plain_loop import PlainLoops
+from .remembered import Remembered
 from .rng import get_rng
 from .scalars import ScalarHistory
 from .state import TorchState
@@ -48,7 +50,7 @@ class Session:
 
     def __init__(self, run: str | Path, models: naming.Models, *, checkpoint_every: Any, keep: Any, durability: str,
                  fingerprint: Mode, rank: int, segment_bytes: int | None, handover: str | None,
-                 on_cuda: bool) -> None:  # fmt: skip
+                 on_cuda: bool, worker_seeds: str | None = None) -> None:  # fmt: skip
         self.run = Path(run)
         settings: dict[str, Any] = {"durability": durability, "handover": handover or ("thread" if on_cuda else "direct")}
         if segment_bytes is not None:
@@ -57,7 +59,8 @@ class Session:
         self.modules = naming.as_modules(models)
         self.members: dict[str, Member] = {}
         self.state = TorchState(self.modules, {}, self._set_auxiliary, fingerprint=fingerprint)
-        self.auxiliary = Auxiliary(self.state, self.boundary, self._doubt)
+        self.plain = PlainLoops(self)
+        self.auxiliary = Auxiliary(self.state, self.boundary, self._doubt, self.plain.adopt, worker_seeds)
         self.writes = ForeignWrites(self.state, self.members)
         self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
         self.journal = Journal.open(run, rank=rank, framework="torch", environment=self.environment, config=config,
@@ -65,10 +68,11 @@ class Session:
         self.journal.adapt = adapt.adapt
         self.shells: dict[str, Any] = {}
         self.scalars = ScalarHistory()
-        self._since_boundary = 0  # steps and after-images
+        self.steps_since_boundary = 0  # steps and after-images
         self._taken_at_boundary: dict[str, int] = {}
         self._has_begun = self._has_reserved = self._has_said_unlogged = False
-        self._loops: list[object] = []  # loops of ours that are running, the outermost first
+        self.loops: list[object] = []  # loops of ours that are running, the outermost first
+        self._remembered: Remembered | None = None  # the state, while code per epoch runs again for finished epochs
         self._has_said_nested = False
         self._wants_checkpoint = False
         self._implicit: dict[str, Any] | None = None  # after a step in a loop of the user's own: random state, and buffers
@@ -112,7 +116,7 @@ class Session:
     def recover(self, step: int | None = None, progress: Progress | None = None) -> RecoveryReport:
         """Bring everything back to the newest boundary, or to `step`."""
         if self._has_begun:
-            if self._report is not None and self._since_boundary == 0 and self.journal.step == self._report.step:
+            if self._report is not None and self.steps_since_boundary == 0 and self.journal.step == self._report.step:
                 return self._report  # a notebook cell run twice
             raise UsageError("recover() must come before the first step")
         start = time.monotonic()
@@ -135,6 +139,8 @@ class Session:
         self.state.refresh()
         self.writes.remember(self.journal.step)
         self._taken_at_boundary = self.auxiliary.taken()
+        for member in self.members.values() if found.position.step else ():
+            self.mark_called(member)
         if found.position.sequence:  # not the checkpoint before the first step, where the script is at the same place again
             self.auxiliary.reopen()
         self._recovered = found, time.monotonic() - start
@@ -197,9 +203,17 @@ class Session:
         """Whether steps of this process are to be logged."""
         return self.journal.is_writer
 
+    @property
+    def is_logging(self) -> bool:
+        """Whether training has begun, in this process, and the run is open."""
+        return self._has_begun and self.is_active
+
     def before_step(self) -> None:
         """Something may have written to the state since the last look: log it before the step builds on it."""
         self.begin()
+        if self.plain.is_skipping and self.plain.has_skipped:
+            self._doubt("a step was taken by code that ran again for epochs finished before the crash: it is taken twice. Take "
+                        "the epochs from optimizer.epochs(...), which leaves finished ones out", True)  # fmt: skip
         self.auxiliary.go_on()
         self._commit_implicit(is_before_forward=False)
         self.note_writes()
@@ -211,6 +225,7 @@ class Session:
     def mark_called(self, member: Member) -> None:
         """Tell schedulers that hold the shell that it stepped, even if the inner was stepped directly."""
         self.shells[member.name]._opt_called = True
+        member.inner._opt_called = True  # type: ignore[attr-defined]
 
     def request_checkpoint(self) -> bool:
         """Ask for a checkpoint at the next boundary; False if logging is suspended."""
@@ -219,13 +234,13 @@ class Session:
 
     def after_step(self) -> None:
         """A step was logged."""
-        self._since_boundary += 1
+        self.steps_since_boundary += 1
         if not self._has_reserved:  # optimizer state is there from the first step on
             self._has_reserved = True
             self.journal.reserve(self.state.nbytes())
         for member in self.members.values():
             member.watch.remember()
-        if not self._loops:
+        if not self.loops and not self.plain.is_in_body:
             buffers = {} if self._is_forward_seen else naming.named_buffers(self.modules)
             self._implicit = {"rng": get_rng(), "buffers": {name: b.detach().clone() for name, b in buffers.items()}}
 
@@ -255,7 +270,7 @@ class Session:
             found, body["state"][which] = state.state_tensors(which)
             tensors += found
         self.journal.append_image(tensors, body)
-        self._since_boundary += 1
+        self.steps_since_boundary += 1
         self.writes.remember(step)
 
     def _grown(self) -> list[str]:
@@ -271,19 +286,21 @@ class Session:
         """
         if not self._has_begun or not self.is_active:
             return
-        if asking is not None and self._loops and self._loops[0] is not asking:
+        leader = self.plain.leader
+        outermost = self.loops[0] if self.loops else leader.position if leader is not None else asking
+        if asking is not None and outermost is not asking:
             self._say_nested()
             return
         self._implicit = None
         self.note_writes()
         taken = self.auxiliary.taken()
-        if self._since_boundary == 0 and taken != self._taken_at_boundary and self._is_amid(taken, asking):
+        if self.steps_since_boundary == 0 and taken != self._taken_at_boundary and self._is_amid(taken, asking):
             return
         self._commit(self.auxiliary.read())
         self._taken_at_boundary = taken
 
     def _say_nested(self) -> None:
-        if self._since_boundary and not self._has_said_nested:
+        if self.steps_since_boundary and not self._has_said_nested:
             self._has_said_nested = True
             _log.warning("%s: one of these loops runs inside the body of another: only the outer one's batches are places to "
                          "come back to", self.run)  # fmt: skip
@@ -298,20 +315,22 @@ class Session:
 
     def _commit(self, body: dict[str, Any]) -> None:
         now = time.perf_counter()
-        if self._since_boundary:
-            self.state.fingerprint.fit_budget((now - self._boundary_at) / self._since_boundary)
+        if self.steps_since_boundary:
+            self.state.fingerprint.fit_budget((now - self._boundary_at) / self.steps_since_boundary)
             if self.state.fingerprint.kind != "full":
                 self.writes.remember(self.journal.step)
         self._boundary_at = now
-        self._since_boundary = 0
+        self.steps_since_boundary = 0
         noted = self.scalars.commit(self.journal.step)
         wanted, self._wants_checkpoint = self._wants_checkpoint or None, False
         self.journal.boundary(body, lambda: self.state.snapshot({**body, "scalars": self.scalars.pack()}), scalars=noted,
                               checkpoint=wanted)  # fmt: skip
 
     def _before_forward(self, module: torch.nn.Module) -> None:
-        if self._implicit is not None and module.training and torch.is_grad_enabled():
-            self._commit_implicit(is_before_forward=True)
+        if module.training and torch.is_grad_enabled():
+            self.plain.saw_forward()
+            if self._implicit is not None:
+                self._commit_implicit(is_before_forward=True)
 
     def _commit_implicit(self, *, is_before_forward: bool) -> None:
         """In a loop of the user's own, the unit of the last step ends at the next training forward.
@@ -319,7 +338,7 @@ class Session:
         Where that is not seen (a compiled model), it ends at the next step, with the buffers as they were after the last.
         """
         implicit, self._implicit = self._implicit, None
-        if implicit is None or self._loops or not self.is_active:
+        if implicit is None or self.loops or not self.is_active:
             return
         if not is_before_forward and not implicit["buffers"] and naming.named_buffers(self.modules):
             self._is_forward_seen = False  # this unit merges with the next, of which the buffers will be kept
@@ -347,17 +366,19 @@ class Session:
             raise UsageError(f"{self.run}: the run is closed, nothing would be logged. Make a new LoggedOptimizer to go on")
         self.begin()
         self._note_early_writes()
-        self._loops.append(loop)
+        if not self.loops:
+            self.plain.leave()
+        self.loops.append(loop)
         try:
             yield
         finally:
-            self._loops.remove(loop)
+            self.loops.remove(loop)
 
     def _note_early_writes(self) -> None:
         """Before the first batch after a recovery: the run that was not interrupted wrote nothing here."""
-        if self.report.checkpoint_step is None or self._since_boundary or self.journal.step != self.report.step:
+        if self.report.checkpoint_step is None or self.steps_since_boundary or self.journal.step != self.report.step:
             return
-        if not self.is_active or self._loops or self.journal.is_suspended:
+        if not self.is_active or self.loops or self.journal.is_suspended:
             return
         names = self.writes.parameters(self.journal.step) + self.writes.optimizers()
         if names and self.report.step:
@@ -368,7 +389,8 @@ class Session:
         """Turns of a loop without a loader: the number of each, from 0, with a boundary after each."""
         turns = object()
         with self._looping(turns):
-            self.auxiliary.open_loop()
+            if self.auxiliary.count < until or not self.plain.is_led:
+                self.auxiliary.open_loop()
             while self.auxiliary.count < until:
                 self.auxiliary.count += 1
                 yield self.auxiliary.count - 1
@@ -386,7 +408,10 @@ class Session:
             raise UsageError("epochs(...) needs a loader: track(loader=...) first, or epochs(count, loader)")
         position = next(iter(self.auxiliary.loaders.values())) if loader is None else self.auxiliary.loader(loader)
         with self._looping(position):
-            if position.batch == 0:  # else what comes before the batches runs again, and its random numbers do not count
+            position.enter()
+            if position.batch == 0 and (
+                position.epoch < count or not self.plain.has_skipped
+            ):  # else what comes before the batches runs again, and its random numbers do not count
                 self.auxiliary.open_loop()
             while position.epoch < count:
                 number = position.epoch
@@ -396,6 +421,24 @@ class Session:
                         f"epoch {number} was not iterated to its end: `for batch in epoch:` must run without break"
                     )
                 self.boundary()  # the epoch's own code ran
+
+    def remember(self) -> None:
+        """Code per epoch is about to run again for epochs that are finished: what it does to the state is to be undone."""
+        if self._remembered is None:
+            self.note_writes()
+            self._remembered = Remembered(self.state, self.auxiliary)
+
+    def go_live(self) -> None:
+        """The script's own loop in which the run stood is about to be opened."""
+        remembered, self._remembered = self._remembered, None
+        if remembered is not None:
+            if self.writes.optimizers() or self._grown():
+                self._doubt("code that runs once an epoch changes an optimizer's state or its groups, and it ran again for "
+                            "epochs finished before the crash: take the epochs from optimizer.epochs(...), which leaves "
+                            "finished ones out", True)  # fmt: skip
+            remembered.set_back()
+            self.writes.remember(self.journal.step)
+        self.auxiliary.open_loop()
 
     # The end.
 
@@ -411,7 +454,7 @@ class Session:
         if self.is_active and self._has_begun:
             if is_orderly:
                 self._commit_implicit(is_before_forward=True)
-            if self._since_boundary:
+            if self.steps_since_boundary:
                 _log.warning(
                     "%s: the loop was left in the middle of a batch (break, or an exception): the log ends at step "
                     "%d, and that batch is computed again when the run goes on",
@@ -422,6 +465,7 @@ class Session:
             member.release()
         for handle in self._handles:
             handle.remove()
+        self.plain.release()
         self.journal.close()
 
 

@@ -23,8 +23,9 @@ def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
     if others:
         found.append(f"the extra state of {', '.join(others)} cannot be stored safely and is not recovered")
     if body.get("is_implicit"):
-        found.append("the loop uses neither batches(), epochs() nor steps(): the position in the data is the script's own, as "
-                     "are random numbers drawn between a step and the next forward pass")  # fmt: skip
+        found.append("the last step was taken outside of batches(), epochs(), steps() and loops over a tracked loader: the "
+                     "position in the data is the script's own, as are random numbers drawn between a step and the next "
+                     "forward pass. track(loader=...) is all that a plain loop over a DataLoader needs")  # fmt: skip
     return found
 
 
