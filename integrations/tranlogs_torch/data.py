@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -412,8 +412,8 @@ END = object()
 
 
 def _digest(data: Any, seed: int) -> int:
-    """Hash of a batch's tensors (the start of each), arrays, strings and numbers."""
-    if isinstance(data, dict):
+    """Hash of a batch: the start of each tensor and array, strings, numbers, and what other objects hold."""
+    if isinstance(data, Mapping):
         data = list(data.values())
     if isinstance(data, (list, tuple)):
         for part in data:
@@ -425,4 +425,6 @@ def _digest(data: Any, seed: int) -> int:
         data = np.ascontiguousarray(data).reshape(-1)[:_DIGEST_BYTES].tobytes()
     if isinstance(data, (str, int, float, bool)):
         data = repr(data).encode()
-    return xxhash.xxh3_64_intdigest(data, seed=seed) if isinstance(data, bytes) else seed
+    if isinstance(data, bytes):
+        return xxhash.xxh3_64_intdigest(data, seed=seed)
+    return _digest(vars(data), seed) if hasattr(data, "__dict__") and not isinstance(data, torch.Tensor) else seed

@@ -485,3 +485,43 @@ def test_proxy_changes_neither_order_nor_random_numbers(name: str) -> None:
         batches = position.batches(20) if position is not None else plain.batches(loader, 20)
         outcomes.append(flatten([list(batches), get_rng()]))
     assert differences(*outcomes) == []
+
+
+class Batch:
+    """A batch of a kind that nobody knows."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+class Lazy(IterableDataset[torch.Tensor]):
+    """Draws from a generator of its own, which begins anew with the process."""
+
+    def __init__(self) -> None:
+        self.own = random.Random(3)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(12):
+            yield torch.full((2,), self.own.random())
+
+
+def test_batches_of_any_kind_are_compared(tmp_path: Path) -> None:
+    def collate(samples: list[torch.Tensor]) -> Batch:
+        return Batch(torch.stack(samples))
+
+    def script(until: int) -> RecoveryReport:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        loader: DataLoader[Any] = DataLoader(Lazy(), 3, collate_fn=collate)
+        with LoggedOptimizer(torch.optim.SGD(model.parameters()), tmp_path / "run", model, durability="process") as optimizer:
+            optimizer.track(loader=loader).recover()
+            for batch in optimizer.batches(loader, until=until):
+                model(batch.x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return optimizer.report
+
+    script(6)  # in the middle of the second epoch
+    report = script(7)
+    assert report.exact is False
+    assert any("Lazy did not give the same batches again" in note for note in report.notes)
