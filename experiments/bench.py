@@ -4,6 +4,7 @@
     append      bandwidth of the log over a memcpy of the same bytes
     replay      a redone step over a computed one, and over the bare optimizer step
     checkpoint  stall of the training thread over a memcpy of the state; extra memory
+    recovery    time and memory of recovery over the length of the log; what a small model's step costs, part by part
 
 Each part also runs alone (`python experiments/bench_overhead.py`). Results go to experiments/results/bench.json.
 """
@@ -20,6 +21,7 @@ from typing import Any
 import bench_append
 import bench_checkpoint
 import bench_overhead
+import bench_recovery
 import bench_replay
 import torch
 
@@ -28,6 +30,7 @@ PARTS = {
     "append": bench_append.measure,
     "replay": bench_replay.measure,
     "checkpoint": bench_checkpoint.measure,
+    "recovery": bench_recovery.measure,
 }
 
 
