@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _LOCK_FILE_BYTES = 8192  # of 126 readers, LMDB's default
+
+
+def close_read(fd: int) -> None:
+    """Close a file that was only read: an error now tells nothing of what was read."""
+    with suppress(OSError):
+        os.close(fd)
 
 
 def sync_folder(folder: Path) -> None:

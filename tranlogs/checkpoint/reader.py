@@ -15,6 +15,7 @@ import xxhash
 
 from ..codec import tree
 from ..config import FORMAT_VERSION
+from ..durable import close_read
 from ..errors import CannotRead, CorruptCheckpoint, UnknownFormat
 from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray
 from .layout import MANIFEST, META, STATE, from_c_order, open_manifest
@@ -59,7 +60,7 @@ class Checkpoint:
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            close_read(self._fd)
             self._fd = -1
 
     @property

@@ -21,6 +21,7 @@ import xxhash
 from ..codec import delta, tree
 from ..codec.compression import Codec, decompress
 from ..codec.entry import COALESCED, FRAME, PAGE_HEADER_BYTES, EntryKind, Head, Part, unpack_spec
+from ..durable import close_read
 from ..errors import CannotRead, CorruptRecord
 from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec
 from .scan import Location
@@ -163,7 +164,7 @@ class SegmentReader:
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            close_read(self._fd)
             self._fd = -1
 
     def entries(self, locations: list[Location]) -> Iterator[Entry]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..codec.entry import HEAD, MAGIC, OVERFLOW_FLAG, PAGE_HEADER_BYTES, EntryKind, Head, unpack_head
 from ..config import FORMAT_VERSION
+from ..durable import close_read
 from ..errors import CannotRead, UnknownFormat
 
 _FIRST_PAGE = 2  # behind LMDB's meta pages
@@ -70,7 +71,7 @@ def scan(path: Path, segment_id: int, *, last_sequence: int | None = None) -> li
             last = found[-1].head.sequence
             found = [location for location in _scan(fd, segment_id, leaps=False) if location.head.sequence <= last]
     finally:
-        os.close(fd)
+        close_read(fd)
     for location in found:
         if location.head.version != FORMAT_VERSION:
             raise UnknownFormat(path, location.head.version, FORMAT_VERSION)
