@@ -13,6 +13,7 @@ import logging
 import os
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -23,7 +24,7 @@ import lmdb
 import lmdb.verify
 import xxhash
 
-from .config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, FORMAT_VERSION
+from .config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, FORMAT_VERSION, THREAD_SECONDS_MAX
 from .durable import allocate_lock_file
 from .errors import CannotRead, CorruptCatalog, LogUnavailable, UnknownFormat
 from .failpoints import hit
@@ -217,7 +218,7 @@ class Catalog:
         self._is_doubtful = False  # LMDB refuses everything once it could not write its meta page, until it is opened anew
         self._lock = threading.Lock()  # of the writer
         self._idle = threading.Condition()
-        self._active = 0  # transactions
+        self._active: Counter[int] = Counter()  # transactions under way, by thread
         self._is_closed = False
         self._written = 0  # transactions
         self._users = 1
@@ -237,7 +238,7 @@ class Catalog:
             if found is not None and path.exists():
                 if writable and not found.writable:  # a reader of this process was first: LMDB allows one environment
                     with found._idle:
-                        found._idle.wait_for(lambda: found._active == 0)
+                        found._wait_for_others()
                         found._reopen(writable=True)
                 found._users += 1
                 return found
@@ -329,15 +330,28 @@ class Catalog:
             while self._env is None or self._is_doubtful or self._is_nearly_full(self._env):
                 if self._is_closed:
                     raise LogUnavailable(f"{self.path}: it is closed")
-                self._idle.wait_for(lambda: self._active == 0)
+                self._wait_for_others()
                 self._reopen(writable=self.writable)
-            self._active += 1
+            self._active[threading.get_ident()] += 1
             return self._env
 
     def _leave(self) -> None:
         with self._idle:
-            self._active -= 1
+            thread = threading.get_ident()
+            self._active[thread] -= 1
+            if self._active[thread] <= 0:
+                del self._active[thread]
             self._idle.notify_all()
+
+    def _wait_for_others(self) -> None:
+        """Until no other thread has a transaction. This one has none: Ctrl-C may have come before it could say so.
+
+        Raises:
+            LogUnavailable: another thread does not come to an end.
+        """
+        if not self._idle.wait_for(lambda: self._active.keys() <= {threading.get_ident()}, THREAD_SECONDS_MAX):
+            raise LogUnavailable(f"{self.path}: another thread of this process does not end its transaction")
+        self._active.clear()
 
     def _is_nearly_full(self, env: lmdb.Environment) -> bool:
         """Whether the map has to grow. Only a reader that does not go on (a stopped process) can make it so full."""
@@ -367,7 +381,10 @@ class Catalog:
     def _close_environment(self) -> None:
         with self._idle:
             self._is_closed = True
-            self._idle.wait_for(lambda: self._active == 0)
+            try:
+                self._wait_for_others()
+            except LogUnavailable:  # closing it under another thread would be a crash: it ends with the process
+                return
             if self._env is not None:
                 self._env.close()
                 self._env = None
