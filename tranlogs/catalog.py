@@ -261,9 +261,8 @@ class Catalog:
         """Close it once all its users here have."""
         with _open_lock:
             self._users -= 1
-            if self._users == 0:
+            if self._users == 0 and self._close_environment():
                 _open_here.pop(os.path.realpath(self.path), None)
-                self._close_environment()
 
     @contextmanager
     def transaction(self) -> Iterator[Tables]:
@@ -378,16 +377,18 @@ class Catalog:
         self._env, self.writable = _environment(self.path, writable, self._map_bytes), writable
         self._is_doubtful = False
 
-    def _close_environment(self) -> None:
+    def _close_environment(self) -> bool:
+        """False where another thread is in a transaction: closing under it would be a crash, so the next to open has it."""
         with self._idle:
-            self._is_closed = True
             try:
                 self._wait_for_others()
-            except LogUnavailable:  # closing it under another thread would be a crash: it ends with the process
-                return
+            except LogUnavailable:
+                return False
+            self._is_closed = True
             if self._env is not None:
                 self._env.close()
                 self._env = None
+            return True
 
     # What everybody asks for.
 

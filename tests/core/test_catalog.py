@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tranlogs import catalog as catalog_module
 from tranlogs.catalog import (
     CATALOG_NAME,
     Catalog,
@@ -17,6 +18,7 @@ from tranlogs.catalog import (
     Incident,
     RunRow,
     SegmentRow,
+    Tables,
     TimelineRow,
     Watermarks,
     segment_key,
@@ -229,3 +231,43 @@ def test_rows_of_a_newer_program_lose_only_what_this_one_does_not_know(catalog: 
     with catalog.transaction() as tables:
         tables._put("watermarks", {"committed": 7, "invented_later": 1})
     assert catalog.watermarks().committed == 7
+
+
+def test_a_transaction_that_ctrl_c_cut_off_does_not_keep_the_catalog_from_being_closed(tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path, writable=True)
+    catalog._enter()  # Ctrl-C comes before the line that would leave again is reached
+    with catalog.transaction() as tables:
+        tables.put("run", RunRow("00" * 16, 0, 1.0))
+    catalog.close()
+    again = Catalog.open(tmp_path)
+    assert again is not catalog
+    assert again.run() is not None
+    again.close()
+
+
+def test_a_catalog_that_another_thread_reads_is_not_closed_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_module, "THREAD_SECONDS_MAX", 0.05)
+    catalog = Catalog.open(tmp_path, writable=True)
+    with catalog.transaction() as tables:
+        tables.put("run", RunRow("00" * 16, 0, 1.0))
+    is_reading, may_end = threading.Event(), threading.Event()
+
+    def look(tables: Tables) -> object:
+        is_reading.set()
+        assert may_end.wait(30)
+        return tables.get("run", RunRow)
+
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(catalog.read(look)))
+    thread.start()
+    assert is_reading.wait(30)
+    catalog.close()
+    again = Catalog.open(tmp_path)
+    assert again is catalog  # LMDB allows one environment a file and process
+    may_end.set()
+    thread.join()
+    assert found == [again.run()]
+    again.close()
+    anew = Catalog.open(tmp_path)
+    assert anew is not again
+    anew.close()
