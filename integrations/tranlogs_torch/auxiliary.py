@@ -21,7 +21,7 @@ from . import adapt, naming
 from .data import LoaderPosition
 from .generators import generators_in, trackable
 from .gradients import Gradients
-from .own import extra_states, split
+from .own import split
 from .rng import get_rng, set_rng
 from .state import TorchState
 
@@ -158,7 +158,7 @@ class Auxiliary:
             "data": self.read_data(),
             "count": self.count,
             "buffers": naming.named_buffers(self._state.modules),
-            "extra": extra_states(self._state.modules)[0],
+            "extra": self._state.extra.read(),
             "own": {which: own for which, o in self._state.optimizers.items() if (own := split(o)[0])},
             "after": {which: self._state.hyper(which) for which in self._state.optimizers},
             "flags": flags,

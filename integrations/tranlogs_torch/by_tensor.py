@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tranlogs.errors import LogUnavailable
 from tranlogs.recovery import Divergence
+from tranlogs.threads import start_thread
 from tranlogs.types import AnyArray, Bytes
 from tranlogs.wal.reader import Entry
 
@@ -53,7 +55,7 @@ class Bundle:
         self.nbytes += parameter.nbytes
 
 
-class Gradients:
+class GradientReader:
     """The gradients of a run of records, bundle by bundle; a thread reads ahead. Use it as a context."""
 
     def __init__(self, run: list[Decoded], bundles: list[Bundle]) -> None:
@@ -62,22 +64,19 @@ class Gradients:
         self._buffers: dict[tuple[int, int], Bytes] = {}  # by turn, and place in the bundle
         self._ready: queue.Queue[_Portion] = queue.Queue(_AHEAD_STEPS)
         self._is_stopped = threading.Event()
-        self._has_spare_core = len(os.sched_getaffinity(0)) > torch.get_num_threads()  # else it would stall the kernels
-        self._thread = threading.Thread(target=self._read_ahead, name="tranlogs-read", daemon=True)
+        self._thread: threading.Thread | None = None  # None: read when asked
 
-    def __enter__(self) -> Gradients:
-        if self._has_spare_core:
-            self._thread.start()
+    def __enter__(self) -> GradientReader:
+        if len(os.sched_getaffinity(0)) > torch.get_num_threads():  # without a spare core it would stall the kernels
+            with suppress(LogUnavailable):  # no thread is to be had
+                self._thread = start_thread("tranlogs-read", self._read_ahead)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._is_stopped.set()
-        if not self._has_spare_core:
-            return
-        while self._thread.is_alive():
+        while self._thread is not None and self._thread.is_alive():
             with suppress(queue.Empty):
                 self._ready.get(timeout=0.01)  # it may wait for room
-        self._thread.join()
 
     def of(self, bundle: Bundle, position: int) -> list[AnyArray | None]:
         """The gradients of a bundle at a position of the run. They must be asked for in order.
@@ -85,7 +84,7 @@ class Gradients:
         Raises:
             CorruptRecord: a gradient is damaged.
         """
-        found = self._ready.get() if self._has_spare_core else None
+        found = self._ready.get() if self._thread is not None else None
         if isinstance(found, BaseException):
             raise found
         return found if found is not None else self._read(bundle, position, _ALONE)
@@ -139,7 +138,7 @@ class ByTensor:
         bundles = list(self._bundles())
         total = sum(bundle.elements for bundle in bundles) or 1
         done = 0
-        with Gradients(self.run, bundles) as gradients:
+        with GradientReader(self.run, bundles) as gradients:
             for bundle in bundles:
                 self._redo_bundle(bundle, gradients)
                 done += bundle.elements
@@ -165,7 +164,7 @@ class ByTensor:
                 yield bundle
 
     @torch.no_grad()
-    def _redo_bundle(self, bundle: Bundle, gradients: Gradients) -> None:
+    def _redo_bundle(self, bundle: Bundle, gradients: GradientReader) -> None:
         whole = self.optimizer.param_groups[bundle.group]
         options = {k: v for k, v in whole.items() if k not in ("params", "param_names")}
         alone = type(self.optimizer)([{"params": bundle.parameters, **options}], **_defaults(self.optimizer))

@@ -7,6 +7,7 @@ load time comes back like any other state; of the rest the names are known, so t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,32 +53,43 @@ def set_own(optimizer: Optimizer, stored: Mapping[str, Any]) -> None:
         setattr(optimizer, name, value)
 
 
-def extra_states(modules: Mapping[str, nn.Module]) -> tuple[dict[str, Any], list[str]]:
-    """What `get_extra_state` gives, by prefix and path; and the paths of what cannot be stored."""
-    stored, others = {}, []
-    for path, module in _with_extra_state(modules).items():
-        value = module.get_extra_state()
-        if _is_storable(value):
-            stored[path] = value
-        else:
-            others.append(path)
-    return stored, others
+class ExtraState:
+    """What `get_extra_state` of a run's modules gives. Which of them have any, and can store it, is looked up once.
 
+    Args:
+        modules: by prefix.
+    """
 
-def set_extra_states(modules: Mapping[str, nn.Module], stored: Mapping[str, Any]) -> None:
-    """Give each module its recorded extra state."""
-    for path, module in _with_extra_state(modules).items():
-        if path in stored:
-            module.set_extra_state(stored[path])
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
 
+    def read(self) -> dict[str, Any]:
+        """By prefix and path."""
+        return {path: module.get_extra_state() for path, module in self._stored.items()}
 
-def _with_extra_state(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    return {
-        prefix + path: module
-        for prefix, root in modules.items()
-        for path, module in root.named_modules()
-        if type(module).get_extra_state is not nn.Module.get_extra_state
-    }
+    def write(self, recorded: Mapping[str, Any]) -> None:
+        """Give each module its recorded one."""
+        for path, module in self._stored.items():
+            if path in recorded:
+                module.set_extra_state(recorded[path])
+
+    @property
+    def lost(self) -> list[str]:
+        """Where it cannot be stored without running code at load time."""
+        return [path for path in self._all if path not in self._stored]
+
+    @cached_property
+    def _all(self) -> dict[str, nn.Module]:
+        return {
+            prefix + path: module
+            for prefix, root in self._modules.items()
+            for path, module in root.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        }
+
+    @cached_property
+    def _stored(self) -> dict[str, nn.Module]:
+        return {path: module for path, module in self._all.items() if _is_storable(module.get_extra_state())}
 
 
 def _is_plain(value: Any) -> bool:

@@ -23,7 +23,7 @@ from tranlogs.wal.reader import Entry
 from . import adapt, environment, naming
 from .adapt import from_array, make_array, make_extension, to_array
 from .fingerprint import Fingerprint, Mode
-from .own import set_extra_states, set_own
+from .own import ExtraState, set_own
 
 Groups = list[dict[str, Any]]
 
@@ -42,6 +42,7 @@ class TorchState:
                  fingerprint: Mode = "auto") -> None:  # fmt: skip
         self.modules, self.optimizers = dict(modules), dict(optimizers)
         self._set_auxiliary = set_auxiliary
+        self.extra = ExtraState(modules)
         self.parameters: dict[str, torch.Tensor] = {}
         self.name_of: dict[int, str] = {}
         self._mode: Mode = fingerprint
@@ -279,7 +280,7 @@ class TorchState:
         places = naming.buffer_places(self.modules)
         for name, value in body.get("buffers", {}).items():
             naming.set_buffer(places, name, value)
-        set_extra_states(self.modules, body.get("extra", {}))
+        self.extra.write(body.get("extra", {}))
         for which, stored in body.get("own", {}).items():
             if which in self.optimizers:
                 set_own(self.optimizers[which], stored)

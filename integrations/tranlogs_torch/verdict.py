@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tranlogs.recovery.recover import Recovered
 
-from .own import extra_states, split
+from .own import split
 
 if TYPE_CHECKING:
     from .state import TorchState
@@ -19,9 +19,8 @@ def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
         found.append("no model=... was given: buffers (BatchNorm's statistics) are not recovered, and parameters are matched "
                      "by their place")  # fmt: skip
     found += lost_attributes(state)
-    others = extra_states(state.modules)[1]
-    if others:
-        found.append(f"the extra state of {', '.join(others)} cannot be stored safely and is not recovered")
+    if state.extra.lost:
+        found.append(f"the extra state of {', '.join(state.extra.lost)} cannot be stored safely and is not recovered")
     if body.get("is_implicit"):
         found.append("the last step was taken outside of batches(), epochs(), steps() and loops over a tracked loader: the "
                      "position in the data is the script's own, as are random numbers drawn between a step and the next "

@@ -86,18 +86,27 @@ def assert_nothing_is_lost(judge: Judge, run: Path, said: int) -> None:
     assert verdict["problems"] == []
 
 
+def killed_at(trainers: Trainers, folder: Path, call: str, nth: int, attach: str, handover: str) -> tuple[Path, Outcome]:
+    """A run that was killed at the n-th call, or, where it makes fewer than the counted one did, at an earlier one."""
+    while True:
+        run = folder / f"run-{nth}-{handover}"
+        inject = f"inject={call}:signal=KILL:when={nth}"
+        outcome = trainers.run(run, "-e", f"trace={call}", "-e", inject, "-o", "/dev/null", until=UNTIL, end=END,
+                               attach=attach, handover=handover)  # fmt: skip
+        print(f"{inject} {handover}: {outcome}")
+        assert not outcome.failed
+        if outcome.was_killed or nth == 1:
+            return run, outcome
+        nth //= 2
+
+
 @pytest.mark.parametrize("attach", ["opening", "training"])
 @pytest.mark.parametrize("call", [*CALLS, *KILLS_ONLY])
 def test_a_kill_at_a_system_call_loses_nothing_committed(
     trainers: Trainers, judge: Judge, counted: Path, memory_path: Path, call: str, attach: str
 ) -> None:
     for nth, handover in sample(trainers, counted, attach, call):
-        run = memory_path / f"run-{nth}-{handover}"
-        inject = f"inject={call}:signal=KILL:when={nth}"
-        outcome = trainers.run(run, "-e", f"trace={call}", "-e", inject, "-o", "/dev/null", until=UNTIL, end=END,
-                               attach=attach, handover=handover)  # fmt: skip
-        print(f"{inject} {handover}: {outcome}")
-        assert not outcome.failed
+        run, outcome = killed_at(trainers, memory_path, call, nth, attach, handover)
         assert outcome.was_killed or call in VARIES
         if outcome.recovered is not None:
             assert_nothing_is_lost(judge, run, outcome.committed)

@@ -6,6 +6,7 @@ import copy
 import pickle
 import random
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -82,9 +83,21 @@ def test_exception_anywhere_in_a_loop_costs_that_batch_only(name: str, tmp_path:
     assert differences(last.outcome(), right.outcome()) == []
 
 
+def ignore_dropped_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python drops a Ctrl-C that comes while a callback of the garbage collector or of a weak reference runs."""
+    others = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            others(unraisable)
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+
+
 @pytest.mark.parametrize("name", ["validating", "adversarial", "accumulating"])
-def test_keyboard_interrupt_at_any_moment_loses_nothing(name: str, tmp_path: Path) -> None:
+def test_keyboard_interrupt_at_any_moment_loses_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C as Python sees it: in the user's code, in torch's, and in the middle of ours."""
+    ignore_dropped_interrupts(monkeypatch)
     script, times = LOOPS[name][0], 14
     number = random.SystemRandom().randrange(1 << 32)
     print("seed", number)
