@@ -1,4 +1,4 @@
-"""Publishing files so that a crash at any instant leaves the old state or the new one.
+"""Files that outlive a crash: published so that it leaves the old state or the new one, and read with every error named.
 
 Publish = temporary name, fsync, rename, fsync the folder. The rename is the commit point.
 """
@@ -9,14 +9,65 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import CannotRead
+from .types import Bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _LOCK_FILE_BYTES = 8192  # of 126 readers, LMDB's default
 
 
-def close_read(fd: int) -> None:
-    """Close a file that was only read: an error now tells nothing of what was read."""
-    with suppress(OSError):
-        os.close(fd)
+class ReadFile:
+    """A file that is read. Close it, or use it (or what inherits from it) as a context manager.
+
+    Raises:
+        CannotRead: file handles, memory or rights are missing.
+        OSError: it cannot be opened.
+    """
+
+    fd = -1
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.fd = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            CannotRead.demand(path, error)
+            raise
+        self._path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it; an error now tells nothing of what was read."""
+        if self.fd >= 0:
+            with suppress(OSError):
+                os.close(self.fd)
+            self.fd = -1
+
+    def fill(self, into: Bytes, offset: int) -> str:
+        """Read bytes from `offset` on until `into` is full; what is wrong if that cannot be, else nothing.
+
+        Raises:
+            CannotRead: memory or rights are missing.
+        """
+        done = 0
+        while done < into.nbytes:
+            try:
+                got = os.preadv(self.fd, [into[done:].data], offset + done)
+            except OSError as error:
+                CannotRead.demand(self._path, error)
+                return f"it cannot be read ({error.strerror})"
+            if got == 0:
+                return "the file is too short"
+            done += got
+        return ""
 
 
 def sync_folder(folder: Path) -> None:

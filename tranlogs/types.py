@@ -7,7 +7,7 @@ imports a framework; integrations turn their tensors into arrays and back.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -85,6 +85,13 @@ class Array:
     @property
     def nbytes(self) -> int:
         return int(self.data.nbytes)
+
+
+@dataclass(slots=True, eq=False)
+class Staged(Array):
+    """An array whose bytes are still on their way from a device: nobody looks at `data` before `arrived` has returned."""
+
+    arrived: Callable[[], None] = field(kw_only=True)
 
 
 @dataclass(slots=True, eq=False)

@@ -181,12 +181,13 @@ class Member:
         if self._is_image:
             return
         name_of = session.state.name_of
-        found = [(f"grad/{name_of[id(p)]}", p.grad) for p in self.parameters()]
-        nbytes = sum(_nbytes(g) for _, g in found if g is not None)
-        record = session.journal.begin_step(nbytes, 2 * len(found))
-        for name, gradient in found:
-            if record is not None and gradient is not None:
-                record = session.journal.add(record, name, to_array(gradient))
+        found = [(f"grad/{name_of[id(p)]}", p.grad) for p in self.parameters() if p.grad is not None]
+        gradients = [gradient for _, gradient in found]
+        record = session.journal.begin_step(sum(map(_nbytes, gradients)), 2 * len(found))
+        if record is not None:
+            contents = map(to_array, gradients) if session.staging is None else session.staging.bring(gradients)
+            for (name, _), content in zip(found, contents, strict=True):
+                record = session.journal.add(record, name, content)
         self._record = record
 
     def _after_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ from .plain_loop import PlainLoops
 from .remembered import Remembered
 from .rng import get_rng
 from .scalars import ScalarHistory
+from .staging import Staging
 from .state import TorchState
 from .verdict import caveats, verdict
 from .writes import ForeignWrites
@@ -66,6 +67,7 @@ class Session:
         self.journal = Journal.open(run, rank=rank, framework="torch", environment=self.environment, config=config,
                                     policy=policy, retention=retention)  # fmt: skip
         self.journal.adapt = adapt.adapt
+        self.staging = Staging() if config.handover == "thread" else None
         self.shells: dict[str, Any] = {}
         self.scalars = ScalarHistory()
         self.steps_since_boundary = 0  # steps and after-images

@@ -227,7 +227,8 @@ class TorchState:
                 if device:
                     array = read(name, key)
                     assert array is not None
-                    fresh[key] = _into(old.get(key), array, torch.device(device))
+                    beside = parameter.device if parameter.device.type == device else torch.device(device)
+                    fresh[key] = _into(old.get(key), array, beside)
                 else:
                     fresh[key] = value
             if isinstance(old, dict) and parameter in optimizer.state:

@@ -20,15 +20,17 @@ def clip_again(parameters: list[torch.Tensor], body: dict[str, Any]) -> None:
     """Clip by the logged norm, as `clip_grad_norm_` of torch does it."""
     clip = body.get("clip")
     if clip is not None and parameters:
-        torch.nn.utils.clip_grads_with_norm_(parameters, clip["max_norm"], clip["norm"], clip["foreach"])
+        norm = clip["norm"].to(parameters[0].device)
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip["max_norm"], norm, clip["foreach"])
 
 
 @contextmanager
 def amp_of(optimizer: torch.optim.Optimizer, body: dict[str, Any]) -> Iterator[None]:
     """The attributes that a GradScaler sets on an optimizer that unscales by itself."""
     given = body.get("amp", {})
+    where = optimizer.param_groups[0]["params"][0].device
     for key, value in given.items():
-        setattr(optimizer, key, value.clone())
+        setattr(optimizer, key, value.to(where, copy=True))
     try:
         yield
     finally:

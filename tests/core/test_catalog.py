@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tranlogs import catalog as catalog_module
 from tranlogs.catalog import (
     CATALOG_NAME,
     Catalog,
@@ -24,6 +23,7 @@ from tranlogs.catalog import (
     segment_key,
     timeline_key,
 )
+from tranlogs.catalog import catalog as catalog_module
 from tranlogs.config import FORMAT_VERSION
 from tranlogs.errors import CorruptCatalog, LogUnavailable, UnknownFormat
 from tranlogs.testing.faults import failing
@@ -218,7 +218,7 @@ def test_a_catalog_that_cannot_be_written_is_not_damaged(tmp_path: Path, monkeyp
     def full(_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tranlogs.catalog.allocate_lock_file", full)
+    monkeypatch.setattr("tranlogs.catalog.environment.allocate_lock_file", full)
     with pytest.raises(LogUnavailable, match="No space left"):
         Catalog.open(tmp_path, writable=True)
     assert list(tmp_path.iterdir()) == []

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tranlogs.journal.handover import BufferPool, HandOver, QueuedRecord
-from tranlogs.types import Array, SparseArray, dense
+from tranlogs.journal.handover import BufferPool, HandOver, QueuedRecord, wait_for
+from tranlogs.types import Array, SparseArray, Staged, dense
 
 
 @pytest.fixture
@@ -131,3 +131,16 @@ def test_a_record_copies_when_it_is_given_and_an_aborted_one_gives_back(handover
     record.abort()
     assert (record.is_open, record.tensors) == (False, [])
     assert handover.pool.free_bytes == 64 + 64 + 32
+
+
+def test_arrays_on_their_way_are_neither_copied_nor_pooled(handover: HandOver) -> None:
+    there: list[str] = []
+    array = Staged("uint8", (4,), np.zeros(4, np.uint8), arrived=lambda: there.append("arrived"))
+    record = QueuedRecord(handover)
+    record.add("grad/w", array)
+    assert record.tensors == [("grad/w", array)]
+    assert there == []
+    wait_for([array, values(3), None])
+    assert there == ["arrived"]
+    record.abort()
+    assert handover.pool.free_bytes == 0

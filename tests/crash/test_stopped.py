@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tranlogs import catalog as catalogs
+from tranlogs.catalog import catalog as catalogs
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import RunInUse
 from tranlogs.journal import read_owner

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,14 +14,14 @@ import xxhash
 
 from ..codec import tree
 from ..config import FORMAT_VERSION
-from ..durable import close_read
+from ..durable import ReadFile
 from ..errors import CannotRead, CorruptCheckpoint, UnknownFormat
 from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray
 from .layout import MANIFEST, META, STATE, from_c_order, open_manifest
 from .snapshot import aux_name
 
 
-class Checkpoint:
+class Checkpoint(ReadFile):
     """A published checkpoint, opened for reading. Its tensors are read one at a time.
 
     Raises:
@@ -46,22 +45,11 @@ class Checkpoint:
             size, wanted = (folder / STATE).stat().st_size, self.manifest["state"]["bytes"]
             if size != wanted:
                 raise CorruptCheckpoint(folder / STATE, f"{size} bytes instead of {wanted}")
-            self._fd = os.open(folder / STATE, os.O_RDONLY)
+            super().__init__(folder / STATE)
         except OSError as error:
             CannotRead.demand(folder / STATE, error)
             raise CorruptCheckpoint(folder / STATE, f"it cannot be opened ({error.strerror})") from None
         self._start = self.manifest["state"]["bytes"] - sum(t["bytes"] for t in self._tensors.values())
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            close_read(self._fd)
-            self._fd = -1
 
     @property
     def step(self) -> int:
@@ -182,14 +170,7 @@ class Checkpoint:
         return data
 
     def _read(self, size: int, offset: int, name: str) -> Bytes:
-        data, done = np.empty(size, np.uint8), 0
-        while done < size:
-            try:
-                got = os.preadv(self._fd, [data[done:].data], offset + done)
-            except OSError as error:
-                CannotRead.demand(self.folder / STATE, error)
-                raise CorruptCheckpoint(self.folder / STATE, f"it cannot be read ({error.strerror})", tensor=name) from None
-            if got == 0:
-                raise CorruptCheckpoint(self.folder / STATE, "the file is too short", tensor=name)
-            done += got
+        data = np.empty(size, np.uint8)
+        if problem := self.fill(data, offset):
+            raise CorruptCheckpoint(self.folder / STATE, problem, tensor=name)
         return data

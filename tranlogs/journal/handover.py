@@ -1,7 +1,8 @@
 """Hand records to a writer thread through a queue bounded in bytes: for devices whose copies finish later (GPU).
 
-Same face as writing directly. Contents are copied into pooled buffers when they are added; the training thread waits
-only when the queue is full (back-pressure).
+Same face as writing directly. Contents are copied into pooled buffers when they are added, unless they are copies already,
+on their way from a device (`Staged`): for those the writer thread waits. The training thread waits only when the queue is
+full (back-pressure).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..threads import start_thread
-from ..types import AnyArray, Array, Bytes, SparseArray
+from ..types import AnyArray, Array, Bytes, SparseArray, Staged
 from ..wal.entry_writer import Tensor
 
 
@@ -133,9 +134,9 @@ class HandOver:
 
 
 def copied(pool: BufferPool, content: AnyArray | None) -> AnyArray | None:
-    """A pooled copy of a tensor."""
-    if content is None:
-        return None
+    """A pooled copy of a tensor; one that is on its way is a copy already."""
+    if content is None or isinstance(content, Staged):
+        return content
     if isinstance(content, SparseArray):
         return SparseArray(content.shape, pool.copy(content.indices), pool.copy(content.values), content.is_coalesced)
     return pool.copy(content)
@@ -147,12 +148,19 @@ def copied_dense(pool: BufferPool, content: AnyArray) -> AnyArray:
     return pool.copy(content)
 
 
+def wait_for(contents: list[AnyArray | None]) -> None:
+    """Until those that are on their way have come."""
+    for content in contents:
+        if isinstance(content, Staged):
+            content.arrived()
+
+
 def given_back(pool: BufferPool, content: AnyArray | None) -> None:
     """Return the copies of a tensor to the pool."""
     if isinstance(content, SparseArray):
         pool.give_back(content.indices)
         pool.give_back(content.values)
-    elif content is not None:
+    elif content is not None and not isinstance(content, Staged):
         pool.give_back(content)
 
 

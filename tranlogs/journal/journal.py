@@ -27,12 +27,12 @@ from ..errors import CorruptCatalog, LogUnavailable, NotRecovered, UnencodableSt
 from ..failpoints import hit
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
 from ..retention.prune import retire, set_aside
-from ..types import AnyArray
+from ..types import AnyArray, Staged
 from ..wal.entry_writer import EntryWriter, Position, Scalars, Tensor, encode_body
 from ..wal.log import WriteAheadLog
 from .checkpointer import Checkpointer
 from .due import CheckpointDue
-from .handover import HandOver, QueuedRecord, copied_dense, given_back
+from .handover import HandOver, QueuedRecord, copied_dense, given_back, wait_for
 from .opening import JournalPaths, open_catalog, refuse_network_file_system, settle_segments
 from .owner import OwnerLock
 from .suspension import Suspension, end_incident, note_incident
@@ -264,6 +264,7 @@ class Journal:
         """Add a tensor to a record; gives the record back, or None if logging was suspended."""
         if record is None:
             return None
+        assert not isinstance(content, Staged) or isinstance(record, QueuedRecord), "only the writer thread waits for it"
         try:
             record.add(name, content)
             return record
@@ -392,6 +393,7 @@ class Journal:
         nbytes = sum(content.nbytes for content in copies if content is not None)
 
         def job() -> None:
+            wait_for(copies)
             wal.append_encoded(kind, step, tensors, encoded, held, scalars)
             for content in copies:
                 given_back(pool, content)

@@ -21,7 +21,7 @@ import xxhash
 from ..codec import delta, tree
 from ..codec.compression import Codec, decompress
 from ..codec.entry import COALESCED, FRAME, PAGE_HEADER_BYTES, EntryKind, Head, Part, unpack_spec
-from ..durable import close_read
+from ..durable import ReadFile
 from ..errors import CannotRead, CorruptRecord
 from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec
 from .scan import Location
@@ -136,36 +136,21 @@ class Entry:
         return self._index
 
 
-class SegmentReader:
-    """Reads one segment's file. Close it, or use it as a context manager."""
+class SegmentReader(ReadFile):
+    """Reads one segment's file."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self.path = path
-        try:
-            self._fd = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            CannotRead.demand(path, error)
-            raise
         try:  # shared: a file that somebody reads is not recycled under him
-            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._fd)
+            self.close()
             raise CorruptRecord(path, "the file is being reused; what it held was pruned") from None
         except OSError:  # no locks are to be had: then nobody gets the one that recycling needs
             pass
         self._specs: dict[int, TensorSpec] = {}
         self._keys: dict[int, bytes] = {}
-
-    def __enter__(self) -> SegmentReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            close_read(self._fd)
-            self._fd = -1
 
     def entries(self, locations: list[Location]) -> Iterator[Entry]:
         """Decode entries in the order given."""
@@ -180,7 +165,7 @@ class SegmentReader:
         """
         head = location.head
         try:
-            payload = os.pread(self._fd, head.length, location.offset)
+            payload = os.pread(self.fd, head.length, location.offset)
         except OSError as error:
             CannotRead.demand(self.path, error)
             raise CorruptRecord(self.path, f"its description cannot be read ({error.strerror})", step=head.step) from None
@@ -214,7 +199,7 @@ class SegmentReader:
         shape = spec.local_shape if shape is None else shape
         total = math.prod(shape) * ITEMSIZE[dtype]
         data = out[:total] if out is not None and out.nbytes >= total else np.empty(total, np.uint8)
-        self._fill(frame, step, data)
+        self._unpack(frame, step, data)
         array = Array(dtype, shape, data, None if sparse or _is_flat(spec.piece) else spec.strides, is_tensor)
         if spec.piece is not None:
             array.piece, array.whole = spec.piece, spec.shape
@@ -228,7 +213,7 @@ class SegmentReader:
         except CorruptRecord:
             return False
 
-    def _fill(self, frame: Frame, step: int, data: Bytes) -> None:
+    def _unpack(self, frame: Frame, step: int, data: Bytes) -> None:
         if frame.codec == Codec.RAW:
             if frame.stored != data.nbytes:
                 raise CorruptRecord(self.path, f"{frame.stored} bytes for {data.nbytes}", step=step, tensor=frame.name)
@@ -241,17 +226,8 @@ class SegmentReader:
             raise CorruptRecord(self.path, str(error), step=step, tensor=frame.name) from None
 
     def _stored(self, frame: Frame, step: int, into: Bytes) -> Bytes:
-        done = 0
-        while done < into.nbytes:
-            try:
-                got = os.preadv(self._fd, [into[done:].data], frame.offset + done)
-            except OSError as error:
-                CannotRead.demand(self.path, error)
-                why = f"it cannot be read ({error.strerror})"
-                raise CorruptRecord(self.path, why, step=step, tensor=frame.name) from None
-            if got == 0:
-                raise CorruptRecord(self.path, "the file is too short", step=step, tensor=frame.name)
-            done += got
+        if problem := self.fill(into, frame.offset):
+            raise CorruptRecord(self.path, problem, step=step, tensor=frame.name)
         if xxhash.xxh3_64_intdigest(into.data) != frame.checksum:
             raise CorruptRecord(self.path, "the checksum of its bytes differs", step=step, tensor=frame.name)
         return into

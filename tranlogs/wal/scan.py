@@ -19,8 +19,8 @@ import numpy as np
 
 from ..codec.entry import HEAD, MAGIC, OVERFLOW_FLAG, PAGE_HEADER_BYTES, EntryKind, Head, unpack_head
 from ..config import FORMAT_VERSION
-from ..durable import close_read
-from ..errors import CannotRead, UnknownFormat
+from ..durable import ReadFile
+from ..errors import UnknownFormat
 
 _FIRST_PAGE = 2  # behind LMDB's meta pages
 _WINDOW_PAGES, _WINDOW_PAGES_LEAPING = 256, 32
@@ -54,24 +54,17 @@ def scan(path: Path, segment_id: int, *, last_sequence: int | None = None) -> li
         OSError: the file cannot be opened.
         CannotRead: it cannot be opened, for want of file handles, memory or rights.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        CannotRead.demand(path, error)
-        raise
-    try:
+    with ReadFile(path) as file:
         found: list[Location] = []
         if last_sequence is not None:
-            found = _scan(fd, segment_id, leaps=True)
+            found = _scan(file.fd, segment_id, leaps=True)
         if not _is_whole(found, last_sequence):
-            found = _scan(fd, segment_id, leaps=False)
+            found = _scan(file.fd, segment_id, leaps=False)
         if last_sequence is None and not _is_unbroken(found):
             # It may be written now, and the writer have overtaken the scan between two windows. All that lies before the
             # newest entry seen is in the file by now: a second scan sees it, unless it is damaged.
             last = found[-1].head.sequence
-            found = [location for location in _scan(fd, segment_id, leaps=False) if location.head.sequence <= last]
-    finally:
-        close_read(fd)
+            found = [location for location in _scan(file.fd, segment_id, leaps=False) if location.head.sequence <= last]
     for location in found:
         if location.head.version != FORMAT_VERSION:
             raise UnknownFormat(path, location.head.version, FORMAT_VERSION)

@@ -1,0 +1,111 @@
+"""The rows of a catalog: what is known of segments, checkpoints and timelines, and under which keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from ..config import FORMAT_VERSION
+
+SegmentState = Literal["ready", "open", "sealed", "retired"]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    """A segment. `ready` = prepared, maybe written to since; `retired` = its file may be reused or deleted."""
+
+    ordinal: int
+    segment_id: str  # 16 hex digits
+    file: str
+    size: int
+    state: SegmentState
+    timeline: int = 0
+    base_sequence: int = 0  # the entry before its first
+    base_step: int = 0
+    last_sequence: int = 0  # set when sealed, as are the next three
+    last_step: int = 0
+    used_bytes: int = 0
+    sealed_at: float = 0.0
+    created_at: float = 0.0
+
+    @property
+    def number(self) -> int:
+        """The segment id as a number."""
+        return int(self.segment_id, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """A published checkpoint; `chain` is the digest that the entry after it names."""
+
+    name: str
+    step: int
+    sequence: int
+    chain: str
+    timeline: int
+    nbytes: int
+    created_at: float
+    seconds: float = 0.0  # what writing it took
+    state: Literal["published", "retired"] = "published"
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineRow:
+    """A timeline and where it left its parent; timeline 1 has none."""
+
+    number: int
+    parent: int = 0
+    fork_sequence: int = 0
+    fork_step: int = 0
+    created_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """Step numbers, each at most the one before; `committed` here trails the log (read it there)."""
+
+    committed: int = 0
+    synced: int = 0
+    archived: int = 0
+    persisted: int = 0
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Logging was suspended for a time: why, from which step to which."""
+
+    number: int
+    why: str
+    from_step: int
+    from_time: float
+    to_step: int | None = None
+    to_time: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """What the journal is part of."""
+
+    run_id: str
+    rank: int
+    created_at: float
+    format: int = FORMAT_VERSION
+    framework: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+Row = TypeVar("Row", SegmentRow, CheckpointRow, TimelineRow, Watermarks, Incident, RunRow)
+
+KINDS: dict[str, type[Any]] = {
+    "segment/": SegmentRow, "checkpoint/": CheckpointRow, "timeline/": TimelineRow, "incident/": Incident,
+    "watermarks": Watermarks, "run": RunRow,
+}  # fmt: skip
+
+
+def segment_key(ordinal: int) -> str:
+    return f"segment/{ordinal:010d}"
+
+
+def timeline_key(number: int) -> str:
+    return f"timeline/{number:06d}"
