@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +20,7 @@ from tranlogs.errors import NotARun, UnknownFormat
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.recovery.history import ScannedSegment
 from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.testing.damage import copy_live
 from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs.verify import Checked, Problem, verify_journal, verify_run
 from tranlogs.wal.reader import Entry, SegmentReader
@@ -141,7 +141,7 @@ def test_damaged_page_length_hides_no_entry_of_an_open_segment(memory_path: Path
     trainer = open_run(memory_path / "run")
     trainer.recover()
     trainer.train(30)
-    shutil.copytree(memory_path / "run", memory_path / "copy", ignore=shutil.ignore_patterns("*-lock", "owner*"))
+    copy_live(memory_path / "run", memory_path / "copy", "*-lock", "owner*")
     trainer.journal.close()
     segments = open_for_reading(memory_path / "copy" / "rank0").segments
     assert any(segment.row.state != "sealed" for segment in segments)

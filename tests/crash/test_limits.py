@@ -6,7 +6,6 @@ import json
 import os
 import random
 import resource
-import shutil
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from tranlogs.config import JournalConfig
 from tranlogs.errors import CannotRead, LogUnavailable, UsageError
 from tranlogs.retention import EverySteps
 from tranlogs.testing.clock import FakeClock
+from tranlogs.testing.damage import copy_live
 from tranlogs.testing.toy import open_toy, uninterrupted
 
 pytestmark = pytest.mark.crash
@@ -55,7 +55,7 @@ def test_recovery_without_handles_is_refused_and_gives_nothing_up(memory_path: P
     trainer = open_toy(memory_path / "run", sizes=SIZES, policy=EverySteps(6), config=JournalConfig(segment_bytes=1 << 20))
     trainer.recover()
     trainer.train(10)
-    shutil.copytree(memory_path / "run", memory_path / "left")
+    copy_live(memory_path / "run", memory_path / "left")
     trainer.journal.close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = [os.open("/dev/null", os.O_RDONLY)]
