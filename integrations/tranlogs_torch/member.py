@@ -15,7 +15,7 @@ import torch
 import xxhash
 
 from tranlogs.codec import tree
-from tranlogs.journal.journal import StepRecord
+from tranlogs.journal.writers import StepRecord
 from tranlogs.types import Array
 from tranlogs.wal.entry_writer import Tensor
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tranlogs.journal.handover import BufferPool, HandOver, QueuedRecord, wait_for
+from tranlogs.journal.handover import BufferPool, HandOver
+from tranlogs.journal.writers import QueuedRecord, wait_for
 from tranlogs.types import Array, SparseArray, Staged, dense
 
 

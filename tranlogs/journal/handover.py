@@ -1,9 +1,4 @@
-"""Hand records to a writer thread through a queue bounded in bytes: for devices whose copies finish later (GPU).
-
-Same face as writing directly. Contents are copied into pooled buffers when they are added, unless they are copies already,
-on their way from a device (`Staged`): for those the writer thread waits. The training thread waits only when the queue is
-full (back-pressure).
-"""
+"""A thread that runs jobs in order, from a queue bounded in bytes, and pooled buffers for what its jobs hold."""
 
 from __future__ import annotations
 
@@ -15,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..threads import start_thread
-from ..types import AnyArray, Array, Bytes, SparseArray, Staged
-from ..wal.entry_writer import Tensor
+from ..types import Array, Bytes
 
 
 class BufferPool:
@@ -131,51 +125,3 @@ class HandOver:
                 self._queued -= nbytes
                 self._running = False
                 self._changed.notify_all()
-
-
-def copied(pool: BufferPool, content: AnyArray | None) -> AnyArray | None:
-    """A pooled copy of a tensor; one that is on its way is a copy already."""
-    if content is None or isinstance(content, Staged):
-        return content
-    if isinstance(content, SparseArray):
-        return SparseArray(content.shape, pool.copy(content.indices), pool.copy(content.values), content.is_coalesced)
-    return pool.copy(content)
-
-
-def copied_dense(pool: BufferPool, content: AnyArray) -> AnyArray:
-    """A pooled copy of an array that stands in a body (sparse ones are taken apart there)."""
-    assert isinstance(content, Array)
-    return pool.copy(content)
-
-
-def wait_for(contents: list[AnyArray | None]) -> None:
-    """Until those that are on their way have come."""
-    for content in contents:
-        if isinstance(content, Staged):
-            content.arrived()
-
-
-def given_back(pool: BufferPool, content: AnyArray | None) -> None:
-    """Return the copies of a tensor to the pool."""
-    if isinstance(content, SparseArray):
-        pool.give_back(content.indices)
-        pool.give_back(content.values)
-    elif content is not None and not isinstance(content, Staged):
-        pool.give_back(content)
-
-
-class QueuedRecord:
-    """A record that is handed over: contents are copied when they are added."""
-
-    def __init__(self, handover: HandOver) -> None:
-        self._pool = handover.pool
-        self.tensors: list[Tensor] = []
-        self.is_open = True
-
-    def add(self, name: str, content: AnyArray | None) -> None:
-        self.tensors.append((name, copied(self._pool, content)))
-
-    def abort(self) -> None:
-        for _, content in self.tensors:
-            given_back(self._pool, content)
-        self.tensors, self.is_open = [], False

@@ -14,7 +14,7 @@ import os
 import secrets
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ..catalog import Catalog, CheckpointRow, RunRow, TimelineRow, Watermarks, timeline_key
 from ..checkpoint import Snapshot
@@ -27,31 +27,21 @@ from ..errors import CorruptCatalog, LogUnavailable, NotRecovered, UnencodableSt
 from ..failpoints import hit
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
 from ..retention.prune import retire, set_aside
-from ..types import AnyArray, Staged
-from ..wal.entry_writer import EntryWriter, Position, Scalars, Tensor, encode_body
+from ..types import AnyArray
+from ..wal.entry_writer import Position, Scalars, Tensor
 from ..wal.log import WriteAheadLog
 from .checkpointer import Checkpointer
 from .due import CheckpointDue
-from .handover import HandOver, QueuedRecord, copied_dense, given_back, wait_for
+from .handover import HandOver
 from .opening import JournalPaths, open_catalog, refuse_network_file_system, settle_segments
 from .owner import OwnerLock
 from .suspension import Suspension, end_incident, note_incident
+from .writers import DirectWriter, QueuedWriter, StepRecord, Writer
 
 _log = logging.getLogger("tranlogs")
 
 # What suspends logging and not training. UnencodableState: a tracked object has changed since it was registered.
 _FAILURES = (LogUnavailable, CorruptCatalog, UnencodableState, MemoryError, OSError)
-
-
-class StepRecord(Protocol):
-    """A step being logged."""
-
-    @property
-    def is_open(self) -> bool: ...
-
-    def add(self, name: str, content: AnyArray | None) -> None: ...
-
-    def abort(self) -> None: ...
 
 
 class Journal:
@@ -72,6 +62,7 @@ class Journal:
         self._lock = lock
         self._pid = os.getpid()
         self._wal: WriteAheadLog | None = None
+        self._writer: Writer | None = None  # of the log
         self._handover: HandOver | None = None
         self._position: Position | None = None
         self._origin = Position(chain=int(run.run_id[:16], 16))  # so that no file of another run fits to this one's
@@ -212,8 +203,11 @@ class Journal:
     def _open_log(self, position: Position, *, counts: bool) -> None:
         describe = {**self._describe(position), "created_at": self.run.created_at}
         self._wal = WriteAheadLog(self.paths.log, self.catalog, self.config, self.clock, position, describe, counts=counts)
-        if self.config.handover == "thread" and self._handover is None:
-            self._handover = HandOver(self.config.queue_bytes_max)
+        if self.config.handover == "direct":
+            self._writer = DirectWriter(self._wal)
+        else:
+            self._handover = self._handover or HandOver(self.config.queue_bytes_max)
+            self._writer = QueuedWriter(self._wal, self._handover)
 
     # Records.
 
@@ -249,13 +243,11 @@ class Journal:
 
     def begin_step(self, nbytes: int, frames: int) -> StepRecord | None:
         """Start the record of the next step: `nbytes` of tensors in `frames` tensors. None while suspended."""
-        wal = self._started()
-        if wal is None:
+        if self._started() is None:
             return None
-        if self._handover is not None:
-            return QueuedRecord(self._handover)
+        assert self._writer is not None
         try:
-            return wal.begin(nbytes, frames)
+            return self._writer.begin(nbytes, frames)
         except _FAILURES as error:
             self._suspend(error)
             return None
@@ -264,7 +256,6 @@ class Journal:
         """Add a tensor to a record; gives the record back, or None if logging was suspended."""
         if record is None:
             return None
-        assert not isinstance(content, Staged) or isinstance(record, QueuedRecord), "only the writer thread waits for it"
         try:
             record.add(name, content)
             return record
@@ -282,10 +273,8 @@ class Journal:
         try:
             if not record.is_open:  # another entry began before this one was finished: its step would be missing
                 raise LogUnavailable(f"the record of step {step} was dropped")
-            if isinstance(record, EntryWriter):
-                record.commit(EntryKind.STEP, step, body, adapt=self.adapt)
-            elif isinstance(record, QueuedRecord):
-                self._submit(record, EntryKind.STEP, step, body)
+            assert self._writer is not None
+            self._writer.commit(record, step, body, self.adapt)
         except _FAILURES as error:
             self._suspend(error)
 
@@ -362,43 +351,13 @@ class Journal:
         return self._wal
 
     def _append(self, kind: EntryKind, tensors: list[Tensor], body: dict[str, Any], scalars: Scalars | None = None) -> None:
-        wal = self._started()
-        if wal is None:
+        if self._started() is None:
             return
+        assert self._writer is not None
         try:
-            if self._handover is None:
-                wal.append(kind, self.step, tensors, body, adapt=self.adapt, scalars=scalars)
-                return
-            record = QueuedRecord(self._handover)
-            for name, content in tensors:
-                record.add(name, content)
-            self._submit(record, kind, self.step, body, scalars)
+            self._writer.append(kind, self.step, tensors, body, self.adapt, scalars)
         except _FAILURES as error:
             self._suspend(error)
-
-    def _submit(self, record: QueuedRecord, kind: EntryKind, step: int, body: dict[str, Any],
-                scalars: Scalars | None = None) -> None:  # fmt: skip
-        """Queue an entry. Its body is encoded now: what it refers to may change before the writer gets to it."""
-        handover, wal = self._handover, self._wal
-        assert handover is not None
-        assert wal is not None
-        if handover.failure is not None:
-            raise LogUnavailable(in_words(handover.failure)) from handover.failure
-        far: list[tuple[str, AnyArray]] = []
-        pool = handover.pool
-        tensors = record.tensors
-        encoded = encode_body(body, tensors, self.adapt, far)
-        held = [(name, copied_dense(pool, array)) for name, array in far]
-        copies: list[AnyArray | None] = [content for _, content in tensors] + [array for _, array in held]
-        nbytes = sum(content.nbytes for content in copies if content is not None)
-
-        def job() -> None:
-            wait_for(copies)
-            wal.append_encoded(kind, step, tensors, encoded, held, scalars)
-            for content in copies:
-                given_back(pool, content)
-
-        handover.submit(nbytes, job)
 
     # Checkpoints.
 
@@ -462,7 +421,7 @@ class Journal:
 
     def _shut(self) -> BaseException | None:
         """End the log as well as possible and remember how far it came; gives what went wrong."""
-        wal, self._wal = self._wal, None
+        wal, self._wal, self._writer = self._wal, None, None
         failure: BaseException | None = None
         if self._handover is not None:
             failure = self._handover.reset()
