@@ -2,60 +2,25 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.core.toys import NEVER, SIZES, boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
 from tranlogs.checkpoint import Checkpoint
-from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.journal import Journal
 from tranlogs.journal.opening import JournalPaths, file_system_of, refuse_network_file_system
 from tranlogs.recovery import recover
 from tranlogs.recovery.facts import open_for_reading
-from tranlogs.retention import CheckpointFacts, EverySteps, KeepAll, KeepLatest
-from tranlogs.testing.abandon import abandoned_copy
+from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.faults import failing
-from tranlogs.testing.toy import ToyState, ToyTrainer, open_toy, uninterrupted
+from tranlogs.testing.toy import ToyState, ToyTrainer
 from tranlogs.types import dense
 from tranlogs.wal.reader import SegmentReader
-
-SIZES = (7, 300)
-NEVER = EverySteps(10**9)
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[list[ToyTrainer]]:
-    made: list[ToyTrainer] = []
-    yield made
-    for trainer in made:
-        trainer.journal.close()
-
-
-@pytest.fixture
-def toy(tmp_path: Path, closed: list[ToyTrainer]) -> Callable[..., ToyTrainer]:
-    def open_(
-        run: Path = tmp_path / "run", *, handover: Any = "direct", durability: Any = "process", **options: Any
-    ) -> ToyTrainer:
-        config = JournalConfig(handover=handover, durability=durability, segment_bytes=MIB)
-        trainer = open_toy(run, sizes=SIZES, **{"config": config, "policy": NEVER, **options})
-        closed.append(trainer)
-        return trainer
-
-    return open_
-
-
-def killed(trainer: ToyTrainer, to: Path) -> Path:
-    return abandoned_copy(trainer.journal, to)
-
-
-def state_at(step: int) -> bytes:
-    return uninterrupted(step, sizes=SIZES).everything()
 
 
 def test_a_closed_run_goes_on_where_it_stopped(toy: Callable[..., ToyTrainer]) -> None:
@@ -88,22 +53,6 @@ def test_a_killed_run_goes_on_at_the_last_boundary(
         left = [row for row in again.journal.catalog.segments() if row.state == "sealed"]
         assert left
         assert all(0 < row.used_bytes <= row.size for row in left)
-
-
-def step_of(trainer: ToyTrainer) -> None:
-    """One optimizer update, without a boundary."""
-    state, journal = trainer.state, trainer.journal
-    gradients = state.gradients()
-    record = journal.begin_step(sum(g.nbytes for g in gradients.values()), len(gradients))
-    for name, gradient in gradients.items():
-        record = journal.add(record, f"grad/{name}", dense(gradient))
-    lr = state.lr
-    state.apply(gradients, lr)
-    journal.commit_step(record, {"lr": lr, "digest": state.digest().to_bytes(8, "little")})
-
-
-def boundary_of(trainer: ToyTrainer, **options: Any) -> None:
-    trainer.journal.boundary(trainer.state.auxiliary(), trainer.state.snapshot, **options)
 
 
 @pytest.mark.parametrize("handover", ["direct", "thread"])
@@ -222,16 +171,6 @@ def test_state_that_changes_after_the_boundary_is_not_what_was_committed(
 # Checkpoints.
 
 
-def checkpoint_steps(trainer: ToyTrainer) -> list[int]:
-    trainer.journal.wait_checkpoint()
-    return [row.step for row in trainer.journal.catalog.checkpoints()]
-
-
-def patiently(trainer: ToyTrainer, until: int) -> None:
-    """Train, and let each checkpoint be finished."""
-    trainer.train(until, say=lambda _: trainer.journal.wait_checkpoint())
-
-
 def test_checkpoints_are_taken_when_they_are_due_and_the_newest_are_kept(toy: Callable[..., ToyTrainer]) -> None:
     trainer = toy(policy=EverySteps(5), retention=KeepLatest(2))
     trainer.recover()
@@ -327,229 +266,6 @@ def test_a_damaged_checkpoint_of_the_same_position_is_written_again(toy: Callabl
     assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     with Checkpoint(path.parent) as checkpoint:
         assert all(damage is None for _, damage in checkpoint.verify())
-
-
-# Suspension: what is claimed is true.
-
-
-def suspended(trainer: ToyTrainer, at: int, rule: str = "wal.begin=enospc") -> None:
-    """Train to a step behind which the disk is full."""
-    trainer.train(at)
-    trainer.journal.wait_checkpoint()
-    trainer.journal.wait_synced()
-    with failing(rule):
-        trainer.train(at + 1)
-    assert trainer.journal.is_suspended
-
-
-@pytest.mark.parametrize("durability", ["process", "machine"])
-def test_while_suspended_committed_and_synced_stay_where_they_were(toy: Callable[..., ToyTrainer], durability: str) -> None:
-    clock = FakeClock()
-    trainer = toy(clock=clock, durability=durability)
-    trainer.recover()
-    suspended(trainer, 5)
-    for until in (8, 12):
-        clock.advance(100)
-        with failing("checkpoint.state=enospc"):
-            trainer.train(until)
-        assert trainer.journal.is_suspended
-        assert (trainer.journal.step, trainer.journal.committed) == (until, 5)
-        assert durability == "process" or trainer.journal.synced == 5
-        assert trainer.journal.catalog.watermarks().committed == 5
-    clock.advance(100)
-    trainer.train(13)
-    assert not trainer.journal.is_suspended
-    assert trainer.journal.committed == 13
-
-
-def test_an_uncommitted_step_does_not_count_as_committed_when_logging_stops(toy: Callable[..., ToyTrainer]) -> None:
-    trainer = toy()
-    trainer.recover()
-    trainer.train(5)
-    step_of(trainer)
-    with failing("wal.begin=enospc"):
-        boundary_of(trainer)
-    assert trainer.journal.is_suspended
-    assert trainer.journal.committed == 5
-
-
-@pytest.mark.parametrize("fault", ["checkpoint.snapshot", "checkpoint.state", "checkpoint.manifest", "checkpoint.publish"])
-def test_without_any_checkpoint_there_is_no_use_in_logging(toy: Callable[..., ToyTrainer], fault: str) -> None:
-    clock = FakeClock()
-    trainer = toy(clock=clock)
-    with failing(f"{fault}=enospc"):
-        trainer.recover()
-        assert trainer.journal.is_suspended
-        trainer.train(3)
-        assert trainer.journal.committed == 0
-    clock.advance(100)
-    trainer.train(5)
-    assert not trainer.journal.is_suspended
-    again = toy(killed(trainer, trainer.journal.paths.folder.parent.parent / "killed"))
-    assert (again.recover().step, again.state.everything() == state_at(5)) == (5, True)
-
-
-@pytest.mark.parametrize("wait", [True, False])
-def test_a_checkpoint_of_a_boundary_that_was_not_logged_is_not_taken(toy: Callable[..., ToyTrainer], wait: bool) -> None:
-    """Records are handed over: the boundary fails behind the training thread. Its state must not get an older name."""
-    trainer = toy(handover="thread")
-    trainer.recover()
-    trainer.train(4)
-    trainer.journal.wait_synced()
-    with failing("wal.before_commit=eio"):
-        step_of(trainer)
-        boundary_of(trainer)
-        assert not trainer.journal.checkpoint(trainer.state.snapshot(), wait=wait)
-    assert trainer.journal.is_suspended
-    assert checkpoint_steps(trainer) == [0]
-    trainer.journal.close()
-    again = toy()
-    assert (again.recover().step, again.state.everything() == state_at(4)) == (4, True)
-
-
-def test_a_failed_checkpoint_is_told_and_the_log_goes_on(
-    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = toy(policy=EverySteps(4))
-    trainer.recover()
-    with failing("checkpoint.state=eio@1"):
-        patiently(trainer, 9)
-    assert [r.message for r in caplog.records if "could not be written" in r.message]
-    assert (trainer.journal.is_suspended, trainer.journal.committed) == (False, 9)
-    assert checkpoint_steps(trainer) == [0, 8]
-    again = toy(killed(trainer, trainer.journal.paths.folder.parent.parent / "killed"))
-    assert (again.recover().step, again.state.everything() == state_at(9)) == (9, True)
-
-
-def test_checkpoints_that_fail_and_fail_are_told_once_until_one_succeeds(
-    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = toy(policy=EverySteps(2))
-    trainer.recover()
-    for until in (20, 50):
-        caplog.clear()
-        with failing("checkpoint.state=eio"):
-            patiently(trainer, until - 10)
-        assert sum("could not be written" in r.message for r in caplog.records) == 1
-        patiently(trainer, until)
-    assert max(checkpoint_steps(trainer)) >= 48
-
-
-@pytest.mark.parametrize("wrong", ["raises", "None"])
-def test_policies_of_the_user_s_own_that_fail_cost_neither_training_nor_a_checkpoint(
-    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, wrong: str
-) -> None:
-    class Wrong:
-        def is_due(self, facts: CheckpointFacts) -> bool:
-            if wrong == "raises":
-                raise ZeroDivisionError("of the policy")
-            return None  # type: ignore[return-value]
-
-        def kept(self, steps: Any) -> Any:
-            if wrong == "raises":
-                raise ZeroDivisionError("of the retention")
-
-    trainer = toy(policy=Wrong(), retention=Wrong())
-    trainer.recover()
-    patiently(trainer, 6)
-    trainer.journal.boundary(trainer.state.auxiliary(), trainer.state.snapshot, checkpoint=True)
-    trainer.journal.wait_checkpoint()
-    assert checkpoint_steps(trainer) == [0, 6]
-    if wrong == "raises":
-        assert sum("the checkpoint policy failed" in r.message for r in caplog.records) == 1
-    assert any("what is no longer kept could not be deleted" in r.message for r in caplog.records)
-    assert not any("a checkpoint could not be written" in r.message for r in caplog.records)
-    assert trainer.state.everything() == state_at(6)
-
-
-def incidents(trainer: ToyTrainer) -> list[tuple[int, int | None]]:
-    return [(row.from_step, row.to_step) for row in trainer.journal.catalog.incidents()]
-
-
-def test_an_incident_lasts_until_logging_goes_on(toy: Callable[..., ToyTrainer]) -> None:
-    clock = FakeClock()
-    trainer = toy(clock=clock)
-    trainer.recover()
-    suspended(trainer, 5)
-    assert incidents(trainer) == [(5, None)]
-    trainer.train(9)
-    clock.advance(100)
-    trainer.train(10)
-    assert incidents(trainer) == [(5, 10)]
-    suspended(trainer, 12)
-    assert incidents(trainer) == [(5, 10), (12, None)]
-
-
-def test_a_checkpoint_that_was_under_way_does_not_end_an_incident(
-    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = toy(clock=FakeClock())
-    trainer.recover()
-    trainer.train(4)
-    held: list[Callable[[], None]] = []
-    write = trainer.journal._checkpointer._write  # type: ignore[union-attr]
-    monkeypatch.setattr(trainer.journal._checkpointer, "_write", lambda *args: held.append(lambda: write(*args)))
-    trainer.journal.checkpoint(trainer.state.snapshot())
-    suspended(trainer, 4)
-    held[0]()
-    assert checkpoint_steps(trainer) == [0, 4]
-    assert incidents(trainer) == [(4, None)]
-    assert not [r for r in caplog.records if "logging goes on" in r.message]
-
-
-def test_the_next_process_ends_an_incident_that_a_dead_one_left(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
-    trainer = toy(clock=FakeClock())
-    trainer.recover()
-    suspended(trainer, 5)
-    trainer.train(9)
-    again = toy(killed(trainer, tmp_path / "killed"))
-    assert again.recover().step == 5
-    again.train(6)
-    assert incidents(again) == [(5, 5)]
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_closing_while_suspended_says_what_is_lost(toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture) -> None:
-    trainer = toy(clock=FakeClock())
-    trainer.recover()
-    suspended(trainer, 5)
-    caplog.clear()
-    trainer.journal.close()
-    (message,) = warnings(caplog)
-    assert "closed while logging was suspended; steps after 5 are lost" in message
-
-
-@pytest.mark.parametrize(
-    ("handover", "fault"), [("direct", "wal.sync"), ("direct", "wal.seal"), ("thread", "wal.before_commit")]
-)
-def test_a_close_that_loses_something_says_so(
-    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, handover: str, fault: str
-) -> None:
-    trainer = toy(handover=handover, durability="machine")
-    trainer.recover()
-    trainer.train(4)
-    trainer.journal.wait_synced()
-    with failing(f"{fault}=eio"):
-        step_of(trainer)
-        boundary_of(trainer)
-        trainer.journal.close()
-    (message,) = warnings(caplog)
-    assert "could not be closed cleanly" in message
-    assert fault in message
-    assert toy().recover().step == (4 if handover == "thread" else 5)
-
-
-def test_a_clean_close_says_that_all_is_safe(toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture) -> None:
-    trainer = toy(durability="machine")
-    trainer.recover()
-    trainer.train(4)
-    caplog.set_level(logging.INFO)
-    trainer.journal.close()
-    assert "closed; steps up to 4 are safe" in caplog.records[-1].getMessage()
-    assert (trainer.journal.committed, trainer.journal.synced) == (4, 4)
 
 
 # Going back.

@@ -1,0 +1,48 @@
+"""A toy model whose state at each step is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tranlogs.retention import EverySteps
+from tranlogs.testing.abandon import abandoned_copy
+from tranlogs.testing.toy import ToyTrainer, uninterrupted
+from tranlogs.types import dense
+
+SIZES = (7, 300)
+NEVER = EverySteps(10**9)
+
+
+def killed(trainer: ToyTrainer, to: Path) -> Path:
+    return abandoned_copy(trainer.journal, to)
+
+
+def state_at(step: int) -> bytes:
+    return uninterrupted(step, sizes=SIZES).everything()
+
+
+def step_of(trainer: ToyTrainer) -> None:
+    """One optimizer update, without a boundary."""
+    state, journal = trainer.state, trainer.journal
+    gradients = state.gradients()
+    record = journal.begin_step(sum(g.nbytes for g in gradients.values()), len(gradients))
+    for name, gradient in gradients.items():
+        record = journal.add(record, f"grad/{name}", dense(gradient))
+    lr = state.lr
+    state.apply(gradients, lr)
+    journal.commit_step(record, {"lr": lr, "digest": state.digest().to_bytes(8, "little")})
+
+
+def boundary_of(trainer: ToyTrainer, **options: Any) -> None:
+    trainer.journal.boundary(trainer.state.auxiliary(), trainer.state.snapshot, **options)
+
+
+def checkpoint_steps(trainer: ToyTrainer) -> list[int]:
+    trainer.journal.wait_checkpoint()
+    return [row.step for row in trainer.journal.catalog.checkpoints()]
+
+
+def patiently(trainer: ToyTrainer, until: int) -> None:
+    """Train, and let each checkpoint be finished."""
+    trainer.train(until, say=lambda _: trainer.journal.wait_checkpoint())
