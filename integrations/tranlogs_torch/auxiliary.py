@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from tranlogs.codec import tree
-from tranlogs.errors import UsageError
+from tranlogs.errors import UnencodableState, UsageError
 
 from . import adapt, naming
 from .data import LoaderPosition
@@ -34,6 +34,7 @@ class Auxiliary:
     Args:
         state: the run's parameters, optimizers and modules.
         on_boundary: called by a loader's position when the loop asks for its next batch.
+        on_open: called by a loader's position before an epoch, or the rest of one, is opened.
         on_doubt: told what of the data cannot be brought back, in words, and whether the order is known to be wrong.
         on_loader: called with the position in a loader that is new.
         worker_seeds: for the positions in loaders (data.py).
@@ -45,9 +46,9 @@ class Auxiliary:
     """
 
     def __init__(self, state: TorchState, on_boundary: Callable[[LoaderPosition], None],
-                 on_doubt: Callable[[str, bool], None], on_loader: Callable[[LoaderPosition], None],
-                 worker_seeds: str | None) -> None:  # fmt: skip
-        self._state, self._on_boundary, self._on_doubt = state, on_boundary, on_doubt
+                 on_open: Callable[[LoaderPosition], None], on_doubt: Callable[[str, bool], None],
+                 on_loader: Callable[[LoaderPosition], None], worker_seeds: str | None) -> None:  # fmt: skip
+        self._state, self._on_boundary, self._on_open, self._on_doubt = state, on_boundary, on_open, on_doubt
         self._on_loader, self._worker_seeds = on_loader, worker_seeds
         self.gradients = Gradients(state)
         self._orphans: list[str] = []
@@ -87,7 +88,7 @@ class Auxiliary:
                 return position
         if name in self.loaders:
             name = f"{name}{len(self.loaders)}"
-        position = self.loaders[name] = LoaderPosition(loader, self._on_boundary, self.open_loop, self._on_doubt,
+        position = self.loaders[name] = LoaderPosition(loader, self._on_boundary, self._on_open, self._on_doubt,
                                                        self._worker_seeds)  # fmt: skip
         self._on_loader(position)
         if name in self._positions:
@@ -133,8 +134,18 @@ class Auxiliary:
         """A loop begins: what ran between `recover()` and here drew random numbers that the uninterrupted run did not."""
         rng, self._rng = self._rng, None
         if rng is not None:
-            for position in self.loaders.values():
-                position.set_back()
+            self.set_positions_back()
+            set_rng(rng)
+
+    def set_positions_back(self) -> None:
+        """Loaders whose loop has not gone on yet: what else drew from their samplers and generators is undone."""
+        for position in self.loaders.values():
+            position.set_back()
+
+    def set_entered(self, position: LoaderPosition) -> None:
+        """The script's code before a loop is about to run again: it draws what it drew when it first ran."""
+        rng = position.entered if position.entered is not None else self._rng
+        if rng is not None:
             set_rng(rng)
 
     @property
@@ -166,6 +177,15 @@ class Auxiliary:
             "training": {prefix: bytes(m.training for m in module.modules()) for prefix, module in self._state.modules.items()},
             "rng": get_rng(),
         }
+
+    def drop_unstorable(self) -> None:
+        """Do without what was tracked and cannot be stored any more: logging can go on with the rest."""
+        for name, thing in list(self.tracked.items()):
+            try:
+                tree.encode(thing.state_dict(), path=f"track[{name!r}]", adapt=adapt.adapt)
+            except UnencodableState as error:
+                del self.tracked[name]
+                self._on_doubt(f"{name!r} is tracked no longer and does not come back: {error}", False)
 
     def read_data(self) -> dict[str, Any]:
         """Positions in the data, by loader."""
@@ -202,6 +222,19 @@ class Auxiliary:
         """Whether a tracked GradScaler moved since the last boundary: then it has taken or skipped its step."""
         return any(self.tracked[name].state_dict() != before for name, before in self._scalers.items())
 
+    def changed_hyper(self) -> list[str]:
+        """Hyper-parameters that are not what recovery has set."""
+        recorded = {} if self._landed is None else self._landed["after"]
+        return [f"{key} of parameter group {i} of optimizer {which!r}" for which, groups in recorded.items()
+                for i, (was, now) in enumerate(zip(groups, self._state.hyper(which), strict=False))
+                for key in was.keys() & now.keys() if not _is_equal(was[key], now[key])]  # fmt: skip
+
     def _set_hyper(self, body: dict[str, Any]) -> None:
         for which, groups in body["after"].items():  # a scheduler's load_state_dict does not write them
             self._state.set_hyper(which, groups)
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return bool(torch.as_tensor(a).cpu().equal(torch.as_tensor(b).cpu()))
+    return bool(a == b)

@@ -180,8 +180,8 @@ class ByTensor:
                 alone.step()
             for name in bundle.names:
                 self._check(position, name)
-        for parameter in bundle.parameters:
-            parameter.grad = None
+        for parameter in bundle.parameters:  # its memory is going to be read into again
+            parameter.grad = None if parameter.grad is None else parameter.grad.clone()
 
     def _check(self, position: int, name: str, whole: int | None = None) -> None:
         """Compare one tensor after one step; `whole` is its full digest where that is known."""

@@ -71,10 +71,12 @@ class LoaderPosition:
         passes: of the script's own finished loops over the loader, the kind of each (plain_loop.py).
         pass_kind: the kind of the one that the cursor is of; None if it is of a loop of ours.
         leads: whether its batches are the boundaries.
+        was_companion: whether the pass before this one went along with another loop.
         doubts: what was found out about the loader that a resume cannot bring back.
     """
 
-    def __init__(self, loader: DataLoader[Any], on_boundary: Callable[[LoaderPosition], None], on_open: Callable[[], None],
+    def __init__(self, loader: DataLoader[Any], on_boundary: Callable[[LoaderPosition], None],
+                 on_open: Callable[[LoaderPosition], None],
                  on_doubt: Callable[[str, bool], None], worker_seeds: str | None = None) -> None:  # fmt: skip
         if not isinstance(loader, DataLoader):
             raise UsageError(f"a torch.utils.data.DataLoader is wanted, not a {type(loader).__name__}; "
@@ -94,6 +96,7 @@ class LoaderPosition:
         if not self.is_iterable and not inspect.isgeneratorfunction(self.loader_class.__iter__):
             self._index = SeekableSampler(sampler, self.generators, on_doubt)
             loader.__dict__[name] = self._index  # the public setter refuses
+        self._index_name = name
         self.worker_seeds = worker_seeds if self._index is not None and loader.num_workers else None
         if self.worker_seeds is not None:
             check_workers(loader)
@@ -101,10 +104,17 @@ class LoaderPosition:
         self.cursor = Cursor()
         self.passes, self.leads, self._is_entered, self._finished = bytearray(), False, False, 0
         self.pass_kind: int | None = None
+        self.was_companion = False
         self._is_resized = False  # other batches follow anyhow, which was said
         self.doubts: list[str] = []
+        self.entered: dict[str, Any] | None = None  # random state when the script's code before the epoch's loop began
         self._workers: dict[str, Any] | None = None  # random state when persistent workers were made
         self._resume: dict[str, Any] | None = None
+
+    def release(self) -> None:
+        """Give the loader its own sampler back."""
+        if self._index is not None and self.loader.__dict__.get(self._index_name) == self._index:
+            self.loader.__dict__[self._index_name] = self._index.sampler
 
     @property
     def batch(self) -> int:
@@ -118,14 +128,17 @@ class LoaderPosition:
         cursor = self.cursor
         if self._resume is not None and cursor.batch:  # nobody has gone on from it yet
             return self._resume
+        if not cursor.batch:
+            self._note_unkept()
         return {
             "epoch": self.epoch, "batch": cursor.batch, "taken": self.taken,
             "opened": cursor.opened if cursor.batch else None,
             "index": cursor.draws.position() if cursor.batch and cursor.draws is not None else None,
-            "order": cursor.order, "workers": self._workers,
+            "order": cursor.order, "workers": self._workers, "entered": self.entered,
             "samplers": cursor.samplers if cursor.batch else self._samplers.read(),
             "generators": [g.get_state() for g in self.generators], "sizes": self._sizes(),
             "passes": bytes(self.passes), "pass_kind": self.pass_kind, "leads": self.leads, "doubts": list(self.doubts),
+            "was_companion": self.was_companion,
         }  # fmt: skip
 
     def _sizes(self) -> dict[str, Any]:
@@ -139,9 +152,10 @@ class LoaderPosition:
         """Resume at a recorded position when the next epoch (or the rest of one) is opened."""
         self.epoch, self.taken, self._workers = state["epoch"], state["taken"], state["workers"]
         self.cursor = Cursor(state["batch"], state["order"], state["opened"], state["samplers"])
-        self._resume = state
+        self._resume, self.entered = state, state.get("entered")
         self.passes, self.pass_kind = bytearray(state.get("passes", b"")), state.get("pass_kind")
         self.leads, self.doubts = state.get("leads", False), list(state.get("doubts", ()))
+        self.was_companion = state.get("was_companion", False)
         now = self._sizes()
         self._is_resized = state.get("sizes", now) != now
         for what, was in state.get("sizes", now).items():
@@ -162,15 +176,16 @@ class LoaderPosition:
     @property
     def caveats(self) -> list[str]:
         """What a resume cannot bring back of this loader, in words."""
-        caveat = self._caveat() if self.batch else None
+        is_amid = self.batch or (self.loader.persistent_workers and self.taken)  # those draw on from epoch to epoch
+        caveat = self._caveat() if is_amid else None
         return [*self.doubts, *([caveat] if caveat else [])]
 
     def _caveat(self) -> str | None:
-        """What a resume in the middle of an epoch cannot bring back."""
+        """What a resume in the middle of an epoch, or between two with persistent workers, cannot bring back."""
         loader = self.loader
         if not loader.num_workers:
             return None
-        if not getattr(loader, "in_order", True):
+        if self.batch and not getattr(loader, "in_order", True):
             return "in_order=False: batches come in the order in which workers finish, which no log can repeat"
         if self._index is not None and self.worker_seeds is None:
             return ("random numbers drawn inside DataLoader workers (augmentation) are not brought back; the order of samples "
@@ -251,6 +266,7 @@ class LoaderPosition:
         kind = self.pass_kind
         if kind is None:
             return
+        self.was_companion = kind == COMPANION
         if kind != COMPANION:
             self.passes.append(kind)
         if kind != IDLE:
@@ -301,14 +317,12 @@ class LoaderPosition:
 
     def open(self) -> None:
         """Make the iterator of the epoch, or of the rest of it."""
-        self._on_open()
+        self._on_open(self)
         cursor, resume, self._resume = self.cursor, self._resume, None
         before = get_rng(self.generators)  # what the loop goes on with
         if resume is not None and self._workers is not None and self._has_lost_workers:
             self._make_workers(before)
-        for name in self._samplers.unkept():
-            self.doubt(f"{name} changes from epoch to epoch and is not brought back, so after a resume another order may come: "
-                       "give the sampler state_dict() and load_state_dict()")  # fmt: skip
+        self._note_unkept()
         if resume is None or not cursor.batch:
             cursor.opened, cursor.samplers = before, self._samplers.read()
             self._workers = self._workers or before
@@ -324,8 +338,13 @@ class LoaderPosition:
             self._skip_batches(cursor.live, resume["order"])
         caveat = self._caveat()
         if caveat:
-            self._on_doubt(caveat, False)
+            self.doubt(caveat)
         set_rng(before, self.generators)  # last: after every skip, before the loop goes on
+
+    def _note_unkept(self) -> None:
+        for name in self._samplers.unkept():
+            self.doubt(f"{name} changes while training and is not brought back, so after a resume another order may come: "
+                       "give the sampler state_dict() and load_state_dict()")  # fmt: skip
 
     def _new_draws(self, resume: dict[str, Any] | None) -> Draws | None:
         if self._index is not None:

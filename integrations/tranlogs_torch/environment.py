@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 import tranlogs
+
+_CUDNN = ("deterministic", "benchmark", "allow_tf32")  # flags of torch.backends.cudnn
 
 
 def describe(optimizers: dict[str, torch.optim.Optimizer]) -> dict[str, Any]:
@@ -23,6 +24,7 @@ def describe(optimizers: dict[str, torch.optim.Optimizer]) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "mkldnn": torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled),
         "devices": devices,
@@ -31,6 +33,7 @@ def describe(optimizers: dict[str, torch.optim.Optimizer]) -> dict[str, Any]:
     if "cuda" in devices:
         about["gpu"] = torch.cuda.get_device_name()
         about["cuda"] = torch.version.cuda
+        about["cudnn"] = {name: bool(getattr(torch.backends.cudnn, name)) for name in _CUDNN}
     return about
 
 
@@ -48,9 +51,18 @@ def set_back(recorded: dict[str, Any]) -> list[str]:
         notes.append(f"thread count set back from {torch.get_num_threads()} to the run's {threads}")
         torch.set_num_threads(threads)
     wanted = recorded.get("deterministic")
-    if isinstance(wanted, bool) and wanted != torch.are_deterministic_algorithms_enabled():
-        notes.append(f"torch.use_deterministic_algorithms set back to {wanted}")
-        torch.use_deterministic_algorithms(wanted)
+    warn_only = bool(recorded.get("warn_only", False))
+    now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if isinstance(wanted, bool) and (wanted, warn_only) != now:
+        notes.append(f"torch.use_deterministic_algorithms set back to {wanted}" + (", warn_only" if warn_only else ""))
+        torch.use_deterministic_algorithms(wanted, warn_only=warn_only)
+    if isinstance(recorded.get("mkldnn"), bool) and recorded["mkldnn"] != bool(torch.backends.mkldnn.enabled):
+        notes.append(f"torch.backends.mkldnn.enabled set back to {recorded['mkldnn']}")
+        torch.backends.mkldnn.enabled = recorded["mkldnn"]
+    for name, flag in recorded.get("cudnn", {}).items():
+        if name in _CUDNN and flag != getattr(torch.backends.cudnn, name):
+            notes.append(f"torch.backends.cudnn.{name} set back to {flag}")
+            setattr(torch.backends.cudnn, name, bool(flag))
     precision = recorded.get("matmul_precision")
     if isinstance(precision, str) and precision != torch.get_float32_matmul_precision():
         notes.append(f"matmul precision set back to {precision!r}")
@@ -70,8 +82,3 @@ def compare(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for key, word in words.items()
         if recorded.get(key) != now.get(key)
     ]
-
-
-def kernel_forms(groups: Iterable[dict[str, Any]]) -> set[str]:
-    """Which kernel forms the groups ask for."""
-    return {"fused" if g.get("fused") else "foreach" if g.get("foreach") else "single" for g in groups}

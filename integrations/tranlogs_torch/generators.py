@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 
+_FIRST = 64  # of a long list: transforms stand in short ones, samples in long ones
 KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -77,10 +79,29 @@ def trackable(thing: Any) -> Any:
     return thing
 
 
-def generators_in(thing: Any, path: str, depth: int = 3) -> Iterator[tuple[str, Any]]:
-    """Generators among the attributes of a dataset, of the dataset that it wraps, of its transforms."""
-    for name, value in getattr(thing, "__dict__", {}).items():
+def generators_in(thing: Any, path: str, depth: int = 3, without: tuple[type, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Generators among the attributes of a dataset or sampler, of what it wraps, in containers and closures."""
+    for name, value in _parts(thing):
         if isinstance(value, KINDS):
-            yield f"{path}.{name}", value
-        elif depth and hasattr(value, "__dict__") and not isinstance(value, (type, torch.Tensor, torch.nn.Module)):
-            yield from generators_in(value, f"{path}.{name}", depth - 1)
+            yield path + name, value
+        elif depth and not isinstance(value, (type, torch.Tensor, torch.nn.Module, *without)):
+            yield from generators_in(value, path + name, depth - 1, without)
+
+
+def _parts(thing: Any) -> list[tuple[str, Any]]:
+    if isinstance(thing, dict):
+        return [(f"[{key!r}]", value) for key, value in thing.items()]
+    if isinstance(thing, (list, tuple)):
+        return [(f"[{i}]", value) for i, value in enumerate(thing[:_FIRST])]
+    if isinstance(thing, FunctionType):
+        cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False)
+        return [(f".{name}", cell.cell_contents) for name, cell in cells if _is_filled(cell)]
+    return [(f".{name}", value) for name, value in getattr(thing, "__dict__", {}).items()]
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

@@ -2,8 +2,9 @@
 
 Those that something was added to since their optimizer's last step may wait for the next one, and are state like any
 other. Those that a step has used, and nothing touched since, are mostly cleared by the next batch: they are logged until it
-is seen that they were gone when the optimizer took its next step. From then on only that they were there comes back, as
-zeros: after `zero_grad(set_to_none=False)` an optimizer visits a parameter whose gradient is zero, and not one that has none.
+is seen that they were gone when the optimizer took its next step. From then on redoing that step brings them back, for a
+script that reads them; where it was not redone (the recovery landed on a checkpoint, or weights are logged) they are zeros:
+after `zero_grad(set_to_none=False)` an optimizer visits a parameter whose gradient is zero, and not one that has none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from .fingerprint import version_of
 from .state import TorchState
 
-_TRAINS, _DENSE, _SPARSE, _ORPHAN = 1, 2, 4, 8  # flags of a parameter
+_TRAINS, _DENSE, _SPARSE, _ORPHAN, _REDONE = 1, 2, 4, 8, 16  # flags of a parameter
 _LEFT = "_tranlogs_left"  # on a gradient: its version when it lay about at a boundary
 _ZERO = "_tranlogs_zero"  # on a gradient: its version when it was zero
 _USED = "_tranlogs_used"  # on a gradient: its version when its optimizer had taken a step with it
@@ -41,20 +42,28 @@ class Gradients:
                 which = owners.get(id(parameter))
                 if which is None:
                     flag |= _ORPHAN
-                elif not _is_marked(gradient, _ZERO) and self._is_left(which, gradient):
-                    waiting[name] = gradient
+                elif not self._is_zero(which, gradient):
+                    if self._is_cleared(which, gradient):
+                        flag |= _REDONE
+                    else:
+                        waiting[name] = gradient
             flags.append(flag)
         return bytes(flags), waiting
 
-    def _is_left(self, which: str, gradient: torch.Tensor) -> bool:
-        """Note a gradient that lies about; whether it is to be logged."""
-        is_cleared = _is_marked(gradient, _USED) and self._is_kept.get(which) is False
-        if not is_cleared and not _has_values(gradient):
+    def _is_zero(self, which: str, gradient: torch.Tensor) -> bool:
+        """Note a gradient that lies about; whether it is known to be zero."""
+        if _is_marked(gradient, _ZERO):
+            return True
+        if not self._is_cleared(which, gradient) and not _has_values(gradient):
             setattr(gradient, _ZERO, version_of(gradient))
-            return False
+            return True
         setattr(gradient, _LEFT, version_of(gradient))
         self._left.add(which)
-        return not is_cleared
+        return False
+
+    def _is_cleared(self, which: str, gradient: torch.Tensor) -> bool:
+        """Whether a step has used it, and it is going to be gone before the next."""
+        return _is_marked(gradient, _USED) and self._is_kept.get(which) is False
 
     def before_step(self, which: str) -> None:
         """Learn from a step whether the gradients that lay about are part of what it takes."""
@@ -70,14 +79,22 @@ class Gradients:
         return any(g is not None and not _is_marked(g, _LEFT) and not _is_marked(g, _ZERO) for g in gradients)
 
     def write(self, flags: bytes, waiting: dict[str, torch.Tensor]) -> list[str]:
-        """Set gradients, and which parameters train; returns names of parameters whose gradients nobody has recorded."""
+        """Set gradients, and which parameters train; what redone steps have left lies in the parameters already.
+
+        Returns:
+            Names of parameters whose gradients nobody has recorded.
+        """
         orphans = []
         for (name, parameter), flag in zip(self._state.parameters.items(), flags, strict=False):
             if parameter.requires_grad != bool(flag & _TRAINS):
                 parameter.requires_grad_(bool(flag & _TRAINS))
-            parameter.grad = None
+            redone, parameter.grad = parameter.grad, None
             if name in waiting:
                 parameter.grad = waiting[name].to(parameter.device)
+            elif flag & _REDONE and redone is not None:
+                parameter.grad = redone
+                for mark in (_USED, _LEFT):
+                    setattr(redone, mark, version_of(redone))
             elif flag & (_DENSE | _SPARSE):
                 layout = torch.sparse_coo if flag & _SPARSE else torch.strided
                 dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype

@@ -23,6 +23,7 @@ from .adapt import adapt, to_array
 from .fingerprint import StateWatch
 from .gradients import mark_used
 from .rehearsal import Rehearsal
+from .scaler import ScalerWatch
 from .stepping import can_nest, is_nested
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Member:
         self._began = time.perf_counter()
         self._rehearsal = Rehearsal(inner)
         self._can_nest = can_nest(inner)
+        self._scaler = ScalerWatch()
         self._pre = inner.register_step_pre_hook(_seen_compiled(torch.compiler.disable(self._before_step)))
         self._post = inner.register_step_post_hook(torch.compiler.disable(self._after_step))
         self.order_hooks()
@@ -117,6 +119,9 @@ class Member:
             return None
         if is_compiled:
             self._log_weights("its step is compiled, and rounds otherwise than the step that redo takes")
+        if self._scaler.look():
+            self.session.saw_scaler(self._scaler.scaler)
+        self._scaler.check(inner, self.session.shells[self.name])
         self._captures = 0
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer itself
         if closure is None and next(reversed(inner._optimizer_step_pre_hooks)) == self._pre.id:

@@ -89,18 +89,27 @@ def buffer_places(modules: Mapping[str, nn.Module]) -> dict[str, tuple[nn.Module
     return found
 
 
-def set_buffer(places: Mapping[str, tuple[nn.Module, str]], name: str, value: torch.Tensor) -> bool:
-    """Give a buffer a recorded value: in place where it fits, else as a new tensor (it grew, or was None). False: no place."""
-    if name not in places:
-        return False
-    module, local = places[name]
+def set_buffers(modules: Mapping[str, nn.Module], values: Mapping[str, torch.Tensor]) -> None:
+    """Give buffers recorded values. One that came into being while training (in a forward pass) is registered again."""
+    places = buffer_places(modules)
+    owners = {prefix + clean(path): module for prefix, root in modules.items() for path, module in root.named_modules()}
+    for name, value in values.items():
+        path, _, local = name.rpartition(".")
+        owner = owners.get(path, owners.get(path + "."))  # the root of a module with a prefix
+        if name in places:
+            _set_buffer(*places[name], value)
+        elif owner is not None and not hasattr(owner, local):
+            owner.register_buffer(local, value.clone())
+
+
+def _set_buffer(module: nn.Module, local: str, value: torch.Tensor) -> None:
+    """In place where it fits, else as a new tensor (it grew, or was None)."""
     now = module._buffers[local]
     with torch.no_grad():
         if now is not None and now.shape == value.shape and now.dtype == value.dtype:
             now.copy_(value)
         else:
             module._buffers[local] = value.clone() if now is None else value.to(now.device, copy=True)
-    return True
 
 
 def name_parameters(modules: Mapping[str, nn.Module],

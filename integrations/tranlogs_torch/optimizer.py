@@ -1,7 +1,7 @@
 """LoggedOptimizer: the public face. A shell around the user's optimizer that is one itself and holds nothing of its own.
 
 It is built without `Optimizer.__init__` (that would make groups and hooks anew) and shares everything with the inner
-optimizer by properties, so schedulers, GradScaler and accelerate may be given either.
+optimizer by properties, so schedulers, GradScaler and accelerate may be given either (a GradScaler the same one throughout).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_ste
 _SHARED += [f"_optimizer_{name}_hooks" for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post",
                                                     "load_state_dict_pre", "load_state_dict_post")]  # fmt: skip
 _SEGMENT_STEPS, _SEGMENT_BYTES_MIN, _SEGMENT_BYTES_MAX = 32, 16 * MIB, 256 * MIB
-_DELEGATED = ["state_dict", "load_state_dict", "add_param_group"]
+_DELEGATED = ["state_dict", "load_state_dict"]
 
 
 class LoggedOptimizer(Optimizer):
@@ -107,6 +107,15 @@ class LoggedOptimizer(Optimizer):
             self.session.say_unlogged()
         self.member.order_hooks()
         return self.inner.step() if closure is None else self.inner.step(closure)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the inner optimizer does it. A group that recovery has brought back is not added twice by code that runs again."""
+        added = param_group["params"]
+        added = [added] if isinstance(added, torch.Tensor) else list(added)  # it may be a generator
+        param_group, wanted = {**param_group, "params": added}, set(map(id, added))
+        if self.session.runs_again and any({id(p) for p in group["params"]} == wanted for group in self.inner.param_groups):
+            return
+        self.inner.add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the inner optimizer does it."""

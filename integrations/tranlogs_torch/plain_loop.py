@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .data import COMPANION, END, IDLE, LED, Cursor, LoaderPosition
+from .rng import get_rng
 
 if TYPE_CHECKING:
     from .session import Session
@@ -83,6 +84,7 @@ class PlainLoops:
         self._alive: weakref.WeakSet[Pass] = weakref.WeakSet()
         self._leader: weakref.ref[Pass] | None = None
         self._asked_last: weakref.ref[Pass] | None = None
+        self._resumed: Pass | None = None  # the one in which the run stood
         self._thread = threading.get_ident()
         self._positions: list[LoaderPosition] = []
         self.has_skipped = False
@@ -98,6 +100,7 @@ class PlainLoops:
     def release(self) -> None:
         """Give the loaders their classes back."""
         for position in self._positions:
+            position.release()
             if getattr(type(position.loader), "_tranlogs_loops", None) is self:
                 position.loader.__class__ = position.loader_class
 
@@ -164,12 +167,19 @@ class PlainLoops:
 
     def _skip(self, position: LoaderPosition) -> Iterator[Any]:
         """Passes before the one in which the run stood come in their recorded order."""
+        if not self.has_skipped:
+            self._session.note_early_writes()
         kind = position.next_finished()
         if kind is not None:
+            if not self.has_skipped:
+                _log.warning("%s: epochs that were finished give no batches, and the code around their loops runs again "
+                             "(validation, files of the best model). optimizer.epochs(...) leaves them out",
+                             self._session.run)  # fmt: skip
             self.has_skipped = True
             if kind == IDLE:
                 return position.iterate_plainly()
             self._session.remember()
+            self._session.auxiliary.set_entered(position)
             return iter(())
         if position.leads:
             return self._go_on(position)
@@ -183,7 +193,7 @@ class PlainLoops:
     def _go_on(self, position: LoaderPosition) -> Pass:
         """The pass in which the run stood."""
         self._session.go_live()
-        p = self._new(position)
+        p = self._resumed = self._new(position)
         if position.batch:
             self._lead(p)
         position.open()
@@ -196,9 +206,10 @@ class PlainLoops:
         return p
 
     def _begin(self, position: LoaderPosition, *, is_companion: bool) -> Pass:
-        if position.is_companion and position.is_pending:  # the rest of what was recorded
+        if position.is_companion and position.is_pending and not self._is_new_code:  # the rest of what was recorded
             return self._late(position)
-        is_alone = not is_companion and not any(True for _ in self._under_way())
+        went_along = position.was_companion or position.pass_kind == COMPANION
+        is_alone = not (is_companion or went_along or any(True for _ in self._under_way()))
         if not is_companion:
             self._end_all()
         position.begin_pass(is_companion=is_companion, leads=is_alone)
@@ -208,6 +219,14 @@ class PlainLoops:
         p.is_companion = is_companion
         position.open()
         return p
+
+    @property
+    def _is_new_code(self) -> bool:
+        """Whether code before a loop runs for the first time: at an epoch of ours, or once the resumed loop has ended."""
+        outer = self._session.loops[0] if self._session.loops else None
+        if isinstance(outer, LoaderPosition):
+            return outer.batch == 0
+        return self._resumed is not None and self._resumed.is_ended
 
     def _new(self, position: LoaderPosition) -> Pass:
         p = Pass(self, position)
@@ -228,7 +247,9 @@ class PlainLoops:
             if self.leader is p:
                 session.boundary(position)
         data = position.take()
-        if data is not END:
+        if data is END:
+            position.entered = get_rng()
+        else:
             self._asked_last = weakref.ref(p)
             p.batches += 1
             if p.first_step is None:

@@ -174,9 +174,10 @@ def _step(state: TorchState, entry: Entry, body: dict[str, Any]) -> None:
         clip_again([p for p in parameters if p.grad is not None], body)
         with amp_of(optimizer, body), without_hooks(optimizer):
             optimizer.step()
-    finally:
+    except BaseException:
         for parameter in parameters:
             parameter.grad = None
+        raise
 
 
 def _compare(state: TorchState, entry: Entry, body: dict[str, Any]) -> Divergence | None:

@@ -33,9 +33,7 @@ class Remembered:
             parameter = self._state.parameters[name]
             if not torch.equal(parameter.detach().cpu(), value):
                 parameter.data.copy_(value)
-        places = naming.buffer_places(self._state.modules)
-        for name, value in self._buffers.items():
-            naming.set_buffer(places, name, value)
+        naming.set_buffers(self._state.modules, self._buffers)
         body = tree.decode(self._body, make_array=adapt.make_array, make_extension=adapt.make_extension)
         self._auxiliary.set_back(body)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+from torch.utils.data import Dataset
 
 from tranlogs.codec import tree
 from tranlogs.errors import UnencodableState
 
 from . import adapt
-from .generators import trackable
+from .generators import generators_in, trackable
 from .rng import get_rng, set_rng
 
 
@@ -55,6 +55,8 @@ class Draws:
 
     def position(self) -> dict[str, Any]:
         """What `resume` needs. Index batches that cannot be logged are drawn again, like those consumed."""
+        if self.resume is not None:  # nothing was drawn since the position that it goes on from
+            return {key: value for key, value in self.resume.items() if key != "is_resized"}
         if self.ahead and self.is_encodable is None:
             self.is_encodable = _is_encodable(self.ahead)
         ahead = None if self.is_encodable is False else list(self.ahead)
@@ -79,6 +81,16 @@ class SeekableSampler:
 
     def __getattr__(self, name: str) -> Any:  # set_epoch, batch_size, drop_last, ...
         return getattr(self.__dict__["sampler"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:  # a schedule of batch sizes
+        if name in self.__dict__:
+            self.__dict__[name] = value
+        else:
+            setattr(self.sampler, name, value)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # isinstance(loader.batch_sampler, BatchSampler)
+        return type(self.__dict__["sampler"])
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # a copied or pickled loader has the plain sampler
         return _itself, (self.sampler,)
@@ -145,7 +157,7 @@ class SamplerStates:
     def __init__(self, samplers: list[Any]) -> None:
         self.samplers = list({id(part): part for part in samplers}.values())
         self._generators = [_generators(part) for part in self.samplers]
-        self._scalars = [_scalars(part) for part in self.samplers]
+        self._contents = [_contents(part) for part in self.samplers]
 
     def read(self) -> list[Any]:
         """Of each sampler its state_dict, or its epoch; None where it has neither. Then its numpy and Python generators."""
@@ -172,9 +184,9 @@ class SamplerStates:
                 sampler.load_state_dict(copy.deepcopy(state))
 
     def unkept(self) -> list[str]:
-        """Numbers that a sampler of the user's counts on, and that `read` does not have."""
-        return [f"{type(part).__name__}.{name}" for part, was in zip(self.samplers, self._scalars, strict=True)
-                for name, value in _scalars(part).items() if was.get(name, value) != value]  # fmt: skip
+        """Numbers and arrays that an order depends on, and that have changed though `read` does not have them."""
+        return [f"{type(part).__name__}.{name}" for part, was in zip(self.samplers, self._contents, strict=True)
+                for name, value in _contents(part).items() if was.get(name, value) != value]  # fmt: skip
 
 
 def _has_state(sampler: Any) -> bool:
@@ -187,19 +199,26 @@ def _is_torchs(sampler: Any) -> bool:
 
 
 def _generators(sampler: Any) -> list[Any]:
-    kinds = (np.random.Generator, np.random.RandomState, random.Random)
-    return [] if _has_state(sampler) else [trackable(v) for v in _attributes(sampler) if isinstance(v, kinds)]
-
-
-def _attributes(sampler: Any) -> list[Any]:
-    return list(getattr(sampler, "__dict__", {}).values())
-
-
-def _scalars(sampler: Any) -> dict[str, Any]:
+    """Its own ones, wherever they lie; a `generator` attribute is the position's."""
     if _has_state(sampler) or _is_torchs(sampler):
+        return []
+    taken = getattr(sampler, "generator", None)
+    found = (generator for _, generator in generators_in(sampler, "", without=(Dataset,)) if generator is not taken)
+    return [trackable(generator) for generator in {id(g): g for g in found}.values()]
+
+
+def _contents(sampler: Any) -> dict[str, Any]:
+    if _has_state(sampler):
         return {}
-    own = getattr(sampler, "__dict__", {})
-    return {name: value for name, value in own.items() if type(value) in (int, float, str) and name != "epoch"}
+    found = {}
+    for name, value in getattr(sampler, "__dict__", {}).items():
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            found[name] = xxhash.xxh3_64_intdigest(np.ascontiguousarray(value).tobytes())
+        elif isinstance(value, list):
+            found[name] = xxhash.xxh3_64_intdigest(repr(value).encode())
+        elif type(value) in (int, float, str) and name != "epoch" and not _is_torchs(sampler):
+            found[name] = value
+    return found
 
 
 def _itself(sampler: Any) -> Any:

@@ -31,7 +31,7 @@ from tranlogs.wal.entry_writer import Tensor
 from . import adapt, environment, naming
 from .adapt import to_array
 from .auxiliary import Auxiliary
-from .data import Epoch
+from .data import Epoch, LoaderPosition
 from .fingerprint import Digests, Mode
 from .member import Member
 from .plain_loop import PlainLoops
@@ -61,7 +61,7 @@ class Session:
         self.members: dict[str, Member] = {}
         self.state = TorchState(self.modules, {}, self._set_auxiliary, fingerprint=fingerprint)
         self.plain = PlainLoops(self)
-        self.auxiliary = Auxiliary(self.state, self.boundary, self._doubt, self.plain.adopt, worker_seeds)
+        self.auxiliary = Auxiliary(self.state, self.boundary, self._opening, self._doubt, self.plain.adopt, worker_seeds)
         self.writes = ForeignWrites(self.state, self.members)
         self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
         self.journal = Journal.open(run, rank=rank, framework="torch", environment=self.environment, config=config,
@@ -220,6 +220,12 @@ class Session:
         self._commit_implicit(is_before_forward=False)
         self.note_writes()
 
+    def saw_scaler(self, scaler: object) -> None:
+        """A GradScaler calls a step; its scale decides over the steps to come."""
+        if not any(thing is scaler for thing in self.auxiliary.tracked.values()):
+            self._doubt("a GradScaler steps an optimizer and is not tracked: without track(scaler=...) its scale starts anew "
+                        "after a crash, so other steps may be skipped", False)  # fmt: skip
+
     def has_changed(self) -> bool:
         """Whether something wrote to the state since the last look."""
         return bool(self.writes.parameters(self.journal.step) or self.writes.optimizers() or self._grown())
@@ -327,6 +333,8 @@ class Session:
         wanted, self._wants_checkpoint = self._wants_checkpoint or None, False
         self.journal.boundary(body, lambda: self.state.snapshot({**body, "scalars": self.scalars.pack()}), scalars=noted,
                               checkpoint=wanted)  # fmt: skip
+        if self.journal.is_suspended:
+            self.auxiliary.drop_unstorable()
 
     def _before_forward(self, module: torch.nn.Module) -> None:
         if module.training and torch.is_grad_enabled():
@@ -367,7 +375,7 @@ class Session:
         if self.is_closed:
             raise UsageError(f"{self.run}: the run is closed, nothing would be logged. Make a new LoggedOptimizer to go on")
         self.begin()
-        self._note_early_writes()
+        self.note_early_writes()
         if not self.loops:
             self.plain.leave()
         self.loops.append(loop)
@@ -376,7 +384,7 @@ class Session:
         finally:
             self.loops.remove(loop)
 
-    def _note_early_writes(self) -> None:
+    def note_early_writes(self) -> None:
         """Before the first batch after a recovery: the run that was not interrupted wrote nothing here."""
         if self.report.checkpoint_step is None or self.steps_since_boundary or self.journal.step != self.report.step:
             return
@@ -386,6 +394,9 @@ class Session:
         if names and self.report.step:
             self._doubt(f"{names[0]} was written between recover() and the first batch: training goes on from what was written "
                         "there, not from what was recovered", False)  # fmt: skip
+        for what in self.auxiliary.changed_hyper():
+            self._doubt(f"{what} was changed between recover() and the first batch, and training goes on with what it is now",
+                        False)  # fmt: skip
 
     def steps(self, until: int) -> Iterator[int]:
         """Turns of a loop without a loader: the number of each, from 0, with a boundary after each."""
@@ -417,6 +428,7 @@ class Session:
                 self.auxiliary.open_loop()
             while position.epoch < count:
                 number = position.epoch
+                self._enter_epoch(position)
                 yield Epoch.of(position)
                 if position.epoch == number:
                     raise UsageError(
@@ -424,21 +436,42 @@ class Session:
                     )
                 self.boundary()  # the epoch's own code ran
 
+    def _enter_epoch(self, position: LoaderPosition) -> None:
+        """The script's code before the epoch's loop is about to run; in the middle of an epoch it runs again."""
+        if position.batch == 0:
+            position.entered = get_rng()
+        elif position.is_pending:
+            self.auxiliary.open_loop()
+            self.remember()
+            self.auxiliary.set_entered(position)
+
     def remember(self) -> None:
-        """Code per epoch is about to run again for epochs that are finished: what it does to the state is to be undone."""
+        """Code per epoch is about to run again: what it does to the state is to be undone."""
         if self._remembered is None:
             self.note_writes()
             self._remembered = Remembered(self.state, self.auxiliary)
 
+    def _opening(self, position: LoaderPosition) -> None:
+        """A loop over a loader is about to be opened."""
+        if self._remembered is not None and (not self.loops or self.loops[0] is position):
+            self.go_live()
+        self.auxiliary.open_loop()
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the script's code before the loop in which the run stood is running, once more."""
+        return self._remembered is not None or self.auxiliary.is_waiting
+
     def go_live(self) -> None:
-        """The script's own loop in which the run stood is about to be opened."""
+        """The loop in which the run stood is about to be opened."""
         remembered, self._remembered = self._remembered, None
         if remembered is not None:
             if self.writes.optimizers() or self._grown():
-                self._doubt("code that runs once an epoch changes an optimizer's state or its groups, and it ran again for "
-                            "epochs finished before the crash: take the epochs from optimizer.epochs(...), which leaves "
-                            "finished ones out", True)  # fmt: skip
+                self._doubt("code that runs once an epoch, before its loop, changes an optimizer's state or its groups, and it "
+                            "ran again: take the epochs from optimizer.epochs(...), which leaves finished ones out, and make "
+                            "the change depend on epoch.batch == 0", True)  # fmt: skip
             remembered.set_back()
+            self.auxiliary.set_positions_back()
             self.writes.remember(self.journal.step)
         self.auxiliary.open_loop()
 

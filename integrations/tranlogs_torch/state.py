@@ -43,6 +43,7 @@ class TorchState:
         self.modules, self.optimizers = dict(modules), dict(optimizers)
         self._set_auxiliary = set_auxiliary
         self.extra = ExtraState(modules)
+        self._built_buffers = set(naming.buffer_places(self.modules))  # others come into being while training
         self.parameters: dict[str, torch.Tensor] = {}
         self.name_of: dict[int, str] = {}
         self._mode: Mode = fingerprint
@@ -119,7 +120,8 @@ class TorchState:
     def snapshot(self, boundary: dict[str, Any]) -> Snapshot:
         """All state, as views of live memory, with the boundary's body."""
         tensors: dict[str, AnyArray] = {f"param/{name}": to_array(p) for name, p in self.parameters.items()}
-        tensors |= {f"buffer/{name}": to_array(b) for name, b in naming.named_buffers(self.modules).items()}
+        buffers = naming.named_buffers(self.modules)
+        tensors |= {f"buffer/{name}": to_array(b) for name, b in buffers.items()}
         optimizers: dict[str, Any] = {}
         for which, optimizer in self.optimizers.items():
             found, rest = self.state_tensors(which)
@@ -127,7 +129,9 @@ class TorchState:
             groups = self.groups(which)
             optimizers[which] = {"class": environment.class_name(optimizer), "groups": groups["values"],
                                  "params": groups["params"], "state": rest, "given": self.given.get(which, [])}  # fmt: skip
-        return Snapshot(tensors, {"optimizers": optimizers, "modules": naming.state_keys(self.modules), "boundary": boundary})
+        born = sorted(buffers.keys() - self._built_buffers)
+        return Snapshot(tensors, {"optimizers": optimizers, "modules": naming.state_keys(self.modules), "boundary": boundary,
+                                  "born": born})  # fmt: skip
 
     # Recoverable
 
@@ -137,17 +141,18 @@ class TorchState:
         return "every parameter" if kinds == {"full"} else "a rotating sample of the parameters" if kinds else "nothing"
 
     def differences(self, checkpoint: Checkpoint) -> list[str]:
-        recorded = checkpoint.meta(make_array=make_array, make_extension=make_extension)["optimizers"]
+        meta = checkpoint.meta(make_array=make_array, make_extension=make_extension)
+        recorded, born = meta["optimizers"], meta.get("born", ())
         theirs = {n[6:]: checkpoint.layout(n) for n in checkpoint.names("param/")}
         later = self._in_later_groups(recorded) - theirs.keys()
         found = _mismatches("parameter", {n: (adapt._NAMES[p.dtype], tuple(p.shape)) for n, p in self.parameters.items()
                                           if n not in later}, theirs)  # fmt: skip
         if self.modules:  # a buffer may grow, or come into being, while training
             places = naming.buffer_places(self.modules)
-            recorded_buffers = [n[7:] for n in checkpoint.names("buffer/")]
+            recorded_buffers = [n[7:] for n in checkpoint.names("buffer/") if n[7:] not in born]
             found += [f"buffer {n}: recorded, but not there now" for n in recorded_buffers if n not in places]
             filled = naming.named_buffers(self.modules)
-            found += [f"buffer {n}: there now, but not recorded" for n in filled if n not in recorded_buffers]
+            found += [f"buffer {n}: there now, but not recorded" for n in filled if n not in (*recorded_buffers, *born)]
         for which in sorted(set(recorded) ^ set(self.optimizers)):
             where = "the run has" if which in recorded else "now there is"
             found.append(f"optimizer {which!r}: only {where} it")
@@ -181,13 +186,13 @@ class TorchState:
         self.stale.clear()
         self.recorded_environment = checkpoint.manifest["environment"]
         self.notes += environment.set_back(self.recorded_environment)
+        for parameter in self.parameters.values():
+            parameter.grad = None
         recorded = [name[6:] for name in checkpoint.names("param/")]
         self.use({name: self.parameters[name] for name in recorded} | self.parameters, len(recorded))
         for name in recorded:
             _write(self.parameters[name], checkpoint.read(f"param/{name}"))
-        places = naming.buffer_places(self.modules)
-        for name in checkpoint.names("buffer/"):
-            naming.set_buffer(places, name[7:], from_array(checkpoint.read(name)))
+        naming.set_buffers(self.modules, {name[7:]: from_array(checkpoint.read(name)) for name in checkpoint.names("buffer/")})
         for which, about in meta["optimizers"].items():
             self._compare_given(which, about.get("given", []))
             self.set_groups(which, about["params"], about["groups"])
@@ -278,9 +283,7 @@ class TorchState:
                     group[key] = value
 
     def set_auxiliary(self, body: dict[str, Any]) -> None:
-        places = naming.buffer_places(self.modules)
-        for name, value in body.get("buffers", {}).items():
-            naming.set_buffer(places, name, value)
+        naming.set_buffers(self.modules, body.get("buffers", {}))
         self.extra.write(body.get("extra", {}))
         for which, stored in body.get("own", {}).items():
             if which in self.optimizers:

@@ -378,7 +378,7 @@ def test_body_may_iterate_over_the_training_data(workers: int, tmp_path: Path) -
 
 def test_copied_loader_has_the_plain_sampler() -> None:
     loader = SOURCES["batch sampler"]()
-    LoaderPosition(loader, lambda _: None, lambda: None, lambda *_: None)
+    LoaderPosition(loader, lambda _: None, lambda _: None, lambda *_: None)
     for twin in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
         assert type(twin.batch_sampler) is BatchSampler
         assert len(twin) == len(loader) == 11
@@ -456,7 +456,7 @@ def test_loader_that_raises_goes_on_at_the_same_batch(tmp_path: Path) -> None:
 
     data = Flaky()
     loader = DataLoader(data, batch_size=4, sampler=SequentialSampler(data))
-    position = LoaderPosition(loader, lambda _: None, lambda: None, lambda *_: None)
+    position = LoaderPosition(loader, lambda _: None, lambda _: None, lambda *_: None)
     batches = position.batches(11)
     seen = [next(batches)[0, 0].item() for _ in range(2)]
     with pytest.raises(OSError, match="file server"):
@@ -481,7 +481,7 @@ def test_proxy_changes_neither_order_nor_random_numbers(name: str) -> None:
         seed()
         loader = SOURCES[name]()
         plain = with_plain_loops(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
-        position = LoaderPosition(loader, lambda _: None, lambda: None, lambda *_: None) if is_proxied else None
+        position = LoaderPosition(loader, lambda _: None, lambda _: None, lambda *_: None) if is_proxied else None
         batches = position.batches(20) if position is not None else plain.batches(loader, 20)
         outcomes.append(flatten([list(batches), get_rng()]))
     assert differences(*outcomes) == []
@@ -525,3 +525,99 @@ def test_batches_of_any_kind_are_compared(tmp_path: Path) -> None:
     report = script(7)
     assert report.exact is False
     assert any("Lazy did not give the same batches again" in note for note in report.notes)
+
+
+def test_schedule_of_batch_sizes_reaches_the_sampler_and_comes_back(tmp_path: Path) -> None:
+    def script(attempt: Attempt) -> None:
+        seed()
+        loader = SOURCES["shuffled"]()
+        model = torch.nn.Linear(2, 1)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer, loader=loader)
+        for epoch in optimizer.epochs(3, loader):
+            assert isinstance(loader.batch_sampler, BatchSampler)
+            loader.batch_sampler.batch_size = 4 + 2 * epoch
+            for x in epoch:
+                attempt.saw_next(x)
+                model(x).square().mean().backward()
+                attempt.tick()
+                optimizer.step()
+                optimizer.zero_grad()
+        attempt.keep(model=model)
+        optimizer.close()
+        assert type(loader.batch_sampler) is BatchSampler
+
+    prove_exact(script, tmp_path / "run", (5, 9, 7))
+
+
+class Hidden(Sampler[int]):
+    """Draws from generators that stand in a dictionary, and in a closure."""
+
+    def __init__(self) -> None:
+        self.parts = {"numpy": np.random.default_rng(3), "torch": torch.Generator().manual_seed(4)}
+        generator = random.Random(5)
+        self.draw = lambda: generator.randrange(46)
+
+    def __len__(self) -> int:
+        return 46
+
+    def __iter__(self) -> Iterator[int]:
+        first = torch.randint(46, (1,), generator=self.parts["torch"]).item()
+        second = int(self.parts["numpy"].integers(46))  # type: ignore[union-attr]
+        return iter([int(first), second, *(self.draw() for _ in range(44))])
+
+
+@pytest.mark.parametrize("die_at", [(5,), (13,), (20, 1)], ids=str)
+def test_generators_of_a_sampler_are_found_where_they_lie(die_at: tuple[int, ...], tmp_path: Path) -> None:
+    make: Make = lambda **o: DataLoader(Numbers(), 4, sampler=Hidden(), **o)  # noqa: E731
+    prove_exact(partial(training, make=make), tmp_path / "run", die_at)
+
+
+class Mining(Sampler[int]):
+    """Its order depends on weights that the loop writes."""
+
+    def __init__(self) -> None:
+        self.weights = torch.ones(46)
+
+    def __len__(self) -> int:
+        return 46
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.multinomial(self.weights, 46).tolist())
+
+
+@pytest.mark.parametrize("die_at", [8, 13, 20])
+def test_sampler_whose_weights_the_loop_writes_is_named(die_at: int, tmp_path: Path) -> None:
+    """At the first batch of an epoch, too."""
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        sampler = Mining()
+        loader = DataLoader(Numbers(), 4, sampler=sampler)
+        model = torch.nn.Linear(2, 1)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer, loader=loader)
+        for x in optimizer.batches(loader, 30):
+            model(x).square().mean().backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+            sampler.weights[int(x[0, 0])] += 1
+        attempt.keep(report=optimizer.report)
+        optimizer.close()
+
+    assert in_child(lambda: script(Attempt(tmp_path / "run", die_at))) < 0
+    last = Attempt(tmp_path / "run")
+    script(last)
+    assert last.kept["report"].exact is not True
+    assert any("Mining.weights" in note or "Mining" in note for note in last.kept["report"].notes)
+
+
+@pytest.mark.parametrize("die_at", [13, 20])
+def test_persistent_workers_that_draw_are_named_between_epochs_too(die_at: int, tmp_path: Path) -> None:
+    script = partial(training, make=SOURCES["shuffled"], num_workers=2, persistent_workers=True)
+    assert in_child(lambda: script(Attempt(tmp_path / "run", die_at))) < 0
+    last = Attempt(tmp_path / "run")
+    script(last)
+    assert last.reports[0].exact is None
+    assert any("random numbers drawn inside DataLoader workers" in note for note in last.reports[0].notes)

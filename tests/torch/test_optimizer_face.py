@@ -345,6 +345,33 @@ def test_skipped_step_is_not_lost(tmp_path: Path) -> None:
     assert differences(last.outcome(), uninterrupted(script).outcome()) == []
 
 
+def test_scaler_that_nobody_tracks_is_named(tmp_path: Path) -> None:
+    model = small()
+    scaler = torch.amp.GradScaler("cpu")
+    with logged(model, tmp_path / "run") as optimizer:
+        optimizer.recover()
+        for number in optimizer.steps(2):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.full((3, 4), 0.1 * number)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert sum("GradScaler steps an optimizer and is not tracked" in note for note in optimizer.report.notes) == 1
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("unscales_inner", [False, True])
+def test_gradients_that_would_be_unscaled_twice_are_refused(unscales_inner: bool, fused: bool, tmp_path: Path) -> None:
+    model = small()
+    inner = torch.optim.AdamW(model.parameters(), fused=fused)
+    scaler = torch.amp.GradScaler("cpu")
+    with logged(model, tmp_path / "run", inner) as optimizer:
+        optimizer.track(scaler=scaler).recover()
+        scaler.scale(model(torch.ones(3, 4)).sum()).backward()
+        scaler.unscale_(inner if unscales_inner else optimizer)
+        with pytest.raises(UsageError, match="unscales the gradients twice"):
+            scaler.step(optimizer if unscales_inner else inner)
+
+
 # Clipping
 
 

@@ -59,6 +59,11 @@ def test_plain_loop_goes_on_at_the_exact_next_batch(name: str, tmp_path: Path) -
     prove_exact(partial(plain, make=SOURCES[name]), tmp_path / "run", (5, 20, 27), checkpoint_every=1000)
 
 
+@pytest.mark.parametrize("die_at", [(9, 1), (29, 1), (15, 5, 1, 1), (23, 1), (24, 1, 2)], ids=str)
+def test_killed_in_the_first_batch_after_a_resume(die_at: tuple[int, ...], tmp_path: Path) -> None:
+    prove_exact(partial(plain, make=SOURCES["shuffled"]), tmp_path / "run", die_at)
+
+
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
 def test_plain_loop_with_workers(persistent: bool, tmp_path: Path) -> None:
     script = partial(plain, make=SOURCES["shuffled"], num_workers=2, persistent_workers=persistent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -430,3 +431,64 @@ def test_buffers_and_modes_come_back(tmp_path: Path) -> None:
         optimizer.close()
 
     prove_exact(script, tmp_path / "run", (6,))
+
+
+class Growing(nn.Module):
+    """Registers a buffer in its first forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 11)
+        self.embed = nn.Embedding(11, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        if not hasattr(self, "mean"):
+            self.register_buffer("mean", torch.zeros(6))
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.inner(x - self.mean)
+
+
+@pytest.mark.parametrize("die_at", [(4,), (10,), (9, 3)], ids=str)
+def test_buffer_that_comes_into_being_while_training_comes_back(die_at: tuple[int, ...], tmp_path: Path) -> None:
+    """Before a checkpoint has it, and from one that does."""
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = Growing()
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), 0.05), model)
+        attempt.start(optimizer)
+        for batch in optimizer.batches(tokens(), until=14):
+            loss_of(model, batch).backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+        attempt.keep(model=model)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", die_at)
+
+
+def test_tracked_state_that_becomes_unstorable_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The rest is logged on; it does not cost the run its protection."""
+    keeping, model, run = Keeping({"count": 1}), small(), tmp_path / "run"
+    with logged(model, run) as optimizer:
+        optimizer.track(keeping=keeping)
+        optimizer.recover()
+        for number in optimizer.steps(40):
+            one_step(model, optimizer, number)
+            if number == 5:
+                keeping.content = {"when": object()}
+            if number > 5:
+                time.sleep(0.1)  # logging is tried again a second after it stopped
+        assert not optimizer.session.journal.is_suspended
+        assert optimizer.watermarks["committed"] == 40
+        assert any("'keeping' is tracked no longer" in note for note in optimizer.report.notes)
+    right = everything(model, optimizer)
+    assert "when that is gone" in caplog.text
+    model = small()
+    with logged(model, run) as optimizer:
+        optimizer.track(keeping=Keeping({"count": 2}))
+        report = optimizer.recover()
+        assert (report.step, differences(everything(model, optimizer), right)) == (40, [])

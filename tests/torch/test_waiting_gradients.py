@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.torch.lab import Attempt, prove_exact
-from tests.torch.nets import seed
+from tests.torch.nets import Mixed, loss_of, seed, tokens
 
 
 def two_speeds(attempt: Attempt, *, out_of_place: bool, change_at: int) -> None:
@@ -42,3 +42,38 @@ def two_speeds(attempt: Attempt, *, out_of_place: bool, change_at: int) -> None:
 def test_gradients_that_wait_come_back(out_of_place: bool, change_at: int, die_at: tuple[int, int], tmp_path: Path) -> None:
     script = partial(two_speeds, out_of_place=out_of_place, change_at=change_at)
     prove_exact(script, tmp_path / "run", die_at)
+
+
+def reading(attempt: Attempt, *, kind: str, clips: bool) -> None:
+    """Gradients that the last step has used are read before they are cleared; from the tenth batch on they are kept."""
+    seed()
+    model = Mixed()
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01) if kind == "by tensor" else Averaging(model.parameters(), lr=0.01)
+    optimizer = attempt.wrap(inner, model)
+    attempt.start(optimizer)
+    for number, batch in enumerate(optimizer.batches(tokens(), until=18)):
+        number += attempt.reports[0].batch if attempt.reports else 0
+        before = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+        if number < 10:
+            optimizer.zero_grad(set_to_none=number % 2 == 0)
+        loss_of(model, batch).backward()
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            if parameter.grad is not None:
+                parameter.grad.add_(old, alpha=0.3)
+        if clips:
+            optimizer.clip_grad_norm_(0.5)
+        attempt.tick()
+        optimizer.step()
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+class Averaging(torch.optim.SGD):
+    """Not torch's own: redone step by step."""
+
+
+@pytest.mark.parametrize("die_at", [(5,), (11,), (7, 4), (12, 1, 3)], ids=str)
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("kind", ["by tensor", "step by step"])
+def test_used_gradients_that_are_read_come_back(kind: str, clips: bool, die_at: tuple[int, ...], tmp_path: Path) -> None:
+    prove_exact(partial(reading, kind=kind, clips=clips), tmp_path / "run", die_at, checkpoint_every=1000)

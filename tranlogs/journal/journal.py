@@ -408,8 +408,9 @@ class Journal:
             self._suspension = Suspension.begin(in_words(error), self.step, self.clock.now(), now, self._ended)
             _log.warning(
                 "%s: logging is suspended at step %d: %s. Training goes on; a crash now would go back to step %d. Logging "
-                "resumes by itself, from a fresh checkpoint, when the disk can be written again",
+                "resumes by itself, from a fresh checkpoint, when %s",
                 self.paths.folder, self.step, in_words(error), self._committed,
+                "that is gone" if isinstance(error, UnencodableState) else "the disk can be written again",
             )  # fmt: skip
         else:  # a try to resume failed
             self._suspension.postpone(now)
