@@ -182,7 +182,7 @@ class Auxiliary:
         """Do without what was tracked and cannot be stored any more: logging can go on with the rest."""
         for name, thing in list(self.tracked.items()):
             try:
-                tree.encode(thing.state_dict(), path=f"track[{name!r}]", adapt=adapt.adapt)
+                tree.encode(thing.state_dict(), path=f"track[{name!r}]", adapt=adapt.adapt, out_of_line=[])
             except UnencodableState as error:
                 del self.tracked[name]
                 self._on_doubt(f"{name!r} is tracked no longer and does not come back: {error}", False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from types import CellType, FunctionType
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_FIRST = 64  # of a long list: transforms stand in short ones, samples in long ones
+_FIRST = 64  # of a container: transforms stand in short ones, samples in long ones
 KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -90,7 +91,7 @@ def generators_in(thing: Any, path: str, depth: int = 3, without: tuple[type, ..
 
 def _parts(thing: Any) -> list[tuple[str, Any]]:
     if isinstance(thing, dict):
-        return [(f"[{key!r}]", value) for key, value in thing.items()]
+        return [(f"[{key!r}]", value) for key, value in itertools.islice(thing.items(), _FIRST)]
     if isinstance(thing, (list, tuple)):
         return [(f"[{i}]", value) for i, value in enumerate(thing[:_FIRST])]
     if isinstance(thing, FunctionType):

@@ -60,6 +60,8 @@ class OfflineRun:
         found = recover(self.folder, self.state, step=step, checkpoint=checkpoint, progress=progress)
         if found is None:
             raise UsageError(f"{self.folder}: the run holds nothing yet")
+        for parameter in self.state.parameters.values():
+            parameter.grad = None
         self.report = self._told(found, time.monotonic() - start)
         return self.report
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+from pathlib import Path
 
 from rich.table import Table
 
@@ -25,7 +28,14 @@ def print_table(screen: Screen, figures: Figures) -> None:
         for difference in figures.differences:
             screen.print(f"  {difference}", markup=False)
     screen.print(f"\n{figures.seconds:.0f} s in all. Loss curves: {figures.curves or 'not drawn, matplotlib is missing'}")
-    screen.print(f"Look inside the run: tranlogs status {figures.run}")
+    screen.print(f"Look inside the run: {_command()} status {figures.run}")
+
+
+def _command() -> str:
+    """How to call `tranlogs` here: it need not be on the PATH."""
+    if shutil.which("tranlogs") or Path(sys.argv[0]).name != "tranlogs":
+        return "tranlogs"
+    return os.path.relpath(sys.argv[0])
 
 
 def _table() -> Table:
