@@ -84,7 +84,7 @@ class PlainLoops:
         self._alive: weakref.WeakSet[Pass] = weakref.WeakSet()
         self._leader: weakref.ref[Pass] | None = None
         self._asked_last: weakref.ref[Pass] | None = None
-        self._resumed: Pass | None = None  # the one in which the run stood
+        self._resumed: weakref.ref[Pass] | None = None  # the one in which the run stood
         self._thread = threading.get_ident()
         self._positions: list[LoaderPosition] = []
         self.has_skipped = False
@@ -193,7 +193,8 @@ class PlainLoops:
     def _go_on(self, position: LoaderPosition) -> Pass:
         """The pass in which the run stood."""
         self._session.go_live()
-        p = self._resumed = self._new(position)
+        p = self._new(position)
+        self._resumed = weakref.ref(p)
         if position.batch:
             self._lead(p)
         position.open()
@@ -226,7 +227,8 @@ class PlainLoops:
         outer = self._session.loops[0] if self._session.loops else None
         if isinstance(outer, LoaderPosition):
             return outer.batch == 0
-        return self._resumed is not None and self._resumed.is_ended
+        resumed = self._resumed() if self._resumed is not None else None
+        return self._resumed is not None and (resumed is None or resumed.is_ended)
 
     def _new(self, position: LoaderPosition) -> Pass:
         p = Pass(self, position)
