@@ -107,6 +107,7 @@ class LoaderPosition:
         self.was_companion = False
         self._is_resized = False  # other batches follow anyhow, which was said
         self.doubts: list[str] = []
+        self._looked_at = 0  # the epoch before which the samplers' contents were last compared
         self.entered: dict[str, Any] | None = None  # random state when the script's code before the epoch's loop began
         self._workers: dict[str, Any] | None = None  # random state when persistent workers were made
         self._resume: dict[str, Any] | None = None
@@ -128,7 +129,8 @@ class LoaderPosition:
         cursor = self.cursor
         if self._resume is not None and cursor.batch:  # nobody has gone on from it yet
             return self._resume
-        if not cursor.batch:
+        if not cursor.batch and self._looked_at != self.epoch:  # once an epoch: arrays may be large
+            self._looked_at = self.epoch
             self._note_unkept()
         return {
             "epoch": self.epoch, "batch": cursor.batch, "taken": self.taken,

@@ -212,9 +212,13 @@ def _contents(sampler: Any) -> dict[str, Any]:
         return {}
     found = {}
     for name, value in getattr(sampler, "__dict__", {}).items():
-        if isinstance(value, (torch.Tensor, np.ndarray)):
-            found[name] = xxhash.xxh3_64_intdigest(np.ascontiguousarray(value).tobytes())
-        elif isinstance(value, list):
+        if name in ("data_source", "dataset"):  # the samples, which may be a large tensor or list
+            continue
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            found[name] = xxhash.xxh3_64_intdigest(adapt.flat_bytes(value.detach().cpu().contiguous()).data)
+        elif isinstance(value, np.ndarray) and value.dtype != object:
+            found[name] = xxhash.xxh3_64_intdigest(value.tobytes())
+        elif isinstance(value, list) and all(type(item) in (int, float) for item in value):
             found[name] = xxhash.xxh3_64_intdigest(repr(value).encode())
         elif type(value) in (int, float, str) and name != "epoch" and not _is_torchs(sampler):
             found[name] = value

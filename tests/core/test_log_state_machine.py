@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.core.toys import step_of
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import RecoveryError
 from tranlogs.failpoints import POINTS
@@ -79,16 +80,10 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(fill=st.integers(0, 3))
     def step(self, fill: int) -> None:
-        state, journal = self.trainer.state, self.trainer.journal
-        gradients = state.gradients()
+        gradients = self.trainer.state.gradients()
         if fill == 0:
             gradients["w1"][:] = 0  # another codec
-        record = journal.begin_step(sum(g.nbytes for g in gradients.values()), len(gradients))
-        for name, gradient in gradients.items():
-            record = journal.add(record, f"grad/{name}", dense(gradient))
-        lr = state.lr
-        state.apply(gradients, lr)
-        journal.commit_step(record, {"lr": lr, "digest": state.digest().to_bytes(8, "little")})
+        step_of(self.trainer, gradients)
 
     @rule(value=st.floats(-1, 1))
     def image(self, value: float) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
+
 from tranlogs.retention import EverySteps
 from tranlogs.testing.abandon import abandoned_copy
 from tranlogs.testing.toy import ToyTrainer, uninterrupted
 from tranlogs.types import dense
 
 SIZES = (7, 300)
+Gradients = dict[str, npt.NDArray[Any]]
 NEVER = EverySteps(10**9)
 
 
@@ -22,10 +25,10 @@ def state_at(step: int) -> bytes:
     return uninterrupted(step, sizes=SIZES).everything()
 
 
-def step_of(trainer: ToyTrainer) -> None:
+def step_of(trainer: ToyTrainer, gradients: Gradients | None = None) -> None:
     """One optimizer update, without a boundary."""
     state, journal = trainer.state, trainer.journal
-    gradients = state.gradients()
+    gradients = state.gradients() if gradients is None else gradients
     record = journal.begin_step(sum(g.nbytes for g in gradients.values()), len(gradients))
     for name, gradient in gradients.items():
         record = journal.add(record, f"grad/{name}", dense(gradient))

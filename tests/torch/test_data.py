@@ -621,3 +621,33 @@ def test_persistent_workers_that_draw_are_named_between_epochs_too(die_at: int, 
     script(last)
     assert last.reports[0].exact is None
     assert any("random numbers drawn inside DataLoader workers" in note for note in last.reports[0].notes)
+
+
+class Odd(Sampler[int]):
+    """Holds what cannot be compared cheaply, or not by numpy."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.data_source = samples
+        self.weights = torch.ones(46, requires_grad=True)
+        self.half = torch.ones(46, dtype=torch.bfloat16)
+        self.sparse = torch.ones(3).to_sparse()
+        self.objects = np.array([None, "a"], object)
+        self.mixed = [object(), 1]
+
+    def __len__(self) -> int:
+        return 46
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(46))
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise AssertionError("samples are not looked at")
+
+
+def test_whatever_a_sampler_holds_training_goes_on(tmp_path: Path) -> None:
+    samples = [Unprintable() for _ in range(46)]
+    prove_exact(
+        partial(training, make=lambda **o: DataLoader(Numbers(), 4, sampler=Odd(samples), **o)), tmp_path / "run", (13,)
+    )
