@@ -1,0 +1,153 @@
+"""The Keras callback: one more entry in `callbacks=[...]`, and `model.fit` comes back after a crash."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+
+from tranlogs.errors import UsageError
+from tranlogs.recovery import RecoveryReport
+
+from . import private
+from .data.sources import DataOrder
+from .fingerprint import Mode
+from .session import Session
+from .settings import Settings
+from .state import LogKind
+
+private.check_keras()
+
+_open: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()  # by run; a fit that failed left it open
+
+
+class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Logs every step of `model.fit`; run the same script again after a crash, and training goes on at the batch.
+
+        model.fit(x, y, epochs=20, callbacks=[TranLogsCallback("runs/mnist")])
+
+    Args:
+        run: folder of the run; made if there is none. One run for one training: the same script, the same data.
+        log: "gradients" (what enters the optimizer, redone by the very function that applied it), "weights" (what each step
+            has changed), or "auto": gradients where they are enough, weights elsewhere, with a line that says why.
+        checkpoint_every: "epoch", steps (500), a time ("10min"), bytes of log ("256MiB"), a recovery time ("rto=30s"), or a
+            policy object.
+        keep: how many checkpoints are kept, or a retention policy.
+        durability: "machine" (log synced behind training: a power cut loses what `tranlogs status` shows), or "process".
+        data_order: of arrays and PyDatasets: "tranlogs" draws each epoch's order from the seed, so that any batch is found
+            at once; "keras" leaves Keras's own order, and draws batches again up to the crash.
+        seed: of that order; default: what keras.utils.set_random_seed was given, else drawn once a run.
+        fingerprint: "full" (every byte after each step), "sample", or "auto": full while it costs little of a step.
+        rank: number of this process among those that train together.
+        segment_bytes: size of a log file.
+        handover: "direct" (records are written on the training thread) or "thread".
+        verbose: whether to print where training goes on.
+
+    Attributes:
+        report: what recovery told (`RecoveryReport`).
+
+    Raises:
+        UsageError: a setting is wrong.
+    """
+
+    def __init__(self, run: str | os.PathLike[str], *, log: LogKind | Literal["auto"] = "auto", checkpoint_every: Any = "epoch",
+                 keep: Any = 2, durability: str = "machine", data_order: DataOrder = "tranlogs", seed: int | None = None,
+                 fingerprint: Mode = "auto", rank: int = 0, segment_bytes: int | None = None, handover: str | None = None,
+                 verbose: bool = True) -> None:  # fmt: skip
+        super().__init__()
+        self._settings = Settings.checked(
+            run, log=log, checkpoint_every=checkpoint_every, keep=keep, durability=durability, data_order=data_order, seed=seed,
+            fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes, handover=handover, verbose=verbose)  # fmt: skip
+        self._session: Session | None = None
+        self._fits = 0
+        self.report = RecoveryReport()
+
+    @property
+    def run(self) -> Path:
+        """The run's folder."""
+        return self._settings.run
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Recover, and put the log between Keras and the model."""
+        self._release_left_over()
+        _, callbacks, _ = private.find_fit(self.model)
+        others = [callback for callback in callbacks.callbacks if callback is not self]
+        _refuse(others, self.run)
+        session = Session(self.model, self._settings, self._fits, others)
+        self._fits += 1
+        self._session, self.report = session, session.report
+        if not session.is_skipped:
+            session.install()
+            _open[str(self.run.resolve())] = session
+        self.model._initial_epoch = session.starts_at
+        callbacks.callbacks.append(_Last(self))
+        self._say(session)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """The epoch that the loop over batches is about to begin."""
+        self.model._initial_epoch = None  # else the next fit would begin there, too
+        assert self._session is not None
+        self._session.cursor.start_epoch(epoch)
+
+    def _release_left_over(self) -> None:
+        """A fit that ended with an exception never told us; its run is still open."""
+        left = _open.pop(str(self.run.resolve()), None) or self._session
+        self._session = None
+        if left is not None:
+            left.release()
+
+    def _end(self) -> None:
+        session, self._session = self._session, None
+        self.model._initial_epoch = None
+        if session is None:
+            return
+        _open.pop(str(self.run.resolve()), None)
+        try:
+            session.finish()
+            self.report = session.report
+        finally:
+            session.release()
+
+    def _say(self, session: Session) -> None:
+        if not self._settings.verbose:
+            return
+        if session.is_skipped:
+            print(f"TranLogs: {self.run}: this fit was finished before; the run goes on in a later one")
+        elif session.is_complete:
+            print(f"TranLogs: {self.run} is complete ({session.report.step} steps): nothing is trained. For another training, "
+                  "give another folder")  # fmt: skip
+        elif session.report.checkpoint_step is not None:
+            where = session.cursor.position
+            print(f"TranLogs: {self.run} goes on at epoch {where.epoch + 1}, batch {where.batch + 1}: {session.report}")
+
+
+class _Last(keras.callbacks.Callback):  # type: ignore[misc]
+    """Behind all other callbacks: they reset themselves as training begins, and may write weights as it ends."""
+
+    def __init__(self, owner: TranLogsCallback) -> None:
+        super().__init__()
+        self._owner = owner
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._owner._session is not None:
+            self._owner._session.restore_siblings()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._owner._end()
+
+
+def _refuse(callbacks: list[Any], run: Path) -> None:
+    """Callbacks that would undo ours."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise UsageError(
+                f"{run}: BackupAndRestore sets weights and epoch back to its own backup: take it out, TranLogs brings "
+                "training back to the batch"
+            )
+        if isinstance(callback, TranLogsCallback):
+            raise UsageError(
+                f"{run}: there are two TranLogsCallbacks in this fit (the other logs to {callback.run}): one is enough"
+            )

@@ -1,0 +1,72 @@
+"""Arrays in TranLogs's own order: each pass is a permutation drawn from the seed, and any batch of it is found at once.
+
+The order is another one than Keras's. It is the same on every backend, and other in every epoch, also where Keras on
+TensorFlow repeats one order for all epochs (with a global seed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..adapt import Values
+from ..backends import Backend
+from ..private import array_slicing, tree
+from .sources import OwnOrder, Source
+
+
+class Arrays(Source):
+    """See `Source`."""
+
+    def __init__(self, adapter: Any, backend: Backend, order: OwnOrder, strategy: Any) -> None:
+        self._adapter, self._backend, self._order, self._strategy = adapter, backend, order, strategy
+
+    def open(self, passes: int, seen: int) -> Any:
+        adapter = self._adapter
+        size = adapter._batch_size
+        order = self._order.of_samples(passes, adapter._num_samples, size, adapter._shuffle)[seen * size :]
+        if self._backend.name == "tensorflow":
+            return iter(self._tf_dataset(order, size))
+        return self._batches(order, size)
+
+    def _tf_dataset(self, order: Values, size: int) -> Any:
+        """The rest of a pass as Keras's own pipeline makes it, but for the order."""
+        import tensorflow as tf
+
+        inputs = array_slicing.convert_to_sliceable(self._adapter._inputs, target_backend="tensorflow")
+        indices = tf.constant(order, tf.int64)
+        batches = tf.data.Dataset.range(-(-len(order) // size)).map(lambda i: indices[i * size : (i + 1) * size])
+        data = tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensors(tree.lists_to_tuples(inputs)).repeat()))
+
+        def take(i: Any, held: Any) -> Any:
+            def one(x: Any) -> Any:
+                if isinstance(x, array_slicing.TensorflowSparseWrapper):
+                    return array_slicing.slice_tensorflow_sparse_wrapper(x, i)
+                if isinstance(x, (list, tuple, dict)):
+                    return None
+                return tf.gather(x, i, axis=0) if tf.is_tensor(x) else x
+
+            return tree.traverse(one, held)
+
+        options = tf.data.Options()
+        options.experimental_optimization.apply_default_optimizations = False
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+        data = data.map(take, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).with_options(options)
+        data = data.prefetch(tf.data.AUTOTUNE)
+        return data if self._strategy is None else self._strategy.experimental_distribute_dataset(data)
+
+    def _batches(self, order: Values, size: int) -> Iterator[Any]:
+        name = self._backend.name
+        inputs = array_slicing.convert_to_sliceable(self._adapter._inputs, target_backend=name)
+        for at in range(0, len(order), size):
+            chosen = order[at : at + size]
+            indices = chosen if self._adapter._shuffle else slice(int(chosen[0]), int(chosen[-1]) + 1)
+            yield tree.map_structure(lambda x, i=indices: _converted(x, x[i], name), inputs, none_is_leaf=False)
+
+
+def _converted(sliceable: Any, part: Any, name: str) -> Any:
+    if name == "torch":
+        from keras.src.backend.torch.core import convert_to_tensor
+
+        return convert_to_tensor(sliceable.convert_to_torch_compatible(part))
+    return sliceable.convert_to_jax_compatible(part)

@@ -1,0 +1,149 @@
+"""The loop over batches that `model.fit` runs, with a boundary wherever it asks for more, and a way in at any of them.
+
+Keras's epoch iterator numbers the steps of an epoch in `_enumerate_iterator`. The cursor stands in its place and does the
+same: one pass over the data an epoch, or, with `steps_per_epoch`, passes that go on from one epoch to the next.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..private import EpochIterator
+from .sources import Source
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a fit stands.
+
+    Attributes:
+        fit: number of the `model.fit` call of this run, from 0.
+        epoch: in it, from 0.
+        batch: batches of the epoch that are done (Keras counts in steps of `steps_per_execution`).
+        passes: passes over the data that were begun before the present one.
+        seen: batches taken of the present pass; 0 if none is open.
+        num_batches: batches of a pass, where Keras has found that out.
+        total: batches over the whole run.
+        is_finished: whether the fit has come to its end.
+    """
+
+    fit: int = 0
+    epoch: int = 0
+    batch: int = 0
+    passes: int = 0
+    seen: int = 0
+    num_batches: int | None = None
+    total: int = 0
+    is_finished: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Cursor:
+    """See the module.
+
+    Args:
+        epoch_iterator: Keras's.
+        source: of the batches.
+        position: where to begin.
+        on_enter: called as the loop over an epoch's batches begins, before anything is opened; says whether this is the
+            place at which the run goes on.
+        on_boundary: called whenever the loop asks for its next batch.
+
+    Attributes:
+        position: where the fit stands.
+        is_amid: whether a batch has been handed out and not yet been done with.
+    """
+
+    def __init__(self, epoch_iterator: EpochIterator, source: Source, position: Position, *,
+                 on_enter: Callable[[], bool], on_opened: Callable[[], None],
+                 on_boundary: Callable[[], None]) -> None:  # fmt: skip
+        self._iterator, self.source, self.position = epoch_iterator, source, position
+        self._on_enter, self._on_opened, self._on_boundary = on_enter, on_opened, on_boundary
+        self._batches: Any = None  # the open pass
+        self.is_amid = False
+        if position.num_batches is not None:
+            epoch_iterator._num_batches = position.num_batches
+        epoch_iterator._enumerate_iterator = types.MethodType(lambda _: self._epoch(), epoch_iterator)
+
+    def release(self) -> None:
+        """Keras's epoch iterator is its own again."""
+        vars(self._iterator).pop("_enumerate_iterator", None)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Keras begins an epoch."""
+        position, keras = self.position, self._iterator
+        position.num_batches = keras._num_batches
+        if epoch == position.epoch:
+            return
+        position.epoch, position.batch = epoch, 0
+        if position.seen and (keras.steps_per_epoch is None or keras._current_iterator is None):
+            self._close()  # Keras opens another one
+
+    def _epoch(self) -> Iterator[tuple[int, int, Any]]:
+        keras, position = self._iterator, self.position
+        is_resumed = self._on_enter()
+        opens = self._batches is None or keras.steps_per_epoch is None
+        if opens:
+            self.source.prepare(position.passes, self._taken(), is_amid=position.batch > 0)
+        keras.data_adapter.on_epoch_begin()
+        self.source.entered(is_amid=position.batch > 0)
+        steps = keras.steps_per_epoch or keras._num_batches or -1
+        if opens:
+            self._batches = keras._current_iterator = self.source.open(position.passes, self._taken())
+        if is_resumed:
+            self._on_opened()
+        if steps > 0:
+            yield from self._counted(steps)
+        else:
+            yield from self._until_exhausted()
+        keras.data_adapter.on_epoch_end()
+
+    def _counted(self, steps: int) -> Iterator[tuple[int, int, Any]]:
+        keras, position = self._iterator, self.position
+        for step in range(position.batch, steps, keras.steps_per_execution):
+            if keras._num_batches and position.seen >= keras._num_batches:
+                if keras.steps_per_epoch:
+                    keras._interrupted_warning()
+                break
+            keras._steps_seen = position.seen + keras.steps_per_execution
+            yield from self._handed_out(step)
+        if keras._num_batches and position.seen >= keras._num_batches:
+            self._close()
+
+    def _until_exhausted(self) -> Iterator[tuple[int, int, Any]]:
+        while True:
+            step = self.position.batch
+            self._iterator._steps_seen = step + self._iterator.steps_per_execution
+            yield from self._handed_out(step)
+
+    def _handed_out(self, step: int) -> Iterator[tuple[int, int, Any]]:
+        executions = self._iterator.steps_per_execution
+        self.is_amid = True
+        yield step, step + executions - 1, self._batches
+        self.is_amid = False
+        self.advance(executions)
+        self._on_boundary()
+
+    def advance(self, batches: int) -> None:
+        """So many batches are done."""
+        position = self.position
+        position.batch += batches
+        position.seen += batches
+        position.total += batches
+        position.num_batches = self._iterator._num_batches
+
+    def _taken(self) -> int:
+        """Batches of the pass that are gone: the last of several steps an execution may have found fewer than it counts."""
+        return min(self.position.seen, self._iterator.data_adapter.num_batches or self.position.seen)
+
+    def _close(self) -> None:
+        """The pass is at its end."""
+        self.position.passes += 1
+        self.position.seen = 0
+        self._batches = None
+        self.source.close()

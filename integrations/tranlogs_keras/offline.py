@@ -1,0 +1,99 @@
+"""A Keras run's state, rebuilt from its checkpoint and log alone, without the script that trained it.
+
+Variables are made as the checkpoint lists them, the optimizer from its recorded configuration: Keras's own classes only,
+others where the user names them. Steps are redone by the function that a live run uses. Keras is imported here once the run
+has said on which backend it was trained.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tranlogs.checkpoint import Checkpoint
+from tranlogs.errors import DataError, UsageError
+from tranlogs.recovery import RecoveryReport, open_for_reading
+from tranlogs.recovery.recover import Progress, recover
+
+from .backends import choose_backend
+from .export_targets import check_target
+
+if TYPE_CHECKING:
+    from .recorded import RecordedState
+
+
+class OfflineRun:
+    """One journal of a Keras run; the `keras` of the entry points `tranlogs.frameworks`.
+
+    Args:
+        folder: the journal's (`run/rank0`).
+        optimizers: classes that keras.optimizers does not have, as "module:Class".
+
+    Raises:
+        UsageError: the run holds nothing yet, or was trained on another backend than the one that Keras runs on here.
+    """
+
+    check_target = staticmethod(check_target)
+
+    def __init__(self, folder: Path, *, optimizers: Sequence[str] = ()) -> None:
+        self.folder = folder
+        choose_backend(_backend_of(folder))
+        from .recorded import RecordedState
+
+        self.state: RecordedState = RecordedState(optimizers)
+        self.report: RecoveryReport | None = None
+
+    def replay(self, *, step: int | None = None, checkpoint: str | None = None,
+               progress: Progress | None = None) -> RecoveryReport:  # fmt: skip
+        """Bring the state to a step (default: the newest).
+
+        Args:
+            step: where to land.
+            checkpoint: name of the checkpoint to start from.
+            progress: told what is done.
+
+        Raises:
+            RecoveryError: no sound checkpoint is left, or `step` is not covered.
+            UsageError: the optimizer's class is not known.
+        """
+        from . import environment
+        from .verdict import verdict
+
+        start = time.monotonic()
+        found = recover(self.folder, self.state, step=step, checkpoint=checkpoint, progress=progress)
+        assert found is not None, "a run with a checkpoint holds something"
+        exact, told = verdict(self.state, found)
+        compared = environment.compare(self.state.recorded_environment, self.state.environment_now())
+        position = self.state.body["position"]
+        self.report = RecoveryReport(
+            step=found.position.step, batch=position["total"], epoch=position["epoch"], timeline=found.position.timeline,
+            checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=time.monotonic() - start,
+            seconds_replay=found.seconds_replay, exact=None if exact and compared else exact,
+            first_divergent_step=found.divergence.step if found.divergence else None,
+            notes=tuple(dict.fromkeys([*found.notes, *self.state.notes, *compared, *told])),
+        )  # fmt: skip
+        return self.report
+
+    def export(self, path: Path) -> list[str]:
+        """Write the replayed state to a file; returns what it does not hold, one sentence each.
+
+        Raises:
+            UsageError: the file's name or folder, or what the run recorded of its model, does not allow it.
+        """
+        from .export import write
+
+        if self.report is None:
+            raise UsageError("replay() comes before export()")
+        return write(path, self.state)
+
+
+def _backend_of(folder: Path) -> str:
+    for row in sorted(open_for_reading(folder).checkpoints, key=lambda row: row.sequence, reverse=True):
+        try:
+            with Checkpoint(folder / "checkpoints" / row.name) as checkpoint:
+                return str(checkpoint.manifest["environment"]["backend"])
+        except (DataError, KeyError):
+            continue
+    raise UsageError(f"{folder}: the run holds no checkpoint that can be read")

@@ -1,0 +1,207 @@
+"""Every name of Keras's inside that TranLogs needs, and nothing else: what a new version of Keras can break is here.
+
+`model.fit` has no place to enter an epoch in its middle, and no hook between gradients and update. What is used instead
+was read in the sources of Keras 3.13 to 3.15 and is checked against the Keras that is installed, at import.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import keras
+from keras.src import tree
+from keras.src.backend.common import global_state
+from keras.src.callbacks.callback_list import CallbackList
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
+from keras.src.saving import saving_lib
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
+from keras.src.trainers.epoch_iterator import EpochIterator
+from keras.src.trainers.trainer import Trainer
+from keras.src.utils.rng_utils import get_random_seed
+
+from tranlogs.errors import UsageError
+
+__all__ = [
+    "ArrayDataAdapter",
+    "BaseOptimizer",
+    "CallbackList",
+    "EpochIterator",
+    "GeneratorDataAdapter",
+    "PyDatasetAdapter",
+    "TFDatasetAdapter",
+    "TorchDataLoaderAdapter",
+    "array_slicing",
+    "check_keras",
+    "find_fit",
+    "get_random_seed",
+    "global_seed_state",
+    "has_own_train_step",
+    "is_built",
+    "learning_rate_of",
+    "make_global_seed",
+    "own_non_trainable",
+    "symbolic_build",
+    "trained_by",
+    "tree",
+    "weight_layout",
+    "write_weights",
+]
+
+VERSIONS = (3, 13), (3, 15)  # the first and the last that were tried
+
+_EXPECTED: dict[Any, tuple[str, ...]] = {
+    EpochIterator: ("_enumerate_iterator", "_get_iterator", "_interrupted_warning", "catch_stop_iteration", "reset"),
+    Trainer: ("_symbolic_build", "_get_metrics_result_or_logs", "reset_metrics", "get_metrics_result"),
+    BaseOptimizer: ("apply", "build", "finalize_variable_values"),
+    ArrayDataAdapter: ("get_tf_dataset", "get_torch_dataloader", "get_jax_iterator"),
+    PyDatasetAdapter: ("on_epoch_begin", "on_epoch_end", "_get_iterator"),
+    array_slicing: ("convert_to_sliceable", "TensorflowSparseWrapper", "slice_tensorflow_sparse_wrapper"),
+    data_adapter_utils: ("NUM_BATCHES_FOR_TENSOR_SPEC",),
+    saving_lib: ("_save_state", "H5IOStore"),
+}
+
+
+def check_keras() -> None:
+    """Whether this Keras is one that TranLogs knows.
+
+    Raises:
+        UsageError: it is not; the message says which ones are.
+    """
+    installed = tuple(int(part) for part in keras.__version__.split(".")[:2])
+    first, last = (".".join(map(str, version)) for version in VERSIONS)
+    if not VERSIONS[0] <= installed <= VERSIONS[1]:
+        raise UsageError(
+            f"Keras {keras.__version__} is not supported: TranLogs resumes inside model.fit, which was tried with "
+            f"Keras {first} to {last} (pip install 'keras>={first},<{last.split('.')[0]}.{VERSIONS[1][1] + 1}')"
+        )
+    missing = [f"{getattr(owner, '__name__', owner)}.{name}" for owner, names in _EXPECTED.items() for name in names
+               if not hasattr(owner, name)]  # fmt: skip
+    source = inspect.getsource(EpochIterator._enumerate_iterator)
+    missing += [f"EpochIterator.{name}" for name in ("_steps_seen", "_num_batches", "_current_iterator") if name not in source]
+    if missing:
+        raise UsageError(f"Keras {keras.__version__} lacks what TranLogs needs of it: {', '.join(missing)}")
+
+
+def find_fit(model: Any) -> tuple[EpochIterator, CallbackList, int]:
+    """What the running `model.fit` holds: its epoch iterator, its callbacks, its number of epochs.
+
+    Raises:
+        UsageError: no `fit` of this model is on the stack.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model and "epoch_iterator" in frame.f_locals:
+            local = frame.f_locals
+            return local["epoch_iterator"], local["callbacks"], local["epochs"]
+        frame = frame.f_back  # type: ignore[assignment]
+    raise UsageError("TranLogsCallback works inside model.fit(callbacks=[...]) of a Keras model; no such call is running")
+
+
+def symbolic_build(model: Any, specs: Any) -> None:
+    """Make all variables of a compiled model, its metrics and its optimizer. `specs`: what a batch looks like."""
+    model._symbolic_build(data_batch=specs)
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def is_built(model: Any) -> bool:
+    """Whether all layers have their variables."""
+    return all(layer.built for layer in model._flatten_layers())
+
+
+def has_own_train_step(model: Any) -> bool:
+    """Whether `train_step` is the backend trainer's own, or one that the user wrote."""
+    step = type(model).train_step
+    return not step.__module__.startswith("keras.src.")
+
+
+def own_non_trainable(model: Any) -> set[int]:
+    """Ids of variables that layers keep for themselves (BatchNorm's statistics, seeds), whether frozen or not."""
+    found: set[int] = set()
+    for layer in model._flatten_layers():
+        found |= {id(v) for v in layer._non_trainable_variables}
+        found |= {id(generator.state) for generator in layer._seed_generators}
+    return found
+
+
+def global_seed_state() -> Any:
+    """The variable of Keras's global seed generator, if it exists."""
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    return None if generator is None else generator.state
+
+
+def make_global_seed() -> Any:
+    """The same; it is made if it does not exist."""
+    return global_seed_generator().state
+
+
+def learning_rate_of(optimizer: Any) -> Any:
+    """What the optimizer was given as learning rate: a variable, a schedule, or a callable."""
+    return getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+
+
+def trained_by(optimizer: Any) -> list[Any]:
+    """The variables that a built optimizer updates, in the order of the gradients that it takes."""
+    return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
+
+
+class _Layout(saving_lib.H5IOStore):  # type: ignore[misc]
+    """In place of a file: notes which variable goes where."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+        self.names: dict[str, str] = {}
+
+    def __bool__(self) -> bool:
+        return True
+
+    def make(self, path: str, metadata: dict[str, str] | None = None) -> Any:
+        self.names[path] = (metadata or {}).get("name", "")
+        return _Group(self.found, path)
+
+
+class _Group(dict):  # type: ignore[type-arg]
+    def __init__(self, found: dict[str, Any], path: str) -> None:
+        super().__init__()
+        self._found, self._path = found, path
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self._found[f"{self._path}/vars/{key}" if self._path else f"vars/{key}"] = value
+
+
+def weight_layout(model: Any, optimizers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What `model.save_weights` writes: the variable at each place in the file, and the layers' names by path."""
+    layout = _Layout()
+    owned = {}
+    for path, optimizer in optimizers.items():
+        owned[path] = optimizer
+        if hasattr(optimizer, "inner_optimizer"):
+            owned[f"{path}/inner_optimizer"] = optimizer.inner_optimizer
+    visited = {id(optimizer) for optimizer in owned.values()}  # they would write copies, by number
+    saving_lib._save_state(model, weights_store=layout, assets_store=None, inner_path="", visited_saveables=visited)
+    for path, optimizer in owned.items():
+        layout.names[path] = optimizer.name
+        layout.found.update({f"{path}/vars/{i}": variable for i, variable in enumerate(optimizer.variables)})
+    return layout.found, layout.names
+
+
+def write_weights(path: Any, groups: dict[str, dict[str, Any]], layers: dict[str, str]) -> None:
+    """A .weights.h5 file: the values at each place, and the layers' names."""
+    store = saving_lib.H5IOStore(path, mode="w")
+    try:
+        for group in layers:  # in Keras's own order
+            held = groups.get(group, {})
+            entry = store.make(group, metadata={"name": layers[group]} if layers[group] else None)
+            for key, value in held.items():
+                entry[key] = value
+    finally:
+        store.close()

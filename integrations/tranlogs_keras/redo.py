@@ -1,0 +1,73 @@
+"""Redo: apply logged steps with the function that applied them, and compare the fingerprint after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tranlogs.codec.entry import EntryKind
+from tranlogs.errors import CorruptRecord
+from tranlogs.recovery import Divergence
+from tranlogs.wal.reader import Entry
+
+from .adapt import from_array
+from .fingerprint import window
+
+if TYPE_CHECKING:
+    from .state import KerasState
+
+
+def redo(state: KerasState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+    """Apply entries in order; the first step after which the fingerprint differs."""
+    divergence: Divergence | None = None
+    for i, entry in enumerate(entries):
+        body = state.decode(entry)
+        if entry.kind == EntryKind.IMAGE or body["record"] == "weights":
+            _write_image(state, entry)
+        elif body["record"] == "gradients":
+            _update(state, entry, body)
+        else:
+            raise CorruptRecord(entry.reader.path, f"a record of unknown kind {body['record']!r}", step=entry.step)
+        if "digests" in body and divergence is None:
+            divergence = _compare(state, entry, body)
+        tick(i + 1)
+    return divergence
+
+
+def _write_image(state: KerasState, entry: Entry) -> None:
+    slots = state.variables.by_name
+    for name in entry.tensor_names():
+        array = entry.read(name)
+        if name not in slots:
+            raise CorruptRecord(entry.reader.path, "it is logged, and the model has no such variable: build all layers and "
+                                "optimizers before fit", step=entry.step, tensor=name)  # fmt: skip
+        assert array is not None
+        state.backend.assign(slots[name].variable, from_array(array))
+
+
+def _update(state: KerasState, entry: Entry, body: dict[str, Any]) -> None:
+    names, forms = set(entry.tensor_names()), body.get("forms", {})
+    gradients = []
+    for slot in state.variables.trained:
+        name = "grad/" + slot.name.partition("/")[2]
+        array = entry.read(name) if name in names else None
+        gradients.append(None if array is None else state.backend.to_device(array, forms.get(slot.name)))
+    if "attributes" in body:
+        state.set_attributes(body["attributes"])
+    state.backend.apply(gradients)
+
+
+def _compare(state: KerasState, entry: Entry, body: dict[str, Any]) -> Divergence | None:
+    recorded, kind = np.frombuffer(body["digests"], "<u8"), body["fingerprint"]
+    slots = state.variables.changed_by(body["record"])
+    state.fingerprint_kinds.add(kind)
+    now = state.fingerprint.digests(state.backend.values_of([slot.variable for slot in slots]), entry.step, kind)
+    if len(now) != len(recorded):
+        return Divergence(entry.step, "the number of variables")
+    which = range(len(now)) if kind == "full" else window(len(slots), entry.step)
+    for i, a, b in zip(which, recorded, now, strict=True):
+        if a != b:
+            return Divergence(entry.step, slots[i].name)
+    return None

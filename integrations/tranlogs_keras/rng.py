@@ -1,0 +1,62 @@
+"""The global random number generators: Python's, numpy's, torch's where it is imported, and Keras's own."""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+from typing import Any
+
+import numpy as np
+
+from . import private
+from .backends import Backend
+
+_WORDS = struct.Struct("<625I")
+
+
+def get_rng(backend: Backend) -> dict[str, Any]:
+    """The state of all of them, encodable."""
+    version, words, gauss = random.getstate()
+    kind, key, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": (version, _WORDS.pack(*words), gauss),
+        "numpy": (kind, key, position, has_gauss, cached),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:  # a DataLoader may feed any backend
+        state["torch"] = torch.get_rng_state().numpy()
+        if torch.cuda.is_initialized():
+            state["cuda"] = [s.numpy() for s in torch.cuda.get_rng_state_all()]
+    seed = private.global_seed_state()
+    if seed is not None:
+        state["keras"] = backend.value_of(seed).copy()
+    return state
+
+
+def set_rng(state: dict[str, Any], backend: Backend) -> None:
+    """Set all of them."""
+    version, words, gauss = state["python"]
+    random.setstate((version, _WORDS.unpack(words), gauss))
+    np.random.set_state(state["numpy"])
+    if "torch" in state:
+        import torch
+
+        torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all([torch.from_numpy(s.copy()) for s in state["cuda"]])
+    if "keras" in state:
+        backend.assign(private.make_global_seed(), state["keras"])
+
+
+def has_drawn(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether Python's, numpy's or torch's generator moved between two states."""
+    return any(not _is_same(before.get(name), after.get(name)) for name in ("python", "numpy", "torch"))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return bool(np.array_equal(a, b))
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(_is_same(x, y) for x, y in zip(a, b))
+    return bool(a == b)

@@ -1,0 +1,369 @@
+"""One `model.fit` of a run: its journal, its state, its place in the data, and the boundaries between batches."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tranlogs.checkpoint import Checkpoint, Snapshot
+from tranlogs.config import JournalConfig
+from tranlogs.errors import DataError, UsageError
+from tranlogs.journal import Journal
+from tranlogs.recovery import Divergence, RecoveryReport
+from tranlogs.recovery.recover import Recovered, recover
+from tranlogs.wal.reader import Entry
+
+from . import adapt, environment, private, rng
+from .adapt import Values
+from .architecture import describe_model
+from .backends import make_backend
+from .data import Cursor, Position, make_source
+from .settings import Settings
+from .siblings import Siblings
+from .state import KerasState, plain_attributes
+from .steps import StepLog
+from .variables import Variables
+from .verdict import verdict
+
+_log = logging.getLogger("tranlogs")
+
+_SMALL_BYTES = 1 << 16  # variables that are kept aside between recovery and the first batch
+
+
+class Session:
+    """See the module.
+
+    Args:
+        model: that is being fitted.
+        settings: of the callback.
+        number: of this fit, from 0, among those of the callback.
+        callbacks: of the fit, but for ours.
+
+    Attributes:
+        report: what recovery told.
+        is_skipped: the run is in a later fit than this one: nothing is trained here.
+    """
+
+    def __init__(self, model: Any, settings: Settings, number: int, callbacks: list[Any]) -> None:
+        self.model, self.settings = model, settings
+        self._iterator, _, self._epochs = private.find_fit(model)
+        self.run = Path(settings.run)
+        self.backend = make_backend()
+        self.report = RecoveryReport()
+        self.is_skipped = False
+        self._doubts: list[tuple[str, bool]] = []
+        self._environment: dict[str, Any] = {}  # filled before anything is written
+        self._landed: Recovered | None = None
+        self._is_waiting = False  # for the loop over batches in which the run stood
+        self._is_new = True  # no boundary of this fit was written yet
+        self._wants_checkpoint = self._has_reserved = False
+        self.journal = self._open_journal()
+        try:
+            self._build()
+            self._put_together(number, callbacks)
+        except BaseException:
+            self.journal.close()
+            raise
+
+    def _open_journal(self) -> Journal:
+        settings = self.settings
+        config: dict[str, Any] = {"durability": settings.durability, "handover": settings.handover or "direct"}
+        if settings.segment_bytes is not None:
+            config["segment_bytes"] = settings.segment_bytes
+        journal = Journal.open(
+            self.run,
+            rank=settings.rank,
+            framework="keras",
+            environment=self._environment,
+            config=JournalConfig(**config),
+            policy=settings.policy,
+            retention=settings.retention,
+        )
+        journal.adapt = adapt.adapt
+        return journal
+
+    def _build(self) -> None:
+        """All variables are there before the first step: a checkpoint comes before it."""
+        specs = self.backend.specs_of(self._iterator)
+        if specs is None or self.model.optimizer is None:
+            return
+        try:
+            private.symbolic_build(self.model, specs)
+        except Exception as error:
+            if not private.is_built(self.model):
+                raise UsageError(
+                    f"{self.run}: the model cannot be built before its first step ({error}). Call it once on a batch "
+                    "before fit, so that all its variables are there"
+                ) from error
+
+    def _put_together(self, number: int, callbacks: list[Any]) -> None:
+        model, settings = self.model, self.settings
+        newest = self._newest_meta()
+        before = newest["boundary"] if newest is not None else None
+        goes_on = before is not None and before["position"]["fit"] == number
+        log, why = settings.choose_log(model, self.backend)
+        self._splits = log == "gradients"
+        if newest is not None and goes_on:  # as the run has found out
+            log, self._splits = newest["log"], newest["splits"]
+        if why:
+            _log.warning("%s: weights are logged, not gradients: %s", self.run, why)
+        self.variables = Variables(model, self.backend, is_whole=log == "weights")
+        self.state = KerasState(self.variables, self.backend, log, settings.fingerprint)
+        self.state.optimizer_attributes = plain_attributes(self.variables.optimizers)
+        self.state.environment = environment.describe(model, self.backend, self.variables.optimizers)
+        self.state.about = {**describe_model(model, self.variables), "splits": self._splits}
+        self._environment.update(self.state.environment)
+        self.siblings = Siblings(callbacks)
+        self.seed = before["seed"] if before is not None else settings.seed_or_fresh()
+        self.source = make_source(self._iterator, self.backend, seed=self.seed, data_order=settings.data_order,
+                                  doubt=self._doubt, strategy=self.backend.strategy_of(model))  # fmt: skip
+        self.steps = StepLog(self.state, self.journal, self._give_up)
+        position = Position(fit=number)
+        if before is not None and goes_on:
+            position = self._recover()
+        elif before is not None and before["position"]["fit"] > number:
+            self.is_skipped = True
+        elif before is not None:
+            position.total = self._begin_next()
+        self.cursor = Cursor(self._iterator, self.source, position, on_enter=self._enter, on_opened=self._opened,
+                             on_boundary=self.boundary)  # fmt: skip
+
+    # Recovery.
+
+    def _newest_meta(self) -> dict[str, Any] | None:
+        """What the newest readable checkpoint tells; None in a fresh run."""
+        for row in sorted(self.journal.catalog.checkpoints(), key=lambda row: row.sequence, reverse=True):
+            try:
+                with Checkpoint(self.journal.paths.checkpoints / row.name) as checkpoint:
+                    found: dict[str, Any] = checkpoint.meta(make_array=adapt.from_array)
+                    return found
+            except DataError as error:
+                _log.debug("%s", error)
+        return None
+
+    def _recover(self) -> Position:
+        start = time.monotonic()
+        self.backend.prepare_apply(self.model)
+        found = recover(self.journal.paths.folder, self.state, progress=self.settings.progress())
+        assert found is not None, "a run with a checkpoint holds something"
+        self.journal.go_on_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
+                                checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
+        if found.replayed:
+            self.journal.observe_replay(found.seconds_replay / found.replayed)
+        self.journal.load_seconds = found.seconds_load
+        if self.state.body["log"] == "weights" and self.state.log == "gradients":
+            self._log_weights()
+        self._landed, self._is_waiting = found, True
+        self._aside = self._small_values()
+        self.steps.remember()
+        position = Position(**self.state.body["position"])
+        self.report = self._told(found, position, time.monotonic() - start)
+        return position
+
+    def _begin_next(self) -> int:
+        """A fit that follows another one of the run: what the script did to the model in between holds."""
+        nothing = _Nothing()
+        found = recover(self.journal.paths.folder, nothing)
+        assert found is not None, "a run with a checkpoint holds something"
+        # The chain starts anew: nothing links this fit's log with the one before but the checkpoint at its beginning.
+        position = replace(found.position, sequence=found.position.sequence + 1, chain=secrets.randbits(64))
+        self.journal.go_on_from(position, new_timeline=found.plan.has_later, damaged=found.damaged)
+        return int(nothing.body["position"]["total"])
+
+    def _told(self, found: Recovered, position: Position, seconds: float) -> RecoveryReport:
+        exact, told = verdict(self.state, found)
+        compared = environment.compare(self.state.recorded_environment, self.state.environment)
+        if any(is_wrong for _, is_wrong in self._doubts):
+            exact = False
+        elif (self._doubts or compared) and exact:
+            exact = None
+        notes = [*self.journal.notes, *found.notes, *self.state.notes, *compared, *told, *(text for text, _ in self._doubts)]
+        return RecoveryReport(
+            step=found.position.step, batch=position.total, epoch=position.epoch, timeline=self.journal.timeline,
+            checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=seconds,
+            seconds_replay=found.seconds_replay, exact=exact,
+            first_divergent_step=found.divergence.step if found.divergence else None, notes=tuple(dict.fromkeys(notes)),
+        )  # fmt: skip
+
+    def _doubt(self, text: str, is_wrong: bool) -> None:
+        """Data that a resume cannot bring back: say it, and keep it in the report."""
+        _log.warning("%s: %s", self.run, text)
+        self._doubts.append((text, is_wrong))
+        exact = False if is_wrong else None if self.report.exact else self.report.exact
+        self.report = replace(self.report, exact=exact, notes=tuple(dict.fromkeys([*self.report.notes, text])))
+
+    # Where the fit begins.
+
+    @property
+    def starts_at(self) -> int | None:
+        """The epoch at which `fit` has to begin; None for its own choice."""
+        if self.is_complete:
+            return self._epochs
+        return None if self._landed is None else self.cursor.position.epoch
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to train."""
+        if self._landed is None:
+            return self.is_skipped
+        position = self.cursor.position
+        return position.is_finished and (self.state.body["has_stopped"] or position.epoch >= self._epochs)
+
+    def install(self) -> None:
+        """Stand between Keras and the model."""
+        self.backend.tap(self.model, self.steps, splits=self._splits)
+        # An epoch that is resumed after its last batch takes no step: Keras would report no metrics at all for it.
+        get = type(self.model)._get_metrics_result_or_logs
+        self.model._get_metrics_result_or_logs = lambda logs: get(self.model, logs) if logs else self.model.get_metrics_result()
+
+    def restore_siblings(self) -> None:
+        """After the other callbacks' `on_train_begin`, which has reset them."""
+        if self._landed is not None:
+            self.siblings.write(self.state.body["siblings"])
+
+    # Boundaries (called by the cursor).
+
+    def _enter(self) -> bool:
+        """The loop over an epoch's batches begins; says whether it is the one in which the run stood."""
+        if self._is_waiting:
+            self._is_waiting = False
+            self._come_back()
+            return True
+        self.source.refresh()
+        if self._is_new and self._landed is None:
+            self._is_new = False
+            self.journal.start()
+            self.journal.checkpoint(self._snapshot(self._read(is_epoch_end=True)), wait=True)
+            self.steps.remember()
+        else:
+            self.boundary(is_epoch_end=True)
+        return False
+
+    def _come_back(self) -> None:
+        """Whatever ran before this place in this process ran before it in the run, too: undo it."""
+        body, position = self.state.body, self.cursor.position
+        self._undo_writes()
+        self.state.set_auxiliary(body)
+        self.siblings.write(body["siblings"])
+        self.source.write(body["source"])
+        kept, taken = self.state.kept
+        if (taken["fit"], taken["passes"]) == (position.fit, position.passes):
+            self.source.write_from_checkpoint(kept, taken["seen"])
+        rng.set_rng(body["rng"], self.backend)
+        self.steps.remember()
+
+    def _undo_writes(self) -> None:
+        """Callbacks may have written in on_train_begin or on_epoch_begin (a learning rate); the log has what came of it."""
+        for name, value in self._aside.items():
+            self.backend.assign(self.variables.by_name[name].variable, value)
+        if any(name not in self._aside for name in self.steps.written()):
+            recover(self.journal.paths.folder, self.state)
+        self._aside.clear()
+
+    def _small_values(self) -> dict[str, Values]:
+        slots = self.variables.everything_but_metrics
+        values = self.backend.values_of([slot.variable for slot in slots])
+        return {slot.name: value.copy() for slot, value in zip(slots, values, strict=True) if value.nbytes <= _SMALL_BYTES}
+
+    def _opened(self) -> None:
+        if self.cursor.position.seen and self.source.sets_rng:
+            rng.set_rng(self.state.body["rng"], self.backend)
+
+    def boundary(self, *, is_epoch_end: bool = False) -> None:
+        """The loop wants its next batch: what came since the last one commits as one unit."""
+        self.steps.note_unit()
+        self.steps.steps_since_boundary = 0
+        if not self._has_reserved and self.journal.step:
+            self._has_reserved = True
+            self.journal.reserve(self.state.nbytes())
+        wanted = self._wants_checkpoint or (is_epoch_end and self.settings.every_epoch)
+        self._wants_checkpoint = False
+        body = self._read(is_epoch_end=is_epoch_end)
+        self.journal.boundary(
+            body, lambda: self._snapshot(body), scalars=self._scalars(is_epoch_end), checkpoint=wanted or None
+        )
+
+    def _scalars(self, is_epoch_end: bool) -> dict[str, float] | None:
+        """The curves of the epoch that is over, for `tranlogs log`."""
+        history = getattr(getattr(self.model, "history", None), "history", {}) if is_epoch_end else {}
+        found = {name: float(values[-1]) for name, values in history.items() if values and isinstance(values[-1], (int, float))}
+        return found or None
+
+    def _read(self, *, is_epoch_end: bool, has_stopped: bool = False) -> dict[str, Any]:
+        now = rng.get_rng(self.backend)
+        return {
+            "position": self.cursor.position.as_dict(), **self.state.auxiliary(), "rng": now,
+            "siblings": self.siblings.read(is_epoch_end=is_epoch_end), "source": self.source.read(now), "seed": self.seed,
+            "log": self.state.log, "has_stopped": has_stopped,
+        }  # fmt: skip
+
+    def _snapshot(self, body: dict[str, Any]) -> Snapshot:
+        return self.state.snapshot(body, self.source.read_for_checkpoint())
+
+    def _give_up(self, why: str) -> None:
+        """Gradients are not enough: weights from here on."""
+        if private.has_own_train_step(self.model):
+            raise UsageError(
+                f'{self.run}: log="gradients" cannot be right here: {why}, and that would happen in another order. '
+                'Use log="weights" (or "auto"), in a new run folder'
+            )
+        _log.warning("%s: weights are logged from step %d on, not gradients: %s", self.run, self.journal.step + 1, why)
+        self._log_weights()
+        self._wants_checkpoint = True
+
+    def _log_weights(self) -> None:
+        self.state.log = "weights"
+        self.variables.is_whole = True
+        self.variables.refresh()
+
+    # The end.
+
+    def finish(self) -> None:
+        """The fit is over, all other callbacks have had their `on_train_end`."""
+        if self.is_skipped or (self.is_complete and self._is_waiting):
+            return
+        position = self.cursor.position
+        if self.cursor.is_amid and self.steps.steps_since_boundary:  # a callback stopped training
+            self.cursor.advance(self._iterator.steps_per_execution)
+        has_stopped = bool(self.model.stop_training) and position.epoch + 1 < self._epochs
+        position.epoch, position.batch, position.is_finished = position.epoch + 1, 0, True
+        self.source.refresh()
+        self.steps.note_unit()
+        body = self._read(is_epoch_end=True, has_stopped=has_stopped)
+        self.journal.boundary(body, lambda: self._snapshot(body), scalars=self._scalars(True), checkpoint=True)
+
+    def release(self) -> None:
+        """Give model, epoch iterator and run back."""
+        self.backend.release()
+        self.cursor.release()
+        vars(self.model).pop("_get_metrics_result_or_logs", None)
+        self.journal.close()
+
+
+class _Nothing:
+    """A state that recovery leaves alone; what it landed on is kept in `body`."""
+
+    fingerprint_kind = "nothing"
+
+    def __init__(self) -> None:
+        self.body: dict[str, Any] = {}
+
+    def differences(self, checkpoint: Checkpoint) -> Sequence[str]:
+        return []
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.set_auxiliary(checkpoint.meta(make_array=adapt.from_array)["boundary"])
+
+    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+        return None
+
+    def set_auxiliary(self, body: dict[str, Any]) -> None:
+        self.body = body
+
+    def decode(self, entry: Entry) -> Any:
+        return entry.body(make_array=adapt.from_array)

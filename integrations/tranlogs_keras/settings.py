@@ -1,0 +1,145 @@
+"""What the user of the callback chooses, checked as it is given; and what to log where the choice is ours."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tranlogs.errors import UsageError
+from tranlogs.recovery.recover import Progress
+from tranlogs.retention import CheckpointPolicy, RetentionPolicy, as_policy, as_retention
+
+from . import private
+from .backends import Backend
+from .data.sources import DataOrder
+from .fingerprint import Mode
+from .state import LogKind
+
+
+class EveryEpoch:
+    """A checkpoint at the beginning of each epoch; the session asks for it itself."""
+
+    def is_due(self, facts: Any) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See `TranLogsCallback`."""
+
+    run: Path
+    log: LogKind | Literal["auto"]
+    every_epoch: bool
+    policy: CheckpointPolicy
+    retention: RetentionPolicy
+    durability: str
+    data_order: DataOrder
+    seed: int | None
+    fingerprint: Mode
+    rank: int
+    segment_bytes: int | None
+    handover: str | None
+    verbose: bool
+
+    @classmethod
+    def checked(
+        cls,
+        run: Any,
+        *,
+        log: Any,
+        checkpoint_every: Any,
+        keep: Any,
+        durability: Any,
+        data_order: Any,
+        seed: Any,
+        fingerprint: Any,
+        rank: int,
+        segment_bytes: int | None,
+        handover: str | None,
+        verbose: bool,
+    ) -> Settings:
+        """From what a user writes.
+
+        Raises:
+            UsageError: one of the settings is wrong; the message names it.
+        """
+        if log not in ("auto", "gradients", "weights"):
+            raise UsageError(f'log={log!r}: use "auto", "gradients" or "weights"')
+        if durability not in ("machine", "process"):
+            raise UsageError(f'durability={durability!r}: use "machine" or "process"')
+        if data_order not in ("tranlogs", "keras"):
+            raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
+        if fingerprint not in ("auto", "full", "sample"):
+            raise UsageError(f'fingerprint={fingerprint!r}: use "auto", "full" or "sample"')
+        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
+            raise UsageError(f"seed={seed!r}: give an integer from 0 on")
+        every_epoch = checkpoint_every == "epoch"
+        return cls(
+            Path(run),
+            log,
+            every_epoch,
+            EveryEpoch() if every_epoch else as_policy(checkpoint_every),
+            as_retention(keep),
+            durability,
+            data_order,
+            seed,
+            fingerprint,
+            rank,
+            segment_bytes,
+            handover,
+            verbose,
+        )
+
+    def seed_or_fresh(self) -> int:
+        """For the order of samples: what was given, what keras.utils.set_random_seed was given, or drawn for this run."""
+        if self.seed is not None:
+            return self.seed
+        known = private.get_random_seed()
+        return int(known) if known is not None else secrets.randbits(62)
+
+    def choose_log(self, model: Any, backend: Backend) -> tuple[LogKind, str]:
+        """What to log, and why not gradients, where the choice is ours.
+
+        Raises:
+            UsageError: gradients were asked for, and cannot be right.
+        """
+        why = why_not_gradients(model, backend, is_asked_for=self.log == "gradients")
+        if self.log == "weights":
+            return "weights", ""
+        if self.log == "gradients" and why:
+            raise UsageError(f'{self.run}: log="gradients" cannot be right here: {why}. Use log="weights" (or "auto")')
+        return ("weights", why) if why else ("gradients", "")
+
+    def progress(self) -> Progress | None:
+        """Shows how far a replay is, on a terminal only."""
+        if not self.verbose or not sys.stderr.isatty():
+            return None
+
+        def show(what: str, done: int, total: int) -> None:
+            end = "\n" if done >= total else ""
+            print(f"\r{self.run}: {what} {done}/{total}", end=end, file=sys.stderr, flush=True)
+
+        return show
+
+
+def why_not_gradients(model: Any, backend: Backend, *, is_asked_for: bool = False) -> str:
+    """In words; "" if gradients are all that a step consumes."""
+    optimizer = model.optimizer
+    if optimizer is None:
+        return "the model was compiled without an optimizer"
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not isinstance(inner, private.BaseOptimizer) or "Multi" in type(inner).__name__:
+        return f"{type(inner).__name__} is no single Keras optimizer"
+    if backend.replicas_of(model) > 1:
+        return f"the model is trained on {backend.replicas_of(model)} replicas, and each has its own gradients"
+    if private.has_own_train_step(model) and not is_asked_for:
+        return f"{type(model).__name__} has a train_step of its own, which may update in other ways than one optimizer.apply"
+    rate = private.learning_rate_of(optimizer)
+    if callable(rate) and not hasattr(rate, "path") and not hasattr(rate, "get_config"):
+        return "the learning rate is a function, of which it is not known what it depends on"
+    if not model.trainable_variables:
+        return "the model has no trainable variables"
+    return ""

@@ -1,0 +1,164 @@
+"""A Keras run's state as the core sees it: described, snapshot, restored, redone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import keras
+
+from tranlogs.checkpoint import Checkpoint, Snapshot
+from tranlogs.recovery import Divergence
+from tranlogs.types import AnyArray
+from tranlogs.wal.reader import Entry
+
+from . import environment, private
+from .adapt import from_array, to_array
+from .backends import Backend
+from .fingerprint import Fingerprint, Mode
+from .variables import Variables, matched
+
+LogKind = Literal["gradients", "weights"]
+
+
+class KerasState:
+    """See the module; implements `tranlogs.recovery.Recoverable`.
+
+    Attributes:
+        log: what steps are logged as.
+        body: the body of the boundary that was landed on.
+        optimizer_attributes: plain attributes of the optimizer that the log knows (an eager backend heeds them).
+        fingerprint_kinds: the kinds that redo has compared.
+    """
+
+    def __init__(self, variables: Variables, backend: Backend, log: LogKind, fingerprint: Mode) -> None:
+        self.variables, self.backend, self.log = variables, backend, log
+        self.fingerprint = Fingerprint(fingerprint)
+        self.fingerprint_kinds: set[str] = set()
+        self.body: dict[str, Any] = {}
+        self.kept: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # a checkpoint's own share of the data, and its position
+        self.optimizer_attributes: dict[str, Any] = {}
+        self.environment: dict[str, Any] = {}  # as it is now
+        self.recorded_environment: dict[str, Any] = {}
+        self.about: dict[str, Any] = {}  # what a checkpoint tells of the model besides its variables
+        self.notes: list[str] = []
+
+    # Describing.
+
+    def nbytes(self) -> int:
+        """Bytes of a checkpoint's tensors, about."""
+        slots = self.variables.everything_but_metrics
+        return sum(value.nbytes for value in self.backend.values_of([slot.variable for slot in slots]))
+
+    def auxiliary(self) -> dict[str, Any]:
+        """What the forward pass has written: a boundary's share of the variables."""
+        found = {}
+        for kind, slots in (("auxiliary", self.variables.auxiliary), ("metrics", self.variables.metrics)):
+            values = self.backend.values_of([slot.variable for slot in slots])
+            found[kind] = {slot.name: to_array(value) for slot, value in zip(slots, values, strict=True)}
+        return found
+
+    def snapshot(self, boundary: dict[str, Any], kept: dict[str, Any]) -> Snapshot:
+        """All state, as views of live memory, with the boundary's body and what the source of data keeps besides."""
+        slots = self.variables.everything_but_metrics
+        values = self.backend.values_of([slot.variable for slot in slots])
+        tensors: dict[str, AnyArray] = {slot.name: to_array(value) for slot, value in zip(slots, values, strict=True)}
+        listed = [(slot.name, slot.dtype, slot.shape) for slot in [*slots, *self.variables.metrics]]
+        return Snapshot(tensors, {"variables": listed, "trained": [slot.name for slot in self.variables.trained],
+                                  "log": self.log, "attributes": self.optimizer_attributes,
+                                  "schedules": self.schedules(), "boundary": boundary, "kept": kept, **self.about})  # fmt: skip
+
+    def schedules(self) -> dict[str, str]:
+        """Learning-rate schedules as JSON, by optimizer."""
+        found = {}
+        for which, optimizer in self.variables.optimizers.items():
+            schedule = private.learning_rate_of(optimizer)
+            if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+                found[which] = json.dumps(keras.saving.serialize_keras_object(schedule), sort_keys=True, default=str)
+        return found
+
+    # Recoverable.
+
+    @property
+    def fingerprint_kind(self) -> str:
+        kinds = self.fingerprint_kinds
+        return "every variable" if kinds == {"full"} else "a rotating sample of the variables" if kinds else "nothing"
+
+    def differences(self, checkpoint: Checkpoint) -> list[str]:
+        meta = checkpoint.meta(make_array=from_array)
+        recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"]]
+        _, found = matched(recorded, [*self.variables.everything_but_metrics, *self.variables.metrics])
+        recorded_environment = checkpoint.manifest["environment"]
+        found += environment.differences(recorded_environment, self.variables.optimizers)
+        if meta["log"] == self.log == "gradients":
+            found += environment.demanded(recorded_environment, self.environment)
+            schedules = self.schedules()
+            found += [
+                f"model.{which}: its learning-rate schedule was {was}, now it is {schedules.get(which)}; redoing steps "
+                "needs the run's own"
+                for which, was in meta["schedules"].items()
+                if was != schedules.get(which)
+            ]
+        return found
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        meta = checkpoint.meta(make_array=from_array)
+        self.recorded_environment = checkpoint.manifest["environment"]
+        self.fingerprint_kinds.clear()
+        recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"]]
+        slots, _ = matched(recorded, [*self.variables.everything_but_metrics, *self.variables.metrics])
+        self.variables.rename({slot.name: name for name, slot in slots.items()})
+        for name, _, _ in recorded:
+            if not name.startswith("metric/"):
+                self.backend.assign(slots[name].variable, from_array(checkpoint.read(name)))
+        now = plain_attributes(self.variables.optimizers)
+        self.notes += [f"model.{path.replace('/', '.')}: the script gives {now[path]!r}, the run has {value!r}, which holds"
+                       for path, value in meta["attributes"].items() if path in now and now[path] != value]  # fmt: skip
+        self.set_attributes(meta["attributes"])
+        self.kept = meta["kept"], meta["boundary"]["position"]
+        self.set_auxiliary(meta["boundary"])
+
+    def set_attributes(self, attributes: dict[str, Any]) -> None:
+        """Give the optimizers the run's plain attributes, before anything is traced."""
+        self.optimizer_attributes = dict(attributes)
+        for path, value in attributes.items():
+            owner, _, name = path.rpartition("/")
+            set_plain(self.variables.optimizers, owner, name, value)
+
+    def set_auxiliary(self, body: dict[str, Any]) -> None:
+        slots = self.variables.by_name
+        for kind in ("auxiliary", "metrics"):
+            for name, values in body[kind].items():
+                if name in slots:
+                    self.backend.assign(slots[name].variable, values)
+        self.body = body
+
+    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+        from .redo import redo
+
+        return redo(self, entries, tick)
+
+    def decode(self, entry: Entry) -> Any:
+        return entry.body(make_array=from_array)
+
+
+def plain_attributes(optimizers: dict[str, Any]) -> dict[str, Any]:
+    """Numbers and switches that optimizers keep as attributes (`weight_decay`, `beta_1`), by optimizer and name."""
+    found = {}
+    for which, optimizer in optimizers.items():
+        for owner, thing in ((which, optimizer), (f"{which}.inner", getattr(optimizer, "inner_optimizer", None))):
+            for name, value in vars(thing).items() if thing is not None else ():
+                if not name.startswith("_") and type(value) in (bool, int, float, str, type(None)) and name != "name":
+                    found[f"{owner}/{name}"] = value
+    return found
+
+
+def set_plain(optimizers: dict[str, Any], owner: str, name: str, value: Any) -> None:
+    """Set one of them."""
+    which, _, inner = owner.partition(".")
+    optimizer = optimizers.get(which)
+    if inner:
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    if optimizer is not None and getattr(optimizer, name, None) != value:
+        setattr(optimizer, name, value)
