@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# The oldest Keras that is supported: tests run it beside the newest.
+OLDEST_KERAS := 3.13.2
 # Kills of each crash test in `make soak`.
 KILLS ?= 60
 
@@ -34,7 +36,8 @@ $(VENV)/.usable: setup.cfg pyproject.toml
 	touch $@
 
 $(VENV)/.ready: $(VENV)/.usable
-	$(BIN)/python -m pip install -qq -e '.[dev]'
+	$(BIN)/python -m pip install -qq -e '.[dev,keras]'
+	$(BIN)/python -m pip install -qq --no-deps --target $(VENV)/keras-oldest 'keras==$(OLDEST_KERAS)'
 	touch $@
 
 clean:

@@ -68,7 +68,7 @@ def _stored(value: Any) -> Any:
 
 def _restore(thing: Any, name: str, value: Any) -> None:
     if not isinstance(value, Extension):
-        setattr(thing, name, value)
+        setattr(thing, name, value.copy() if isinstance(value, np.ndarray) else value)  # what was read cannot be written to
         return
     generator = getattr(thing, name)
     if value.tag == "numpy.Generator":

@@ -94,10 +94,12 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _release_left_over(self) -> None:
         """A fit that ended with an exception never told us; its run is still open."""
-        left = _open.pop(str(self.run.resolve()), None) or self._session
         self._session = None
-        if left is not None:
-            left.release()
+        run = str(self.run.resolve())
+        for name, session in list(_open.items()):
+            if name == run or session.model is self.model:
+                _open.pop(name, None)
+                session.release()
 
     def _end(self) -> None:
         session, self._session = self._session, None

@@ -122,7 +122,7 @@ class Session:
         self.seed = before["seed"] if before is not None else settings.seed_or_fresh()
         self.source = make_source(self._iterator, self.backend, seed=self.seed, data_order=settings.data_order,
                                   doubt=self._doubt, strategy=self.backend.strategy_of(model))  # fmt: skip
-        self.steps = StepLog(self.state, self.journal, self._give_up)
+        self.steps = StepLog(self.state, self.journal, self._expects, self._give_up)
         position = Position(fit=number)
         if before is not None and goes_on:
             position = self._recover()
@@ -131,6 +131,7 @@ class Session:
         elif before is not None:
             position.total = self._begin_next()
         self.cursor = Cursor(self._iterator, self.source, position, on_enter=self._enter, on_opened=self._opened,
+                             on_empty=self._empty, on_passed=self.restore_siblings,
                              on_boundary=self.boundary)  # fmt: skip
 
     # Recovery.
@@ -177,7 +178,8 @@ class Session:
 
     def _told(self, found: Recovered, position: Position, seconds: float) -> RecoveryReport:
         exact, told = verdict(self.state, found)
-        compared = environment.compare(self.state.recorded_environment, self.state.environment)
+        self._environment.update(environment.describe(self.model, self.backend, self.variables.optimizers))
+        compared = environment.compare(self.state.recorded_environment, self._environment)
         if any(is_wrong for _, is_wrong in self._doubts):
             exact = False
         elif (self._doubts or compared) and exact:
@@ -255,6 +257,7 @@ class Session:
         if (taken["fit"], taken["passes"]) == (position.fit, position.passes):
             self.source.write_from_checkpoint(kept, taken["seen"])
         rng.set_rng(body["rng"], self.backend)
+        position.is_finished = False
         self.steps.remember()
 
     def _undo_writes(self) -> None:
@@ -273,6 +276,19 @@ class Session:
     def _opened(self) -> None:
         if self.cursor.position.seen and self.source.sets_rng:
             rng.set_rng(self.state.body["rng"], self.backend)
+
+    def _expects(self) -> bool:
+        """A step is to be taken. If no batch was handed out for it, this fit has failed, and another one runs without us."""
+        if self.cursor.take():
+            return True
+        self.release()
+        return False
+
+    def _empty(self) -> bool:
+        """The epoch may be over: some `fit`s cannot do without a step, so one is pretended, and callbacks set back after it."""
+        if self.backend.needs_a_step:
+            self.backend.pass_over()
+        return self.backend.needs_a_step
 
     def boundary(self, *, is_epoch_end: bool = False) -> None:
         """The loop wants its next batch: what came since the last one commits as one unit."""
@@ -335,6 +351,7 @@ class Session:
         self.source.refresh()
         self.steps.note_unit()
         body = self._read(is_epoch_end=True, has_stopped=has_stopped)
+        body["metrics"] = {}  # should more epochs follow, they begin with metrics of their own
         self.journal.boundary(body, lambda: self._snapshot(body), scalars=self._scalars(True), checkpoint=True)
 
     def release(self) -> None:

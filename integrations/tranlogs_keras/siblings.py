@@ -22,6 +22,9 @@ _KERAS_OWN = {"_model", "params", "validation_data", "model"}
 _SKIPPED = (keras.callbacks.ProgbarLogger,)
 _HEAVY_BYTES = 1 << 16  # arrays larger than this are read once an epoch: EarlyStopping keeps the best weights
 
+_MODULES = {"keras.ops": keras.ops, "numpy": np}
+_COMPARISONS = {"less", "greater", "less_equal", "greater_equal"}
+
 State = dict[str, dict[str, Any]]
 
 
@@ -85,7 +88,10 @@ class Siblings:
 
 
 def packed(value: Any) -> Any:
-    """A value with its long lists of floats as arrays, which boundaries share until they change."""
+    """A value with its long lists of floats as arrays, which boundaries share until they change; functions by name."""
+    name = _function_name(value)
+    if name is not None:
+        return Extension("function", name)
     if isinstance(value, dict):
         return {key: packed(item) for key, item in value.items()}
     if isinstance(value, list) and len(value) > 8 and all(type(item) is float for item in value):
@@ -97,8 +103,14 @@ def unpacked(value: Any) -> Any:
     """The inverse."""
     if isinstance(value, Extension) and value.tag == "floats":
         return value.value.tolist()
+    if isinstance(value, Extension) and value.tag == "function":
+        module, _, name = value.value.rpartition(".")
+        found = getattr(_MODULES.get(module), name, None)
+        return found if _function_name(found) == value.value else None
     if isinstance(value, dict):
         return {key: unpacked(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.copy()  # what was read cannot be written to
     return [unpacked(item) for item in value] if isinstance(value, list) else value
 
 
@@ -123,9 +135,18 @@ def _plain(callback: Any) -> dict[str, Any]:
 def _encoded(value: Any) -> bytes | None:
     """A value's bytes, to compare it by; None if it cannot be stored."""
     try:
-        return tree.encode(value, adapt=adapt)
+        return tree.encode(packed(value), adapt=adapt)
     except UnencodableState:
         return None
+
+
+def _function_name(value: Any) -> str | None:
+    """Of what a monitor compares by: keras.ops.less, numpy.greater. No other function is taken, or looked up."""
+    name = getattr(value, "__name__", None)
+    for module, functions in _MODULES.items():
+        if callable(value) and isinstance(name, str) and name in _COMPARISONS and getattr(functions, name, None) is value:
+            return f"{module}.{name}"
+    return None
 
 
 def _is_heavy(value: Any) -> bool:

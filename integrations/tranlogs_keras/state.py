@@ -106,6 +106,7 @@ class KerasState:
         meta = checkpoint.meta(make_array=from_array)
         self.recorded_environment = checkpoint.manifest["environment"]
         self.fingerprint_kinds.clear()
+        self.notes += self.backend.set_back(self.recorded_environment)
         recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"]]
         slots, _ = matched(recorded, [*self.variables.everything_but_metrics, *self.variables.metrics])
         self.variables.rename({slot.name: name for name, slot in slots.items()})

@@ -34,14 +34,17 @@ class StepLog:
     Args:
         state: of the run.
         journal: where records go.
+        expects: whether a batch was handed out; asked once a batch.
         give_up: called with a reason where gradients turn out not to be enough: weights are logged from the next step on.
 
     Attributes:
         steps_since_boundary: steps and after-images.
     """
 
-    def __init__(self, state: KerasState, journal: Journal, give_up: Callable[[str], None]) -> None:
+    def __init__(self, state: KerasState, journal: Journal, expects: Callable[[], bool],
+                 give_up: Callable[[str], None]) -> None:  # fmt: skip
         self.state, self.backend, self.journal, self._give_up = state, state.backend, journal, give_up
+        self._expects = expects
         self.steps_since_boundary = 0
         self._is_rehearsed = False
         self._before: list[Values] = []
@@ -56,6 +59,9 @@ class StepLog:
             self.backend.remember([slot.variable for slot in self._slots()])
 
     # Steps (called by taps).
+
+    def is_expected(self) -> bool:
+        return self._expects()
 
     def begin_step(self) -> None:
         """Log what was written since the last step, and by none."""
@@ -90,6 +96,7 @@ class StepLog:
         self.journal.observe_step(time.perf_counter() - start)
         if self._before:
             self._rehearse(gradients, after)
+            after = self._updated_values()
         if self._log_is_weights():
             if record is not None:
                 record.abort()
@@ -97,7 +104,7 @@ class StepLog:
             return
         body["digests"] = self._digests(after)
         self.journal.commit_step(record, body)
-        self._after_step()
+        self._after_step(after)
 
     def _log_is_weights(self) -> bool:
         return self.state.log == "weights"
@@ -123,20 +130,17 @@ class StepLog:
 
     def _rates(self) -> list[dict[str, float]]:
         """The learning rates that are plain numbers, for `tranlogs log`; redo has them from the log of writes."""
-        found = []
-        for optimizer in self.state.variables.optimizers.values():
-            rate = private.learning_rate_of(optimizer)
-            if hasattr(rate, "path"):
-                found.append({"lr": float(self.backend.value_of(rate))})
-        return found
+        rates = [private.learning_rate_of(optimizer) for optimizer in self.state.variables.optimizers.values()]
+        values = self.backend.values_of([rate for rate in rates if hasattr(rate, "path")])
+        return [{"lr": float(value)} for value in values]
 
     def _digests(self, values: list[Values]) -> bytes:
         return self.state.fingerprint.digests(values, self.journal.step + 1).tobytes()
 
-    def _after_step(self) -> None:
+    def _after_step(self, values: list[Values] | None = None) -> None:
         self.steps_since_boundary += 1
         if self.state.log == "gradients":
-            self.backend.remember([slot.variable for slot in self._slots()])
+            self.backend.remember([slot.variable for slot in self._slots()], values)
         self.state.fingerprint.fit_budget(time.perf_counter() - self._began)
 
     def _slots(self) -> list[Slot]:

@@ -59,7 +59,7 @@ def check_target(path: Path) -> None:
         UsageError: it cannot.
     """
     if path.name.endswith(".weights.h5"):
-        raise UsageError(f"{path}: Keras support is not installed, and this run is PyTorch's. Use .safetensors or .pt")
+        raise UsageError(f"{path}: this run is PyTorch's, and such files are Keras's. Use .safetensors or .pt")
     if path.suffix not in (".pt", ".safetensors"):
         raise UsageError(f"{path}: the name must end in .safetensors or .pt")
     if path.suffix == ".safetensors" and importlib.util.find_spec("safetensors") is None:

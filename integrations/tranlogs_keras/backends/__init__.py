@@ -23,6 +23,11 @@ Gradients = Sequence[Any]  # a backend's own tensors, None where a variable got 
 class Watcher(Protocol):
     """What a tap calls at each step."""
 
+    def is_expected(self) -> bool:
+        """Whether the fit that is watched has handed out a batch; else another one runs, after this one has failed: the tap
+        is taken away now."""
+        ...
+
     def begin_step(self) -> None:
         """A step is about to be computed: what has been written since the last one was not written by a step."""
         ...
@@ -42,11 +47,13 @@ class Backend(Protocol):
     Attributes:
         name: as Keras calls it.
         is_eager: whether a change of an optimizer's plain attribute takes effect at the next step.
+        needs_a_step: whether `fit` fails in an epoch that is resumed after its last batch.
         is_prefetching: whether batches are drawn ahead by threads that share the random number generators.
     """
 
     name: str
     is_eager: bool
+    needs_a_step: bool
     is_prefetching: bool
 
     def value_of(self, variable: Any) -> Values:
@@ -89,6 +96,10 @@ class Backend(Protocol):
         """The update, with the backend's own tensors."""
         ...
 
+    def pass_over(self) -> None:
+        """The next step that `fit` asks for is none."""
+        ...
+
     def to_host(self, gradient: Any) -> AnyArray:
         """A gradient as the log takes it."""
         ...
@@ -105,8 +116,8 @@ class Backend(Protocol):
         """Indices of variables that were, or may have been, written since `remember`."""
         ...
 
-    def remember(self, variables: Sequence[Any]) -> None:
-        """The variables are as the log has them."""
+    def remember(self, variables: Sequence[Any], values: list[Values] | None = None) -> None:
+        """The variables are as the log has them; `values`, where they were just read."""
         ...
 
     def forget(self) -> None:
@@ -115,6 +126,10 @@ class Backend(Protocol):
 
     def describe(self, model: Any) -> dict[str, Any]:
         """What the rounding of a step depends on."""
+        ...
+
+    def set_back(self, recorded: dict[str, Any]) -> list[str]:
+        """Set what can still be set in this process to what the run had; says what was changed."""
         ...
 
     def release(self) -> None:

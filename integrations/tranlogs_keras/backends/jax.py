@@ -22,6 +22,7 @@ class JaxBackend:
     name = "jax"
     is_eager = False
     is_prefetching = False
+    needs_a_step = True  # its fit reports the logs of the last step, and fails where none was taken
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -52,7 +53,7 @@ class JaxBackend:
     def parts_of(self, variable: Any) -> list[Any]:
         return [variable]
 
-    def remember(self, variables: Sequence[Any]) -> None:
+    def remember(self, variables: Sequence[Any], values: list[Values] | None = None) -> None:
         self._held = self._current(variables)
 
     def forget(self) -> None:
@@ -96,6 +97,10 @@ class JaxBackend:
         self._tapped = None
         self._held = []
 
+    def pass_over(self) -> None:
+        assert self._tapped is not None
+        self._tapped.passes = True
+
     def apply(self, gradients: Gradients) -> None:
         optimizer, model = self._model.optimizer, self._model
         tapped = self._tapped
@@ -117,6 +122,9 @@ class JaxBackend:
 
     def to_device(self, array: AnyArray, form: tuple[str, str] | None) -> Any:
         return jax.numpy.asarray(from_array(array))
+
+    def set_back(self, recorded: dict[str, Any]) -> list[str]:
+        return []
 
     def describe(self, model: Any) -> dict[str, Any]:
         return {
@@ -158,6 +166,7 @@ class Tap:
         self._optimizer = model.optimizer
         self._stash: list[list[Any]] | None = None
         self._state: State | None = None
+        self.passes = False  # the next call takes no step
         if "train_step" in vars(model):
             raise UsageError("model.train_step was set on the instance; TranLogs needs the class's own")
         if splits:
@@ -206,6 +215,12 @@ class Tap:
         return {"logs": logs, "gradients": found[0]}, state
 
     def _train_function(self, state: Any, iterator: Any) -> Any:
+        if not self._watcher.is_expected():
+            self._model.make_train_function()
+            return self._model.train_function(state, iterator)
+        if self.passes:
+            self.passes = False
+            return {}, state
         logs = None
         for _ in range(self._model.steps_per_execution):
             self.state = State(self._model, state)

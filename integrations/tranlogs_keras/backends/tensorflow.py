@@ -23,6 +23,7 @@ class TensorFlowBackend:
     """See `Backend`."""
 
     name = "tensorflow"
+    needs_a_step = False
     is_prefetching = True
 
     def __init__(self) -> None:
@@ -48,7 +49,8 @@ class TensorFlowBackend:
             if all(isinstance(v, tf.Variable) for v in variables):  # components of replicas lie on devices of their own
                 read = self._readers[key] = lambda: [v.read_value() for v in plain]
             else:  # one call for all of them; it copies nothing
-                read = self._readers[key] = tf.function(lambda: [v.read_value() for v in plain], autograph=False)
+                read = self._readers[key] = tf.function(
+                    lambda: [v.read_value() for v in plain], autograph=False).get_concrete_function()  # fmt: skip
         return [_host(value) for value in read()]
 
     def assign(self, variable: Any, values: Values) -> None:
@@ -59,8 +61,8 @@ class TensorFlowBackend:
         parts = getattr(_variable(variable), "values", None)
         return list(parts) if isinstance(parts, tuple) and len(parts) > 1 else [variable]
 
-    def remember(self, variables: Sequence[Any]) -> None:
-        self._held = self.values_of(variables)
+    def remember(self, variables: Sequence[Any], values: list[Values] | None = None) -> None:
+        self._held = self.values_of(variables) if values is None else values
 
     def forget(self) -> None:
         self._held = []  # else the next write has to copy what is held
@@ -98,6 +100,9 @@ class TensorFlowBackend:
             self._tapped.release()
         self._tapped = None
         self.forget()
+
+    def pass_over(self) -> None:
+        raise AssertionError("an epoch may be without a step here")
 
     def apply(self, gradients: Gradients) -> None:
         given = tuple(g for g in gradients if g is not None)
@@ -137,6 +142,9 @@ class TensorFlowBackend:
         indices = from_array(array.indices).reshape(-1)
         return tf.IndexedSlices(tf.constant(from_array(array.values)), tf.constant(indices, form[0]),
                                 tf.constant(array.shape, form[1]))  # fmt: skip
+
+    def set_back(self, recorded: dict[str, Any]) -> list[str]:
+        return []  # threads are fixed once the runtime has begun
 
     def describe(self, model: Any) -> dict[str, Any]:
         config = tf.config
@@ -208,6 +216,9 @@ class Tap:
         return {"logs": logs, "gradients": found[0]}
 
     def _train_function(self, iterator: Any) -> Any:
+        if not self._watcher.is_expected():
+            self._model.make_train_function()
+            return self._model.train_function(iterator)
         logs = None
         executions = self._model.steps_per_execution
         with _Single(self._model):

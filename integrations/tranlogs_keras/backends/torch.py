@@ -24,6 +24,7 @@ class TorchBackend:
 
     name = "torch"
     is_eager = True
+    needs_a_step = False
     is_prefetching = False
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class TorchBackend:
     def parts_of(self, variable: Any) -> list[Any]:
         return [variable]
 
-    def remember(self, variables: Sequence[Any]) -> None:
+    def remember(self, variables: Sequence[Any], values: list[Values] | None = None) -> None:
         self._seen = _look(variables)
 
     def forget(self) -> None:
@@ -81,6 +82,9 @@ class TorchBackend:
             self._tapped.release()
         self._tapped = None
 
+    def pass_over(self) -> None:
+        raise AssertionError("an epoch may be without a step here")
+
     def apply(self, gradients: Gradients) -> None:
         optimizer = self._model.optimizer
         with torch.no_grad():
@@ -96,6 +100,14 @@ class TorchBackend:
         from keras.src.backend.torch.core import get_device
 
         return _tensor(from_array(array)).to(get_device())
+
+    def set_back(self, recorded: dict[str, Any]) -> list[str]:
+        threads = recorded.get("threads")
+        if not isinstance(threads, int) or threads < 1 or threads == torch.get_num_threads():
+            return []
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        return [f"thread count set back from {before} to the run's {threads}"]
 
     def describe(self, model: Any) -> dict[str, Any]:
         return {
@@ -126,6 +138,9 @@ class Tap:
         self._updates += 1
 
     def _train_function(self, data: Any) -> Any:
+        if not self._watcher.is_expected():
+            self._model.make_train_function()
+            return self._model.train_function(data)
         self._watcher.begin_step()
         if not self._splits:
             logs = self._one(data)

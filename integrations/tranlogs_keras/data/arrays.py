@@ -27,7 +27,13 @@ class Arrays(Source):
         order = self._order.of_samples(passes, adapter._num_samples, size, adapter._shuffle)[seen * size :]
         if self._backend.name == "tensorflow":
             return iter(self._tf_dataset(order, size))
+        self.open_spare()
         return self._batches(order, size)
+
+    def open_spare(self) -> None:
+        """A DataLoader draws a seed from torch's generator as it is opened, and Dropout draws from that one, too."""
+        if self._backend.name == "torch":
+            iter(self._adapter.get_torch_dataloader())
 
     def _tf_dataset(self, order: Values, size: int) -> Any:
         """The rest of a pass as Keras's own pipeline makes it, but for the order."""

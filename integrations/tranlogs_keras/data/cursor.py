@@ -52,6 +52,9 @@ class Cursor:
         position: where to begin.
         on_enter: called as the loop over an epoch's batches begins, before anything is opened; says whether this is the
             place at which the run goes on.
+        on_opened: called when the pass in which the run goes on is open.
+        on_empty: called where that may hold no batch any more; says whether a step has to be pretended.
+        on_passed: called after it.
         on_boundary: called whenever the loop asks for its next batch.
 
     Attributes:
@@ -60,12 +63,13 @@ class Cursor:
     """
 
     def __init__(self, epoch_iterator: EpochIterator, source: Source, position: Position, *,
-                 on_enter: Callable[[], bool], on_opened: Callable[[], None],
-                 on_boundary: Callable[[], None]) -> None:  # fmt: skip
+                 on_enter: Callable[[], bool], on_opened: Callable[[], None], on_empty: Callable[[], bool],
+                 on_passed: Callable[[], None], on_boundary: Callable[[], None]) -> None:  # fmt: skip
         self._iterator, self.source, self.position = epoch_iterator, source, position
         self._on_enter, self._on_opened, self._on_boundary = on_enter, on_opened, on_boundary
+        self._on_empty, self._on_passed = on_empty, on_passed
         self._batches: Any = None  # the open pass
-        self.is_amid = False
+        self.is_amid = self._is_handed_out = False
         if position.num_batches is not None:
             epoch_iterator._num_batches = position.num_batches
         epoch_iterator._enumerate_iterator = types.MethodType(lambda _: self._epoch(), epoch_iterator)
@@ -97,11 +101,20 @@ class Cursor:
             self._batches = keras._current_iterator = self.source.open(position.passes, self._taken())
         if is_resumed:
             self._on_opened()
+            if self._is_over(steps) and self._on_empty():
+                self._is_handed_out = True
+                yield position.batch - keras.steps_per_execution, position.batch - 1, self._batches
+                self._on_passed()
         if steps > 0:
             yield from self._counted(steps)
         else:
             yield from self._until_exhausted()
         keras.data_adapter.on_epoch_end()
+
+    def _is_over(self, steps: int) -> bool:
+        """Whether an epoch that goes on may hold no batch any more."""
+        position, count = self.position, self._iterator._num_batches
+        return position.batch > 0 and (steps < 0 or position.batch >= steps or bool(count and position.seen >= count))
 
     def _counted(self, steps: int) -> Iterator[tuple[int, int, Any]]:
         keras, position = self._iterator, self.position
@@ -114,6 +127,7 @@ class Cursor:
             yield from self._handed_out(step)
         if keras._num_batches and position.seen >= keras._num_batches:
             self._close()
+            self.source.open_spare()
 
     def _until_exhausted(self) -> Iterator[tuple[int, int, Any]]:
         while True:
@@ -123,11 +137,19 @@ class Cursor:
 
     def _handed_out(self, step: int) -> Iterator[tuple[int, int, Any]]:
         executions = self._iterator.steps_per_execution
-        self.is_amid = True
-        yield step, step + executions - 1, self._batches
+        self.is_amid = self._is_handed_out = True
+        try:
+            yield step, step + executions - 1, self._batches
+        finally:
+            self._is_handed_out = False
         self.is_amid = False
         self.advance(executions)
         self._on_boundary()
+
+    def take(self) -> bool:
+        """The batch that was handed out is taken by a step; False if none was."""
+        taken, self._is_handed_out = self._is_handed_out, False
+        return taken
 
     def advance(self, batches: int) -> None:
         """So many batches are done."""

@@ -80,6 +80,9 @@ class PyDatasetBatches(Source):
         self._opened = rng.get_rng(self._backend) if self._backend.is_prefetching else None
         return batches
 
+    def open_spare(self) -> None:
+        iter(self._iterator._get_iterator())
+
     def close(self) -> None:
         self._is_open = False  # what is drawn from here on, is drawn by others
 

@@ -44,6 +44,9 @@ class Source:
     def close(self) -> None:
         """The pass is over."""
 
+    def open_spare(self) -> None:
+        """At the end of a pass Keras opens an iterator that it never uses: what that draws must be drawn here, too."""
+
     def refresh(self) -> None:
         """An epoch is over, and what its end has changed is to be kept."""
 
@@ -109,6 +112,9 @@ class Consumed(Source):
             except StopIteration:
                 raise UsageError(f"the data ended after {taken} batches; the run had taken {seen} of them") from None
         return batches
+
+    def open_spare(self) -> None:
+        iter(self._iterator._get_iterator())
 
     def read(self, rng_now: dict[str, Any]) -> dict[str, Any]:
         return {"rng": self._opened_at, "first": self._first}

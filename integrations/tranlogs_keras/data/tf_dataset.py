@@ -67,6 +67,11 @@ class TFDatasetBatches(Source):
             self._begun = self._stored()
         return self._batches
 
+    def open_spare(self) -> None:
+        iter(self._iterator._get_iterator())
+        self._here += 1
+        self._opened += 1
+
     def close(self) -> None:
         self._batches = None
 

@@ -1,0 +1,126 @@
+"""Jobs in fresh processes with Keras on one backend; see `server`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+_SECONDS_MAX = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended.
+
+    Attributes:
+        code: its exit status; the negative of the signal that killed it.
+        value: what the function returned.
+        output: what it printed.
+    """
+
+    code: int
+    value: Any
+    output: str
+
+    @property
+    def was_killed(self) -> bool:
+        """By SIGKILL."""
+        return self.code == -signal.SIGKILL
+
+
+class Job:
+    """A job that runs."""
+
+    def __init__(self, result: Path) -> None:
+        self._result = result
+
+    def wait(self) -> Ended:
+        """Until it has ended."""
+        deadline = time.monotonic() + _SECONDS_MAX
+        while not self._result.exists():
+            assert time.monotonic() < deadline, f"no end in {_SECONDS_MAX} s: {self._output()[-3000:]}"
+            time.sleep(0.01)
+        value = self._result.with_suffix(".pickle")
+        return Ended(
+            int(self._result.read_text()), pickle.loads(value.read_bytes()) if value.exists() else None, self._output()
+        )
+
+    def _output(self) -> str:
+        path = self._result.with_suffix(".txt")
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+class Lab:
+    """Processes with Keras on a backend."""
+
+    def __init__(self, backend: str, folder: Path, keras: Path | None = None) -> None:
+        self.backend, self._folder, self._numbers = backend, folder, itertools.count()
+        path = [str(keras)] if keras is not None else []
+        path += [str(ROOT), str(ROOT / "integrations")]
+        environment = os.environ | {
+            "KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join(path), "TF_CPP_MIN_LOG_LEVEL": "3",
+            "KERAS_HOME": str(folder), "TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        self._errors = (folder / "server.txt").open("w")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.keras.server"], cwd=ROOT, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)  # fmt: skip
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != "ready\n":
+            self.close()
+            raise AssertionError((folder / "server.txt").read_text()[-3000:])
+
+    def start(self, function: str, **arguments: Any) -> Job:
+        """Begin a job: the name of a function in `scenario`, and its arguments (JSON)."""
+        result = self._folder / f"job-{next(self._numbers)}"
+        job = {"function": f"tests.keras.scenario.{function}", "arguments": arguments, "result": str(result)}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        return Job(result)
+
+    def run(self, function: str, **arguments: Any) -> Ended:
+        """A job, to its end."""
+        return self.start(function, **arguments).wait()
+
+    def value(self, function: str, **arguments: Any) -> Any:
+        """What a job returns; it must not fail."""
+        ended = self.run(function, **arguments)
+        assert ended.code == 0, ended.output[-6000:]
+        return ended.value
+
+    def close(self) -> None:
+        """No more jobs."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+
+@contextmanager
+def lab(backend: str, folder: Path, keras: Path | None = None) -> Iterator[Lab]:
+    """A lab that is closed at the end of the block."""
+    made = Lab(backend, folder, keras)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def differences(right: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """What of two outcomes differs, to the bit."""
+    return [key for key in right.keys() | found.keys() if key not in right or key not in found or right[key] != found[key]]

@@ -1,0 +1,114 @@
+"""The callback in a user's hands: several fits, failures, other callbacks, models that gradients do not tell everything of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.keras.lab import Lab
+from tests.keras.test_kill import prove_exact
+
+
+def test_callbacks_that_write_learning_rates_and_weights(torch: Lab, tmp_path: Path) -> None:
+    for others in (["schedule"], ["batch-rate"], ["clamp"]):
+        folder = tmp_path / others[0]
+        folder.mkdir()
+        prove_exact(torch, folder, [{"die": ["batch", 13]}, {"die": ["batch", 11]}], others=others, optimizer="adam")
+
+
+def test_callbacks_that_write_on_tensorflow(tensorflow: Lab, tmp_path: Path) -> None:
+    prove_exact(tensorflow, tmp_path, [{"die": ["batch", 13]}], others=["clamp", "batch-rate"], optimizer="adam")
+
+
+def test_early_stopping_ends_the_run_for_good_with_the_best_weights(torch: Lab, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"others": ["stopping"], "optimizer": "adam", "epochs": 9}
+    whole, resumed = prove_exact(torch, tmp_path, [{"die": ["epoch-end", 1]}, {"die": ["batch", 5]}], **arguments)
+    assert len(whole["epochs"]) < 9, "it did not stop early"
+    again = torch.value("fit", run=str(tmp_path / "killed"), **arguments)
+    assert again["state"] == whole["state"]
+    assert again["history"] == resumed["history"]
+
+
+def test_a_finished_run_trains_nothing_and_more_epochs_go_on(torch: Lab, tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    first = torch.value("fit", run=run)
+    again = torch.value("fit", run=run)
+    assert again["state"] == first["state"]
+    assert again["history"] == first["history"]
+    more = torch.value("fit", run=run, epochs=5)
+    whole = torch.value("fit", run=str(tmp_path / "whole"), epochs=5)
+    assert more["state"] == whole["state"]
+    assert more["history"] == whole["history"]
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"], indirect=True)
+@pytest.mark.parametrize("data", ["arrays", "numbered"])
+def test_logging_does_not_change_what_is_trained(backend: Lab, data: str, tmp_path: Path) -> None:
+    """In Keras's own order of data, as without TranLogs (compiled by XLA it rounds otherwise: the step is cut in two)."""
+    plain = backend.value("fit", run=None, data=data, optimizer="adam")
+    logged = backend.value("fit", run=str(tmp_path / "run"), data=data, optimizer="adam", options={"data_order": "keras"})
+    variables = [key for key in plain["state"] if key not in ("numpy", "python")]
+    assert [key for key in variables if plain["state"][key] != logged["state"][key]] == []
+    assert plain["history"] == logged["history"]
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"], indirect=True)
+def test_one_model_through_many_fits(backend: Lab, tmp_path: Path) -> None:
+    found = backend.value("many_fits", folder=str(tmp_path))
+    assert found["iterations"] == found["iterations_plain"]
+    assert found["logged_is_plain"]
+    assert found["is_as_keras_made_it"]
+    assert found["steps"] == [10, 2, 20], "a fit without the callback was logged, or one with it was not"
+
+
+def test_a_second_fit_of_a_script_goes_on_and_the_first_is_passed_over(torch: Lab, tmp_path: Path) -> None:
+    whole = torch.value("two_fits", run=str(tmp_path / "whole"))
+    for death in (["batch", 4], ["batch", 9], ["batch", 6]):
+        assert torch.run("two_fits", run=str(tmp_path / "killed"), die=death).was_killed
+    resumed = torch.value("two_fits", run=str(tmp_path / "killed"))
+    assert resumed["state"] == whole["state"]
+    assert resumed["history"] == whole["history"]
+
+
+def test_a_train_step_of_ones_own_logs_weights_and_says_so(torch: Lab, tensorflow: Lab, tmp_path: Path) -> None:
+    for backend in (torch, tensorflow):
+        found = backend.value("own_train_step", folder=str(tmp_path / backend.backend))
+        assert "train_step of its own" in found["warning"]
+        assert found["different"] == []
+        assert found["exact"] is True
+        assert "needs exactly one optimizer.apply" in found["refused"] or "cannot be right here" in found["refused"]
+
+
+def test_an_optimizer_that_gradients_do_not_tell_everything_of_falls_back_to_weights(torch: Lab, tmp_path: Path) -> None:
+    found = torch.value("noisy_optimizer", folder=str(tmp_path))
+    assert "weights are logged from step 1 on" in found["warning"]
+    assert found["different"] == []
+    assert found["exact"] is True
+
+
+def test_wrong_settings_are_named(torch: Lab, tmp_path: Path) -> None:
+    found = torch.value("refusals", folder=str(tmp_path))
+    assert 'log="all"' in found["log"].replace("'", '"')
+    assert "checkpoint_every=" in found["checkpoint_every"]
+    assert "BackupAndRestore" in found["backup"]
+    assert "two TranLogsCallbacks" in found["two"]
+    assert "recorded as" in found["shape"]
+    assert "was keras.optimizers.Adam, now it is keras.optimizers.SGD" in found["optimizer"]
+    assert found["after"] == "trained", "a refusal must leave the model usable"
+
+
+def test_a_changed_way_of_compiling_is_refused_by_name(tensorflow: Lab, tmp_path: Path) -> None:
+    assert tensorflow.run("fit", run=str(tmp_path), die=["batch", 9]).was_killed
+    refused = tensorflow.run("fit", run=str(tmp_path), jit=True)
+    assert refused.code == 1
+    assert "jit_compile of model.compile was False, now it is True" in refused.output
+
+
+@pytest.mark.parametrize("failpoint", ["wal.put=enospc@5", "wal.before_commit=eio@9+", "checkpoint.state=enospc@2+"])
+def test_a_failing_disk_leaves_fit_running(failpoint: str, torch: Lab, tmp_path: Path) -> None:
+    plain = torch.value("fit", run=str(tmp_path / "sound"))
+    troubled = torch.value("fit", run=str(tmp_path / "troubled"), failpoint=failpoint)
+    assert troubled["state"] == plain["state"]
+    assert troubled["history"] == plain["history"]

@@ -1,0 +1,44 @@
+"""The batches that follow a crash are those that would have followed without it, whatever `fit` is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.keras.lab import Lab
+from tests.keras.test_kill import prove_exact
+
+pytestmark = pytest.mark.crash
+
+EVERYWHERE = ["arrays-in-order", "arrays-by-batch", "arrays-steps", "arrays-weighted", "numbered", "numbered-workers",
+              "numbered-own-order", "generator", "loader"]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", [*EVERYWHERE, "numbered-augmented"])
+def test_on_torch(data: str, torch: Lab, tmp_path: Path) -> None:
+    prove_exact(
+        torch, tmp_path, [{"die": ["batch", 13]}, {"die": ["batch", 11]}], data=data, epochs=6 if "steps" in data else 3
+    )
+
+
+@pytest.mark.parametrize("data", ["dataset", "dataset-repeat", "dataset-python", "numbered", "numbered-workers",
+                                  "numbered-own-order", "generator", "loader", "arrays-steps"])  # fmt: skip
+def test_on_tensorflow(data: str, tensorflow: Lab, tmp_path: Path) -> None:
+    prove_exact(tensorflow, tmp_path, [{"die": ["batch", 13]}], data=data, epochs=6 if "steps" in data else 3)
+
+
+@pytest.mark.parametrize("data", ["numbered", "generator", "loader"])
+def test_on_jax(data: str, jax: Lab, tmp_path: Path) -> None:
+    prove_exact(jax, tmp_path, [{"die": ["batch", 13]}], data=data, jit=True)
+
+
+@pytest.mark.parametrize(("backend", "data"), [("tensorflow", "arrays"), ("torch", "arrays"), ("torch", "numbered"),
+                                               ("tensorflow", "numbered")], indirect=["backend"])  # fmt: skip
+def test_in_the_order_that_keras_itself_draws(backend: Lab, data: str, tmp_path: Path) -> None:
+    prove_exact(backend, tmp_path, [{"die": ["batch", 13]}], data=data, options={"data_order": "keras"})
+
+
+def test_a_dataset_whose_prefetching_has_drained_the_epoch(tensorflow: Lab, tmp_path: Path) -> None:
+    deaths = [{"die": ["batch", 9]}, {"die": ["batch", 10]}]
+    prove_exact(tensorflow, tmp_path, deaths, data="dataset", options={"checkpoint_every": 1})

@@ -1,0 +1,94 @@
+"""A process that runs `model.fit` dies by SIGKILL; the same script, run again, ends with the bits of one that nobody killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.keras.lab import Lab, differences
+
+pytestmark = pytest.mark.crash
+
+MODES = [
+    ("tensorflow", {}), ("tensorflow", {"jit": True}), ("tensorflow", {"eager": True}), ("tensorflow", {"executions": 4}),
+    ("torch", {}), ("jax", {"jit": True}), ("jax", {"jit": True, "executions": 4}),
+]  # fmt: skip
+
+
+def named(mode: tuple[str, dict[str, Any]]) -> str:
+    return "-".join([mode[0], *(f"{name}{value}" for name, value in mode[1].items())])
+
+
+def prove_exact(lab: Lab, folder: Path, deaths: list[dict[str, Any]], **arguments: Any) -> list[Any]:
+    """Kill at each of the places, one process after the other, and finish; compare with a run that nobody killed."""
+    uninterrupted = lab.start("fit", run=str(folder / "whole"), **arguments)
+    for death in deaths:
+        ended = lab.run("fit", run=str(folder / "killed"), **(arguments | death))
+        assert ended.was_killed, ended.output[-6000:]
+    ended = lab.run("fit", run=str(folder / "killed"), **arguments)
+    assert ended.code == 0, ended.output[-6000:]
+    right = uninterrupted.wait()
+    assert right.code == 0, right.output[-6000:]
+    for what in ("state", "history", "epochs", "beside"):
+        if isinstance(right.value[what], dict):
+            assert differences(right.value[what], ended.value[what]) == [], what
+        else:
+            assert right.value[what] == ended.value[what], what
+    assert ended.value["report"]["exact"] is True, ended.value["report"]
+    assert ended.value["report"]["checkpoint_step"] is not None, "nothing was recovered"
+    return [right.value, ended.value]
+
+
+@pytest.mark.parametrize(("backend", "options"), MODES, ids=map(named, MODES), indirect=["backend"])
+def test_two_kills_in_the_middle_of_epochs_leave_no_trace(backend: Lab, options: dict[str, Any], tmp_path: Path) -> None:
+    deaths = [
+        {"die": ["batch", 4 if options.get("executions") else 13]},
+        {"die": ["batch", 3 if options.get("executions") else 11]},
+    ]
+    prove_exact(backend, tmp_path, deaths, validation=True, others=["counting"], **options)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
+@pytest.mark.parametrize("log", ["weights"])
+def test_weights_logged_leave_no_trace_either(backend: Lab, log: str, tmp_path: Path) -> None:
+    jit = backend.backend == "jax"
+    prove_exact(backend, tmp_path, [{"die": ["batch", 13]}, {"die": ["epoch-end", 1]}], options={"log": log}, jit=jit)
+
+
+PLACES: list[list[dict[str, Any]]] = [
+    [{"die": ["batch-begin", 1]}],
+    [{"die": ["batch", 1]}],
+    [{"die": ["batch", 10]}, {"die": ["batch", 10]}],
+    [{"die": ["epoch-end", 1]}, {"die": ["epoch-end", 2]}],
+    [{"die": ["validation", 2]}, {"die": ["validation", 4]}],
+    [{"failpoint": "checkpoint.snapshot=kill@3"}, {"failpoint": "checkpoint.publish=kill@2"}],
+    [{"failpoint": "checkpoint.state=kill@1"}, {"failpoint": "boundary.before=kill@1"}],
+    [{"failpoint": "boundary.after=kill@6"}, {"failpoint": "recovery.replayed=kill@1"}],
+    [{"failpoint": "wal.before_commit=kill@9"}, {"failpoint": "wal.after_commit=kill@9"}],
+]
+
+
+@pytest.mark.parametrize("deaths", PLACES, ids=lambda deaths: "-".join(str(next(iter(d.values()))) for d in deaths))
+def test_a_kill_at_any_place_leaves_no_trace(deaths: list[dict[str, Any]], torch: Lab, tmp_path: Path) -> None:
+    prove_exact(torch, tmp_path, deaths, validation=True, others=["plateau", "counting"], optimizer="adam")
+
+
+def test_a_kill_at_the_end_of_epochs_leaves_no_trace_on_tensorflow(tensorflow: Lab, tmp_path: Path) -> None:
+    deaths = [{"die": ["batch", 10]}, {"die": ["validation", 1]}, {"die": ["epoch-end", 1]}]
+    prove_exact(tensorflow, tmp_path, deaths, validation=True, others=["plateau", "stopping"], optimizer="adam", epochs=4)
+
+
+def test_backup_and_restore_repeats_batches_on_top_of_later_weights(tensorflow: Lab, tmp_path: Path) -> None:
+    """For the record: the callback that Keras ships, under the same kill."""
+    whole = tensorflow.value("fit", run=None, backup=str(tmp_path / "whole"))
+    ended = tensorflow.run("fit", run=None, backup=str(tmp_path / "killed"), die=["batch", 18])
+    assert ended.was_killed
+    resumed = tensorflow.value("fit", run=None, backup=str(tmp_path / "killed"))
+    assert differences(whole["state"], resumed["state"]), "BackupAndRestore is exact now: docs/keras.md says otherwise"
+    assert len(resumed["epochs"]) < len(whole["epochs"])
+
+
+def test_the_oldest_supported_keras(older_keras: Lab, tmp_path: Path) -> None:
+    prove_exact(older_keras, tmp_path, [{"die": ["batch", 13]}], validation=True)

@@ -1,0 +1,60 @@
+"""A Keras run without its script: replayed, verified, exported to files that Keras loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.keras.lab import Lab
+
+COMMAND = str(Path(sys.executable).parent / "tranlogs")
+BACKENDS: list[tuple[str, dict[str, Any]]] = [("torch", {}), ("jax", {"jit": True}), ("tensorflow", {})]
+
+
+def cli(*arguments: str, backend: str = "") -> dict[str, Any]:
+    """A command in a process of its own, on whatever backend the run names."""
+    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    environment |= {"KERAS_BACKEND": backend} if backend else {}
+    command = [COMMAND, *arguments, "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"), [("torch", {}), ("jax", {"jit": True}), ("tensorflow", {})], indirect=["backend"]
+)
+def test_weights_that_load_weights_reads(backend: Lab, options: dict[str, Any], tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "state.weights.h5"
+    assert backend.run("fit", run=str(run), die=["batch", 13], **options).was_killed
+    told = cli("replay", str(run), "--out", str(out), backend=backend.backend if backend.backend == "tensorflow" else "")
+    assert (told["step"], told["exact"]) == (12, True)
+    whole = backend.value("fit", run=str(tmp_path / "whole"), die=None, epochs=3, **options)
+    loaded = backend.value("from_weights", path=str(out), run=str(run), **options)
+    assert loaded["optimizer_step"] == 12
+    assert loaded["same_as_resumed"]
+    assert whole["report"]["exact"]
+
+
+def test_a_step_in_the_past_and_the_whole_model(torch: Lab, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert torch.run("fit", run=str(run), die=["batch", 13]).was_killed
+    told = cli("replay", str(run), "--to", "9", "--out", str(tmp_path / "state.keras"))
+    assert told["step"] == 9
+    assert torch.value("loads_model", path=str(tmp_path / "state.keras")) == [13, 10]
+    assert cli("verify", str(run), "--replay")["problems"] == []
+
+
+def test_names_of_files_are_checked_first(torch: Lab, tmp_path: Path) -> None:
+    assert torch.run("fit", run=str(tmp_path / "run"), die=["batch", 3]).was_killed
+    command = [COMMAND, "replay", str(tmp_path / "run"), "--out", str(tmp_path / "state.pt")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "must end in .weights.h5" in " ".join((done.stderr + done.stdout).split())

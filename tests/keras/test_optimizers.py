@@ -1,0 +1,71 @@
+"""Redone steps give the bits of the steps that were taken: every optimizer, in every way in which Keras compiles a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.keras.lab import Lab
+
+ALL = (
+    "adam-schedule", "adam", "sgd", "sgd-nesterov-decay", "adam-amsgrad", "adam-clipnorm", "adam-global-clipnorm",
+    "adam-clipvalue", "adam-accumulate", "adam-ema", "adam-ema-end", "adam-loss-scale", "adam-scale-factor", "adamw", "adamax",
+    "nadam", "rmsprop-centered", "adagrad", "adadelta", "adafactor", "ftrl", "lion", "lamb", "muon",
+)  # fmt: skip
+HARD = ("adam-ema", "rmsprop-centered", "lion")  # what was wrong in a single executable  # others were wrong there
+
+
+def assert_exact(found: dict[str, Any], replayed: int) -> None:
+    assert {name: result["different"] for name, result in found.items() if result["different"]} == {}
+    assert {name: result["notes"] for name, result in found.items() if result["exact"] is not True} == {}
+    assert {result["replayed"] for result in found.values()} == {replayed}
+
+
+def resumed(lab: Lab, tmp_path: Path, names: tuple[str, ...], **arguments: Any) -> dict[str, Any]:
+    found: dict[str, Any] = lab.value("resumed", folder=str(tmp_path), names=list(names), **arguments)
+    assert list(found) == list(names)
+    return found
+
+
+@pytest.mark.parametrize("names", [ALL[0::3], ALL[1::3], ALL[2::3]], ids=["first", "second", "third"])
+def test_every_optimizer_on_tensorflow(names: tuple[str, ...], tensorflow: Lab, tmp_path: Path) -> None:
+    assert_exact(resumed(tensorflow, tmp_path, names, model="dense"), replayed=7)
+
+
+def test_every_optimizer_on_torch(torch: Lab, tmp_path: Path) -> None:
+    assert_exact(resumed(torch, tmp_path, ALL), replayed=7)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"], indirect=True)
+def test_compiled_by_xla(backend: Lab, tmp_path: Path) -> None:
+    assert_exact(resumed(backend, tmp_path, HARD, model="dense", jit=True), replayed=7)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"], indirect=True)
+def test_a_model_that_a_compiler_would_fuse_with_its_update(backend: Lab, tmp_path: Path) -> None:
+    assert_exact(resumed(backend, tmp_path, ("adam", "lion"), model="fusing", jit=True), replayed=7)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_rows_of_an_embedding_and_a_frozen_layer(eager: bool, tensorflow: Lab, tmp_path: Path) -> None:
+    assert_exact(
+        resumed(tensorflow, tmp_path, ("adam", "sgd-nesterov-decay", "adagrad"), model="sparse", eager=eager), replayed=7
+    )
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
+def test_mixed_precision(backend: Lab, tmp_path: Path) -> None:
+    for policy in ("mixed_float16", "bfloat16"):
+        folder = tmp_path / policy
+        folder.mkdir()
+        assert_exact(
+            resumed(backend, folder, ("adam",), model="dense", policy=policy, jit=backend.backend == "jax"), replayed=7
+        )
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
+def test_after_images_of_any_optimizer(backend: Lab, tmp_path: Path) -> None:
+    names = ("adam-accumulate", "adam-loss-scale")
+    assert_exact(resumed(backend, tmp_path, names, model="dense", log="weights", jit=backend.backend == "jax"), replayed=7)
