@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from .state import LogKind
 
 private.check_keras()
 
-_open: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()  # by run; a fit that failed left it open
+_open: dict[str, Session] = {}  # by run: a fit that failed never told us, and left it open
 
 
 class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -356,28 +356,30 @@ def logged(run: str, **options: Any) -> TranLogsCallback:
 
 
 def resumed(folder: str, names: list[str], *, model: str = "cnn", after: int = 8, jit: bool = False, eager: bool = False,
-            policy: str | None = None, log: str = "auto") -> dict[str, Any]:  # fmt: skip
-    """For each optimizer: a fit that is left in its middle and taken up by a fresh model, against one that was not."""
+            policy: str | None = None, log: str = "auto", compares: bool = True) -> dict[str, Any]:  # fmt: skip
+    """For each optimizer: a fit that is left in its middle and taken up by a fresh model, whose every redone step is compared.
+
+    `compares`: the end, too, with a fit that was not left.
+    """
+    arguments = given("arrays") | {"verbose": 0}
+    if model == "fusing":
+        arguments |= {"x": arguments["x"][:12], "y": arguments["y"][:12], "batch_size": 1}
     found = {}
     for name in names:
-        kept = []
-        for run, is_cut in ((f"{folder}/{name}-whole", False), (f"{folder}/{name}-cut", True)):
-            arguments = given("arrays") | ({"batch_size": 1} if model == "fusing" else {})
-            if model == "fusing":
-                arguments = {"x": arguments["x"][:12], "y": arguments["y"][:12], "batch_size": 1}
-            if is_cut:
-                cut = made(name, model, jit=jit, eager=eager, policy=policy)
-                try:
-                    cut.fit(**arguments, verbose=0, callbacks=[logged(run, log=log), Interrupt(after)])
-                except Stop:
-                    pass
-            whole = made(name, model, jit=jit, eager=eager, policy=policy)
-            callback = logged(run, log=log)
-            whole.fit(**arguments, verbose=0, callbacks=[callback])
-            state = {f"{i}": bits(v) for i, v in enumerate([*whole.variables, *whole.optimizer.variables])}
-            kept.append((state, callback.report))
-        report = kept[1][1]
-        different = [key for key in kept[0][0] if kept[0][0][key] != kept[1][0][key]]
+
+        def fit(run: str, *others: Any, name: str = name) -> tuple[list[bytes], Any]:
+            fresh = made(name, model, jit=jit, eager=eager, policy=policy)
+            callback = logged(run, log=log, fingerprint="full")
+            try:
+                fresh.fit(**arguments, callbacks=[callback, *others])
+            except Stop:
+                pass
+            return [bits(v) for v in [*fresh.variables, *fresh.optimizer.variables]], callback.report
+
+        fit(f"{folder}/{name}-cut", Interrupt(after))
+        state, report = fit(f"{folder}/{name}-cut")
+        right = fit(f"{folder}/{name}-whole")[0] if compares else state
+        different = [i for i, (a, b) in enumerate(zip(state, right, strict=True)) if a != b]
         found[name] = {"different": different, "exact": report.exact, "replayed": report.replayed, "notes": report.notes}
     return found
 

@@ -29,9 +29,9 @@ def resumed(lab: Lab, tmp_path: Path, names: tuple[str, ...], **arguments: Any) 
     return found
 
 
-@pytest.mark.parametrize("names", [ALL[0::3], ALL[1::3], ALL[2::3]], ids=["first", "second", "third"])
+@pytest.mark.parametrize("names", [ALL[0::2], ALL[1::2]], ids=["even", "odd"])
 def test_every_optimizer_on_tensorflow(names: tuple[str, ...], tensorflow: Lab, tmp_path: Path) -> None:
-    assert_exact(resumed(tensorflow, tmp_path, names, model="dense"), replayed=7)
+    assert_exact(resumed(tensorflow, tmp_path, names, model="dense", compares=False), replayed=7)
 
 
 def test_every_optimizer_on_torch(torch: Lab, tmp_path: Path) -> None:
@@ -40,32 +40,29 @@ def test_every_optimizer_on_torch(torch: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"], indirect=True)
 def test_compiled_by_xla(backend: Lab, tmp_path: Path) -> None:
-    assert_exact(resumed(backend, tmp_path, HARD, model="dense", jit=True), replayed=7)
+    assert_exact(resumed(backend, tmp_path, HARD, model="dense", jit=True, compares=False), replayed=7)
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"], indirect=True)
 def test_a_model_that_a_compiler_would_fuse_with_its_update(backend: Lab, tmp_path: Path) -> None:
-    assert_exact(resumed(backend, tmp_path, ("adam", "lion"), model="fusing", jit=True), replayed=7)
+    assert_exact(resumed(backend, tmp_path, ("adam", "lion"), model="fusing", jit=True, compares=False), replayed=7)
 
 
-@pytest.mark.parametrize("eager", [False, True])
-def test_rows_of_an_embedding_and_a_frozen_layer(eager: bool, tensorflow: Lab, tmp_path: Path) -> None:
-    assert_exact(
-        resumed(tensorflow, tmp_path, ("adam", "sgd-nesterov-decay", "adagrad"), model="sparse", eager=eager), replayed=7
-    )
+def test_rows_of_an_embedding_and_a_frozen_layer(tensorflow: Lab, tmp_path: Path) -> None:
+    names = ("adam", "sgd-nesterov-decay", "adagrad")
+    assert_exact(resumed(tensorflow, tmp_path, names, model="sparse"), replayed=7)
+    assert_exact(resumed(tensorflow, tmp_path / "eager", names[:1], model="sparse", eager=True), replayed=7)
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
 def test_mixed_precision(backend: Lab, tmp_path: Path) -> None:
+    jit = backend.backend == "jax"
     for policy in ("mixed_float16", "bfloat16"):
-        folder = tmp_path / policy
-        folder.mkdir()
-        assert_exact(
-            resumed(backend, folder, ("adam",), model="dense", policy=policy, jit=backend.backend == "jax"), replayed=7
-        )
+        found = resumed(backend, tmp_path / policy, ("adam",), model="dense", policy=policy, jit=jit, compares=not jit)
+        assert_exact(found, replayed=7)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"], indirect=True)
 def test_after_images_of_any_optimizer(backend: Lab, tmp_path: Path) -> None:
     names = ("adam-accumulate", "adam-loss-scale")
-    assert_exact(resumed(backend, tmp_path, names, model="dense", log="weights", jit=backend.backend == "jax"), replayed=7)
+    assert_exact(resumed(backend, tmp_path, names, model="dense", log="weights"), replayed=7)
