@@ -575,3 +575,21 @@ def loads_model(path: str) -> list[int]:
     """Load a whole model and predict with it."""
     model = keras.models.load_model(path)
     return list(model.predict(digits()[0][:13], verbose=0).shape)
+
+
+def mirrored(run: str, die: list[Any] | None = None) -> dict[str, Any]:
+    """Two replicas on two logical CPUs."""
+    import tensorflow as tf
+
+    two = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
+    keras.utils.set_random_seed(3)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = dense()
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    callback = logged(run, checkpoint_every=7)
+    history = model.fit(**given("arrays"), epochs=2, verbose=0, callbacks=[callback, Death(die)])
+    variables = [v.value for v in [*model.variables, *model.optimizer.variables]]
+    parts = [part for v in variables for part in getattr(v, "values", [v])]  # one a replica
+    return {"state": [part.numpy().tobytes() for part in parts], "history": plain(history.history),
+            "exact": callback.report.exact, "step": callback.report.step}  # fmt: skip

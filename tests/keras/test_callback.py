@@ -112,3 +112,14 @@ def test_a_failing_disk_leaves_fit_running(failpoint: str, torch: Lab, tmp_path:
     troubled = torch.value("fit", run=str(tmp_path / "troubled"), failpoint=failpoint)
     assert troubled["state"] == plain["state"]
     assert troubled["history"] == plain["history"]
+
+
+@pytest.mark.crash
+def test_replicas_log_weights_and_come_back(tensorflow: Lab, tmp_path: Path) -> None:
+    killed = tensorflow.run("mirrored", run=str(tmp_path / "killed"), die=["batch", 13])
+    assert killed.was_killed, killed.output[-3000:]
+    assert "trained on 2 replicas" in killed.output
+    resumed, whole = (tensorflow.value("mirrored", run=str(tmp_path / name)) for name in ("killed", "whole"))
+    assert (resumed["step"], resumed["exact"]) == (12, True)
+    assert resumed["state"] == whole["state"]
+    assert resumed["history"] == whole["history"]
