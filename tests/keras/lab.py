@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_SECONDS_MAX = 300.0
+_SECONDS_MAX = 500.0
 
 
 @dataclass(frozen=True, slots=True)
