@@ -281,8 +281,11 @@ class Session:
         """A step is to be taken. If no batch was handed out for it, this fit has failed, and another one runs without us."""
         if self.cursor.take():
             return True
-        _log.warning("%s: a step is taken that no fit of this run asked for: the fit that was logged is over, or a callback trains "
-                     "by itself. The run is closed, and what follows is not logged", self.run)  # fmt: skip
+        _log.warning(
+            "%s: a step is taken that no fit of this run asked for: the fit that was logged is over, or a callback trains by "
+            "itself. The run is closed, and what follows is not logged",
+            self.run,
+        )
         self.release()
         return False
 
