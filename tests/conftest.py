@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,9 @@ settings.register_profile(
     "tranlogs", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tranlogs")
+
+# One for all modules and for all workers of pytest-xdist, which take it over.
+os.environ.setdefault("TRANLOGS_SEED", str(random.SystemRandom().randrange(1, 10**9)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 
 WORKER = Path(__file__).with_name("corruption.py")
 CASES = 5000 if os.environ.get("TRANLOGS_SOAK") else 60
-FIRST = int(os.environ.get("TRANLOGS_SEED", 0)) or random.SystemRandom().randrange(1, 10**9)
+FIRST = int(os.environ["TRANLOGS_SEED"])
 
 
 def broken_runs(folder: Path, base: str, first: int, count: int) -> tuple[list[dict[str, Any]], int]:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.crash
 
 HERE = Path(__file__).parent
 IS_SOAK = bool(os.environ.get("TRANLOGS_SOAK"))
-SEED = int(os.environ.get("TRANLOGS_SEED", 0)) or random.SystemRandom().randrange(1, 10**9)
+SEED = int(os.environ["TRANLOGS_SEED"])
 COPIES = 200 if IS_SOAK else 20
 RACES = 40 if IS_SOAK else 6
 

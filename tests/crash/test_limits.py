@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import resource
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from tranlogs.testing.toy import open_toy, uninterrupted
 pytestmark = pytest.mark.crash
 
 CHILD = Path(__file__).with_name("limits_child.py")
-SEED = int(os.environ.get("TRANLOGS_SEED", 0)) or random.SystemRandom().randrange(1, 10**9)
+SEED = int(os.environ["TRANLOGS_SEED"])
 ROUNDS = 20 if os.environ.get("TRANLOGS_SOAK") else 1
 SIZES = (7, 300)
 

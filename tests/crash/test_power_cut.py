@@ -22,7 +22,7 @@ from tranlogs.testing import disks
 pytestmark = [pytest.mark.crash, pytest.mark.root]
 
 CUTS, ROUNDS = 30, 20 if os.environ.get("TRANLOGS_SOAK") else 1
-SEED = int(os.environ.get("TRANLOGS_SEED", 0)) or random.SystemRandom().randrange(1, 10**9)
+SEED = int(os.environ["TRANLOGS_SEED"])
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ VARIES = ("futex", "munmap", "mmap", "close", "clone3", "madvise")  # their numb
 READS = ("openat", "pread64")
 UNTIL, END = 30, 40
 IS_SOAK = bool(os.environ.get("TRANLOGS_SOAK"))
-SEED = int(os.environ.get("TRANLOGS_SEED", 1))  # of the sample; a soak takes every call
+SEED = int(os.environ.get("TRANLOGS_SAMPLE", 1))  # its seed; a soak takes every call
 HANDOVERS = ("direct", "thread")
 
 

@@ -19,7 +19,7 @@ from tranlogs.verify import Problem, verify_run
 
 pytestmark = pytest.mark.crash
 
-SEED = int(os.environ.get("TRANLOGS_SEED", 0)) or random.SystemRandom().randrange(1, 10**9)
+SEED = int(os.environ["TRANLOGS_SEED"])
 ROUNDS = 40 if os.environ.get("TRANLOGS_SOAK") else 4
 LIVES = 14
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.crash
 
 SIZES = (7, 3000, 5000)  # those of power_child.py
 CASES, ROUNDS = 8, 40 if os.environ.get("TRANLOGS_SOAK") else 1
-SEED = int(os.environ.get("TRANLOGS_SEED", 0)) or random.SystemRandom().randrange(1, 10**9)
+SEED = int(os.environ["TRANLOGS_SEED"])
 PAGE = 4096
 
 
