@@ -44,6 +44,11 @@ class Fingerprint:
         self._look_seconds: deque[float] = deque(maxlen=_LOOKS)
         self._step_seconds: deque[float] = deque(maxlen=_LOOKS)
 
+    @staticmethod
+    def of_digests(digests: Sequence[int]) -> Digests:
+        """The full kind, of what was computed already."""
+        return np.array(digests, np.uint64)
+
     def digests(self, values: Sequence[Values], step: int, kind: str | None = None) -> Digests:
         """One number a variable (full), or one a variable of this step's window (sample)."""
         if (kind or self.kind) == "sample":

@@ -16,6 +16,7 @@ from tranlogs.checkpoint import Checkpoint
 from tranlogs.errors import DataError, UsageError
 from tranlogs.recovery import RecoveryReport, open_for_reading
 from tranlogs.recovery.recover import Progress, recover
+from tranlogs.recovery.verdict import report_of, verdict
 
 from .backends import choose_backend
 from .export_targets import check_target
@@ -59,20 +60,16 @@ class OfflineRun:
             UsageError: the optimizer's class is not known.
         """
         from . import environment
-        from .verdict import verdict
 
         start = time.monotonic()
         found = recover(self.folder, self.state, step=step, checkpoint=checkpoint, progress=progress)
         assert found is not None, "a run with a checkpoint holds something"
-        exact, told = verdict(self.state, found)
+        exact, told = verdict(found, self.state.fingerprint_kinds, of="variables")
         compared = environment.compare(self.state.recorded_environment, self.state.environment_now())
         position = self.state.body["position"]
-        self.report = RecoveryReport(
-            step=found.position.step, batch=position["total"], epoch=position["epoch"], timeline=found.position.timeline,
-            checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=time.monotonic() - start,
-            seconds_replay=found.seconds_replay, exact=None if exact and compared else exact,
-            first_divergent_step=found.divergence.step if found.divergence else None,
-            notes=tuple(dict.fromkeys([*found.notes, *self.state.notes, *compared, *told])),
+        self.report = report_of(
+            found, exact=None if exact and compared else exact, notes=[*found.notes, *self.state.notes, *compared, *told],
+            batch=position["total"], epoch=position["epoch"], seconds=time.monotonic() - start,
         )  # fmt: skip
         return self.report
 

@@ -12,7 +12,7 @@ from tranlogs.errors import CorruptRecord
 from tranlogs.recovery import Divergence
 from tranlogs.wal.reader import Entry
 
-from .adapt import from_array
+from .adapt import Values, from_array
 from .fingerprint import window
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ def redo(state: KerasState, entries: Sequence[Entry], tick: Callable[[int], None
     """Apply entries in order; the first step after which the fingerprint differs."""
     divergence: Divergence | None = None
     for i, entry in enumerate(entries):
-        body = state.decode(entry)
+        body, values = state.decode(entry), None
         if entry.kind == EntryKind.IMAGE or body["record"] == "weights":
             _write_image(state, entry)
         elif body["record"] == "gradients":
-            _update(state, entry, body)
+            values = _update(state, entry, body)
         else:
             raise CorruptRecord(entry.reader.path, f"a record of unknown kind {body['record']!r}", step=entry.step)
         if "digests" in body and divergence is None:
-            divergence = _compare(state, entry, body)
+            divergence = _compare(state, entry, body, values)
         tick(i + 1)
     return divergence
 
@@ -47,7 +47,8 @@ def _write_image(state: KerasState, entry: Entry) -> None:
         state.backend.assign(slots[name].variable, from_array(array))
 
 
-def _update(state: KerasState, entry: Entry, body: dict[str, Any]) -> None:
+def _update(state: KerasState, entry: Entry, body: dict[str, Any]) -> list[Values]:
+    """The very call that the live step made, down to what it reads."""
     names, forms = set(entry.tensor_names()), body.get("forms", {})
     gradients = []
     for slot in state.variables.trained:
@@ -56,14 +57,16 @@ def _update(state: KerasState, entry: Entry, body: dict[str, Any]) -> None:
         gradients.append(None if array is None else state.backend.to_device(array, forms.get(slot.name)))
     if "attributes" in body:
         state.set_attributes(body["attributes"])
-    state.backend.apply(gradients)
+    return state.backend.apply(gradients, [slot.variable for slot in state.variables.changed_by("gradients")])
 
 
-def _compare(state: KerasState, entry: Entry, body: dict[str, Any]) -> Divergence | None:
+def _compare(state: KerasState, entry: Entry, body: dict[str, Any], values: list[Values] | None) -> Divergence | None:
     recorded, kind = np.frombuffer(body["digests"], "<u8"), body["fingerprint"]
     slots = state.variables.changed_by(body["record"])
     state.fingerprint_kinds.add(kind)
-    now = state.fingerprint.digests(state.backend.values_of([slot.variable for slot in slots]), entry.step, kind)
+    if values is None:
+        values = state.backend.values_of([slot.variable for slot in slots])
+    now = state.fingerprint.digests(values, entry.step, kind)
     if len(now) != len(recorded):
         return Divergence(entry.step, "the number of variables")
     which = range(len(now)) if kind == "full" else window(len(slots), entry.step)

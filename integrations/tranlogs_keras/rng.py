@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from . import private
+from .adapt import Values
 from .backends import Backend
 
 _WORDS = struct.Struct("<625I")
 
 
-def get_rng(backend: Backend) -> dict[str, Any]:
-    """The state of all of them, encodable."""
+def get_rng(backend: Backend, keras_seed: Values | None = None) -> dict[str, Any]:
+    """The state of all of them, encodable; `keras_seed`, where the state of Keras's own was just read."""
     version, words, gauss = random.getstate()
     kind, key, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
@@ -28,9 +29,10 @@ def get_rng(backend: Backend) -> dict[str, Any]:
         state["torch"] = torch.get_rng_state().numpy()
         if torch.cuda.is_initialized():
             state["cuda"] = [s.numpy() for s in torch.cuda.get_rng_state_all()]
-    seed = private.global_seed_state()
-    if seed is not None:
-        state["keras"] = backend.value_of(seed).copy()
+    if keras_seed is None and (seed := private.global_seed_state()) is not None:
+        keras_seed = backend.value_of(seed)
+    if keras_seed is not None:
+        state["keras"] = keras_seed.copy()
     return state
 
 

@@ -16,6 +16,7 @@ from tranlogs.errors import DataError, UsageError
 from tranlogs.journal import Journal
 from tranlogs.recovery import Divergence, RecoveryReport
 from tranlogs.recovery.recover import Recovered, recover
+from tranlogs.recovery.verdict import report_of, verdict
 from tranlogs.wal.reader import Entry
 
 from . import adapt, environment, private, rng
@@ -25,10 +26,9 @@ from .backends import make_backend
 from .data import Cursor, Position, make_source
 from .settings import Settings
 from .siblings import Siblings
-from .state import KerasState, plain_attributes
+from .state import KerasState, Look, plain_attributes
 from .steps import StepLog
 from .variables import Variables
-from .verdict import verdict
 
 _log = logging.getLogger("tranlogs")
 
@@ -123,6 +123,7 @@ class Session:
         self.source = make_source(self._iterator, self.backend, seed=self.seed, data_order=settings.data_order,
                                   doubt=self._doubt, strategy=self.backend.strategy_of(model))  # fmt: skip
         self.steps = StepLog(self.state, self.journal, self._expects, self._give_up)
+        self.steps.looks_before_steps = self.siblings.act_before_batches or not self.backend.watches_values
         position = Position(fit=number)
         if before is not None and goes_on:
             position = self._recover()
@@ -177,7 +178,7 @@ class Session:
         return int(nothing.body["position"]["total"])
 
     def _told(self, found: Recovered, position: Position, seconds: float) -> RecoveryReport:
-        exact, told = verdict(self.state, found)
+        exact, told = verdict(found, self.state.fingerprint_kinds, of="variables")
         self._environment.update(environment.describe(self.model, self.backend, self.variables.optimizers))
         compared = environment.compare(self.state.recorded_environment, self._environment)
         if any(is_wrong for _, is_wrong in self._doubts):
@@ -185,12 +186,8 @@ class Session:
         elif (self._doubts or compared) and exact:
             exact = None
         notes = [*self.journal.notes, *found.notes, *self.state.notes, *compared, *told, *(text for text, _ in self._doubts)]
-        return RecoveryReport(
-            step=found.position.step, batch=position.total, epoch=position.epoch, timeline=self.journal.timeline,
-            checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=seconds,
-            seconds_replay=found.seconds_replay, exact=exact,
-            first_divergent_step=found.divergence.step if found.divergence else None, notes=tuple(dict.fromkeys(notes)),
-        )  # fmt: skip
+        return report_of(found, exact=exact, notes=notes, batch=position.total, epoch=position.epoch, seconds=seconds,
+                         timeline=self.journal.timeline)  # fmt: skip
 
     def _doubt(self, text: str, is_wrong: bool) -> None:
         """Data that a resume cannot bring back: say it, and keep it in the report."""
@@ -240,7 +237,7 @@ class Session:
         if self._is_new and self._landed is None:
             self._is_new = False
             self.journal.start()
-            self.journal.checkpoint(self._snapshot(self._read(is_epoch_end=True)), wait=True)
+            self.journal.checkpoint(self._snapshot(self._read(self.state.look(), is_epoch_end=True)), wait=True)
             self.steps.remember()
         else:
             self.boundary(is_epoch_end=True)
@@ -297,14 +294,14 @@ class Session:
 
     def boundary(self, *, is_epoch_end: bool = False) -> None:
         """The loop wants its next batch: what came since the last one commits as one unit."""
-        self.steps.note_unit()
+        look = self.steps.note_unit()
         self.steps.steps_since_boundary = 0
         if not self._has_reserved and self.journal.step:
             self._has_reserved = True
             self.journal.reserve(self.state.nbytes())
         wanted = self._wants_checkpoint or (is_epoch_end and self.settings.every_epoch)
         self._wants_checkpoint = False
-        body = self._read(is_epoch_end=is_epoch_end)
+        body = self._read(look, is_epoch_end=is_epoch_end)
         self.journal.boundary(
             body, lambda: self._snapshot(body), scalars=self._scalars(is_epoch_end), checkpoint=wanted or None
         )
@@ -315,10 +312,10 @@ class Session:
         found = {name: float(values[-1]) for name, values in history.items() if values and isinstance(values[-1], (int, float))}
         return found or None
 
-    def _read(self, *, is_epoch_end: bool, has_stopped: bool = False) -> dict[str, Any]:
-        now = rng.get_rng(self.backend)
+    def _read(self, look: Look, *, is_epoch_end: bool, has_stopped: bool = False) -> dict[str, Any]:
+        now = rng.get_rng(self.backend, look.seed)
         return {
-            "position": self.cursor.position.as_dict(), **self.state.auxiliary(), "rng": now,
+            "position": self.cursor.position.as_dict(), "auxiliary": look.auxiliary, "metrics": look.metrics, "rng": now,
             "siblings": self.siblings.read(is_epoch_end=is_epoch_end), "source": self.source.read(now), "seed": self.seed,
             "log": self.state.log, "has_stopped": has_stopped,
         }  # fmt: skip
@@ -354,8 +351,7 @@ class Session:
         has_stopped = bool(self.model.stop_training) and position.epoch + 1 < self._epochs
         position.epoch, position.batch, position.is_finished = position.epoch + 1, 0, True
         self.source.refresh()
-        self.steps.note_unit()
-        body = self._read(is_epoch_end=True, has_stopped=has_stopped)
+        body = self._read(self.steps.note_unit(), is_epoch_end=True, has_stopped=has_stopped)
         body["metrics"] = {}  # should more epochs follow, they begin with metrics of their own
         self.journal.boundary(body, lambda: self._snapshot(body), scalars=self._scalars(True), checkpoint=True)
 

@@ -46,6 +46,14 @@ class Siblings:
         self._carried: State = {}  # restored: it stays in the state even where a later process does not touch it
         self.lost: set[str] = set()
 
+    @property
+    def act_before_batches(self) -> bool:
+        """Whether any of them does something between a boundary and the step behind it."""
+        return any(
+            name in vars(callback) or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+            for callback in self._named.values() for name in ("on_train_batch_begin", "on_batch_begin")
+        )  # fmt: skip
+
     def read(self, *, is_epoch_end: bool) -> State:
         """Their state now; large arrays anew only at the end of an epoch."""
         found: State = {}

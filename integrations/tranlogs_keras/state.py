@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import keras
 
@@ -14,12 +14,28 @@ from tranlogs.types import AnyArray
 from tranlogs.wal.reader import Entry
 
 from . import environment, private
-from .adapt import from_array, to_array
+from .adapt import Values, from_array, to_array
 from .backends import Backend
 from .fingerprint import Fingerprint, Mode
 from .variables import Variables, matched
 
 LogKind = Literal["gradients", "weights"]
+
+
+class Look(NamedTuple):
+    """Values of variables at a boundary.
+
+    Attributes:
+        watched: of what callbacks may write; None where writes are noticed otherwise.
+        auxiliary: of what the forward pass writes, by name.
+        metrics: of the running metrics, by name.
+        seed: of Keras's global seed generator, if there is one.
+    """
+
+    watched: list[Values] | None
+    auxiliary: Mapping[str, AnyArray]
+    metrics: Mapping[str, AnyArray]
+    seed: Values | None
 
 
 class KerasState:
@@ -51,13 +67,16 @@ class KerasState:
         slots = self.variables.everything_but_metrics
         return sum(value.nbytes for value in self.backend.values_of([slot.variable for slot in slots]))
 
-    def auxiliary(self) -> dict[str, Any]:
-        """What the forward pass has written: a boundary's share of the variables."""
-        found = {}
-        for kind, slots in (("auxiliary", self.variables.auxiliary), ("metrics", self.variables.metrics)):
-            values = self.backend.values_of([slot.variable for slot in slots])
-            found[kind] = {slot.name: to_array(value) for slot, value in zip(slots, values, strict=True)}
-        return found
+    def look(self) -> Look:
+        """What a boundary needs of the variables, in one read."""
+        variables, seed = self.variables, private.global_seed_state()
+        watched = variables.watched_by(self.log) if self.backend.watches_values else []
+        slots = [*watched, *variables.auxiliary, *variables.metrics]
+        read = self.backend.values_of([slot.variable for slot in slots] + ([] if seed is None else [seed]))
+        written = iter(read[len(watched) :])
+        auxiliary = {slot.name: to_array(next(written)) for slot in variables.auxiliary}
+        metrics = {slot.name: to_array(next(written)) for slot in variables.metrics}
+        return Look(read[: len(watched)] if self.backend.watches_values else None, auxiliary, metrics, next(written, None))
 
     def snapshot(self, boundary: dict[str, Any], kept: dict[str, Any]) -> Snapshot:
         """All state, as views of live memory, with the boundary's body and what the source of data keeps besides."""

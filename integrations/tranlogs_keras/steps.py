@@ -20,7 +20,7 @@ from . import private
 from .adapt import Values, same_bits, to_array
 from .backends import Gradients
 from .fingerprint import digest
-from .state import KerasState, plain_attributes
+from .state import KerasState, Look, plain_attributes
 from .variables import Slot
 
 _log = logging.getLogger("tranlogs")
@@ -39,6 +39,7 @@ class StepLog:
 
     Attributes:
         steps_since_boundary: steps and after-images.
+        looks_before_steps: whether anything may write between a boundary and the step behind it.
     """
 
     def __init__(self, state: KerasState, journal: Journal, expects: Callable[[], bool],
@@ -46,17 +47,18 @@ class StepLog:
         self.state, self.backend, self.journal, self._give_up = state, state.backend, journal, give_up
         self._expects = expects
         self.steps_since_boundary = 0
+        self.looks_before_steps = True
         self._is_rehearsed = False
         self._before: list[Values] = []
+        self._frozen: list[Values] = []  # what was last read of watched variables that no step changes
         self._hashes: dict[str, int] = {}  # of what the log has, by name; weights only
         self._began = 0.0
 
     def remember(self) -> None:
         """All state is as the log has it."""
-        if self.state.log == "weights":
-            self._hashes = self._hashed()
-        else:
-            self.backend.remember([slot.variable for slot in self._slots()])
+        self._hold(self._watched_values())
+        if self._log_is_weights():
+            self._hashes = self._hashed(self._updated_values())
 
     # Steps (called by taps).
 
@@ -66,8 +68,11 @@ class StepLog:
     def begin_step(self) -> None:
         """Log what was written since the last step, and by none."""
         self._began = time.perf_counter()
-        self.note_writes()
-        if self.state.log == "gradients" and self.journal.step < _REHEARSALS and not self._is_rehearsed:
+        if self._log_is_weights():
+            self.backend.forget()  # the step's own record will hold whatever has changed
+        elif self.looks_before_steps:
+            self._note_writes(self._watched_values())
+        if not self._log_is_weights() and self.journal.step < _REHEARSALS and not self._is_rehearsed:
             self._before = [value.copy() for value in self._updated_values()]
 
     def take_gradients(self, gradients: Gradients) -> None:
@@ -78,6 +83,7 @@ class StepLog:
             self.backend.apply(gradients)
             self.end_step()
             return
+        updated = [slot.variable for slot in self._slots()]
         slots = self.state.variables.trained
         named = [(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True) if gradient is not None]
         contents = [self.backend.to_host(gradient) for _, gradient in named]
@@ -85,26 +91,26 @@ class StepLog:
         if record is not None:
             for (slot, _), content in zip(named, contents, strict=True):
                 record = self.journal.add(record, "grad/" + slot.name.partition("/")[2], self._kept(content))
-        body = self._body("gradients")
+        body = self._body("gradients", self.state.fingerprint.kind)
         forms = {slot.name: form for slot, gradient in named if (form := self.backend.form_of(gradient)) is not None}
         if forms:
             body["forms"] = forms
         self.backend.forget()
         start = time.perf_counter()
-        self.backend.apply(gradients)
-        after = self._updated_values()
+        after = self.backend.apply(gradients, updated)
         self.journal.observe_step(time.perf_counter() - start)
         if self._before:
-            self._rehearse(gradients, after)
-            after = self._updated_values()
+            after = self._rehearse(gradients, after)
         if self._log_is_weights():
             if record is not None:
                 record.abort()
             self.end_step()
             return
-        body["digests"] = self._digests(after)
+        body["hyper"] = self._rates(after)
+        body["digests"] = self.state.fingerprint.digests(after, self.journal.step + 1).tobytes()
         self.journal.commit_step(record, body)
-        self._after_step(after)
+        self._hold([*after, *self._frozen])
+        self._after_step()
 
     def _log_is_weights(self) -> bool:
         return self.state.log == "weights"
@@ -113,14 +119,17 @@ class StepLog:
         """Log what a whole step has changed."""
         if self.state.variables.has_grown():
             self.state.variables.refresh()
-        body = self._body("weights")
-        tensors = self._changed()
-        body["digests"] = self._digests(self._updated_values())
+        values = self._updated_values()
+        tensors = self._changed(values)
+        body = self._body("weights", "full")
+        body["hyper"] = self._rates(values)
+        body["digests"] = self.state.fingerprint.of_digests([*self._hashes.values()]).tobytes()
         self.journal.append_step(tensors, body)
+        self._hold(values)
         self._after_step()
 
-    def _body(self, record: str) -> dict[str, Any]:
-        body: dict[str, Any] = {"record": record, "hyper": self._rates(), "fingerprint": self.state.fingerprint.kind}
+    def _body(self, record: str, fingerprint: str) -> dict[str, Any]:
+        body: dict[str, Any] = {"record": record, "fingerprint": fingerprint}
         if self.backend.is_eager:
             now = plain_attributes(self.state.variables.optimizers)
             if now != self.state.optimizer_attributes:
@@ -128,19 +137,14 @@ class StepLog:
                 body["attributes"] = now
         return body
 
-    def _rates(self) -> list[dict[str, float]]:
+    def _rates(self, values: list[Values]) -> list[dict[str, float]]:
         """The learning rates that are plain numbers, for `tranlogs log`; redo has them from the log of writes."""
         rates = [private.learning_rate_of(optimizer) for optimizer in self.state.variables.optimizers.values()]
-        values = self.backend.values_of([rate for rate in rates if hasattr(rate, "path")])
-        return [{"lr": float(value)} for value in values]
+        places = {id(slot.variable): i for i, slot in enumerate(self._slots())}
+        return [{"lr": float(values[places[id(rate)]])} for rate in rates if id(rate) in places]
 
-    def _digests(self, values: list[Values]) -> bytes:
-        return self.state.fingerprint.digests(values, self.journal.step + 1).tobytes()
-
-    def _after_step(self, values: list[Values] | None = None) -> None:
+    def _after_step(self) -> None:
         self.steps_since_boundary += 1
-        if self.state.log == "gradients":
-            self.backend.remember([slot.variable for slot in self._slots()], values)
         self.state.fingerprint.fit_budget(time.perf_counter() - self._began)
 
     def _slots(self) -> list[Slot]:
@@ -157,50 +161,59 @@ class StepLog:
 
     # Writes that no step made.
 
-    def note_writes(self) -> None:
-        """Log an after-image of whatever changed since the last look and not by a step."""
-        if self.state.log == "weights":
-            return  # the next record holds whatever has changed
-        slots = self._slots()
-        changed = self.backend.changed([slot.variable for slot in slots])
-        if not changed:
-            return
-        if not self.journal.is_suspended:  # else a checkpoint will hold it all
-            values = self.backend.values_of([slots[i].variable for i in changed])
-            self.journal.append_image([(slots[i].name, to_array(v)) for i, v in zip(changed, values, strict=True)], {})
-            self.steps_since_boundary += 1
-        self.backend.remember([slot.variable for slot in slots])
-
-    def written(self) -> list[str]:
-        """Names of what was written since `remember`."""
-        if self.state.log == "weights":
-            return [name for name, value in self._hashed().items() if self._hashes.get(name) != value]
-        slots = self._slots()
-        return [slots[i].name for i in self.backend.changed([slot.variable for slot in slots])]
-
-    def note_unit(self) -> None:
-        """At a boundary: the same, and with weights logged whatever changed behind the last step."""
+    def note_unit(self) -> Look:
+        """At a boundary: log what was written behind the last step, and by none."""
         if self.state.variables.has_grown():
             self.state.variables.refresh()
-        if self.state.log == "gradients":
-            self.note_writes()
-        elif tensors := self._changed():
+        look = self.state.look()
+        self._note_writes(look.watched)
+        return look
+
+    def _note_writes(self, values: list[Values] | None) -> None:
+        """Log an after-image of whatever changed since the last look and not by a step; `values` of what is watched."""
+        slots = self._watched()
+        variables = [slot.variable for slot in slots]
+        changed = self.backend.changed(variables, values)
+        if changed and self._log_is_weights():
+            self._append_image(self._changed(self._updated_values()))
+        elif changed:
+            read = self.backend.values_of([variables[i] for i in changed]) if values is None else [values[i] for i in changed]
+            self._append_image([(slots[i].name, to_array(value)) for i, value in zip(changed, read, strict=True)])
+        if changed or values is not None:
+            self._hold(values)
+
+    def _append_image(self, tensors: list[Tensor]) -> None:
+        if tensors and not self.journal.is_suspended:  # else a checkpoint will hold it all
             self.journal.append_image(tensors, {})
             self.steps_since_boundary += 1
 
-    def _changed(self) -> list[Tensor]:
-        """After-images of all variables whose bytes are not those that the log has."""
-        now = self._hashed()
-        names = [name for name, value in now.items() if self._hashes.get(name) != value]
-        self._hashes = now
-        slots = self.state.variables.by_name
-        values = self.backend.values_of([slots[name].variable for name in names])
-        return [(name, to_array(value)) for name, value in zip(names, values, strict=True)]
+    def written(self) -> list[str]:
+        """Names of what was written since `remember`."""
+        if self._log_is_weights():
+            return [name for name, value in self._hashed(self._updated_values()).items() if self._hashes.get(name) != value]
+        slots = self._watched()
+        return [slots[i].name for i in self.backend.changed([slot.variable for slot in slots])]
 
-    def _hashed(self) -> dict[str, int]:
-        slots = self.state.variables.everything_but_metrics
-        values = self.backend.values_of([slot.variable for slot in slots])
-        return {slot.name: digest(value) for slot, value in zip(slots, values, strict=True)}
+    def _watched(self) -> list[Slot]:
+        return self.state.variables.watched_by(self.state.log)
+
+    def _watched_values(self) -> list[Values] | None:
+        return self.backend.values_of([slot.variable for slot in self._watched()]) if self.backend.watches_values else None
+
+    def _hold(self, values: list[Values] | None) -> None:
+        """What is watched is as the log has it."""
+        self.backend.remember([slot.variable for slot in self._watched()], values)
+        self._frozen = [] if values is None else values[len(self._slots()) :]
+
+    def _changed(self, values: list[Values]) -> list[Tensor]:
+        """After-images of all variables whose bytes are not those that the log has."""
+        slots, known = self._slots(), self._hashes
+        self._hashes = self._hashed(values)
+        return [(slot.name, to_array(value)) for slot, value in zip(slots, values, strict=True)
+                if known.get(slot.name) != self._hashes[slot.name]]  # fmt: skip
+
+    def _hashed(self, values: list[Values]) -> dict[str, int]:
+        return {slot.name: digest(value) for slot, value in zip(self._slots(), values, strict=True)}
 
     # The first steps are taken twice.
 
@@ -212,18 +225,18 @@ class StepLog:
             self._before = []
             self._doubt(f"train_step writes {written[0]} besides the optimizer's update")
 
-    def _rehearse(self, gradients: Gradients, after: list[Values]) -> None:
+    def _rehearse(self, gradients: Gradients, after: list[Values]) -> list[Values]:
         """Take the step again from the state before it: the same gradients must give the same bits."""
         slots = self._slots()
         wanted = [value.copy() for value in after]
         self._set(self._before)
-        self.backend.apply(gradients)
-        again = self._updated_values()
+        again = self.backend.apply(gradients, [slot.variable for slot in slots])
         if not all(map(same_bits, wanted, again)):
             first = next(slot.name for slot, a, b in zip(slots, wanted, again, strict=True) if not same_bits(a, b))
             self._set(wanted)
             self._doubt(f"the same gradients gave another {first} when the update was taken again")
         self._before = []
+        return again
 
     def _set(self, values: list[Values]) -> None:
         for slot, value in zip(self._slots(), values, strict=True):

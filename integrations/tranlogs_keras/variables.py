@@ -95,8 +95,15 @@ class Variables:
         self.refresh()
 
     def changed_by(self, record: str) -> list[Slot]:
-        """What the steps of a kind of record change: watched, fingerprinted."""
+        """What the steps of a kind of record change: fingerprinted."""
         return self.everything_but_metrics if record == "weights" else [*self.trained, *self.owned]
+
+    def watched_by(self, record: str) -> list[Slot]:
+        """What a callback may write, and no boundary holds: what steps change, then weights that are frozen."""
+        if record == "weights":
+            return self.everything_but_metrics
+        known = {id(slot) for slot in self.auxiliary}
+        return [*self.changed_by(record), *(slot for slot in self.others if id(slot) not in known)]
 
     @property
     def everything_but_metrics(self) -> list[Slot]:

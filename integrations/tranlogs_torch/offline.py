@@ -19,13 +19,14 @@ from tranlogs.checkpoint import Checkpoint
 from tranlogs.errors import UsageError
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.recover import Progress, Recovered, recover
+from tranlogs.recovery.verdict import report_of
 from tranlogs.types import AnyArray
 
 from . import environment, export
 from .adapt import from_array, make_array, make_extension
+from .caveats import lost_attributes, verdict
 from .classes import OptimizerClasses, make_optimizer
 from .state import TorchState
-from .verdict import lost_attributes, verdict
 
 
 class OfflineRun:
@@ -73,13 +74,10 @@ class OfflineRun:
         if lost and exact:
             exact = None
         loaders = list(state.body["data"].values())
-        return RecoveryReport(
-            step=found.position.step, batch=loaders[0]["taken"] if loaders else state.body["count"],
-            epoch=loaders[0]["epoch"] if loaders else 0, timeline=found.position.timeline,
-            checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=seconds,
-            seconds_replay=found.seconds_replay, exact=exact,
-            first_divergent_step=found.divergence.step if found.divergence else None,
-            notes=tuple(dict.fromkeys([*found.notes, *state.notes, *compared, *told, *lost])),
+        return report_of(
+            found, exact=exact, notes=[*found.notes, *state.notes, *compared, *told, *lost],
+            batch=loaders[0]["taken"] if loaders else state.body["count"], epoch=loaders[0]["epoch"] if loaders else 0,
+            seconds=seconds,
         )  # fmt: skip
 
     def export(self, path: Path) -> list[str]:

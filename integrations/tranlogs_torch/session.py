@@ -25,12 +25,14 @@ from tranlogs.errors import NotRecovered, UsageError
 from tranlogs.journal import Journal
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.recover import Progress, Recovered, recover
+from tranlogs.recovery.verdict import report_of
 from tranlogs.retention import as_policy, as_retention
 from tranlogs.wal.entry_writer import Tensor
 
 from . import adapt, environment, naming
 from .adapt import to_array
 from .auxiliary import Auxiliary
+from .caveats import caveats, verdict
 from .data import Epoch, LoaderPosition
 from .fingerprint import Digests, Mode
 from .member import Member
@@ -40,7 +42,6 @@ from .rng import get_rng
 from .scalars import ScalarHistory
 from .staging import Staging
 from .state import TorchState
-from .verdict import caveats, verdict
 from .writes import ForeignWrites
 
 _log = logging.getLogger("tranlogs")
@@ -172,12 +173,8 @@ class Session:
             exact = None
         notes = [*self.journal.notes, *found.notes, *self.state.notes, *compared, *told, *doubts]
         where = next(iter(self.auxiliary.read_data().values()), {"taken": self.auxiliary.count, "epoch": 0})
-        return RecoveryReport(
-            step=found.position.step, batch=where["taken"], epoch=where["epoch"], timeline=self.journal.timeline,
-            checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=seconds,
-            seconds_replay=found.seconds_replay, exact=exact,
-            first_divergent_step=found.divergence.step if found.divergence else None, notes=tuple(dict.fromkeys(notes)),
-        )  # fmt: skip
+        return report_of(found, exact=exact, notes=notes, batch=where["taken"], epoch=where["epoch"], seconds=seconds,
+                         timeline=self.journal.timeline)  # fmt: skip
 
     def begin(self) -> None:
         """Before the first step of a fresh run: a checkpoint of what was built."""

@@ -75,7 +75,7 @@ def sample(trainers: Trainers, folder: Path, attach: str, call: str, *about: obj
     counts = {handover: passed(trainers, folder, attach, handover).get(call, 0) for handover in HANDOVERS}
     every = [(nth, handover) for handover, count in counts.items() for nth in range(1, count + 1)]
     if not IS_SOAK and every:
-        print(f"repeat with TRANLOGS_SEED={SEED}")
+        print(f"repeat with TRANLOGS_SAMPLE={SEED}")
         every = [random.Random(repr((SEED, attach, call, *about))).choice(every)]
     yield from every
 

@@ -195,9 +195,6 @@ class Death(keras.callbacks.Callback):
         if self._place == [name, _SEEN[name]]:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._reached("batch-begin")
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._reached("batch")
 
@@ -206,6 +203,13 @@ class Death(keras.callbacks.Callback):
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._reached("validation")
+
+
+class DeathAtBeginning(Death):
+    """["batch-begin", n]; apart, since nothing need be looked at before a step where no callback acts there."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._reached("batch-begin")
 
 
 class BatchRate(keras.callbacks.Callback):
@@ -222,6 +226,15 @@ class Clamp(keras.callbacks.Callback):
         if batch % 4 == 1:
             kernel = self.model.layers[-1].kernel
             kernel.assign(keras.ops.clip(kernel, -0.2, 0.2))
+
+
+class Thaw(keras.callbacks.Callback):
+    """Writes weights of a frozen layer."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        for layer in self.model.layers:
+            if batch % 4 == 1 and layer.variables and not layer.trainable:
+                layer.kernel.assign(layer.kernel * 1.25)
 
 
 class Counting(keras.callbacks.Callback):
@@ -245,7 +258,7 @@ def siblings(names: list[str]) -> list[Any]:
         "stopping": lambda: keras.callbacks.EarlyStopping("loss", patience=1, min_delta=10.0, restore_best_weights=True),
         "plateau": lambda: keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=10.0, factor=0.5, cooldown=1),
         "schedule": lambda: keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.7),
-        "batch-rate": BatchRate, "clamp": Clamp, "counting": Counting,
+        "batch-rate": BatchRate, "clamp": Clamp, "thaw": Thaw, "counting": Counting,
     }  # fmt: skip
     return [made[name]() for name in names]
 
@@ -286,7 +299,8 @@ def fit(run: str | None, *, data: str = "arrays", model: str = "cnn", optimizer:
     if validation:
         x, y = digits()
         arguments["validation_data"] = (x[:20], y[:20])
-    history = made.fit(**arguments, epochs=epochs, verbose=0, callbacks=[*callbacks, *beside, Death(die)])
+    death = DeathAtBeginning if die and die[0] == "batch-begin" else Death
+    history = made.fit(**arguments, epochs=epochs, verbose=0, callbacks=[*callbacks, *beside, death(die)])
     report = callbacks[0].report if run is not None else None
     return {"state": state_of(made), "history": plain(history.history), "epochs": list(history.epoch),
             "beside": [attributes(callback) for callback in beside], "report": report and report.as_dict()}  # fmt: skip

@@ -12,14 +12,16 @@ from tests.keras.test_kill import prove_exact
 
 
 def test_callbacks_that_write_learning_rates_and_weights(torch: Lab, tmp_path: Path) -> None:
-    for others in (["schedule"], ["batch-rate"], ["clamp"]):
+    for others, model in ((["schedule"], "cnn"), (["batch-rate"], "cnn"), (["clamp"], "cnn"), (["thaw"], "sparse")):
         folder = tmp_path / others[0]
         folder.mkdir()
-        prove_exact(torch, folder, [{"die": ["batch", 13]}, {"die": ["batch", 11]}], others=others, optimizer="adam")
+        deaths = [{"die": ["batch", 13]}, {"die": ["batch", 6]}]
+        prove_exact(torch, folder, deaths, others=others, model=model, optimizer="adam")
 
 
-def test_callbacks_that_write_on_tensorflow(tensorflow: Lab, tmp_path: Path) -> None:
-    prove_exact(tensorflow, tmp_path, [{"die": ["batch", 13]}], others=["clamp", "batch-rate"], optimizer="adam")
+@pytest.mark.parametrize("others", [["clamp", "batch-rate"], ["clamp", "thaw"]], ids="-".join)
+def test_callbacks_that_write_on_tensorflow(others: list[str], tensorflow: Lab, tmp_path: Path) -> None:
+    prove_exact(tensorflow, tmp_path, [{"die": ["batch", 13]}], others=others, model="sparse", optimizer="adam")
 
 
 def test_early_stopping_ends_the_run_for_good_with_the_best_weights(torch: Lab, tmp_path: Path) -> None:

@@ -9,31 +9,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from tranlogs.errors import UsageError
 from tranlogs.types import AnyArray
 
 from ..adapt import Values, from_array, to_array
-from . import Gradients, Watcher
+from .base import Backend, Gradients, Tap, Watcher, check_one_update
 
 
-class JaxBackend:
+class JaxBackend(Backend):
     """See `Backend`."""
 
     name = "jax"
-    is_eager = False
-    is_prefetching = False
     needs_a_step = True  # its fit reports the logs of the last step, and fails where none was taken
+    _tapped: JaxTap | None
 
     def __init__(self) -> None:
-        self._model: Any = None
-        self._tapped: Tap | None = None
+        super().__init__()
         self._apply: Any = None
         self._held: list[Any] = []
-
-    # Values.
-
-    def value_of(self, variable: Any) -> Values:
-        return np.asarray(self._current([variable])[0])
 
     def values_of(self, variables: Sequence[Any]) -> list[Values]:
         return [np.asarray(value) for value in self._current(variables)]
@@ -50,34 +42,20 @@ class JaxBackend:
         if state is None or not state.write(variable, values):
             variable.assign(values)
 
-    def parts_of(self, variable: Any) -> list[Any]:
-        return [variable]
-
     def remember(self, variables: Sequence[Any], values: list[Values] | None = None) -> None:
         self._held = self._current(variables)
 
     def forget(self) -> None:
         self._held = []
 
-    def changed(self, variables: Sequence[Any]) -> list[int]:
+    def changed(self, variables: Sequence[Any], values: list[Values] | None = None) -> list[int]:
         now = self._current(variables)
         if len(now) != len(self._held):
             return list(range(len(now)))
         return [i for i, (a, b) in enumerate(zip(self._held, now)) if a is not b and not _is_same(a, b)]
 
-    # Steps.
-
-    def strategy_of(self, model: Any) -> Any:
-        return None
-
-    def replicas_of(self, model: Any) -> int:
-        return 1
-
-    def specs_of(self, epoch_iterator: Any) -> Any:
-        return None
-
     def prepare_apply(self, model: Any) -> None:
-        self._model = model
+        super().prepare_apply(model)
         optimizer = model.optimizer
         apply = type(optimizer).stateless_apply
 
@@ -87,44 +65,32 @@ class JaxBackend:
         whole = bool(model.run_eagerly) or not model.jit_compile
         self._apply = update if whole else jax.jit(update, donate_argnums=(0, 2))
 
-    def tap(self, model: Any, watcher: Watcher, *, splits: bool) -> None:
-        self.prepare_apply(model)
-        self._tapped = Tap(model, watcher, splits)
-
-    def release(self) -> None:
-        if self._tapped is not None:
-            self._tapped.release()
-        self._tapped = None
-        self._held = []
+    def make_tap(self, model: Any, watcher: Watcher, splits: bool) -> JaxTap:
+        return JaxTap(model, watcher, splits)
 
     def pass_over(self) -> None:
         assert self._tapped is not None
         self._tapped.passes = True
 
-    def apply(self, gradients: Gradients) -> None:
+    def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> list[Values]:
         optimizer, model = self._model.optimizer, self._model
         tapped = self._tapped
         if tapped is not None and tapped.state is not None:  # within a step
             trained, others, owned, metrics = tapped.state.parts
             trained, owned = self._apply(owned, list(gradients), trained)
             tapped.state = State(model, (trained, others, owned, metrics))
-            return
-        trained, owned = self._apply([v.value for v in optimizer.variables], list(gradients),
-                                     [v.value for v in model.trainable_variables])  # fmt: skip
-        for variable, value in zip([*model.trainable_variables, *optimizer.variables], [*trained, *owned], strict=True):
-            variable.assign(value)
+        else:
+            trained, owned = self._apply([v.value for v in optimizer.variables], list(gradients),
+                                         [v.value for v in model.trainable_variables])  # fmt: skip
+            for variable, value in zip([*model.trainable_variables, *optimizer.variables], [*trained, *owned], strict=True):
+                variable.assign(value)
+        return self.values_of(reading)
 
     def to_host(self, gradient: Any) -> AnyArray:
         return to_array(np.asarray(gradient))
 
-    def form_of(self, gradient: Any) -> tuple[str, str] | None:
-        return None
-
     def to_device(self, array: AnyArray, form: tuple[str, str] | None) -> Any:
         return jax.numpy.asarray(from_array(array))
-
-    def set_back(self, recorded: dict[str, Any]) -> list[str]:
-        return []
 
     def describe(self, model: Any) -> dict[str, Any]:
         return {
@@ -154,31 +120,23 @@ class State:
         return part is not None
 
 
-class Tap:
-    """A model's train function, replaced: its steps are split into gradients and update, or whole, and watched.
+class JaxTap(Tap):
+    """Keras's train step with the gradients among its outputs.
 
     Attributes:
         state: what the last step left, until the model has its values back.
+        passes: the next call takes no step.
     """
 
     def __init__(self, model: Any, watcher: Watcher, splits: bool) -> None:
-        self._model, self._watcher, self._splits = model, watcher, splits
-        self._optimizer = model.optimizer
-        self._stash: list[list[Any]] | None = None
+        self._stash: list[list[Any]] | None = None  # while a train step is being traced
         self._state: State | None = None
-        self.passes = False  # the next call takes no step
-        if "train_step" in vars(model):
-            raise UsageError("model.train_step was set on the instance; TranLogs needs the class's own")
-        if splits:
-            self._optimizer.stateless_apply = self._take
-            model.train_step = self._train_step
-        executions, model.steps_per_execution = model.steps_per_execution, 1
-        try:
-            model.make_train_function(force=True)
-        finally:
-            model.steps_per_execution = executions
-        self._one = model.train_function
-        model.train_function = self._train_function
+        self.passes = False
+        super().__init__(model, watcher, splits)
+
+    def _put_between(self) -> None:
+        self._replace(self._optimizer, "stateless_apply", self._take)
+        self._replace(self._model, "train_step", self._train_step)
 
     @property
     def state(self) -> State | None:
@@ -187,14 +145,6 @@ class Tap:
     @state.setter
     def state(self, state: State | None) -> None:
         self._state = state
-
-    def release(self) -> None:
-        """The model is as Keras made it."""
-        model = self._model
-        for owner, name in ((self._optimizer, "stateless_apply"), (model, "train_step")):
-            if self._splits and name in vars(owner):
-                delattr(owner, name)
-        model.train_function = None
 
     def _take(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         if self._stash is None:
@@ -209,15 +159,10 @@ class Tap:
             found = self._stash
         finally:
             self._stash = None
-        if len(found) != 1:
-            raise UsageError(f"train_step updates {len(found)} times; log=\"gradients\" needs exactly one stateless_apply a "
-                             'step. Use log="weights"')  # fmt: skip
+        check_one_update(len(found))
         return {"logs": logs, "gradients": found[0]}, state
 
-    def _train_function(self, state: Any, iterator: Any) -> Any:
-        if not self._watcher.is_expected():
-            self._model.make_train_function()
-            return self._model.train_function(state, iterator)
+    def _steps(self, state: Any, iterator: Any) -> Any:
         if self.passes:
             self.passes = False
             return {}, state

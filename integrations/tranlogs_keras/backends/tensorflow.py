@@ -14,44 +14,33 @@ from tranlogs.types import AnyArray, SparseArray
 
 from ..adapt import Values, from_array, to_array
 from ..private import trained_by
-from . import Gradients, Watcher
+from .base import Backend, Gradients, OneStep, Tap, Watcher, check_one_update
 
 _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
 
 
-class TensorFlowBackend:
+class TensorFlowBackend(Backend):
     """See `Backend`."""
 
     name = "tensorflow"
-    needs_a_step = False
     is_prefetching = True
+    watches_values = True
 
     def __init__(self) -> None:
-        self.is_eager = False
-        self._model: Any = None
-        self._tapped: Tap | None = None
-        self._readers: dict[tuple[int, ...], Callable[[], Any]] = {}
-        self._applies: dict[Any, Callable[[Any], Any]] = {}
+        super().__init__()
+        self._readers: dict[tuple[int, ...], tuple[Callable[[], Any], Any]] = {}
+        self._applies: dict[Any, tuple[Callable[[Any], Any], Any]] = {}
         self._held: list[Values] = []  # views of what variables held: a variable that is written gets other memory
 
     # Values.
-
-    def value_of(self, variable: Any) -> Values:
-        return _host(_variable(variable).read_value())
 
     def values_of(self, variables: Sequence[Any]) -> list[Values]:
         if not variables:
             return []
         key = tuple(map(id, variables))
-        read = self._readers.get(key)
-        if read is None:
-            plain = [_variable(v) for v in variables]
-            if all(isinstance(v, tf.Variable) for v in variables):  # components of replicas lie on devices of their own
-                read = self._readers[key] = lambda: [v.read_value() for v in plain]
-            else:  # one call for all of them; it copies nothing
-                read = self._readers[key] = tf.function(
-                    lambda: [v.read_value() for v in plain], autograph=False).get_concrete_function()  # fmt: skip
-        return [_host(value) for value in read()]
+        if key not in self._readers:
+            self._readers[key] = _reader(variables), list(variables)  # which keeps the ids theirs
+        return [_host(value) for value in self._readers[key][0]()]
 
     def assign(self, variable: Any, values: Values) -> None:
         plain = _variable(variable)
@@ -67,13 +56,13 @@ class TensorFlowBackend:
     def forget(self) -> None:
         self._held = []  # else the next write has to copy what is held
 
-    def changed(self, variables: Sequence[Any]) -> list[int]:
+    def changed(self, variables: Sequence[Any], values: list[Values] | None = None) -> list[int]:
         if len(self._held) != len(variables):
             return list(range(len(variables)))
-        now = self.values_of(variables)
+        now = self.values_of(variables) if values is None else values
         return [i for i, (a, b) in enumerate(zip(self._held, now)) if not _is_same_memory(a, b) and a.tobytes() != b.tobytes()]
 
-    # Steps.
+    # What distributes a model, and what its batches look like.
 
     def strategy_of(self, model: Any) -> Any:
         strategy = model.distribute_strategy
@@ -85,43 +74,47 @@ class TensorFlowBackend:
     def specs_of(self, epoch_iterator: Any) -> Any:
         return epoch_iterator._distributed_dataset.element_spec
 
+    # Steps.
+
     def prepare_apply(self, model: Any) -> None:
         if self._model is not model:
             self._applies.clear()
-        self._model = model
+        super().prepare_apply(model)
         self.is_eager = bool(model.run_eagerly)
 
-    def tap(self, model: Any, watcher: Watcher, *, splits: bool) -> None:
-        self.prepare_apply(model)
-        self._tapped = Tap(model, watcher, splits)
+    def make_tap(self, model: Any, watcher: Watcher, splits: bool) -> Tap:
+        return TensorFlowTap(model, watcher, splits)
 
-    def release(self) -> None:
-        if self._tapped is not None:
-            self._tapped.release()
-        self._tapped = None
-        self.forget()
-
-    def pass_over(self) -> None:
-        raise AssertionError("an epoch may be without a step here")
-
-    def apply(self, gradients: Gradients) -> None:
+    def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> list[Values]:
         given = tuple(g for g in gradients if g is not None)
         mask = tuple(g is None for g in gradients)
         if self.is_eager:
             self._update(given, mask)
-            return
-        key = mask, tuple(_kind(g) for g in given)
-        apply = self._applies.get(key)
-        if apply is None:  # one function a form of gradients, made of their forms alone: live and in redo the same
-            apply = self._applies[key] = tf.function(
-                lambda given: self._update(given, mask), input_signature=[tuple(map(_signature, given))],
-                jit_compile=bool(self._model.jit_compile), autograph=False)  # fmt: skip
-        apply(given)
+            return self.values_of(reading)
+        reads_itself = bool(reading) and not self._model.jit_compile  # XLA would copy what it reads
+        key = mask, tuple(map(_kind, given)), tuple(map(id, reading)) if reads_itself else ()
+        if key not in self._applies:  # one function a form of gradients, made of their forms alone: live and in redo the same
+            self._applies[key] = self._make_apply(given, mask, reading if reads_itself else ()), list(reading)
+        values = self._applies[key][0](given)
+        return [_host(value) for value in values] if reads_itself else self.values_of(reading)
+
+    def _make_apply(self, given: tuple[Any, ...], mask: tuple[bool, ...], reading: Sequence[Any]) -> Callable[[Any], Any]:
+        plain = [_variable(v) for v in reading]
+
+        def apply(given: tuple[Any, ...]) -> list[Any]:
+            self._update(given, mask)
+            return [v.read_value() for v in plain]
+
+        made: Callable[[Any], Any] = tf.function(apply, input_signature=[tuple(map(_signature, given))],
+                                                 jit_compile=bool(self._model.jit_compile), autograph=False)  # fmt: skip
+        return made
 
     def _update(self, given: tuple[Any, ...], mask: tuple[bool, ...]) -> None:
         optimizer, left = self._model.optimizer, iter(given)
         gradients = [None if is_none else next(left) for is_none in mask]
         type(optimizer).apply(optimizer, gradients, trained_by(optimizer))
+
+    # Gradients.
 
     def to_host(self, gradient: Any) -> AnyArray:
         if not isinstance(gradient, tf.IndexedSlices):
@@ -143,8 +136,7 @@ class TensorFlowBackend:
         return tf.IndexedSlices(tf.constant(from_array(array.values)), tf.constant(indices, form[0]),
                                 tf.constant(array.shape, form[1]))  # fmt: skip
 
-    def set_back(self, recorded: dict[str, Any]) -> list[str]:
-        return []  # threads are fixed once the runtime has begun
+    # The environment.
 
     def describe(self, model: Any) -> dict[str, Any]:
         config = tf.config
@@ -159,33 +151,17 @@ class TensorFlowBackend:
         }  # fmt: skip
 
 
-class Tap:
-    """A model's train function, replaced: its steps are split into gradients and update, or whole, and watched."""
+class TensorFlowTap(Tap):
+    """Keras's train step with the gradients among its outputs."""
 
     def __init__(self, model: Any, watcher: Watcher, splits: bool) -> None:
-        self._model, self._watcher, self._splits = model, watcher, splits
-        self._optimizer = model.optimizer
         self._stash: list[tuple[Any, ...]] | None = None  # while a train step is being traced
         self._mask: tuple[bool, ...] = ()
-        self._names = [name for name in ("train_step",) if name in vars(model)]
-        if self._names:
-            raise UsageError("model.train_step was set on the instance; TranLogs needs the class's own")
-        if splits:
-            self._optimizer.apply = self._take
-            model.train_step = self._train_step
-        with _Single(model):
-            model.make_train_function(force=True)
-        self._one = model.train_function
-        model.train_function = self._train_function
+        super().__init__(model, watcher, splits)
 
-    def release(self) -> None:
-        """The model is as Keras made it."""
-        model = self._model
-        if self._splits:
-            for owner, name in ((self._optimizer, "apply"), (model, "train_step")):
-                if name in vars(owner):
-                    delattr(owner, name)
-        model.train_function = None
+    def _put_between(self) -> None:
+        self._replace(self._optimizer, "apply", self._take)
+        self._replace(self._model, "train_step", self._train_step)
 
     def _take(self, grads: Any, trainable_variables: Any = None) -> None:
         if self._stash is None:  # somebody else's update
@@ -208,20 +184,13 @@ class Tap:
             found = self._stash
         finally:
             self._stash = None
-        if len(found) != 1:
-            raise UsageError(
-                f'train_step updates {len(found)} times; log="gradients" needs exactly one optimizer.apply a step. '
-                'Use log="weights"'
-            )
+        check_one_update(len(found))
         return {"logs": logs, "gradients": found[0]}
 
-    def _train_function(self, iterator: Any) -> Any:
-        if not self._watcher.is_expected():
-            self._model.make_train_function()
-            return self._model.train_function(iterator)
+    def _steps(self, iterator: Any) -> Any:
         logs = None
         executions = self._model.steps_per_execution
-        with _Single(self._model):
+        with OneStep(self._model):
             for _ in range(executions):
                 try:
                     logs = self._step(iterator)
@@ -242,18 +211,13 @@ class Tap:
         return found["logs"]
 
 
-class _Single:
-    """One step an execution, while it lasts: Keras reads the number while it traces."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def __enter__(self) -> None:
-        self._executions = self._model.steps_per_execution
-        self._model.steps_per_execution = 1
-
-    def __exit__(self, *_: object) -> None:
-        self._model.steps_per_execution = self._executions
+def _reader(variables: Sequence[Any]) -> Callable[[], Any]:
+    """Reads all of them in one call, and copies nothing."""
+    plain = [_variable(v) for v in variables]
+    if all(isinstance(v, tf.Variable) for v in variables):  # components of replicas lie on devices of their own
+        return lambda: [v.read_value() for v in plain]
+    made: Callable[[], Any] = tf.function(lambda: [v.read_value() for v in plain], autograph=False).get_concrete_function()
+    return made
 
 
 def _variable(variable: Any) -> Any:

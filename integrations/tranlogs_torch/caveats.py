@@ -1,10 +1,11 @@
-"""How far a replay is known to be bit-exact, in words."""
+"""What keeps a recovery from being known as bit-exact, in words."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from tranlogs.recovery.recover import Recovered
+from tranlogs.recovery.verdict import verdict as compared
 
 from .own import split
 
@@ -40,21 +41,9 @@ def lost_attributes(state: TorchState) -> list[str]:
 
 
 def verdict(state: TorchState, found: Recovered) -> tuple[bool | None, list[str]]:
-    """True if every redone step was compared and equal, False if one differed, None if it cannot be told; and why."""
-    exact: bool | None = True
-    notes = []
-    if found.replayed and not state.fingerprint_kinds:
-        exact = None
-    if "sample" in state.fingerprint_kinds:
-        exact = None
-        notes.append('redone steps were compared by a rotating sample of the parameters, which proves nothing for the others; '
-                     'fingerprint="full" compares them all')  # fmt: skip
+    """The core's, and what was not logged at all."""
+    exact, notes = compared(found, state.fingerprint_kinds, of="parameters")
     if state.stale:
-        exact = None
+        exact = None if exact is not False else False
         notes.append(f"optimizer state of {', '.join(sorted(state.stale))} is that of the checkpoint: it was not logged")
-    if found.divergence is not None:
-        exact = False
-        first = found.divergence
-        notes.append(f"the first redone step that differs is step {first.step}, in {first.tensor}: something in this "
-                     "environment, or a write that went unnoticed, rounds or sets it otherwise")  # fmt: skip
     return exact, notes

@@ -1,0 +1,236 @@
+"""What TranLogs needs of Keras's backend, and what the three have in common.
+
+The heart is the *tap*. Keras computes gradients and applies them in one executable, and there the compiler may fuse the
+two, so that the update uses numbers that no log can hold. The tap splits each step into two executables: Keras's own train
+step, whose `optimizer.apply` only hands the gradients out, and one compiled `apply`. The same `apply` runs in redo, on the
+same bits: replay is exact by construction.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tranlogs.errors import UsageError
+from tranlogs.types import AnyArray
+
+from ..adapt import Values
+
+Gradients = Sequence[Any]  # a backend's own tensors, None where a variable got no gradient
+
+
+class Watcher(Protocol):
+    """What a tap calls at each step."""
+
+    def is_expected(self) -> bool:
+        """Whether the fit that is watched has handed out a batch; else another one runs, after this one has failed: the tap
+        is taken away now."""
+        ...
+
+    def begin_step(self) -> None:
+        """A step is about to be computed: what has been written since the last one was not written by a step."""
+        ...
+
+    def take_gradients(self, gradients: Gradients) -> None:
+        """The gradients are there: log them, and call `apply`."""
+        ...
+
+    def end_step(self) -> None:
+        """A whole step was taken (`splits=False`)."""
+        ...
+
+
+class Backend(ABC):
+    """One fit's dealings with a backend. `tap` puts it between Keras and the model, `release` takes it away.
+
+    Attributes:
+        name: as Keras calls it.
+        is_eager: whether a change of an optimizer's plain attribute takes effect at the next step.
+        needs_a_step: whether `fit` fails in an epoch that is resumed after its last batch.
+        is_prefetching: whether batches are drawn ahead by threads that share the random number generators.
+        watches_values: whether writes are noticed by reading values; a read of many costs as much as a read of one there.
+    """
+
+    name: str
+    is_eager = False
+    needs_a_step = False
+    is_prefetching = False
+    watches_values = False
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self._tapped: Tap | None = None
+
+    # Values.
+
+    @abstractmethod
+    def values_of(self, variables: Sequence[Any]) -> list[Values]:
+        """The variables' values as numpy sees them: views of memory that the next step may overwrite."""
+
+    def value_of(self, variable: Any) -> Values:
+        """The same of one."""
+        return self.values_of([variable])[0]
+
+    @abstractmethod
+    def assign(self, variable: Any, values: Values) -> None:
+        """Set a variable."""
+
+    def parts_of(self, variable: Any) -> list[Any]:
+        """A variable's components, one a replica; itself where there is one."""
+        return [variable]
+
+    # Writes that no step made.
+
+    @abstractmethod
+    def remember(self, variables: Sequence[Any], values: list[Values] | None = None) -> None:
+        """The variables are as the log has them; `values`, where they were just read."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """They are about to be written on purpose: hold nothing that makes that dearer."""
+
+    @abstractmethod
+    def changed(self, variables: Sequence[Any], values: list[Values] | None = None) -> list[int]:
+        """Indices of variables that were, or may have been, written since `remember`; `values`, where they were just read."""
+
+    # What distributes a model, and what its batches look like.
+
+    def strategy_of(self, model: Any) -> Any:
+        """What distributes the model over replicas, if anything does."""
+        return None
+
+    def replicas_of(self, model: Any) -> int:
+        """How many there are."""
+        return 1
+
+    def specs_of(self, epoch_iterator: Any) -> Any:
+        """Shapes and dtypes of a batch, for a symbolic build; None where `fit` has built everything already."""
+        return None
+
+    # Steps.
+
+    def prepare_apply(self, model: Any) -> None:
+        """Make the function that applies gradients."""
+        self._model = model
+
+    @abstractmethod
+    def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> list[Values]:
+        """The update, with the backend's own tensors; gives the values of some variables after it."""
+
+    def tap(self, model: Any, watcher: Watcher, *, splits: bool) -> None:
+        """Watch the model's steps, split into gradients and update, or whole."""
+        self.prepare_apply(model)
+        self._tapped = self.make_tap(model, watcher, splits)
+
+    @abstractmethod
+    def make_tap(self, model: Any, watcher: Watcher, splits: bool) -> Tap:
+        """The backend's own."""
+
+    def release(self) -> None:
+        """The model is as Keras made it."""
+        if self._tapped is not None:
+            self._tapped.release()
+        self._tapped = None
+        self.forget()
+
+    def pass_over(self) -> None:
+        """The next step that `fit` asks for is none (`needs_a_step`)."""
+        raise AssertionError("an epoch may be without a step here")
+
+    # Gradients.
+
+    @abstractmethod
+    def to_host(self, gradient: Any) -> AnyArray:
+        """A gradient as the log takes it."""
+
+    def form_of(self, gradient: Any) -> tuple[str, str] | None:
+        """What `to_host` does not tell of a sparse gradient: the dtypes of its indices and of its shape."""
+        return None
+
+    @abstractmethod
+    def to_device(self, array: AnyArray, form: tuple[str, str] | None) -> Any:
+        """The inverse: what `apply` takes."""
+
+    # The environment.
+
+    @abstractmethod
+    def describe(self, model: Any) -> dict[str, Any]:
+        """What the rounding of a step depends on."""
+
+    def set_back(self, recorded: dict[str, Any]) -> list[str]:
+        """Set what can still be set in this process to what the run had; says what was changed."""
+        return []
+
+
+class Tap:
+    """A model's train function, replaced: its steps are split into gradients and update, or whole, and watched.
+
+    Args:
+        model: whose `train_function` Keras is to make anew.
+        watcher: is told of each step.
+        splits: whether gradients are taken out of the step.
+    """
+
+    def __init__(self, model: Any, watcher: Watcher, splits: bool) -> None:
+        self._model, self._watcher, self._splits = model, watcher, splits
+        self._optimizer = model.optimizer
+        self._replaced: list[tuple[Any, str]] = []
+        if splits:
+            self._put_between()
+        with OneStep(model):
+            model.make_train_function(force=True)
+        self._one = model.train_function
+        model.train_function = self._train_function
+
+    def _put_between(self) -> None:
+        """Before Keras makes the function of one step, which is to be split."""
+
+    def _replace(self, owner: Any, name: str, method: Any) -> None:
+        """A method of ours in place of the class's own, until `release`."""
+        if name in vars(owner):
+            raise UsageError(f"{type(owner).__name__}.{name} was set on the instance; TranLogs needs the class's own")
+        setattr(owner, name, method)
+        self._replaced.append((owner, name))
+
+    def release(self) -> None:
+        """The model is as Keras made it."""
+        for owner, name in self._replaced:
+            vars(owner).pop(name, None)
+        self._model.train_function = None
+
+    def _train_function(self, *arguments: Any) -> Any:
+        """What `fit` calls for each batch, or for several."""
+        if self._watcher.is_expected():
+            return self._steps(*arguments)
+        self._model.make_train_function()  # we are gone
+        return self._model.train_function(*arguments)
+
+    def _steps(self, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+
+class OneStep:
+    """One step an execution, while it lasts: Keras reads the number while it makes and traces a train function."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __enter__(self) -> None:
+        self._executions = self._model.steps_per_execution
+        self._model.steps_per_execution = 1
+
+    def __exit__(self, *_: object) -> None:
+        self._model.steps_per_execution = self._executions
+
+
+def check_one_update(found: int) -> None:
+    """Gradients are logged of steps that update once.
+
+    Raises:
+        UsageError: this one did not.
+    """
+    if found != 1:
+        raise UsageError(
+            f'train_step updates {found} times; log="gradients" needs exactly one optimizer.apply a step. Use log="weights"'
+        )
