@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # The oldest Keras that is supported: tests run it beside the newest.
 OLDEST_KERAS := 3.13.2
+# Processes that share the tests; each takes a few gigabytes.
+WORKERS ?= 2
 # Kills of each crash test in `make soak`.
 KILLS ?= 60
 
@@ -14,7 +16,7 @@ demo: $(VENV)/.usable
 
 test: $(VENV)/.ready
 	$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 check lint: $(VENV)/.ready
 	$(BIN)/ruff check .

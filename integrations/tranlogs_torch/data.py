@@ -112,10 +112,16 @@ class LoaderPosition:
         self._workers: dict[str, Any] | None = None  # random state when persistent workers were made
         self._resume: dict[str, Any] | None = None
 
-    def release(self) -> None:
-        """Give the loader its own sampler back."""
+    def release(self, *, is_over: bool) -> None:
+        """Give the loader its own sampler back; no loop goes on with the open iterator if it `is_over`.
+
+        Workers end at once when the last reference to their iterator goes. The garbage collector would get at it too late:
+        it closes the queue by which they are told first, and torch then waits five seconds for each of them.
+        """
         if self._index is not None and self.loader.__dict__.get(self._index_name) == self._index:
             self.loader.__dict__[self._index_name] = self._index.sampler
+        if is_over:
+            self.cursor.live = None
 
     @property
     def batch(self) -> int:

@@ -99,8 +99,9 @@ class PlainLoops:
 
     def release(self) -> None:
         """Give the loaders their classes back."""
+        is_over = not self._session.loops and not any(True for _ in self._under_way())
         for position in self._positions:
-            position.release()
+            position.release(is_over=is_over)
             if getattr(type(position.loader), "_tranlogs_loops", None) is self:
                 position.loader.__class__ = position.loader_class
 

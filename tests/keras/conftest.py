@@ -29,14 +29,6 @@ def _lab(backend: str, folder: Path, keras: Path | None = None) -> Iterator[Lab]
         yield made
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All go to one worker of pytest-xdist: a lab takes a gigabyte, and its time to begin."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.xdist_group("keras"))
-
-
 @pytest.fixture(scope="session")
 def tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     yield from _lab("tensorflow", tmp_path_factory.mktemp("tensorflow"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _SECONDS_MAX = 500.0
+_SECONDS_TO_END = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,14 @@ class Lab:
         """No more jobs."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):  # it never came up
+            self._process.stdin.write("\n")
+            self._process.stdin.close()
+        try:
+            self._process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._process.stdout.close()
         self._errors.close()
 

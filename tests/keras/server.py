@@ -1,7 +1,8 @@
 """A process that has Keras imported and forks for every job, so that each is a fresh process in a second, not in ten.
 
 Keras computes nothing here: neither TensorFlow's nor JAX's runtime has begun when a job is forked off.
-Jobs come as lines of JSON on stdin: {"function", "arguments", "result"}; how each ended is written to `result`.
+Jobs come as lines of JSON on stdin: {"function", "arguments", "result"}; how each ended is written to `result`. An empty line
+is the end: that of stdin might never come, since whatever the tests fork holds a copy of its other side.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def serve() -> None:
         importlib.import_module(module)
     print("ready", flush=True)
     for line in sys.stdin:
+        if not line.strip():
+            return
         job = json.loads(line)
         if os.fork() == 0:  # waits for the job, so that the server need not
             os.setsid()
