@@ -287,7 +287,7 @@ def _verify_history(folder: Path, known: Listed, history: History, limits: Limit
         yield Problem(folder / "checkpoints", "there is no checkpoint to recover from")
         return
     starts = {(row.sequence, int(row.chain, 16)) for row in checkpoints}
-    oldest = min((row.sequence for row in checkpoints), default=0)
+    oldest = max(min((row.sequence for row in checkpoints), default=0), known.pruned)  # before it, holes are no damage
     before: Link | None = None
     for run in history.runs:
         first = run[0]

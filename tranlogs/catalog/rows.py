@@ -84,6 +84,34 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """What the monitor saw at one of its evaluations, for curves; arrays are base64 of little-endian numbers."""
+
+    number: int
+    at: float
+    committed: int = 0
+    synced: int = 0
+    archived: int = 0
+    persisted: int = 0
+    log_bytes: int = 0
+    checkpoint_bytes: int = 0
+    budget_bytes: int | None = None
+    ordinals: str = ""  # <i8, of sealed segments
+    values: str = ""  # <f8, of each
+    protected: str = ""  # u1, of each
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedRow:
+    """What monitors have given up so far: holes in the log up to `sequence` are no damage."""
+
+    sequence: int = 0
+    segments: int = 0
+    checkpoints: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RunRow:
     """What the journal is part of."""
 
@@ -95,16 +123,20 @@ class RunRow:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-Row = TypeVar("Row", SegmentRow, CheckpointRow, TimelineRow, Watermarks, Incident, RunRow)
+Row = TypeVar("Row", SegmentRow, CheckpointRow, TimelineRow, Watermarks, Incident, EvaluationRow, PrunedRow, RunRow)
 
 KINDS: dict[str, type[Any]] = {
     "segment/": SegmentRow, "checkpoint/": CheckpointRow, "timeline/": TimelineRow, "incident/": Incident,
-    "watermarks": Watermarks, "run": RunRow,
+    "evaluation/": EvaluationRow, "pruned": PrunedRow, "watermarks": Watermarks, "run": RunRow,
 }  # fmt: skip
 
 
 def segment_key(ordinal: int) -> str:
     return f"segment/{ordinal:010d}"
+
+
+def evaluation_key(number: int) -> str:
+    return f"evaluation/{number:010d}"
 
 
 def timeline_key(number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, fields
@@ -78,8 +79,13 @@ class Tables:
 
     def _decode(self, raw: bytes, kind: type[Row], key: str) -> Row:
         content = json.loads(_checked(bytes(raw), self._path, key))
-        known = {f.name for f in fields(kind)}
+        known = _names(kind)  # type: ignore[arg-type]
         return kind(**{name: value for name, value in content.items() if name in known})
+
+
+@functools.cache
+def _names(kind: type[Any]) -> frozenset[str]:
+    return frozenset(f.name for f in fields(kind))
 
 
 def _checked(raw: bytes, path: Path, key: str) -> bytes:

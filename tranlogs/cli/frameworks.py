@@ -64,6 +64,12 @@ def demo_of(name: str) -> Callable[..., int]:
     return found
 
 
+def daemon_of(name: str) -> tuple[Callable[..., int], Callable[..., Any]]:
+    """A daemon's function, and what makes its settings."""
+    found: tuple[Callable[..., int], Callable[..., Any]] = _load("tranlogs.daemons", name, f"this needs the {name}")
+    return found
+
+
 def _recorded_name(paths: JournalPaths) -> str:
     try:
         catalog = Catalog.open(paths.folder)

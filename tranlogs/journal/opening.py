@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,12 +104,15 @@ def tidy(paths: JournalPaths, catalog: Catalog) -> list[str]:
     return [f"{segment.file} was not in the catalog and was added" for segment in found.segments] + found.notes
 
 
-def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool) -> None:
-    """Seal what a dead process left open, so that this one writes into fresh files only."""
+def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool, still: Callable[[], bool] = lambda: True) -> int:
+    """Seal what a dead process left open, so that this one writes into fresh files only; gives how many were left.
+
+    `still`: asked inside each transaction whether nobody else has begun to write the journal; if somebody has, the rest is
+    theirs. A writer takes its lock before its first transaction, so that what was asked holds until ours is over.
+    """
     newest = max((row.number for row in catalog.timelines()), default=1)
-    for row in catalog.segments():
-        if row.state not in ("ready", "open"):
-            continue
+    left = [row for row in catalog.segments() if row.state in ("ready", "open")]
+    for done, row in enumerate(left):
         path = paths.log / row.file
         is_there = path.exists()
         try:
@@ -123,6 +127,8 @@ def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool) -> Non
             finally:
                 os.close(fd)
         with catalog.transaction() as tables:
+            if not still():
+                return done
             if found is not None:
                 tables.put(segment_key(row.ordinal), replace(found, state="sealed", created_at=row.created_at))
             elif not is_there:
@@ -131,6 +137,7 @@ def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool) -> Non
                 tables.put(segment_key(row.ordinal), replace(row, state="retired"))
             else:  # it was written, and nothing of it can be read: kept until a checkpoint makes it needless
                 tables.put(segment_key(row.ordinal), replace(row, state="sealed", last_sequence=row.base_sequence))
+    return len(left)
 
 
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "9p", "ceph", "gpfs", "beegfs", "glusterfs", "afs")

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from ..errors import RunInUse
 
-_LOCK, _INFO = "owner.lock", "owner.json"
 _SINCE_MAX = 1e11  # seconds since 1970 that a clock can show
 _FLOCK = struct.Struct("hhqqi4x")  # Linux: type, whence, start, length, pid
 _owned_here: set[str] = set()
@@ -35,15 +34,15 @@ class Owner:
 
 
 class OwnerLock:
-    """Held while a process writes a journal."""
+    """Held while a process writes a journal (`role` "owner"), or watches over it ("monitor")."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, role: str = "owner") -> None:
         """Take the lock.
 
         Raises:
             RunInUse: another live process holds it.
         """
-        self._path = os.path.realpath(folder / _LOCK)
+        self._path = os.path.realpath(folder / f"{role}.lock")
         if self._path in _owned_here:
             raise RunInUse(folder, socket.gethostname(), os.getpid())
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -52,12 +51,12 @@ class OwnerLock:
         except OSError:
             pid = _holder(self._fd)
             os.close(self._fd)
-            found = _read_info(folder)
+            found = _read_info(folder, role)
             if pid and (found is None or found.pid != pid):  # the note is older than the lock, which was taken just now
                 raise RunInUse(folder, socket.gethostname(), pid) from None
             raise RunInUse(folder, found.host if found else "unknown", found.pid if found else 0) from None
         _owned_here.add(self._path)
-        _say_who(folder)
+        _say_who(folder, role)
 
     def release(self) -> None:
         """Give the lock back."""
@@ -67,26 +66,27 @@ class OwnerLock:
             self._fd = -1
 
 
-def _say_who(folder: Path) -> None:
-    temporary = folder / (_INFO + ".tmp")
+def _say_who(folder: Path, role: str) -> None:
+    info = folder / f"{role}.json"
+    temporary = info.with_suffix(".json.tmp")
     try:
         temporary.write_text(json.dumps(asdict(Owner(socket.gethostname(), os.getpid(), time.time()))))
-        os.replace(temporary, folder / _INFO)
+        os.replace(temporary, info)
     except OSError:  # a full disk: the lock holds all the same, and nobody is better than somebody else
         temporary.unlink(missing_ok=True)
-        (folder / _INFO).unlink(missing_ok=True)
+        info.unlink(missing_ok=True)
 
 
-def read_owner(folder: Path) -> Owner | None:
+def read_owner(folder: Path, role: str = "owner") -> Owner | None:
     """Who writes the journal, or wrote it last; None where nobody ever did."""
-    info = _read_info(folder)
+    info = _read_info(folder, role)
     if info is None:
         return None
-    return Owner(info.host, info.pid, info.since, _is_locked(folder))
+    return Owner(info.host, info.pid, info.since, _is_locked(folder, role))
 
 
-def _is_locked(folder: Path) -> bool:
-    path = os.path.realpath(folder / _LOCK)
+def _is_locked(folder: Path, role: str) -> bool:
+    path = os.path.realpath(folder / f"{role}.lock")
     if path in _owned_here:
         return True
     try:
@@ -108,9 +108,9 @@ def _holder(fd: int) -> int | None:
     return None if kind == fcntl.F_UNLCK else max(int(pid), 0)
 
 
-def _read_info(folder: Path) -> Owner | None:
+def _read_info(folder: Path, role: str) -> Owner | None:
     try:
-        content = json.loads((folder / _INFO).read_text())
+        content = json.loads((folder / f"{role}.json").read_text())
         owner = Owner(str(content["host"])[:255], int(content["pid"]), float(content["since"]))
         return owner if 0 <= owner.pid < 1 << 31 and 0 <= owner.since < _SINCE_MAX else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # whatever stands there

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
+from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, PrunedRow, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
 from ..codec.entry import EntryKind
 from ..errors import CorruptCatalog, CorruptRecord
 from ..rebuild import Found, read_files
@@ -23,6 +23,7 @@ class Listed:
     checkpoints: list[CheckpointRow] = field(default_factory=list)
     timelines: list[TimelineRow] = field(default_factory=list)
     watermarks: Watermarks = field(default_factory=Watermarks)
+    pruned: int = 0  # a monitor has given up entries up to this sequence number
 
     @property
     def names(self) -> set[str]:
@@ -104,8 +105,10 @@ def read_catalog(folder: Path) -> Listed:
     def look(tables: Tables) -> Listed:
         if tables.get("run", RunRow) is None:
             raise CorruptCatalog(folder / CATALOG_NAME, "the run's row is missing")
+        pruned = tables.get("pruned", PrunedRow) or PrunedRow()
         return Listed(tables.rows("segment/", SegmentRow), tables.rows("checkpoint/", CheckpointRow),
-                      tables.rows("timeline/", TimelineRow), tables.get("watermarks", Watermarks) or Watermarks())  # fmt: skip
+                      tables.rows("timeline/", TimelineRow), tables.get("watermarks", Watermarks) or Watermarks(),
+                      pruned.sequence)  # fmt: skip
 
     catalog = Catalog.open(folder)
     try:

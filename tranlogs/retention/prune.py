@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..catalog import Catalog, CheckpointRow, SegmentRow, TimelineRow, segment_key
+from ..catalog import Catalog, CheckpointRow, PrunedRow, SegmentRow, TimelineRow, segment_key
 from ..durable import sync_folder
 from ..failpoints import hit
-from ..lineage import is_on, lineage
+from ..lineage import is_on
+from .budget import Pruning, newest_lineage
 from .keep import RetentionPolicy
+
+Decide = Callable[[Sequence[SegmentRow], Sequence[CheckpointRow], Sequence[TimelineRow]], Pruning]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Retirement:
 def plan_retirement(policy: RetentionPolicy, checkpoints: Sequence[CheckpointRow], segments: Sequence[SegmentRow],
                     timelines: Sequence[TimelineRow] = ()) -> Retirement:  # fmt: skip
     """Decide which checkpoints and segments go (pure)."""
-    limits = lineage(timelines, max([row.timeline for row in checkpoints] + [row.number for row in timelines], default=1))
+    limits = newest_lineage(checkpoints, timelines)
     oldest_first = sorted(checkpoints, key=lambda row: (is_on(row, limits), row.sequence, row.timeline))
     if not oldest_first:
         return Retirement((), ())
@@ -64,6 +67,33 @@ def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retiremen
             for segment in plan.segments:
                 tables.put(segment_key(segment.ordinal), replace(segment, state="retired"))
     delete_retired(catalog, folder)
+    return plan
+
+
+def prune(catalog: Catalog, decide: Decide) -> Pruning:
+    """Decide what goes and retire it, in one transaction: nothing that the decision is based on changes in between.
+
+    If only protected data are left above the budget, the trainer is asked for a checkpoint in the same transaction.
+    """
+    with catalog.transaction() as tables:  # commit point: from here on nobody plans with what goes
+        checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
+        plan = decide(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow))
+        if plan.checkpoints or plan.segments:
+            hit("wal.retire")
+        for checkpoint in plan.checkpoints:
+            tables.put(f"checkpoint/{checkpoint.name}", replace(checkpoint, state="retired"))
+        for segment in plan.segments:
+            tables.put(segment_key(segment.ordinal), replace(segment, state="retired"))
+        if plan.checkpoints or plan.segments:
+            before = tables.get("pruned", PrunedRow) or PrunedRow()
+            nbytes = sum(row.size for row in plan.segments) + sum(row.nbytes for row in plan.checkpoints)
+            tables.put("pruned", PrunedRow(
+                max([before.sequence, *(row.last_sequence for row in plan.segments)]), before.segments + len(plan.segments),
+                before.checkpoints + len(plan.checkpoints), before.nbytes + nbytes))  # fmt: skip
+        newest = max((row.step for row in checkpoints), default=0)
+        asked = tables.request("checkpoint")
+        if plan.wants_checkpoint and (asked is None or asked.get("step", 0) <= newest):
+            tables.put_request("checkpoint", {"step": newest + 1, "why": "over budget, and only protected data are left"})
     return plan
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import UsageError
+from ..quantities import BYTES, SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,6 @@ class RecoveryTime:
         return facts.steps > 0 and estimate >= self.seconds
 
 
-_UNITS = {"ms": 0.001, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "hour": 3600, "hours": 3600}
-_SIZES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
-          "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip
-
-
 def as_policy(every: Any) -> CheckpointPolicy:
     """A policy from what users write: 500 (steps), "10min", "256MiB", "rto=30s", or a policy object.
 
@@ -86,11 +82,11 @@ def as_policy(every: Any) -> CheckpointPolicy:
         found = re.fullmatch(r"\s*(rto\s*=)?\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", every)
         if found:
             target, number, unit = bool(found[1]), float(found[2]), found[3].lower()
-            if unit in _UNITS and number > 0:
-                seconds = number * _UNITS[unit]
+            if unit in SECONDS and number > 0:
+                seconds = number * SECONDS[unit]
                 return RecoveryTime(seconds) if target else EverySeconds(seconds)
-            if unit in _SIZES and not target and number > 0:
-                return EveryBytes(int(number * _SIZES[unit]))
+            if unit in BYTES and not target and number > 0:
+                return EveryBytes(int(number * BYTES[unit]))
             if unit in ("step", "steps") and not target and number >= 1:
                 return EverySteps(int(number))
     raise UsageError(

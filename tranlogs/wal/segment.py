@@ -173,7 +173,7 @@ def create(path: Path, ordinal: int, segment_id: int, size: int) -> Segment:
 
 
 def recycle(spare: Path, path: Path, ordinal: int, segment_id: int, size: int) -> Segment | None:
-    """Make a retired file an empty segment; None while somebody reads it (readers hold a shared lock on it).
+    """Make a retired file an empty segment; None while somebody reads or deletes it (they hold a lock on it).
 
     Idempotent: a spare can be reset again after a crash in the middle.
 
@@ -183,11 +183,12 @@ def recycle(spare: Path, path: Path, ordinal: int, segment_id: int, size: int) -
     try:
         metas = _empty_metas(path, size)
         spare.with_name(spare.name + "-lock").unlink(missing_ok=True)
-        fd = os.open(spare, os.O_RDWR)
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # read by somebody, or nobody can tell: a fresh file does as well
+            fd = os.open(spare, os.O_RDWR)
+        except FileNotFoundError:  # the monitor was faster
+            return None
+        try:
+            if not _is_mine(fd, spare):  # a fresh file does as well
                 return None
             hit("wal.reset")
             os.posix_fallocate(fd, 0, size)  # no-op, unless somebody cut or punched the file
@@ -201,6 +202,33 @@ def recycle(spare: Path, path: Path, ordinal: int, segment_id: int, size: int) -
     except LMDB_ERRORS as error:
         path.unlink(missing_ok=True)
         raise LogUnavailable(f"{spare}: cannot be reused: {error}") from error
+
+
+def delete(path: Path) -> bool:
+    """Delete a retired file; False while somebody reads it, or makes it a new segment."""
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        fd = -1
+    try:
+        if fd >= 0 and not _is_mine(fd, path):
+            return not path.exists()
+        hit("wal.unlink")
+        path.unlink(missing_ok=True)
+        path.with_name(path.name + "-lock").unlink(missing_ok=True)
+        return True
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _is_mine(fd: int, path: Path) -> bool:
+    """Lock a file that nobody else is to use any more; False if somebody does, or if it has gone meanwhile."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(fd).st_ino == os.stat(path).st_ino
+    except OSError:
+        return False
 
 
 def was_written(path: Path) -> bool:

@@ -1,0 +1,152 @@
+"""The daemon: watches runs, and folders of runs, until it is told to stop.
+
+One thread evaluates the journals in turn. A journal that cannot be read or written now is said once and tried again; none
+of them takes the daemon down, nor another journal with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tranlogs.clock import Clock, SystemClock
+from tranlogs.errors import NotARun, TranLogsError, UsageError, in_words
+from tranlogs.journal import JournalPaths
+from tranlogs.journal.owner import OwnerLock
+
+from .lock import lock
+from .settings import Settings
+from .watch import JournalWatch, Seen
+
+_log = logging.getLogger(__name__)
+
+_SHARE_MAX = 0.05  # of the time, for evaluations
+
+
+@dataclass(slots=True)
+class _Watched:
+    watch: JournalWatch
+    lock: OwnerLock | None
+    next_at: float = 0.0
+    problem: str = ""
+
+
+class Daemon:
+    """See the module.
+
+    Args:
+        roots: runs, folders of runs, or single journals (RUN/rank0).
+        settings: for all of them.
+        find: gives the journals below a root.
+        on_seen: told of each evaluation.
+        clock: of evaluations.
+    """
+
+    def __init__(self, roots: Sequence[Path], settings: Settings, *, find: Callable[[Path], list[JournalPaths]],
+                 on_seen: Callable[[Seen, JournalPaths], None] = lambda seen, paths: None,
+                 clock: Clock | None = None) -> None:  # fmt: skip
+        self._roots, self._settings, self._find, self._on_seen = roots, settings, find, on_seen
+        self._clock = clock or SystemClock()
+        self._watched: dict[Path, _Watched] = {}
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """End `run` after the evaluation under way; from any thread, or a signal handler."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Evaluate at each interval until `stop`."""
+        try:
+            while not self._stop.is_set():
+                self.evaluate()
+                self._stop.wait(self._seconds_to_next())
+        finally:
+            self.close()
+
+    def evaluate(self) -> int:
+        """Evaluate the journals that are due; gives how many could not be.
+
+        Raises:
+            UsageError: a journal has another monitor, and is not to be waited for.
+        """
+        self._look_for_journals()
+        failed = 0
+        for paths, watched in list(self._watched.items()):
+            if self._clock.monotonic() >= watched.next_at and not self._stop.is_set():
+                failed += not self._evaluate(paths, watched)
+        return failed
+
+    def close(self) -> None:
+        """Let go of all journals."""
+        for watched in self._watched.values():
+            watched.watch.close()
+            if watched.lock is not None:
+                watched.lock.release()
+        self._watched.clear()
+
+    def _look_for_journals(self) -> None:
+        found: dict[Path, JournalPaths] = {}
+        for root in self._roots:
+            for paths in self._find(root):
+                found[paths.folder] = paths
+        for folder in self._watched.keys() - found.keys():
+            gone = self._watched.pop(folder)
+            gone.watch.close()
+            if gone.lock is not None:
+                gone.lock.release()
+            _log.info("%s: it is gone", folder)
+        for folder in found.keys() - self._watched.keys():
+            held = self._locked(folder)
+            if held is None and not self._settings.is_dry_run:
+                continue
+            self._watched[folder] = _Watched(JournalWatch(found[folder], self._settings, self._clock), held)
+            _log.info("%s: is watched", folder)
+
+    def _locked(self, folder: Path) -> OwnerLock | None:
+        if self._settings.is_dry_run:
+            return None
+        try:
+            return lock(folder)
+        except UsageError:
+            if not self._settings.waits:
+                raise
+            return None
+
+    def _evaluate(self, folder: Path, watched: _Watched) -> bool:
+        problem, took = "", 0.0
+        try:
+            seen = watched.watch.evaluate()
+            took = seen.seconds
+            self._on_seen(seen, watched.watch.paths)
+        except (TranLogsError, OSError, MemoryError) as error:
+            problem = in_words(error)
+        if problem and problem != watched.problem:
+            _log.warning("%s: cannot be watched now: %s; it is tried again", folder, problem)
+        elif watched.problem and not problem:
+            _log.info("%s: is watched again", folder)
+        watched.problem = problem
+        watched.next_at = self._clock.monotonic() + max(self._settings.interval_seconds, took / _SHARE_MAX)
+        return not problem
+
+    def _seconds_to_next(self) -> float:
+        now = self._clock.monotonic()
+        soonest = min((watched.next_at for watched in self._watched.values()), default=now + self._settings.interval_seconds)
+        return min(max(soonest - now, 0.0), self._settings.interval_seconds)
+
+
+def journals_below(root: Path, journals_of: Callable[[Path], list[JournalPaths]]) -> list[JournalPaths]:
+    """The journals of a run, or of all runs in a folder; none where there is nothing yet."""
+    try:
+        return journals_of(root)
+    except NotARun:
+        pass
+    found: list[JournalPaths] = []
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        try:
+            found += journals_of(folder) if folder.is_dir() else []
+        except NotARun:
+            continue
+    return found

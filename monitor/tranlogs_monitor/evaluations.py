@@ -1,0 +1,62 @@
+"""Evaluations in the catalog: the values of the last one, from which the next goes on, and a history for curves.
+
+The history is thinned as it grows, so that months fit: of its older half every second row goes.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tranlogs.catalog import EvaluationRow, SegmentRow, Tables, evaluation_key
+from tranlogs.retention.decay import Worth
+
+_ROWS_MAX = 512
+_ROWS_MIN = 16
+_BYTES_MAX = 32 << 20  # of all rows
+
+
+def packed(array: npt.NDArray[np.generic], dtype: str) -> str:
+    """An array for a row."""
+    return base64.b64encode(np.asarray(array, dtype).tobytes()).decode()
+
+
+def unpacked(text: str, dtype: str) -> npt.NDArray[np.generic]:
+    """The inverse."""
+    return np.frombuffer(base64.b64decode(text), dtype)
+
+
+def worth_of(row: EvaluationRow) -> Worth:
+    """The values that a row holds."""
+    return Worth(row.at, unpacked(row.ordinals, "<i8").astype(np.int64), unpacked(row.values, "<f8").astype(np.float64),
+                 row.archived, row.persisted)  # fmt: skip
+
+
+def last_row(tables: Tables) -> EvaluationRow | None:
+    """The newest evaluation."""
+    keys = tables.keys("evaluation/")
+    return tables.get(keys[-1], EvaluationRow) if keys else None
+
+
+def write(tables: Tables, row: EvaluationRow, worth: Worth, protected: dict[int, bool]) -> None:
+    """Add an evaluation, and thin the history."""
+    is_protected = np.array([protected.get(int(i), True) for i in worth.ordinals], bool)
+    row = replace(row, ordinals=packed(worth.ordinals, "<i8"), values=packed(worth.values, "<f8"),
+                  protected=packed(is_protected, "u1"))  # fmt: skip
+    tables.put(evaluation_key(row.number), row)
+    keys = tables.keys("evaluation/")
+    rows_max = max(_ROWS_MIN, min(_ROWS_MAX, _BYTES_MAX // (len(row.ordinals) + len(row.values) + len(row.protected) + 256)))
+    if len(keys) > rows_max:
+        for key in keys[1 : len(keys) // 2 : 2]:
+            tables.delete(key)
+    for key in tables.keys("evaluation/")[: -2 * rows_max]:
+        tables.delete(key)
+
+
+def kept(worth: Worth, segments: list[SegmentRow]) -> Worth:
+    """The values of segments that are still there."""
+    there = np.isin(worth.ordinals, [row.ordinal for row in segments if row.state == "sealed"])
+    return replace(worth, ordinals=worth.ordinals[there], values=worth.values[there])

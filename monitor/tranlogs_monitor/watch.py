@@ -1,0 +1,192 @@
+"""One journal under watch: at each evaluation it is looked at, valued, and pruned; a dead trainer's log is sealed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tranlogs.catalog import CATALOG_NAME, Catalog, CheckpointRow, EvaluationRow, SegmentRow, Tables, TimelineRow, Watermarks
+from tranlogs.clock import Clock
+from tranlogs.journal import JournalPaths, Owner, read_owner
+from tranlogs.journal.opening import settle_segments
+from tranlogs.lineage import is_on
+from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, newest_lineage, plan_pruning
+from tranlogs.retention.decay import Worth, evaluate
+from tranlogs.retention.prune import delete_retired, prune
+from tranlogs.wal.retired import unlink_retired
+
+from . import evaluations
+from .anchors import Anchors
+from .settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One consistent look at a catalog."""
+
+    segments: list[SegmentRow]
+    checkpoints: list[CheckpointRow]
+    timelines: list[TimelineRow]
+    marks: Watermarks
+    last: EvaluationRow | None
+
+    @classmethod
+    def of(cls, tables: Tables) -> Rows:
+        checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
+        return cls(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow),
+                   tables.get("watermarks", Watermarks) or Watermarks(), evaluations.last_row(tables))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an evaluation found and did.
+
+    Attributes:
+        at: when, in seconds since 1970.
+        rows: of the catalog, before anything was done.
+        owner: the trainer, or the last one.
+        worth: values of the sealed segments.
+        anchor: the newest checkpoint that is known to be sound.
+        pruning: what went, or in a dry run would go.
+        sealed: segments of a dead trainer that were sealed.
+        seconds: what it took.
+    """
+
+    at: float
+    rows: Rows
+    owner: Owner | None
+    worth: Worth
+    anchor: CheckpointRow | None
+    pruning: Pruning
+    sealed: int = 0
+    seconds: float = 0.0
+    protected: dict[int, bool] = field(default_factory=dict)
+
+
+class JournalWatch:
+    """See the module. One thread calls it."""
+
+    def __init__(self, paths: JournalPaths, settings: Settings, clock: Clock) -> None:
+        self.paths, self._settings, self._clock = paths, settings, clock
+        self._anchors = Anchors(paths.checkpoints)
+        self._catalog: Catalog | None = None
+        self._inode = 0
+        self._has_said = ""  # the last thing that was warned of
+        self._was_alive: bool | None = None
+
+    def close(self) -> None:
+        """Let go of the catalog."""
+        if self._catalog is not None:
+            self._catalog.close()
+            self._catalog = None
+
+    def evaluate(self) -> Seen:
+        """Look, value, prune, and write down what was seen.
+
+        Raises:
+            CorruptCatalog, LogUnavailable: the catalog cannot be read or written now.
+            OSError: files cannot be deleted.
+        """
+        start = time.perf_counter()
+        catalog, now = self._opened(), self._clock.now()
+        owner = read_owner(self.paths.folder)
+        sealed = self._seal_left(catalog, owner)
+        rows: Rows = catalog.read(Rows.of)
+        self._anchors.verify(rows.checkpoints, rows.timelines)
+        worth = self._valued(rows, now)
+        anchor = self._anchors.newest(rows.checkpoints, rows.timelines)
+        limits = newest_lineage(rows.checkpoints, rows.timelines)
+        protected = {row.ordinal: is_protected(row, anchor, limits) for row in rows.segments if row.state == "sealed"}
+        pruning = self._pruned(catalog, rows, worth, now, owner)
+        seen = Seen(now, rows, owner, worth, anchor, pruning, sealed, time.perf_counter() - start, protected)
+        if not self._settings.is_dry_run:
+            with catalog.transaction() as tables:
+                evaluations.write(tables, self._row(seen), worth, protected)
+        return seen
+
+    def _opened(self) -> Catalog:
+        """The catalog; anew where a trainer has put another in its place."""
+        path = self.paths.folder / CATALOG_NAME
+        inode = os.stat(path).st_ino
+        if self._catalog is not None and inode != self._inode:
+            self.close()
+        if self._catalog is None:
+            self._catalog, self._inode = Catalog.open(self.paths.folder, writable=not self._settings.is_dry_run), inode
+        return self._catalog
+
+    def _valued(self, rows: Rows, now: float) -> Worth:
+        limits = newest_lineage(rows.checkpoints, rows.timelines)
+        on = [row for row in rows.checkpoints if is_on(row, limits)]
+        before = None if rows.last is None else evaluations.worth_of(rows.last)
+        return evaluate(self._settings.decay, rows.segments, on, rows.marks, before, now)
+
+    # The dead trainer.
+
+    def _seal_left(self, catalog: Catalog, owner: Owner | None) -> int:
+        """Seal at once what a dead trainer left open: it can be shipped, and pruned once a checkpoint covers it."""
+        is_alive = owner is not None and owner.is_alive
+        was_alive, self._was_alive = self._was_alive, is_alive
+        if is_alive or owner is None or self._settings.is_dry_run:
+            return 0
+        left = settle_segments(self.paths, catalog, sync=True, still=self._is_abandoned)
+        if left or was_alive:
+            _log.warning("%s: process %d on %s writes it no more; %d segments that it left were sealed", self.paths.folder,
+                         owner.pid, owner.host, left)  # fmt: skip
+        return left
+
+    def _is_abandoned(self) -> bool:
+        owner = read_owner(self.paths.folder)
+        return owner is None or not owner.is_alive
+
+    # Pruning.
+
+    def _pruned(self, catalog: Catalog, rows: Rows, worth: Worth, now: float, owner: Owner | None) -> Pruning:
+        values, budget = worth.as_dict(), self._settings.budget
+
+        def decide(segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow],
+                   timelines: Sequence[TimelineRow]) -> Pruning:  # fmt: skip
+            anchor = self._anchors.newest(checkpoints, timelines)
+            return plan_pruning(budget, segments, checkpoints, timelines, values, anchor=anchor, now=now)
+
+        plan = decide(rows.segments, rows.checkpoints, rows.timelines)
+        if self._settings.is_dry_run:
+            return plan
+        if plan.segments or plan.checkpoints or plan.wants_checkpoint:
+            plan = prune(catalog, decide)
+            self._tell(plan, owner)
+        elif self._has_said:
+            self._has_said = ""
+            _log.info("%s: within its budget again", self.paths.folder)
+        delete_retired(catalog, self.paths.checkpoints)
+        is_short = budget.nbytes is not None and bytes_on_disk(rows.segments, rows.checkpoints) > budget.high * budget.nbytes
+        if is_short or owner is None or not owner.is_alive:  # else the trainer makes new segments of them
+            unlink_retired(catalog, self.paths.log)
+        return plan
+
+    def _tell(self, plan: Pruning, owner: Owner | None) -> None:
+        if plan.segments or plan.checkpoints:
+            _log.info("%s: %d segments and %d checkpoints go: %d of %d bytes are left", self.paths.folder, len(plan.segments),
+                      len(plan.checkpoints), plan.bytes_after, plan.bytes_before)  # fmt: skip
+        if not plan.wants_checkpoint:
+            self._has_said = ""
+            return
+        done = "its trainer is asked for a checkpoint" if owner is not None and owner.is_alive else \
+            "no trainer is there to take a checkpoint: give it a larger budget, or let it train on"  # fmt: skip
+        if done != self._has_said:
+            self._has_said = done
+            _log.warning(
+                "%s: over its budget with protected data alone (%d bytes); %s", self.paths.folder, plan.bytes_after, done
+            )
+
+    def _row(self, seen: Seen) -> EvaluationRow:
+        rows, marks = seen.rows, seen.rows.marks
+        return EvaluationRow(
+            1 if rows.last is None else rows.last.number + 1, seen.at, marks.committed, marks.synced, marks.archived,
+            marks.persisted, sum(row.size for row in rows.segments), sum(row.nbytes for row in rows.checkpoints),
+            self._settings.budget.nbytes,
+        )  # fmt: skip

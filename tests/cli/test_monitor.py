@@ -1,0 +1,83 @@
+"""`tranlogs monitor`, on a run of PyTorch."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.cli.conftest import Cli
+
+
+def files(run: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(run)): path.stat().st_size for path in run.rglob("*") if path.suffix in (".seg", ".safetensors")
+    }
+
+
+def test_a_dry_run_shows_what_would_go_and_why_and_changes_nothing(cli: Cli, run: Path) -> None:
+    before = files(run)
+    called = cli("monitor", run, "--budget", "1KiB", "--dry-run", "--json")
+    assert called.code == 0
+    (journal,) = called.json["journals"]
+    assert journal["anchor"].startswith("step-")
+    assert journal["wants_checkpoint"] is True
+    assert journal["bytes_after"] < journal["bytes"]
+    assert {goes["name"] for goes in journal["goes"]} > {"step-0000000000-1"} or journal["goes"]
+    assert all("over budget" in goes["why"] for goes in journal["goes"])
+    assert files(run) == before
+    shown = cli("monitor", run, "--budget", "1KiB", "--dry-run").out
+    assert "over budget, and" in " ".join(shown.split())
+    assert "with protected data alone" in shown
+
+
+def test_once_prunes_and_the_run_replays_to_the_same_bits(cli: Cli, run: Path, tmp_path: Path) -> None:
+    assert cli("replay", run, "--out", tmp_path / "before.safetensors").code == 0
+    called = cli("monitor", run.parent, "--budget", "1MiB", "--once", "--json")
+    assert called.code == 0
+    assert len(called.json["journals"][0]["goes"]) == 2
+    assert cli("replay", run, "--out", tmp_path / "after.safetensors").code == 0
+    before, after = (load_file(tmp_path / f"{name}.safetensors") for name in ("before", "after"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert cli("verify", run).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--budget", "much"], "--budget 'much': give a size like \"512MiB\""),
+        (["--interval", "soon"], "--interval 'soon': give a time"),
+        (["--high", "0.5", "--low", "0.8"], "0 < low <= high <= 1"),
+        (["--alpha-newer", "7"], "alpha newer=7.0"),
+        (["--max-checkpoints", "0"], "checkpoints_max=0: at least 1"),
+    ],
+)
+def test_wrong_settings_are_usage_errors(cli: Cli, run: Path, arguments: list[str], said: str) -> None:
+    called = cli("monitor", run, "--once", *arguments)
+    assert called.code == 2
+    assert said in called.err
+
+
+def test_a_folder_without_a_run_is_named(cli: Cli, tmp_path: Path) -> None:
+    called = cli("monitor", tmp_path, "--once")
+    assert called.code == 2
+    assert str(tmp_path) in called.err
+
+
+def test_the_daemon_logs_json_and_ends_at_sigterm(run: Path) -> None:
+    call = [sys.executable, "-c", "from tranlogs.cli import main; main()"]
+    command = [*call, "monitor", str(run), "--interval", "50ms", "--log-json", "--budget", "1GiB"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stderr is not None
+        line = json.loads(daemon.stderr.readline())
+        assert line["level"] == "info"
+        assert line["message"].endswith("is watched")
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(30) == 0

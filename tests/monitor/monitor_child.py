@@ -1,0 +1,44 @@
+"""A server that forks monitors, so that many of them can be killed in a few seconds.
+
+A job is one line of JSON on stdin; `pid N` is answered, the monitor runs until it is killed, and an empty line reaps it:
+`exit STATUS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tranlogs import failpoints
+from tranlogs.cli.runs import journals_of
+from tranlogs.retention.budget import Budget
+from tranlogs_monitor.daemon import Daemon, journals_below
+from tranlogs_monitor.settings import Settings
+
+
+def watch(job: dict[str, Any]) -> None:
+    failpoints._rules = failpoints._parse(job["failpoints"])
+    settings = Settings(Budget(job["budget"], **job.get("limits", {})), interval_seconds=job["interval"], waits=True)
+    Daemon([Path(job["root"])], settings, find=lambda root: journals_below(root, journals_of)).run()
+
+
+def main() -> None:
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            try:
+                watch(json.loads(line))
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)
+        os.write(1, f"pid {child}\n".encode())
+        sys.stdin.readline()
+        os.write(1, f"exit {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
+
+
+if __name__ == "__main__":
+    main()

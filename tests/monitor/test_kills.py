@@ -1,0 +1,152 @@
+"""Trainer and monitor die by SIGKILL in turn, anywhere: no newest step is lost, no file is leaked, the budget is kept."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash.toy_trainers import SIZES, UNTIL, Trainers, state_sum, sums
+from tests.monitor.monitors import Monitors
+from tranlogs import KeepLatest
+from tranlogs.catalog import Catalog
+from tranlogs.cli.runs import journals_of
+from tranlogs.config import MIB, JournalConfig
+from tranlogs.retention.budget import Budget
+from tranlogs.testing.toy import open_toy
+from tranlogs.verify import Problem, verify_run
+from tranlogs.wal import log
+from tranlogs_monitor.daemon import Daemon, journals_below
+from tranlogs_monitor.settings import Settings
+
+pytestmark = pytest.mark.crash
+
+BUDGET = 5 * MIB  # segments have one; without a monitor a run takes nine
+IN_MONITOR = ("wal.retire", "wal.unlink", "checkpoint.delete", "catalog.before_commit", "catalog.after_commit")
+
+
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[Trainers]:
+    made = Trainers()
+    yield made
+    made.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def monitors() -> Iterator[Monitors]:
+    made = Monitors()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 1)
+
+
+def evaluate(run: Path) -> None:
+    """A last look by a monitor of this process, once nobody else is there."""
+    daemon = Daemon([run], Settings(Budget(BUDGET)), find=lambda root: journals_below(root, journals_of))
+    assert daemon.evaluate() == 0
+    daemon.close()
+
+
+def assert_nothing_is_lost_or_leaked(run: Path, said: int) -> None:
+    evaluate(run)
+    for until in (UNTIL + 2, UNTIL + 3):
+        trainer = open_toy(run, sizes=SIZES, config=JournalConfig(segment_bytes=MIB), retention=KeepLatest(9))
+        report = trainer.recover()
+        assert report.step >= said, f"step {said} was committed, recovery landed on {report.step}"
+        assert report.exact
+        assert state_sum(trainer.state) == sums(UNTIL + 3)[report.step]
+        trainer.train(until)
+        trainer.journal.close()
+        assert state_sum(trainer.state) == sums(UNTIL + 3)[until]
+        said = until
+        evaluate(run)
+    assert [found for found in verify_run(run) if isinstance(found, Problem)] == []
+    assert files_of(run) == listed_in(run)
+
+
+def files_of(run: Path) -> set[str]:
+    journal = run / "rank0"
+    return {path.name for path in (journal / "log").glob("*.seg")} | {path.name for path in (journal / "checkpoints").iterdir()}
+
+
+def listed_in(run: Path) -> set[str]:
+    catalog = Catalog.open(run / "rank0")
+    try:
+        return {row.file for row in catalog.segments()} | {row.name for row in catalog.checkpoints()}
+    finally:
+        catalog.close()
+
+
+def test_a_monitor_keeps_a_run_within_its_budget(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
+    run = memory_path / "run"
+    without = trainers.run(memory_path / "without", keep=9)
+    assert without.committed == UNTIL
+    assert sum(path.stat().st_size for path in (memory_path / "without/rank0/log").glob("*.seg")) > BUDGET
+    monitors.start(run.parent, BUDGET)
+    assert trainers.run(run, keep=9).committed == UNTIL
+    assert monitors.kill() == -signal.SIGKILL
+    evaluate(run)
+    assert sum(path.stat().st_size for path in run.rglob("*") if path.is_file() and path.suffix != ".lmdb") <= BUDGET
+    assert_nothing_is_lost_or_leaked(run, UNTIL)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("point", IN_MONITOR)
+def test_a_monitor_that_dies_at_a_fault_point_does_no_harm(
+    trainers: Trainers, monitors: Monitors, memory_path: Path, point: str, nth: int
+) -> None:
+    run = memory_path / "run"
+    said = trainers.run(run, keep=9).committed
+    for _ in range(3):  # each takes up what the one before left half done
+        monitors.start(run, BUDGET, failpoints=f"{point}=kill@{nth}")
+        _wait_for_end_or_peace(run)
+        monitors.kill()
+    assert_nothing_is_lost_or_leaked(run, said)
+
+
+def _wait_for_end_or_peace(run: Path) -> None:
+    """Until the monitor has died, or has nothing left to do."""
+    before: tuple[object, ...] = ()
+    for _ in range(40):
+        os.sched_yield()
+        signal.sigtimedwait([], 0.02)
+        now = tuple(sorted(files_of(run)))
+        if before == now and _ > 10:
+            return
+        before = now
+
+
+def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
+    """The trainer again and again, and the monitor as often, at any moment or at a fault point."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    chance, kills, wanted = random.Random(seed), 0, int(os.environ.get("TRANLOGS_KILLS", "40"))
+    for trial in itertools.count():
+        run, said = memory_path / f"run{trial}", 0
+        for _ in range(8):
+            point = chance.choice(["", f"{chance.choice(IN_MONITOR)}=kill@{chance.randrange(1, 6)}"])
+            monitors.start(memory_path, chance.choice([1, 3, 6]) * MIB, failpoints=point)
+            lines = chance.choice([0, 1, 3, 8, 20])
+            moment = (lines, chance.random() * 0.02) if chance.random() < 0.8 else None
+            outcome = trainers.run(run, kill_after=moment, durability=chance.choice(["process", "machine"]), keep=9,
+                                   handover=chance.choice(["direct", "thread"]), settles=chance.random() < 0.5)  # fmt: skip
+            assert outcome.status in (0, -signal.SIGKILL)
+            assert outcome.recovered is None or outcome.recovered >= said
+            said = max(said, outcome.committed)
+            if chance.random() < 0.5:  # else the next one meets what this one leaves, with nobody else there
+                signal.sigtimedwait([], chance.random() * 0.05)
+            kills += outcome.was_killed + (monitors.kill() == -signal.SIGKILL)
+            if said == UNTIL:
+                break
+        assert_nothing_is_lost_or_leaked(run, said)
+        if kills >= wanted:
+            return

@@ -1,0 +1,261 @@
+"""One journal under watch: what an evaluation sees, does, and writes down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.core.toys import killed
+from tranlogs.catalog import Catalog, EvaluationRow
+from tranlogs.cli.runs import journals_of
+from tranlogs.config import MIB
+from tranlogs.errors import UsageError
+from tranlogs.journal import JournalPaths
+from tranlogs.retention import KeepAll
+from tranlogs.retention.budget import Budget
+from tranlogs.retention.decay import Decay
+from tranlogs.testing.clock import FakeClock
+from tranlogs.testing.toy import ToyTrainer, open_toy
+from tranlogs_monitor.daemon import Daemon, journals_below
+from tranlogs_monitor.evaluations import worth_of
+from tranlogs_monitor.settings import Settings
+from tranlogs_monitor.watch import JournalWatch, Seen
+
+Toy = Callable[..., ToyTrainer]
+
+
+@pytest.fixture
+def run(toy: Toy, tmp_path: Path) -> ToyTrainer:
+    """30 steps, a segment every 5, checkpoints at 0, 10 and 20."""
+    trainer = toy(tmp_path / "run", retention=KeepAll())
+    trainer.recover()
+    for until in range(5, 31, 5):
+        trainer.train(until)
+        assert trainer.journal._wal is not None
+        trainer.journal._wal.roll()
+        if until in (10, 20):
+            trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    trainer.train(31)
+    settle(trainer)
+    return trainer
+
+
+def settle(trainer: ToyTrainer) -> None:
+    """Until the background has sealed and written down everything."""
+    journal = trainer.journal
+    assert journal.wait_synced()
+    assert journal._wal is not None
+    deadline = 2000
+    while deadline and (sum(row.state == "sealed" for row in journal.catalog.segments()) < 6
+                        or journal.catalog.watermarks().committed < 31):  # fmt: skip
+        with journal._wal._wake:
+            journal._wal._wake.notify_all()
+            journal._wal._wake.wait(0.005)
+        deadline -= 1
+    assert deadline, "the segments were not sealed"
+
+
+def watching(trainer: ToyTrainer | Path, clock: FakeClock | None = None, **settings: Any) -> JournalWatch:
+    folder = trainer if isinstance(trainer, Path) else trainer.journal.paths.folder
+    return JournalWatch(JournalPaths(folder), Settings(**settings), clock or FakeClock(1e9))
+
+
+def flip(path: Path, offset: int) -> None:
+    """Change one byte."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0xFF
+    path.write_bytes(data)
+
+
+def sealed(seen: Seen) -> list[int]:
+    return [row.last_step for row in seen.rows.segments if row.state == "sealed"]
+
+
+def test_an_evaluation_protects_what_is_behind_the_newest_sound_checkpoint(run: ToyTrainer) -> None:
+    seen = watching(run).evaluate()
+    assert sealed(seen) == [5, 10, 15, 20, 25, 30]
+    assert seen.anchor is not None
+    assert seen.anchor.step == 20
+    assert list(seen.protected.values()) == [False] * 4 + [True] * 2
+    assert not seen.pruning.segments
+
+
+def test_a_damaged_checkpoint_protects_nothing_and_what_the_one_before_needs_stays(
+    run: ToyTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest = max((run.journal.paths.checkpoints / row.name for row in run.journal.catalog.checkpoints()), key=str)
+    flip(newest / "state.safetensors", 5000)
+    watch = watching(run, budget=Budget(1))
+    seen = watch.evaluate()
+    assert seen.anchor is not None
+    assert seen.anchor.step == 10
+    assert [row.last_step for row in seen.pruning.segments] == [5, 10]
+    assert "is damaged, and what the one before it needs is kept" in caplog.text
+    watch.evaluate()
+    assert caplog.text.count("is damaged") == 1, "said once"
+    watch.close()
+
+
+def test_a_live_run_over_its_budget_is_pruned_and_its_trainer_asked_for_a_checkpoint(
+    run: ToyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = watching(run, budget=Budget(2 * MIB))
+    seen = watch.evaluate()
+    assert [row.last_step for row in seen.pruning.segments] == [5, 10, 15, 20]
+    assert [row.step for row in seen.pruning.checkpoints] == [0, 10]
+    assert "its trainer is asked for a checkpoint" in caplog.text
+    assert len(list(run.journal.paths.log.glob("*.seg"))) == 4  # two sealed, the open one, the one that is ready
+    run.train(32)
+    run.journal._due._looked_at = 0.0
+    run.train(33)
+    run.journal.wait_checkpoint()
+    assert run.journal.catalog.checkpoints()[-1].step in (32, 33), "the request was not heeded"
+    seen = watch.evaluate()
+    assert [row.last_step for row in seen.pruning.segments] == [25, 30]
+    watch.close()
+    again = open_toy(killed(run, tmp_path / "copy"), sizes=(7, 300))
+    assert again.recover().step == 33
+    again.journal.close()
+
+
+def test_values_go_on_from_evaluation_to_evaluation_and_daemon_to_daemon(run: ToyTrainer) -> None:
+    clock, decay = FakeClock(max(row.sealed_at for row in run.journal.catalog.segments())), Decay(100.0, 0.0, 0.0)
+    watch = watching(run, clock, decay=decay)
+    watch.evaluate()
+    clock.advance(50)
+    first = watch.evaluate().worth.as_dict()
+    watch.close()
+    watch = watching(run, clock, decay=decay)  # another daemon
+    clock.advance(50)
+    second = watch.evaluate().worth.as_dict()
+    watch.close()
+    assert second == {ordinal: value * 0.5 for ordinal, value in first.items()}
+    rows = run.journal.catalog.read(lambda tables: tables.rows("evaluation/", EvaluationRow))
+    assert [row.number for row in rows] == [1, 2, 3]
+    assert worth_of(rows[2]).as_dict() == second
+    assert rows[2].log_bytes > 0
+    assert rows[2].committed == 31
+
+
+def test_a_dry_run_changes_nothing(run: ToyTrainer) -> None:
+    folder = run.journal.paths.folder
+    before = {path: path.stat().st_size for path in folder.rglob("*") if path.suffix == ".seg" or path.parent.name != "rank0"}
+    segments = run.journal.catalog.segments()
+    seen = watching(run, budget=Budget(1), is_dry_run=True).evaluate()
+    assert [row.last_step for row in seen.pruning.segments] == [5, 10, 15, 20]
+    assert run.journal.catalog.segments() == segments
+    assert {path: path.stat().st_size for path in before} == before
+    assert run.journal.catalog.read(lambda tables: tables.keys("evaluation/")) == []
+
+
+def test_a_dead_trainers_log_is_sealed_at_once(run: ToyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    copy = killed(run, tmp_path / "copy") / "rank0"
+    watch = watching(copy)
+    seen = watch.evaluate()
+    watch.close()
+    assert seen.owner is not None
+    assert not seen.owner.is_alive
+    assert seen.sealed == 2  # the open one, and the one that was ready
+    assert sealed(seen) == [5, 10, 15, 20, 25, 30, 31]
+    assert "writes it no more; 2 segments that it left were sealed" in caplog.text
+    assert len(list((copy / "log").glob("*.seg"))) == 7, "the segment that was never written is not kept"
+    again = open_toy(copy.parent, sizes=(7, 300))
+    assert again.recover().step == 31
+    again.journal.close()
+
+
+def test_a_live_trainers_log_is_not_sealed(run: ToyTrainer) -> None:
+    seen = watching(run).evaluate()
+    assert seen.sealed == 0
+    assert [row.state for row in run.journal.catalog.segments()].count("open") == 1
+
+
+def test_a_catalog_that_was_replaced_is_opened_anew(run: ToyTrainer, tmp_path: Path) -> None:
+    copy = killed(run, tmp_path / "copy") / "rank0"
+    watch = watching(copy)
+    watch.evaluate()
+    (copy / "catalog.lmdb").write_bytes(b"x" * 8192)
+    trainer = open_toy(copy.parent, sizes=(7, 300))  # which rebuilds it
+    trainer.recover()
+    trainer.journal.close()
+    assert sealed(watch.evaluate())[:6] == [5, 10, 15, 20, 25, 30]
+    watch.close()
+
+
+def test_the_history_is_thinned(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tranlogs_monitor.evaluations._ROWS_MAX", 16)
+    clock = FakeClock(1e9)
+    watch = watching(run, clock)
+    for _ in range(100):
+        watch.evaluate()
+        clock.advance(10)
+    watch.close()
+    rows = run.journal.catalog.read(lambda tables: tables.rows("evaluation/", EvaluationRow))
+    assert len(rows) <= 17
+    assert rows[0].number == 1, "the curve begins where it began"
+    assert [row.number for row in rows][-8:] == list(range(93, 101))
+
+
+# The daemon.
+
+
+def daemon(*roots: Path, clock: FakeClock | None = None, **settings: Any) -> Daemon:
+    return Daemon(roots, Settings(**settings), find=lambda root: journals_below(root, journals_of),
+                  clock=clock or FakeClock(1e9))  # fmt: skip
+
+
+def test_a_second_daemon_is_refused_by_name_or_waits(run: ToyTrainer, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tranlogs_monitor.lock import lock\n"
+        f"held = lock(Path({str(run.journal.paths.folder)!r})); print('held', flush=True); sys.stdin.readline()"
+    )
+    path = os.pathsep.join(["monitor", "."])
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          cwd=Path(__file__).parents[2], env={**os.environ, "PYTHONPATH": path}) as other:  # fmt: skip
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match=f"a monitor runs already \\(process {other.pid} "):
+            daemon(tmp_path / "run").evaluate()
+        waiting = daemon(tmp_path, waits=True)
+        waiting.evaluate()
+        assert run.journal.catalog.read(lambda tables: tables.keys("evaluation/")) == []
+        other.kill()
+    waiting.evaluate()
+    assert len(run.journal.catalog.read(lambda tables: tables.keys("evaluation/"))) == 1
+    waiting.close()
+
+
+def test_a_folder_of_runs_is_watched_as_they_come_and_go(run: ToyTrainer, tmp_path: Path) -> None:
+    watched = daemon(tmp_path)
+    watched.evaluate()
+    assert len(watched._watched) == 1
+    killed(run, tmp_path / "copy")
+    assert watched.evaluate() == 0
+    assert len(watched._watched) == 2
+    os.rename(tmp_path / "copy", tmp_path / "gone-copy")
+    watched.evaluate()
+    assert {folder.parent.name for folder in watched._watched} == {"run", "gone-copy"}
+    watched.close()
+
+
+def test_a_damaged_journal_is_said_once_and_does_not_hold_up_others(
+    run: ToyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = killed(run, tmp_path / "a-copy")
+    (copy / "rank0" / "catalog.lmdb").write_bytes(b"x" * 8192)
+    clock = FakeClock(1e9)
+    watched = daemon(tmp_path, clock=clock)
+    for _ in range(3):
+        assert watched.evaluate() == 1
+        clock.advance(1000)
+    assert caplog.text.count("cannot be watched now") == 1
+    catalog = Catalog.open(run.journal.paths.folder)
+    assert len(catalog.read(lambda tables: tables.keys("evaluation/"))) == 3
+    catalog.close()
+    watched.close()

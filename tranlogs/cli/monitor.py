@@ -1,0 +1,94 @@
+"""`tranlogs monitor`: the daemon that values, prunes and watches runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .command import Json, command, show_json
+
+
+@command
+def monitor(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", show_default=False, help="Runs, or folders of runs.")],
+    budget: Annotated[
+        str | None, typer.Option(help="Bytes on disk for each rank, like 20GiB; older log goes above it.")
+    ] = None,
+    high: Annotated[float, typer.Option(help="Pruning begins above this share of the budget.")] = 0.95,
+    low: Annotated[float, typer.Option(help="And ends below this one.")] = 0.8,
+    max_age: Annotated[str | None, typer.Option(help="Segments and checkpoints older than this go, like 7d.")] = None,
+    max_segments: Annotated[int | None, typer.Option(help="So many sealed segments stay at most.")] = None,
+    max_checkpoints: Annotated[int | None, typer.Option(help="So many checkpoints stay at most.")] = None,
+    life: Annotated[str | None, typer.Option(help="Expected life of a log, t_e; default: the checkpoint interval.")] = None,
+    alpha_covered: Annotated[float, typer.Option(help="What a newer checkpoint takes from a segment's value.")] = 0.5,
+    alpha_newer: Annotated[float, typer.Option(help="What each newer segment takes.")] = 0.01,
+    alpha_archived: Annotated[float, typer.Option(help="What it takes that a store has the segment.")] = 0.2,
+    alpha_persisted: Annotated[float, typer.Option(help="And that it is durable there.")] = 0.1,
+    interval: Annotated[str, typer.Option(help="Between two evaluations.")] = "10s",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing: show once what would go, and why.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Evaluate once, and end.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Take over runs that another monitor has when it ends.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Watch runs, and keep their logs within a budget.
+
+    What recovery to the newest step needs never goes. Runs until Ctrl-C or SIGTERM.
+    """
+    from ..quantities import bytes_of, seconds_of
+    from ..retention.budget import Budget
+    from ..retention.decay import Decay
+    from .frameworks import daemon_of
+    from .runs import journals_of
+
+    limits = Budget(None if budget is None else bytes_of(budget, "--budget"), high, low,
+                    None if max_age is None else seconds_of(max_age, "--max-age"), max_segments, max_checkpoints)  # fmt: skip
+    decay = Decay(None if life is None else seconds_of(life, "--life"), alpha_covered, alpha_newer, alpha_archived,
+                  alpha_persisted)  # fmt: skip
+    watch, settings = daemon_of("monitor")
+    code: int = watch(
+        runs, settings(limits, decay, seconds_of(interval, "--interval"), dry_run, wait), journals_of=journals_of,
+        is_json=log_json, once=once or dry_run, show=_show_json if as_json else _show_table,
+    )  # fmt: skip
+    return code
+
+
+def _as_dict(paths: Any, seen: Any) -> dict[str, Any]:
+    plan = seen.pruning
+    return {
+        "folder": paths.folder, "at": seen.at, "bytes": plan.bytes_before, "bytes_after": plan.bytes_after,
+        "anchor": None if seen.anchor is None else seen.anchor.name, "wants_checkpoint": plan.wants_checkpoint,
+        "goes": [{"name": name, "why": why} for name, why in plan.reasons.items()],
+        "segments": [{"ordinal": row.ordinal, "file": row.file, "steps": [row.base_step + 1, row.last_step], "bytes": row.size,
+                      "value": seen.worth.of(row.ordinal), "protected": seen.protected[row.ordinal]}
+                     for row in seen.rows.segments if row.state == "sealed"],
+    }  # fmt: skip
+
+
+def _show_json(found: list[tuple[Any, Any]]) -> None:
+    show_json({"journals": [_as_dict(paths, seen) for paths, seen in found]})
+
+
+def _show_table(found: list[tuple[Any, Any]]) -> None:
+    from . import screen
+
+    out = screen.console()
+    for paths, seen in found:
+        plan = seen.pruning
+        anchor = "none" if seen.anchor is None else f"checkpoint of step {seen.anchor.step}"
+        out.print(screen.facts([
+            ("journal", paths.folder), ("protected from", f"{anchor} on"),
+            ("bytes", f"{screen.size(plan.bytes_before)} now, {screen.size(plan.bytes_after)} when all that goes has gone"),
+            ("over budget", "with protected data alone: a checkpoint is wanted" if plan.wants_checkpoint else "no"),
+        ]))  # fmt: skip
+        rows = []
+        for row in seen.rows.segments:
+            value = seen.worth.of(row.ordinal)
+            why = plan.reasons.get(row.file, "protected" if seen.protected.get(row.ordinal, True) else "stays")
+            if row.state == "sealed":
+                rows.append((row.ordinal, f"{row.base_step + 1} to {row.last_step}", screen.size(row.size),
+                             "-" if value is None else f"{value:.3f}", why))  # fmt: skip
+        rows += [("checkpoint", row.step, screen.size(row.nbytes), "-", plan.reasons[row.name]) for row in plan.checkpoints]
+        out.print(screen.table("segments", ("segment", "steps", "file", "value", "what"), rows, numbers=("file", "value")))

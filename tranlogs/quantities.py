@@ -1,0 +1,41 @@
+"""Sizes and times as people write them: "2GiB", "10min"."""
+
+from __future__ import annotations
+
+import re
+
+from .errors import UsageError
+
+SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "hour": 3600.0, "hours": 3600.0,
+           "d": 86400.0, "day": 86400.0, "days": 86400.0}  # fmt: skip
+BYTES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+         "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip
+
+
+def bytes_of(text: str, what: str) -> int:
+    """Of "512MiB", "2GB", "1048576".
+
+    Raises:
+        UsageError: it is no size; the message says of what.
+    """
+    number, unit = _parts(text)
+    if number is None or unit not in {"", *BYTES}:
+        raise UsageError(f'{what} {text!r}: give a size like "512MiB" or "2GB"')
+    return int(number * BYTES.get(unit, 1))
+
+
+def seconds_of(text: str, what: str) -> float:
+    """Of "10s", "15min", "7d".
+
+    Raises:
+        UsageError: it is no time; the message says of what.
+    """
+    number, unit = _parts(text)
+    if number is None or unit not in {"", *SECONDS}:
+        raise UsageError(f'{what} {text!r}: give a time like "10s", "15min" or "7d"')
+    return number * SECONDS.get(unit, 1.0)
+
+
+def _parts(text: str) -> tuple[float | None, str]:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    return (float(found[1]), found[2].lower()) if found else (None, "")
