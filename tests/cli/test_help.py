@@ -9,7 +9,7 @@ import tranlogs
 
 from .conftest import Cli
 
-COMMANDS = ("demo", "status", "log", "verify", "replay", "repair")
+COMMANDS = ("demo", "status", "log", "verify", "replay", "repair", "monitor")
 HEAVY = ("torch", "tensorflow", "keras", "numpy", "lmdb", "rich", "zstandard", "xxhash")
 
 
