@@ -172,9 +172,9 @@ def _redo_watched() -> Iterator[list[float]]:
     begun: list[float] = []
     update = tranlogs_keras.redo._update
 
-    def watched(*given: Any) -> None:
+    def watched(*given: Any) -> Any:
         begun.append(time.perf_counter())
-        update(*given)
+        return update(*given)
 
     tranlogs_keras.redo._update = watched
     try:

@@ -22,12 +22,20 @@ CATALOG_BYTES_GROWN_MAX = 64 * GIB  # ... up to this
 SEGMENT_BYTES_MIN = 1 * MIB
 SEGMENT_RECORDS_WANTED = 8  # a segment has room for so many of the largest records seen ...
 SEGMENT_BYTES_GROWN_MAX = 2 * GIB  # ... up to this size
+SEGMENT_STEPS_FITTING = 32  # a segment that fits a model has room for so many steps ...
+SEGMENT_BYTES_FITTING = 16 * MIB, 256 * MIB  # ... but is not smaller, nor larger
 RESERVE_BYTES_MIN = 16 * MIB  # a snapshot below this needs no memory got ahead
 SPARE_FILES_MAX = 2  # retired segment files kept for recycling
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 2.0, 60.0  # between attempts to take logging up again
 SCALARS_MAX = 256  # names of scalars that a run may note
 THREAD_SECONDS_MAX = 5.0  # for a new thread to begin, and for another one to end what it does
 CATALOG_SECONDS = 0.5  # watermarks are written to the catalog this often at most
+
+
+def fitting_segment_bytes(step_bytes: int) -> int:
+    """Size of a segment with room for some dozen steps, so that a small model's run does not take a large one's disk."""
+    least, most = SEGMENT_BYTES_FITTING
+    return min(max(SEGMENT_STEPS_FITTING * step_bytes // MIB * MIB, least), most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ from tranlogs.types import Extension
 
 from .adapt import adapt
 from .fingerprint import digest
+from .siblings import packed, unpacked
+
+_GENERATORS = ("numpy.Generator", "numpy.RandomState", "random.Random")
 
 
 class Attributes:
@@ -34,6 +37,7 @@ class Attributes:
         for name, value in vars(self._thing).items():
             mark = _mark(value)
             if mark is None:
+                self.lost |= {name} if self._given.get(name) is not None else set()
                 continue
             if name in self._carried or mark != self._given.get(name):
                 found[name] = _stored(value)
@@ -52,7 +56,7 @@ def _mark(value: Any) -> Any:
         return (value.dtype.str, value.shape, digest(value)) if value.dtype.kind in "biufc" else None
     try:
         return tree.encode(_stored(value), adapt=adapt)
-    except UnencodableState:
+    except (UnencodableState, RecursionError, TypeError):
         return None
 
 
@@ -63,12 +67,12 @@ def _stored(value: Any) -> Any:
         return Extension("numpy.RandomState", value.get_state(legacy=True))
     if isinstance(value, random.Random):
         return Extension("random.Random", value.getstate())
-    return value.copy() if isinstance(value, np.ndarray) else value
+    return packed(value)
 
 
 def _restore(thing: Any, name: str, value: Any) -> None:
-    if not isinstance(value, Extension):
-        setattr(thing, name, value.copy() if isinstance(value, np.ndarray) else value)  # what was read cannot be written to
+    if not isinstance(value, Extension) or value.tag not in _GENERATORS:
+        setattr(thing, name, unpacked(value))
         return
     generator = getattr(thing, name)
     if value.tag == "numpy.Generator":

@@ -41,7 +41,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         seed: of that order; default: what keras.utils.set_random_seed was given, else drawn once a run.
         fingerprint: "full" (every byte after each step), "sample", or "auto": full while it costs little of a step.
         rank: number of this process among those that train together.
-        segment_bytes: size of a log file.
+        segment_bytes: size of a log file; by default it fits the model (16 to 256 MiB).
         handover: "direct" (records are written on the training thread) or "thread".
         verbose: whether to print where training goes on.
 
@@ -62,6 +62,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes, handover=handover, verbose=verbose)  # fmt: skip
         self._session: Session | None = None
         self._fits = 0
+        self._fitted: Any = None  # the model of the first fit
         self.report = RecoveryReport()
 
     @property
@@ -73,10 +74,13 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Recover, and put the log between Keras and the model."""
         self._release_left_over()
         _, callbacks, _ = private.find_fit(self.model)
+        if self._fitted is not None and self._fitted is not self.model:
+            raise UsageError(f"{self.run}: this callback has logged another model's fit: make one for each model, in a folder "
+                             "of its own")  # fmt: skip
         others = [callback for callback in callbacks.callbacks if callback is not self]
         _refuse(others, self.run)
         session = Session(self.model, self._settings, self._fits, others)
-        self._fits += 1
+        self._fitted = self.model
         self._session, self.report = session, session.report
         if not session.is_skipped:
             session.install()
@@ -106,6 +110,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if session is None:
             return
         _open.pop(str(self.run.resolve()), None)
+        self._fits += 1  # one that an exception ended is begun again, where it stopped
         try:
             session.finish()
             self.report = session.report
@@ -116,13 +121,14 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._settings.verbose:
             return
         if session.is_skipped:
-            print(f"TranLogs: {self.run}: this fit was finished before; the run goes on in a later one")
+            print(f"TranLogs: {self.run}: this fit was finished before, and trains nothing; the run goes on in a later one. "
+                  + ("The model has the weights with which it ended" if session.has_end else
+                     "Until then the model has the weights that the script has given it, not the trained ones"))  # fmt: skip
         elif session.is_complete:
             print(f"TranLogs: {self.run} is complete ({session.report.step} steps): nothing is trained. For another training, "
                   "give another folder")  # fmt: skip
         elif session.report.checkpoint_step is not None:
-            where = session.cursor.position
-            print(f"TranLogs: {self.run} goes on at epoch {where.epoch + 1}, batch {where.batch + 1}: {session.report}")
+            print(f"TranLogs: {self.run} goes on at {session.cursor.place}: {session.report}")
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]

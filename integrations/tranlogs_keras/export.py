@@ -29,8 +29,9 @@ def write(path: Path, state: RecordedState) -> list[str]:
             _write_weights(Path(temporary), path, state)
         return []
     with publishing(path) as temporary:
-        _write_model(Path(temporary), path, state)
-    return ["the optimizer and the compiled losses and metrics are not in the file: compile the model to train on"]
+        is_compiled = _write_model(Path(temporary), path, state)
+    notes = ["the counters of Dropout and other random layers are not in the file: Keras keeps none"]
+    return notes if is_compiled else ["the optimizer is not in the file: compile the model to train on", *notes]
 
 
 def _write_weights(target: Path, path: Path, state: RecordedState) -> None:
@@ -48,7 +49,8 @@ def _write_weights(target: Path, path: Path, state: RecordedState) -> None:
     private.write_weights(target, groups, layout["layers"])
 
 
-def _write_model(target: Path, path: Path, state: RecordedState) -> None:
+def _write_model(target: Path, path: Path, state: RecordedState) -> bool:
+    """Whether optimizer, losses and metrics are in the file, too."""
     architecture = state.meta["architecture"]
     if architecture is None:
         raise UsageError(f"{path}: the run does not hold the model's architecture (a subclassed model without get_config). Use "
@@ -67,3 +69,4 @@ def _write_model(target: Path, path: Path, state: RecordedState) -> None:
         whole = Path(folder, "model.keras")
         model.save(whole)
         target.write_bytes(whole.read_bytes())
+        return bool(model.compiled and model.optimizer.built)

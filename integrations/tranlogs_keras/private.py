@@ -46,11 +46,13 @@ __all__ = [
     "has_own_train_step",
     "is_built",
     "learning_rate_of",
+    "leave_undecayed",
     "make_global_seed",
     "own_non_trainable",
     "symbolic_build",
     "trained_by",
     "tree",
+    "undecayed",
     "weight_layout",
     "write_weights",
 ]
@@ -60,7 +62,7 @@ VERSIONS = (3, 13), (3, 15)  # the first and the last that were tried
 _EXPECTED: dict[Any, tuple[str, ...]] = {
     EpochIterator: ("_enumerate_iterator", "_get_iterator", "_interrupted_warning", "catch_stop_iteration", "reset"),
     Trainer: ("_symbolic_build", "_get_metrics_result_or_logs", "reset_metrics", "get_metrics_result"),
-    BaseOptimizer: ("apply", "build", "finalize_variable_values"),
+    BaseOptimizer: ("apply", "build", "finalize_variable_values", "_use_weight_decay", "_var_key"),
     ArrayDataAdapter: ("get_tf_dataset", "get_torch_dataloader", "get_jax_iterator"),
     PyDatasetAdapter: ("on_epoch_begin", "on_epoch_end", "_get_iterator"),
     array_slicing: ("convert_to_sliceable", "TensorflowSparseWrapper", "slice_tensorflow_sparse_wrapper"),
@@ -151,6 +153,20 @@ def learning_rate_of(optimizer: Any) -> Any:
 def trained_by(optimizer: Any) -> list[Any]:
     """The variables that a built optimizer updates, in the order of the gradients that it takes."""
     return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
+
+
+def undecayed(optimizer: Any) -> list[Any]:
+    """The variables that an optimizer with weight decay leaves out of it."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if getattr(inner, "weight_decay", None) is None:
+        return []
+    return [v for v in trained_by(optimizer) if not inner._use_weight_decay(v)]
+
+
+def leave_undecayed(optimizer: Any, variables: list[Any]) -> None:
+    """Leave just these out."""
+    inner, ids = getattr(optimizer, "inner_optimizer", optimizer), set(map(id, variables))
+    inner._exclude_from_weight_decay_cache = {inner._var_key(v): id(v) not in ids for v in trained_by(optimizer)}
 
 
 class _Layout(saving_lib.H5IOStore):  # type: ignore[misc]

@@ -84,8 +84,12 @@ class RecordedState(KerasState):
         for which, about in meta["optimizers"].items():
             if optimizers[which].is_real:
                 optimizers[which].real.build([by_name[name].variable for name in about["trains"]])
+                left_out = [by_name[name].variable for name in about.get("undecayed", ())]
+                private.leave_undecayed(optimizers[which].real, left_out)
         variables.optimizers = {which: made.real if made.is_real else made for which, made in optimizers.items()}
         variables.own(meta)
+        if self.log == "gradients":
+            _constrain(by_name, meta.get("constraints", {}))
         self.variables = variables
         self._model = SimpleNamespace(
             optimizer=variables.optimizers.get("optimizer"),
@@ -121,6 +125,16 @@ class RecordedState(KerasState):
             )
         made = keras.saving.deserialize_keras_object(config, custom_objects=self._classes, safe_mode=True)
         return SimpleNamespace(is_real=True, real=made)
+
+
+def _constrain(slots: dict[str, Slot], constraints: dict[str, str | None]) -> None:
+    """An update ends with the constraint of each variable."""
+    for name, text in constraints.items():
+        config = None if text is None else json.loads(text)
+        if config is None or only_keras(config) or not isinstance(config, dict):
+            raise UsageError(f"{name} has a constraint that is not Keras's own, and a run executes no code that it names: its "
+                             "steps cannot be redone without the script")  # fmt: skip
+        slots[name].variable.constraint = keras.saving.deserialize_keras_object(config, safe_mode=True)
 
 
 def only_keras(config: Any) -> set[str]:

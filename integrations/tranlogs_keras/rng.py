@@ -36,11 +36,12 @@ def get_rng(backend: Backend, keras_seed: Values | None = None) -> dict[str, Any
     return state
 
 
-def set_rng(state: dict[str, Any], backend: Backend) -> None:
-    """Set all of them."""
-    version, words, gauss = state["python"]
-    random.setstate((version, _WORDS.unpack(words), gauss))
-    np.random.set_state(state["numpy"])
+def set_rng(state: dict[str, Any], backend: Backend, *, but_python: bool = False) -> None:
+    """Set all of them; or all but Python's and numpy's, from which threads draw that read ahead."""
+    if not but_python:
+        version, words, gauss = state["python"]
+        random.setstate((version, _WORDS.unpack(words), gauss))
+        np.random.set_state(state["numpy"])
     if "torch" in state:
         import torch
 
@@ -51,9 +52,10 @@ def set_rng(state: dict[str, Any], backend: Backend) -> None:
         backend.assign(private.make_global_seed(), state["keras"])
 
 
-def has_drawn(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether Python's, numpy's or torch's generator moved between two states."""
-    return any(not _is_same(before.get(name), after.get(name)) for name in ("python", "numpy", "torch"))
+def has_drawn(before: dict[str, Any], after: dict[str, Any], backend: Backend) -> bool:
+    """Whether Python's, numpy's or torch's generator moved between two states; on torch, the model draws from torch's."""
+    names = ("python", "numpy") if backend.name == "torch" else ("python", "numpy", "torch")
+    return any(not _is_same(before.get(name), after.get(name)) for name in names)
 
 
 def _is_same(a: Any, b: Any) -> bool:

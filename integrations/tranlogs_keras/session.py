@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tranlogs.checkpoint import Checkpoint, Snapshot
-from tranlogs.config import JournalConfig
+from tranlogs.config import JournalConfig, fitting_segment_bytes
 from tranlogs.errors import DataError, UsageError
 from tranlogs.journal import Journal
 from tranlogs.recovery import Divergence, RecoveryReport
@@ -21,9 +22,9 @@ from tranlogs.wal.reader import Entry
 
 from . import adapt, environment, private, rng
 from .adapt import Values
-from .architecture import describe_model
+from .architecture import compare_models, describe_model
 from .backends import make_backend
-from .data import Cursor, Position, make_source
+from .data import Cursor, Position, describe_data, make_source, other_data
 from .settings import Settings
 from .siblings import Siblings
 from .state import KerasState, Look, plain_attributes
@@ -46,7 +47,8 @@ class Session:
 
     Attributes:
         report: what recovery told.
-        is_skipped: the run is in a later fit than this one: nothing is trained here.
+        is_skipped: the run is in a later fit than this one: nothing is trained here ...
+        has_end: ... and the model has the weights with which that fit ended.
     """
 
     def __init__(self, model: Any, settings: Settings, number: int, callbacks: list[Any]) -> None:
@@ -55,16 +57,17 @@ class Session:
         self.run = Path(settings.run)
         self.backend = make_backend()
         self.report = RecoveryReport()
-        self.is_skipped = False
+        self.is_skipped = self.has_end = False
         self._doubts: list[tuple[str, bool]] = []
+        self._has_told: set[str] = set()
         self._environment: dict[str, Any] = {}  # filled before anything is written
         self._landed: Recovered | None = None
         self._is_waiting = False  # for the loop over batches in which the run stood
         self._is_new = True  # no boundary of this fit was written yet
         self._wants_checkpoint = self._has_reserved = False
+        self._build()
         self.journal = self._open_journal()
         try:
-            self._build()
             self._put_together(number, callbacks)
         except BaseException:
             self.journal.close()
@@ -73,8 +76,8 @@ class Session:
     def _open_journal(self) -> Journal:
         settings = self.settings
         config: dict[str, Any] = {"durability": settings.durability, "handover": settings.handover or "direct"}
-        if settings.segment_bytes is not None:
-            config["segment_bytes"] = settings.segment_bytes
+        step_bytes = sum(math.prod(v.shape) * 4 for v in self.model.trainable_variables)
+        config["segment_bytes"] = settings.segment_bytes or fitting_segment_bytes(step_bytes)
         journal = Journal.open(
             self.run,
             rank=settings.rank,
@@ -113,6 +116,12 @@ class Session:
         if why:
             _log.warning("%s: weights are logged, not gradients: %s", self.run, why)
         self.variables = Variables(model, self.backend, is_whole=log == "weights")
+        for which, optimizer in self.variables.optimizers.items():
+            if not optimizer.built:
+                raise UsageError(
+                    f"{self.run}: model.{which} has no variables yet. A train_step that makes them with its first update "
+                    f"leaves nothing to resume into: call model.{which}.build(...) on the variables that it trains, before fit"
+                )
         self.state = KerasState(self.variables, self.backend, log, settings.fingerprint)
         self.state.optimizer_attributes = plain_attributes(self.variables.optimizers)
         self.state.environment = environment.describe(model, self.backend, self.variables.optimizers)
@@ -124,16 +133,33 @@ class Session:
                                   doubt=self._doubt, strategy=self.backend.strategy_of(model))  # fmt: skip
         self.steps = StepLog(self.state, self.journal, self._expects, self._give_up)
         self.steps.looks_before_steps = self.siblings.act_before_batches or not self.backend.watches_values
+        self._data = describe_data(self._iterator.data_adapter, self.source)
+        self._earlier: list[dict[str, Any]] = []  # histories of the run's fits before this one
         position = Position(fit=number)
         if before is not None and goes_on:
+            self._demand_data(before)
+            self._earlier = before.get("earlier", [])
+            self.settings.retention.steps.update(fit["step"] for fit in self._earlier)
             position = self._recover()
         elif before is not None and before["position"]["fit"] > number:
-            self.is_skipped = True
+            self.is_skipped, self._earlier = True, before.get("earlier", [])
+            self._bring_back_end(number)
         elif before is not None:
             position.total = self._begin_next()
         self.cursor = Cursor(self._iterator, self.source, position, on_enter=self._enter, on_opened=self._opened,
                              on_empty=self._empty, on_passed=self.restore_siblings,
                              on_boundary=self.boundary)  # fmt: skip
+
+    def _demand_data(self, before: dict[str, Any]) -> None:
+        """Whether a place in the run's data can be one in these; and what is not as it was."""
+        recorded = before.get("data", self._data)
+        if recorded["kind"] != self._data["kind"]:
+            raise UsageError(
+                f"{self.run}: the data were {recorded['kind']}, now they are {self._data['kind']}: a place in the one is none "
+                "in the other. Give fit the same kind of data, and TranLogsCallback the same data_order, as the run had"
+            )
+        for text in other_data(recorded, self._data):
+            self._doubt(text, True)
 
     # Recovery.
 
@@ -175,12 +201,33 @@ class Session:
         # The chain starts anew: nothing links this fit's log with the one before but the checkpoint at its beginning.
         position = replace(found.position, sequence=found.position.sequence + 1, chain=secrets.randbits(64))
         self.journal.go_on_from(position, new_timeline=found.plan.has_later, damaged=found.damaged)
+        end = {"history": nothing.body["siblings"].get("History", {}), "step": found.position.step}
+        self._earlier = [*nothing.body.get("earlier", []), end]
+        self.settings.retention.steps.update(fit["step"] for fit in self._earlier)
         return int(nothing.body["position"]["total"])
+
+    def _bring_back_end(self, number: int) -> None:
+        """The weights with which a fit of the run ended: the script's code behind it works with them."""
+        end = self._earlier[number]["step"] if number < len(self._earlier) else -1
+        for row in self.journal.catalog.checkpoints():
+            try:
+                with Checkpoint(self.journal.paths.checkpoints / row.name) as checkpoint:
+                    meta = checkpoint.meta(make_array=adapt.from_array) if row.step == end else None
+                    if meta is not None and meta["boundary"]["position"]["fit"] == number:
+                        self.has_end = self.state.restore_weights(checkpoint, meta)
+            except DataError as error:
+                _log.warning("%s", error)
 
     def _told(self, found: Recovered, position: Position, seconds: float) -> RecoveryReport:
         exact, told = verdict(found, self.state.fingerprint_kinds, of="variables")
         self._environment.update(environment.describe(self.model, self.backend, self.variables.optimizers))
         compared = environment.compare(self.state.recorded_environment, self._environment)
+        for text in compare_models(self.state.recorded_about, self.state.about):
+            is_held = text.startswith("model.")  # settings of an optimizer: those of the run come back with it
+            if not is_held:
+                compared.append(f"the script has changed: {text}. What is trained from here on is another model")
+            elif not any(note.startswith(text.partition(" was ")[0] + ":") for note in self.state.notes):
+                self.state.notes.append(f"the script has changed: {text}; the run's own holds")
         if any(is_wrong for _, is_wrong in self._doubts):
             exact = False
         elif (self._doubts or compared) and exact:
@@ -224,6 +271,8 @@ class Session:
         """After the other callbacks' `on_train_begin`, which has reset them."""
         if self._landed is not None:
             self.siblings.write(self.state.body["siblings"])
+        elif self.is_skipped and self.cursor.position.fit < len(self._earlier):
+            self.siblings.write({"History": self._earlier[self.cursor.position.fit]["history"]})
 
     # Boundaries (called by the cursor).
 
@@ -271,8 +320,8 @@ class Session:
         return {slot.name: value.copy() for slot, value in zip(slots, values, strict=True) if value.nbytes <= _SMALL_BYTES}
 
     def _opened(self) -> None:
-        if self.cursor.position.seen and self.source.sets_rng:
-            rng.set_rng(self.state.body["rng"], self.backend)
+        if self.cursor.position.seen:
+            rng.set_rng(self.state.body["rng"], self.backend, but_python=not self.source.sets_rng)
 
     def _expects(self) -> bool:
         """A step is to be taken. If no batch was handed out for it, this fit has failed, and another one runs without us."""
@@ -301,7 +350,11 @@ class Session:
             self.journal.reserve(self.state.nbytes())
         wanted = self._wants_checkpoint or (is_epoch_end and self.settings.every_epoch)
         self._wants_checkpoint = False
-        body = self._read(look, is_epoch_end=is_epoch_end)
+        try:
+            body = self._read(look, is_epoch_end=is_epoch_end)
+        except Exception as error:  # of a user's object that is read; training goes on
+            self.journal.suspend(error)
+            return
         self.journal.boundary(
             body, lambda: self._snapshot(body), scalars=self._scalars(is_epoch_end), checkpoint=wanted or None
         )
@@ -316,9 +369,16 @@ class Session:
         now = rng.get_rng(self.backend, look.seed)
         return {
             "position": self.cursor.position.as_dict(), "auxiliary": look.auxiliary, "metrics": look.metrics, "rng": now,
-            "siblings": self.siblings.read(is_epoch_end=is_epoch_end), "source": self.source.read(now), "seed": self.seed,
-            "log": self.state.log, "has_stopped": has_stopped,
+            "siblings": self._read_siblings(), "source": self.source.read(now), "seed": self.seed,
+            "log": self.state.log, "has_stopped": has_stopped, "data": self._data, "earlier": self._earlier,
         }  # fmt: skip
+
+    def _read_siblings(self) -> dict[str, dict[str, Any]]:
+        found = self.siblings.read()
+        for lost in sorted(self.siblings.lost - self._has_told):
+            self._has_told.add(lost)
+            self._doubt(f"{lost} has changed, and is of a kind that cannot be stored: it is not brought back", False)
+        return found
 
     def _snapshot(self, body: dict[str, Any]) -> Snapshot:
         return self.state.snapshot(body, self.source.read_for_checkpoint())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +28,18 @@ class EveryEpoch:
         return False
 
 
+class KeepEnds:
+    """What another policy keeps, and the checkpoints at the end of the run's fits."""
+
+    def __init__(self, inner: RetentionPolicy) -> None:
+        self._inner = inner
+        self.steps: set[int] = set()
+
+    def kept(self, steps: Sequence[int]) -> Collection[int]:
+        ends = [step for step in steps if step in self.steps]  # of the two at such a step, both
+        return [*(step for step in self._inner.kept(steps) if step not in self.steps), *ends]
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """See `TranLogsCallback`."""
@@ -34,7 +48,7 @@ class Settings:
     log: LogKind | Literal["auto"]
     every_epoch: bool
     policy: CheckpointPolicy
-    retention: RetentionPolicy
+    retention: KeepEnds
     durability: str
     data_order: DataOrder
     seed: int | None
@@ -66,6 +80,8 @@ class Settings:
         Raises:
             UsageError: one of the settings is wrong; the message names it.
         """
+        if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):
+            raise UsageError(f"run={run!r}: give the folder of the run")
         if log not in ("auto", "gradients", "weights"):
             raise UsageError(f'log={log!r}: use "auto", "gradients" or "weights"')
         if durability not in ("machine", "process"):
@@ -82,7 +98,7 @@ class Settings:
             log,
             every_epoch,
             EveryEpoch() if every_epoch else as_policy(checkpoint_every),
-            as_retention(keep),
+            KeepEnds(as_retention(keep)),
             durability,
             data_order,
             seed,

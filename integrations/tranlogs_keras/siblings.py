@@ -6,6 +6,7 @@ their configuration and stays the script's. What cannot be stored (open files, m
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +18,14 @@ from tranlogs.errors import UnencodableState
 from tranlogs.types import Extension
 
 from .adapt import adapt
+from .fingerprint import digest
 
 _KERAS_OWN = {"_model", "params", "validation_data", "model"}
 _SKIPPED = (keras.callbacks.ProgbarLogger,)
-_HEAVY_BYTES = 1 << 16  # arrays larger than this are read once an epoch: EarlyStopping keeps the best weights
+_HEAVY_BYTES = 1 << 16  # arrays larger than this are compared by digest: EarlyStopping keeps the best weights
+
+_DIGESTED_BYTES_MAX = 16 << 20
+_SAME = object()
 
 _MODULES = {"keras.ops": keras.ops, "numpy": np}
 _COMPARISONS = {"less", "greater", "less_equal", "greater_equal"}
@@ -40,9 +45,10 @@ class Siblings:
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._named = _named(callbacks)
-        self._given = {name: {key: _encoded(value) for key, value in _plain(callback).items()}
+        self._given = {name: {key: _digest(value) if _is_heavy(value) else _encoded(value)
+                              for key, value in _plain(callback).items()}
                        for name, callback in self._named.items()}  # fmt: skip
-        self._heavy: dict[tuple[str, str], Any] = {}
+        self._heavy: dict[tuple[str, str], tuple[Any, Any]] = {}  # digest, and what was read
         self._carried: State = {}  # restored: it stays in the state even where a later process does not touch it
         self.lost: set[str] = set()
 
@@ -54,27 +60,32 @@ class Siblings:
             for callback in self._named.values() for name in ("on_train_batch_begin", "on_batch_begin")
         )  # fmt: skip
 
-    def read(self, *, is_epoch_end: bool) -> State:
-        """Their state now; large arrays anew only at the end of an epoch."""
+    def read(self) -> State:
+        """Their state now."""
         found: State = {}
         for name, callback in self._named.items():
-            changed = {}
-            given = self._given[name]
-            for key, value in _plain(callback).items():
-                if not is_epoch_end and _is_heavy(value):
-                    if (name, key) in self._heavy:
-                        changed[key] = self._heavy[name, key]
-                    continue
-                encoded = _encoded(value)
-                if encoded is None:
-                    self.lost |= {f"{name}.{key}"} if key in given or _may_be_state(value) else set()
-                elif key in self._carried.get(name, ()) or encoded != given.get(key):
-                    changed[key] = packed(value)
-                    if _is_heavy(value):
-                        self._heavy[name, key] = changed[key]
+            changed = {key: self._changed(name, key, value) for key, value in _plain(callback).items()}
+            changed = {key: value for key, value in changed.items() if value is not _SAME}
             if changed:
                 found[name] = changed
         return found
+
+    def _changed(self, name: str, key: str, value: Any) -> Any:
+        """An attribute, packed, if it is not as the script gave it."""
+        given, is_carried = self._given[name], key in self._carried.get(name, ())
+        if _is_heavy(value):
+            mark, known = _digest(value), self._heavy.get((name, key))
+            if mark == given.get(key) and not is_carried:
+                return _SAME
+            if known is None or known[0] != mark:
+                known = self._heavy[name, key] = mark, packed(value)
+            return known[1]
+        encoded = _encoded(value)
+        if encoded is None:
+            self.lost |= {f"{name}.{key}"} if given.get(key) is not None or _may_be_state(value) else set()
+        elif is_carried or encoded != given.get(key):
+            return packed(value)
+        return _SAME
 
     def write(self, state: State) -> None:
         """Give each callback its recorded state."""
@@ -83,9 +94,9 @@ class Siblings:
             if callback is None:
                 continue
             for key, value in attributes.items():
-                value = unpacked(value)
+                packed_value, value = value, unpacked(value)
                 if _is_heavy(value):
-                    self._heavy[name, key] = attributes[key]
+                    self._heavy[name, key] = _digest(value), packed_value
                 old = getattr(callback, key, None)
                 if isinstance(old, dict) and isinstance(value, dict):  # others may hold it: `model.history.history`
                     old.clear()
@@ -100,8 +111,14 @@ def packed(value: Any) -> Any:
     name = _function_name(value)
     if name is not None:
         return Extension("function", name)
+    if isinstance(value, np.ndarray):
+        return value.copy()  # it may be written to before it is in the log
     if isinstance(value, dict):
         return {key: packed(item) for key, item in value.items()}
+    if isinstance(value, deque):
+        return Extension("deque", {"items": [packed(item) for item in value], "maxlen": value.maxlen})
+    if isinstance(value, (set, frozenset)):
+        return Extension(type(value).__name__, sorted(map(packed, value), key=repr))
     if isinstance(value, list) and len(value) > 8 and all(type(item) is float for item in value):
         return Extension("floats", np.array(value, np.float64))
     return [packed(item) for item in value] if isinstance(value, list) else value
@@ -115,6 +132,10 @@ def unpacked(value: Any) -> Any:
         module, _, name = value.value.rpartition(".")
         found = getattr(_MODULES.get(module), name, None)
         return found if _function_name(found) == value.value else None
+    if isinstance(value, Extension) and value.tag == "deque":
+        return deque(map(unpacked, value.value["items"]), value.value["maxlen"])
+    if isinstance(value, Extension) and value.tag in ("set", "frozenset"):
+        return (set if value.tag == "set" else frozenset)(map(unpacked, value.value))
     if isinstance(value, dict):
         return {key: unpacked(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
@@ -144,7 +165,7 @@ def _encoded(value: Any) -> bytes | None:
     """A value's bytes, to compare it by; None if it cannot be stored."""
     try:
         return tree.encode(packed(value), adapt=adapt)
-    except UnencodableState:
+    except (UnencodableState, RecursionError, TypeError):  # an item that is no part of a set, when it is packed
         return None
 
 
@@ -158,10 +179,27 @@ def _function_name(value: Any) -> str | None:
 
 
 def _is_heavy(value: Any) -> bool:
-    arrays = value if isinstance(value, (list, tuple)) else [value]
+    arrays = _items(value)
     return sum(item.nbytes for item in arrays if isinstance(item, np.ndarray)) > _HEAVY_BYTES
+
+
+def _digest(value: Any) -> list[int]:
+    """Of one large array, or several; of very large ones a part, for it is asked at each boundary."""
+    found = []
+    for item in _items(value):
+        if not isinstance(item, np.ndarray) or item.dtype.kind == "O":
+            found.append(hash(_encoded(item)))
+            continue
+        array = item
+        whole = array if array.nbytes <= _DIGESTED_BYTES_MAX else array.reshape(-1)[:: array.nbytes // _DIGESTED_BYTES_MAX + 1]
+        found += [id(item) if array.nbytes > _DIGESTED_BYTES_MAX else 0, digest(whole)]
+    return found
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _may_be_state(value: Any) -> bool:
     """Whether an attribute that cannot be stored looks like something that training has made."""
-    return isinstance(value, (list, dict, set, tuple)) and not callable(value)
+    return isinstance(value, (list, dict, set, tuple, deque)) and not callable(value)

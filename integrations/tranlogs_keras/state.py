@@ -58,6 +58,7 @@ class KerasState:
         self.environment: dict[str, Any] = {}  # as it is now
         self.recorded_environment: dict[str, Any] = {}
         self.about: dict[str, Any] = {}  # what a checkpoint tells of the model besides its variables
+        self.recorded_about: dict[str, Any] = {}  # the same of the checkpoint that was restored
         self.notes: list[str] = []
 
     # Describing.
@@ -107,23 +108,24 @@ class KerasState:
     def differences(self, checkpoint: Checkpoint) -> list[str]:
         meta = checkpoint.meta(make_array=from_array)
         recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"]]
-        _, found = matched(recorded, [*self.variables.everything_but_metrics, *self.variables.metrics])
+        _, unlike = matched(recorded, [*self.variables.everything_but_metrics, *self.variables.metrics])
         recorded_environment = checkpoint.manifest["environment"]
-        found += environment.differences(recorded_environment, self.variables.optimizers)
+        found = environment.differences(recorded_environment, self.variables.optimizers)
         if meta["log"] == self.log == "gradients":
             found += environment.demanded(recorded_environment, self.environment)
-            schedules = self.schedules()
-            found += [
-                f"model.{which}: its learning-rate schedule was {was}, now it is {schedules.get(which)}; redoing steps "
-                "needs the run's own"
-                for which, was in meta["schedules"].items()
-                if was != schedules.get(which)
-            ]
-        return found
+        schedules = self.schedules()
+        for which in sorted(meta["schedules"].keys() | schedules.keys()):
+            was, now = (given.get(which, "a number") for given in (meta["schedules"], schedules))
+            if was != now and (self.log == "gradients" or "a number" in (was, now)):
+                found.append(f"model.{which}: its learning rate was {was}, now it is {now}; redoing steps needs the run's own")
+        if found:  # then the optimizer has other variables, which need not be told one by one
+            unlike = [text for text in unlike if not text.startswith("optimizer ")]
+        return [*unlike, *found]
 
     def restore(self, checkpoint: Checkpoint) -> None:
         meta = checkpoint.meta(make_array=from_array)
         self.recorded_environment = checkpoint.manifest["environment"]
+        self.recorded_about = {key: meta[key] for key in ("architecture", "optimizers")}
         self.fingerprint_kinds.clear()
         self.notes += self.backend.set_back(self.recorded_environment)
         recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"]]
@@ -138,6 +140,17 @@ class KerasState:
         self.set_attributes(meta["attributes"])
         self.kept = meta["kept"], meta["boundary"]["position"]
         self.set_auxiliary(meta["boundary"])
+
+    def restore_weights(self, checkpoint: Checkpoint, meta: dict[str, Any]) -> bool:
+        """Give the model alone what a checkpoint has; False where that does not fit it."""
+        recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"] if name.startswith("param/")]
+        slots, unlike = matched(recorded, [*self.variables.trained, *self.variables.others])
+        if unlike:
+            return False
+        written = meta["boundary"]["auxiliary"]
+        for name, slot in slots.items():
+            self.backend.assign(slot.variable, written[name] if name in written else from_array(checkpoint.read(name)))
+        return True
 
     def set_attributes(self, attributes: dict[str, Any]) -> None:
         """Give the optimizers the run's plain attributes, before anything is traced."""

@@ -26,6 +26,7 @@ from .variables import Slot
 _log = logging.getLogger("tranlogs")
 
 _REHEARSALS = 2  # steps that are taken twice
+_LOOKS, _LOOK_INSIDE = {4, 8, 16, 32}, 64  # steps, and every so many, in which writes of the train step are looked for
 
 
 class StepLog:
@@ -49,6 +50,7 @@ class StepLog:
         self.steps_since_boundary = 0
         self.looks_before_steps = True
         self._is_rehearsed = False
+        self._schedules: list[Any] = []  # of the optimizers, or their rates
         self._before: list[Values] = []
         self._frozen: list[Values] = []  # what was last read of watched variables that no step changes
         self._hashes: dict[str, int] = {}  # of what the log has, by name; weights only
@@ -68,6 +70,8 @@ class StepLog:
     def begin_step(self) -> None:
         """Log what was written since the last step, and by none."""
         self._began = time.perf_counter()
+        if self.backend.is_eager and not self._log_is_weights():
+            self._find_other_schedules()
         if self._log_is_weights():
             self.backend.forget()  # the step's own record will hold whatever has changed
         elif self.looks_before_steps:
@@ -77,8 +81,7 @@ class StepLog:
 
     def take_gradients(self, gradients: Gradients) -> None:
         """Log the gradients, then apply them."""
-        if self._before:
-            self._find_inner_writes()
+        self._find_inner_writes()
         if self._log_is_weights():  # as the first steps have shown
             self.backend.apply(gradients)
             self.end_step()
@@ -218,9 +221,17 @@ class StepLog:
     # The first steps are taken twice.
 
     def _find_inner_writes(self) -> None:
-        """Whether the train step itself wrote to what the update changes."""
-        slots, now = self._slots(), self._updated_values()
-        written = [slot.name for slot, a, b in zip(slots, self._before, now, strict=True) if not same_bits(a, b)]
+        """Whether the train step itself wrote to what the update changes: looked for at each step where that costs nothing,
+        else now and then."""
+        slots, step = self._slots(), self.journal.step
+        if self._before:
+            now = self._updated_values()
+            written = [slot.name for slot, a, b in zip(slots, self._before, now, strict=True) if not same_bits(a, b)]
+        elif self.backend.sees_inner_writes and (not self.backend.watches_values or step % _LOOK_INSIDE == 0 or step in _LOOKS):
+            changed = self.backend.changed([slot.variable for slot in self._watched()], self._watched_values())
+            written = [slots[i].name for i in changed if i < len(slots)]
+        else:
+            return
         if written:
             self._before = []
             self._doubt(f"train_step writes {written[0]} besides the optimizer's update")
@@ -237,6 +248,13 @@ class StepLog:
             self._doubt(f"the same gradients gave another {first} when the update was taken again")
         self._before = []
         return again
+
+    def _find_other_schedules(self) -> None:
+        """Whether somebody has given an optimizer another learning-rate schedule, which no log of gradients tells."""
+        rates = [private.learning_rate_of(optimizer) for optimizer in self.state.variables.optimizers.values()]
+        if len(self._schedules) == len(rates) and any(a is not b for a, b in zip(self._schedules, rates)):
+            self._doubt("the optimizer was given another learning-rate schedule while training")
+        self._schedules = rates
 
     def _set(self, values: list[Values]) -> None:
         for slot, value in zip(self._slots(), values, strict=True):

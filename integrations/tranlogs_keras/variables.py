@@ -131,14 +131,22 @@ def optimizers_of(model: Any) -> dict[str, Any]:
     """The optimizers that a model holds, by attribute: one, or in a custom `train_step` several."""
     found = {} if model.optimizer is None else {"optimizer": model.optimizer}
     for name, value in vars(model).items():
-        if isinstance(value, private.BaseOptimizer) and all(value is not other for other in found.values()):
-            found[name.lstrip("_")] = value
+        several = isinstance(value, (list, tuple, dict))
+        items = value.items() if isinstance(value, dict) else enumerate(value) if several else [("", value)]
+        for key, item in items:
+            if isinstance(item, private.BaseOptimizer) and all(item is not other for other in found.values()):
+                found[name.lstrip("_") + (f".{key}" if several else "")] = item
     return found
 
 
 def is_same_name(a: str, b: str) -> bool:
     """Whether two names differ in nothing but the numbers that Keras gives to what the user does not name."""
-    return a == b or _NUMBER.sub("", a) == _NUMBER.sub("", b)
+    return a == b or without_numbers(a) == without_numbers(b)
+
+
+def without_numbers(name: Any) -> Any:
+    """A name without the numbers that Keras gives; anything else as it is."""
+    return _NUMBER.sub("", name) if isinstance(name, str) else name
 
 
 def matched(recorded: Sequence[tuple[str, str, tuple[int, ...]]], slots: Sequence[Slot]) -> tuple[dict[str, Slot], list[str]]:

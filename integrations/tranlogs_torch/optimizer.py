@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from tranlogs.config import MIB
+from tranlogs.config import fitting_segment_bytes
 from tranlogs.errors import UsageError
 from tranlogs.recovery import RecoveryReport
 
@@ -30,7 +30,6 @@ from .session import Session
 _SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_step_supports_amp_scaling"]
 _SHARED += [f"_optimizer_{name}_hooks" for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post",
                                                     "load_state_dict_pre", "load_state_dict_post")]  # fmt: skip
-_SEGMENT_STEPS, _SEGMENT_BYTES_MIN, _SEGMENT_BYTES_MAX = 32, 16 * MIB, 256 * MIB
 _DELEGATED = ["state_dict", "load_state_dict"]
 
 
@@ -241,9 +240,7 @@ def _check(optimizer: Any, log: str) -> None:
 
 
 def _fitting(parameters: list[torch.Tensor]) -> int:
-    """Size of a log file: room for some dozen steps, so that a small model's run does not take a large one's disk."""
-    gradients = sum(p.numel() * p.element_size() for p in parameters)
-    return min(max(_SEGMENT_STEPS * gradients // MIB * MIB, _SEGMENT_BYTES_MIN), _SEGMENT_BYTES_MAX)
+    return fitting_segment_bytes(sum(p.numel() * p.element_size() for p in parameters))
 
 
 def _shared(name: str) -> property:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,54 @@ def fusing() -> keras.Model:
     ])  # fmt: skip
 
 
-MODELS = {"cnn": cnn, "sparse": sparse, "dense": dense, "fusing": fusing}
+class GlobalNoise(layers.Layer):
+    """Draws from Keras's global seed generator."""
+
+    def call(self, x: Any) -> Any:
+        return x + 0.1 * keras.random.normal(keras.ops.shape(x))
+
+
+def global_noise() -> keras.Model:
+    """Random numbers that belong to no layer."""
+    return keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), GlobalNoise(), layers.Dense(10)])
+
+
+def constrained() -> keras.Model:
+    """Updates that end with a constraint."""
+    return keras.Sequential([
+        keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(8, kernel_constraint=keras.constraints.MaxNorm(0.5)),
+        layers.Dense(10, bias_constraint="non_neg"),
+    ])  # fmt: skip
+
+
+class Late(layers.Layer):
+    """Writes its own trained weights, from the tenth call on."""
+
+    def build(self, shape: Any) -> None:
+        self.w = self.add_weight(shape=shape[1:], initializer="ones")
+        self.calls = 0
+
+    def call(self, x: Any) -> Any:
+        self.calls += 1
+        if self.calls >= 10:
+            self.w.assign(self.w * 0.9)
+        return x * self.w
+
+
+def late() -> keras.Model:
+    """A write that the first steps do not show."""
+    return keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), Late(), layers.Dense(10)])
+
+
+MODELS = {
+    "global-noise": global_noise,
+    "constrained": constrained,
+    "late": late,
+    "cnn": cnn,
+    "sparse": sparse,
+    "dense": dense,
+    "fusing": fusing,
+}
 
 
 # Data.
@@ -252,13 +299,38 @@ class Counting(keras.callbacks.Callback):
         self.best = min(self.best, float(logs["loss"]))
 
 
+class Collecting(keras.callbacks.Callback):
+    """State of kinds that are no plain numbers, written at each batch, on which the learning rate depends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: deque[float] = deque([0.0], maxlen=5)
+        self.seen: set[int] = set()
+        self.average = np.zeros(20_000)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.last.append(float(logs["loss"]))
+        self.seen.add(batch)
+        self.average *= 0.5
+        self.average += float(logs["loss"]) * np.arange(20_000)
+        self.model.optimizer.learning_rate = 1e-3 * (1 + sum(self.last) + len(self.seen) + float(self.average[-1]) / 1e6)
+
+
+class Cyclic(keras.callbacks.Callback):
+    """State that cannot be told."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.held: dict[str, Any] = {}
+        self.held["self"] = self.held
+
+
 def siblings(names: list[str]) -> list[Any]:
     """Callbacks by name."""
     made = {
         "stopping": lambda: keras.callbacks.EarlyStopping("loss", patience=1, min_delta=10.0, restore_best_weights=True),
         "plateau": lambda: keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=10.0, factor=0.5, cooldown=1),
         "schedule": lambda: keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.7),
-        "batch-rate": BatchRate, "clamp": Clamp, "thaw": Thaw, "counting": Counting,
+        "batch-rate": BatchRate, "clamp": Clamp, "thaw": Thaw, "collecting": Collecting, "cyclic": Cyclic, "counting": Counting,
     }  # fmt: skip
     return [made[name]() for name in names]
 
@@ -327,6 +399,9 @@ def attributes(callback: Any) -> dict[str, Any]:
     """What a callback keeps."""
     left_out = ("_model", "params", "monitor_op", "schedule")
     kept = {name: value for name, value in vars(callback).items() if name not in left_out}
+    if isinstance(kept.get("average"), np.ndarray):
+        kept["average"] = kept["average"].tobytes()
+    kept.pop("held", None)
     if kept.get("best_weights"):
         kept["best_weights"] = [np.asarray(value).tobytes() for value in kept["best_weights"]]
     return kept
@@ -359,7 +434,10 @@ def made(optimizer: str, model: str = "cnn", *, jit: bool = False, eager: bool =
     keras.config.set_dtype_policy(policy or "float32")
     found = MODELS[model]()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    found.compile(optimizer_of(optimizer), loss, metrics=["accuracy"], jit_compile=jit, run_eagerly=eager)
+    chosen = optimizer_of(optimizer.partition("+")[0])
+    if optimizer.endswith("+exclude"):
+        chosen.exclude_from_weight_decay(var_names=["bias"])
+    found.compile(chosen, loss, metrics=["accuracy"], jit_compile=jit, run_eagerly=eager)
     return found
 
 
@@ -423,19 +501,93 @@ def many_fits(folder: str) -> dict[str, Any]:
             "logged_is_plain": same, "is_as_keras_made_it": clean, "steps": steps}  # fmt: skip
 
 
+def left_by_an_exception(folder: str) -> dict[str, Any]:
+    """The same callback and model, fitted again after an exception: that fit goes on."""
+    arguments = given("arrays") | {"verbose": 0, "epochs": 2}
+    whole = made("adam")
+    history = whole.fit(**arguments, callbacks=[logged(f"{folder}/whole")]).history
+    model, callback = made("adam"), logged(f"{folder}/left")
+    try:
+        model.fit(**arguments, callbacks=[callback, Interrupt(13)])
+    except Stop:
+        pass
+    again = model.fit(**arguments, callbacks=[callback]).history
+    same = [bits(a) == bits(b) for a, b in zip(whole.variables, model.variables, strict=True)]
+    return {"same": all(same), "history": plain(history) == plain(again), "exact": callback.report.exact,
+            "iterations": int(model.optimizer.iterations)}  # fmt: skip
+
+
+def without_the_script(folder: str) -> dict[str, Any]:
+    """What a run alone gives, of models and optimizers whose updates depend on more than they say."""
+    from tranlogs_keras.offline import OfflineRun
+
+    found = {}
+    for name, model, optimizer in (("constrained", "constrained", "adam"), ("excluded", "dense", "adamw+exclude")):
+        fresh = made(optimizer, model)
+        fresh.fit(**given("arrays"), verbose=0, callbacks=[logged(f"{folder}/{name}")])
+        right = {v.path: bits(v) for v in fresh.trainable_variables}
+        run = OfflineRun(Path(f"{folder}/{name}/rank0"))
+        report = run.replay(checkpoint=min(path.name for path in Path(f"{folder}/{name}/rank0/checkpoints").iterdir()))
+        mine = {slot.name.removeprefix("param/"): slot.variable for slot in run.state.variables.trained}
+        found[name] = {
+            "exact": report.exact,
+            "replayed": report.replayed,
+            "same": {k: bits(v) for k, v in mine.items()} == right,
+        }
+    return found
+
+
+def lazily_built(folder: str) -> str:
+    """A second optimizer that gets its variables in the first update."""
+    model = _compiled_two_updates()
+    model.third_optimizer = keras.optimizers.SGD(0.1)
+    try:
+        model.fit(**given("arrays"), verbose=0, callbacks=[logged(folder)])
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def doubtful_datasets(folder: str) -> dict[str, Any]:
+    """What is said of pipelines that cannot be brought back."""
+    import tensorflow as tf
+
+    x, y = digits()
+    plain_ = tf.data.Dataset.from_tensor_slices((x, y))
+    flip = layers.RandomFlip(seed=3)
+    noisy = lambda a, b: (a + tf.random.normal(tf.shape(a)), b)  # noqa: E731
+    sets = {
+        "plain": plain_.shuffle(32, seed=3).map(lambda a, b: (a * 2, b), num_parallel_calls=2).batch(8),
+        "layer": plain_.batch(8).map(lambda a, b: (flip(a, training=True), b)),
+        "python": plain_.map(
+            lambda a, b: (tf.ensure_shape(tf.numpy_function(lambda v: v, [a], tf.float32), (8, 8, 1)), b)
+        ).batch(8),
+        "parallel": plain_.map(noisy, num_parallel_calls=2).batch(8),
+        "sequential": plain_.map(noisy).batch(8),
+    }
+    found = {}
+    for name, data in sets.items():
+        callback = logged(f"{folder}/{name}")
+        made("adam", "dense").fit(data, verbose=0, callbacks=[callback])
+        found[name] = " | ".join(callback.report.notes)
+    return found
+
+
 def two_fits(run: str, die: list[Any] | None = None) -> dict[str, Any]:
     """A script that freezes a part, compiles anew, and fits a second time: two fits of one run."""
     model = made("adam")
     callback = logged(run, checkpoint_every=7)
     histories = []
     arguments = given("arrays") | {"verbose": 0}
-    model.fit(**arguments, epochs=1, callbacks=[callback, Death(die)])
+    first = model.fit(**arguments, epochs=1, callbacks=[callback, Death(die)])
     model.layers[-1].trainable = False
     model.compile(optimizer_of("sgd"), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    histories.append(plain(first.history))
+    between = [bits(v) for v in model.variables]
     history = model.fit(**arguments, epochs=2, callbacks=[callback, Death(die)])
     histories.append(plain(history.history))
     return {"state": {f"{i}": bits(v) for i, v in enumerate([*model.variables, *model.optimizer.variables])},
-            "history": histories}  # fmt: skip
+            "history": histories, "between": between}  # fmt: skip
 
 
 class TwoUpdates(keras.Model):
@@ -550,6 +702,7 @@ def refusals(folder: str) -> dict[str, str]:
             found[name] = str(error)
 
     said("log", lambda: logged(f"{folder}/a", log="all"))
+    said("run", lambda: TranLogsCallback(None))
     said("checkpoint_every", lambda: logged(f"{folder}/a", checkpoint_every="often"))
     model = made("adam")
     backup = keras.callbacks.BackupAndRestore(f"{folder}/backup")
@@ -559,8 +712,52 @@ def refusals(folder: str) -> dict[str, str]:
     model.fit(**arguments, callbacks=[logged(run)])
     said("shape", lambda: made("adam", "sparse").fit(**arguments, callbacks=[logged(run)]))
     said("optimizer", lambda: made("sgd").fit(**arguments, callbacks=[logged(run)]))
+    shared = logged(f"{folder}/shared")
+    model.fit(**arguments, callbacks=[shared])
+    said("models", lambda: made("adam").fit(**arguments, callbacks=[shared]))
     said("after", lambda: model.fit(**arguments, callbacks=[logged(f"{folder}/e")]))
     found["after"] = "trained" if found["after"] == "" else found["after"]
+    return found
+
+
+def changed_scripts(folder: str) -> dict[str, Any]:
+    """Runs that are left in their middle, and taken up by a script that is another one."""
+    arguments = given("arrays-in-order") | {"verbose": 0}
+    found = {}
+
+    def compiled(activation: str = "tanh", loss: str = "mse", **options: Any) -> Any:
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential(
+            [keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(3, activation=activation), layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.Adam(**options), loss)
+        return model
+
+    def taken_up(name: str, model: Any, **changes: Any) -> None:
+        run, options = f"{folder}/{name}", changes.pop("options", {})
+        try:
+            compiled().fit(**arguments, callbacks=[logged(run), Interrupt(5)])
+        except Stop:
+            pass
+        callback = logged(run, **options)
+        try:
+            model.fit(**(arguments | changes), callbacks=[callback])
+            found[name] = {"exact": callback.report.exact, "notes": " | ".join(callback.report.notes)}
+        except Exception as error:
+            found[name] = {"refused": f"{type(error).__name__}: {error}"}
+
+    x, y = digits()
+    taken_up("same", compiled())
+    taken_up("batch_size", compiled(), batch_size=16)
+    taken_up("samples", compiled(), x=x[:40], y=y[:40])
+    taken_up("values", compiled(), x=x * 2)
+    taken_up("order", compiled(), options={"data_order": "keras"}, shuffle=True)
+    taken_up("activation", compiled(activation="relu"))
+    taken_up("loss", compiled(loss="mae"))
+    taken_up("rate", compiled(learning_rate=0.5))
+    taken_up("beta", compiled(beta_1=0.5))
+    taken_up("schedule", compiled(learning_rate=keras.optimizers.schedules.CosineDecay(0.1, 10)))
     return found
 
 

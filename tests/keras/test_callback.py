@@ -71,6 +71,7 @@ def test_a_second_fit_of_a_script_goes_on_and_the_first_is_passed_over(torch: La
         assert torch.run("two_fits", run=str(tmp_path / "killed"), die=death).was_killed
     resumed = torch.value("two_fits", run=str(tmp_path / "killed"))
     assert resumed["state"] == whole["state"]
+    assert resumed["between"] == whole["between"], "what stands between the fits works with the trained weights"
     assert resumed["history"] == whole["history"]
 
 
@@ -90,15 +91,75 @@ def test_an_optimizer_that_gradients_do_not_tell_everything_of_falls_back_to_wei
     assert found["exact"] is True
 
 
+def test_a_fit_that_an_exception_ended_goes_on_with_the_same_callback(torch: Lab, tmp_path: Path) -> None:
+    found = torch.value("left_by_an_exception", folder=str(tmp_path))
+    assert found == {"same": True, "history": True, "exact": True, "iterations": 20}
+
+
+def test_an_optimizer_without_variables_is_refused_before_training(torch: Lab, tmp_path: Path) -> None:
+    said = torch.value("lazily_built", folder=str(tmp_path / "run"))
+    assert "UsageError" in said
+    assert "call model.third_optimizer.build(...)" in said
+
+
+def test_state_of_other_kinds_comes_back_batch_by_batch(torch: Lab, tmp_path: Path) -> None:
+    prove_exact(torch, tmp_path, [{"die": ["batch", 13]}, {"die": ["batch", 4]}], others=["collecting"], optimizer="adam")
+
+
+def test_state_that_cannot_be_told_leaves_fit_running_and_is_named(torch: Lab, tmp_path: Path) -> None:
+    plain = torch.value("fit", run=str(tmp_path / "plain"), optimizer="adam")
+    found = torch.value("fit", run=str(tmp_path / "run"), others=["cyclic"], optimizer="adam")
+    assert found["state"] == plain["state"]
+    assert "Cyclic.held has changed, and is of a kind that cannot be stored" in " ".join(found["report"]["notes"])
+    assert found["report"]["exact"] is None
+
+
+def test_a_layer_that_writes_its_weights_later_falls_back_to_weights(torch: Lab, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"model": "late", "optimizer": "adam"}
+    run = str(tmp_path / "run")
+    ended = torch.run("fit", run=run, die=["batch", 13], **arguments)
+    assert ended.was_killed
+    assert "weights are logged from step 10 on, not gradients: train_step writes" in ended.output
+    resumed = torch.value("fit", run=run, **arguments)
+    assert resumed["report"]["exact"] is True
+    assert resumed["report"]["step"] == 12
+
+
 def test_wrong_settings_are_named(torch: Lab, tmp_path: Path) -> None:
     found = torch.value("refusals", folder=str(tmp_path))
     assert 'log="all"' in found["log"].replace("'", '"')
     assert "checkpoint_every=" in found["checkpoint_every"]
+    assert "run=None: give the folder" in found["run"]
+    assert "this callback has logged another model's fit" in found["models"]
     assert "BackupAndRestore" in found["backup"]
     assert "two TranLogsCallbacks" in found["two"]
     assert "recorded as" in found["shape"]
     assert "was keras.optimizers.Adam, now it is keras.optimizers.SGD" in found["optimizer"]
     assert found["after"] == "trained", "a refusal must leave the model usable"
+
+
+def test_a_script_that_was_changed_is_told_so(torch: Lab, tmp_path: Path) -> None:
+    found = torch.value("changed_scripts", folder=str(tmp_path))
+    assert found["same"] == {"exact": True, "notes": found["same"]["notes"]}
+    assert "changed" not in found["same"]["notes"]
+    for name, said in (
+        ("batch_size", "the batch size of the data was 8, now it is 16"),
+        ("samples", "the number of samples of the data was 78, now it is 40"),
+        ("values", "the arrays hold other values"),
+    ):
+        assert found[name]["exact"] is False
+        assert said in found[name]["notes"]
+    assert "UsageError" in found["order"]["refused"]
+    assert "the data were Arrays, now they are Consumed" in found["order"]["refused"]
+    assert found["activation"]["exact"] is found["loss"]["exact"] is None
+    assert "activation was 'tanh', now it is 'relu'" in found["activation"]["notes"]
+    assert "loss was 'mse', now it is 'mae'" in found["loss"]["notes"]
+    assert found["rate"]["exact"] is found["beta"]["exact"] is True
+    assert "model.optimizer.learning_rate was 0.001" in found["rate"]["notes"]
+    assert "now it is 0.5; the run's own holds" in found["rate"]["notes"]
+    assert found["beta"]["notes"].count("beta_1") == 1
+    assert "its learning rate was a number, now it is" in found["schedule"]["refused"]
+    assert "recorded, but" not in found["schedule"]["refused"], "variables that follow from it need no line each"
 
 
 def test_a_changed_way_of_compiling_is_refused_by_name(tensorflow: Lab, tmp_path: Path) -> None:

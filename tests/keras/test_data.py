@@ -42,3 +42,19 @@ def test_in_the_order_that_keras_itself_draws(backend: Lab, data: str, tmp_path:
 def test_a_dataset_whose_prefetching_has_drained_the_epoch(tensorflow: Lab, tmp_path: Path) -> None:
     deaths = [{"die": ["batch", 9]}, {"die": ["batch", 10]}]
     prove_exact(tensorflow, tmp_path, deaths, data="dataset", options={"checkpoint_every": 1})
+
+
+def test_pipelines_that_cannot_be_brought_back_are_named_before_training(tensorflow: Lab, tmp_path: Path) -> None:
+    found = tensorflow.value("doubtful_datasets", folder=str(tmp_path))
+    assert "a map of the dataset" not in found["plain"] + found["sequential"]
+    assert "writes variables, such as the seed of a Keras layer" in found["layer"]
+    assert "calls Python" in found["python"]
+    assert "draws random numbers in parallel" in found["parallel"]
+
+
+@pytest.mark.parametrize("data", ["generator", "arrays"])
+def test_keras_own_random_numbers_come_back_beside_data_that_are_drawn_ahead(
+    data: str, tensorflow: Lab, tmp_path: Path
+) -> None:
+    prove_exact(tensorflow, tmp_path, [{"die": ["batch", 13]}], data=data, model="global-noise", optimizer="adam",
+                options={"data_order": "keras"})  # fmt: skip

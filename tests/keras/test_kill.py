@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,14 @@ def test_a_kill_at_any_place_leaves_no_trace(deaths: list[dict[str, Any]], torch
 def test_a_kill_at_the_end_of_epochs_leaves_no_trace_on_tensorflow(tensorflow: Lab, tmp_path: Path) -> None:
     deaths = [{"die": ["batch", 10]}, {"die": ["validation", 1]}, {"die": ["epoch-end", 1]}]
     prove_exact(tensorflow, tmp_path, deaths, validation=True, others=["plateau", "stopping"], optimizer="adam", epochs=4)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
+def test_kills_at_random_batches_leave_no_trace(backend: Lab, tmp_path: Path) -> None:
+    chance = random.Random(int(os.environ["TRANLOGS_SEED"]))
+    print("repeat with TRANLOGS_SEED=" + os.environ["TRANLOGS_SEED"])
+    deaths = [{"die": ["batch", chance.randrange(1, 10)]} for _ in range(3 if backend.backend == "torch" else 2)]
+    prove_exact(backend, tmp_path, deaths, model="dense", jit=backend.backend == "jax", others=["plateau"], optimizer="adam")
 
 
 def test_backup_and_restore_repeats_batches_on_top_of_later_weights(tensorflow: Lab, tmp_path: Path) -> None:

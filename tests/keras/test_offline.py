@@ -58,3 +58,11 @@ def test_names_of_files_are_checked_first(torch: Lab, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
     assert "must end in .weights.h5" in " ".join((done.stderr + done.stdout).split())
+
+
+def test_constraints_and_what_weight_decay_leaves_out_are_known_without_the_script(torch: Lab, tmp_path: Path) -> None:
+    found = torch.value("without_the_script", folder=str(tmp_path))
+    for name in ("constrained", "excluded"):
+        assert found[name]["exact"] is True, name
+        assert found[name]["same"] is True, name
+        assert found[name]["replayed"] == 10, name

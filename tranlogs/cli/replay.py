@@ -35,8 +35,14 @@ def replay(
     offline = offline_of(paths, optimizer or ())
     with progress_bar() as progress:
         report = offline.replay(step=to, progress=progress)
-    notes = [*report.notes, *offline.export(out)]
-    about = {**report.as_dict(), "notes": notes, "file": out, "bytes": out.stat().st_size}
+    about = {**report.as_dict(), "file": None, "bytes": 0}
+    if report.exact is False:  # wrong weights are never given out
+        first = report.first_divergent_step
+        until = "" if first is None else f": --to {first - 1} is the last step that is known to be right"
+        about["notes"] = [*report.notes, f"{out} is not written{until}"]
+    else:
+        about["notes"] = [*report.notes, *offline.export(out)]
+        about |= {"file": out, "bytes": out.stat().st_size}
     if as_json:
         show_json(about)
     else:
@@ -51,7 +57,7 @@ def _show(about: dict[str, Any]) -> None:
     exact = {True: "every redone step compared, all equal", False: f"NO: differs from step {about['first_divergent_step']} on",
              None: "could not be verified"}[about["exact"]]  # fmt: skip
     screen.console().print(screen.facts([
-        ("file", f"{about['file']} ({screen.size(about['bytes'])})"),
+        ("file", f"{about['file']} ({screen.size(about['bytes'])})" if about["file"] else "not written"),
         ("step", f"{about['step']} (batch {about['batch']}, epoch {about['epoch']}, timeline {about['timeline']})"),
         ("replayed", f"{replayed} from checkpoint {about['checkpoint_step']} in {about['seconds_replay']:.2f} s "
                      f"({about['seconds']:.2f} s with reading and loading)"),

@@ -309,6 +309,11 @@ class Journal:
         if self._wal is not None and checkpoint is not False and (checkpoint or self._is_checkpoint_due()):
             self.checkpoint(snapshot())
 
+    def suspend(self, error: Exception) -> None:
+        """Logging cannot go on: the integration cannot tell what a boundary has to hold. Tried again as after any failure."""
+        if self.is_writer:
+            self._suspend(error)
+
     def observe_step(self, seconds: float) -> None:
         """Tell what a bare optimizer step takes: what redoing one will, until a recovery has measured it."""
         if not self._is_replay_measured:

@@ -49,6 +49,7 @@ class Backend(ABC):
         is_eager: whether a change of an optimizer's plain attribute takes effect at the next step.
         needs_a_step: whether `fit` fails in an epoch that is resumed after its last batch.
         is_prefetching: whether batches are drawn ahead by threads that share the random number generators.
+        sees_inner_writes: whether `changed` tells in the middle of a step what the train step has written.
         watches_values: whether writes are noticed by reading values; a read of many costs as much as a read of one there.
     """
 
@@ -56,6 +57,7 @@ class Backend(ABC):
     is_eager = False
     needs_a_step = False
     is_prefetching = False
+    sees_inner_writes = True
     watches_values = False
 
     def __init__(self) -> None:

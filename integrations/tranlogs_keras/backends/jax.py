@@ -20,6 +20,7 @@ class JaxBackend(Backend):
 
     name = "jax"
     needs_a_step = True  # its fit reports the logs of the last step, and fails where none was taken
+    sees_inner_writes = False  # all arrays are others after each train step
     _tapped: JaxTap | None
 
     def __init__(self) -> None:

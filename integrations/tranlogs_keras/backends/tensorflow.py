@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -146,7 +147,8 @@ class TensorFlowBackend(Backend):
             "jit_compile": bool(model.jit_compile), "run_eagerly": bool(model.run_eagerly),
             "intra_op_threads": config.threading.get_intra_op_parallelism_threads(),
             "inter_op_threads": config.threading.get_inter_op_parallelism_threads(),
-            "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", ""), "xla_flags": os.environ.get("XLA_FLAGS", ""),
+            "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1" if platform.machine() == "x86_64" else "0"),
+            "xla_flags": os.environ.get("XLA_FLAGS", ""),
             "deterministic": bool(config.experimental.get_synchronous_execution()),
         }  # fmt: skip
 

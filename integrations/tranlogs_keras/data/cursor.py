@@ -74,6 +74,14 @@ class Cursor:
             epoch_iterator._num_batches = position.num_batches
         epoch_iterator._enumerate_iterator = types.MethodType(lambda _: self._epoch(), epoch_iterator)
 
+    @property
+    def place(self) -> str:
+        """Where the fit stands, in words."""
+        position = self.position
+        count = self._iterator.steps_per_epoch or position.num_batches
+        where = f"batch {position.batch + 1}" if not count or position.batch < count else "its end"
+        return f"epoch {position.epoch + 1}, {where}"
+
     def release(self) -> None:
         """Keras's epoch iterator is its own again."""
         vars(self._iterator).pop("_enumerate_iterator", None)

@@ -92,7 +92,7 @@ class PyDatasetBatches(Source):
     def read(self, rng_now: dict[str, Any]) -> dict[str, Any]:
         if self._is_open and self._opened is None:
             self._opened = rng_now  # behind the first batch: opening draws, too (a DataLoader its seed)
-        elif self._is_open and not self._draws and rng.has_drawn(self._opened or {}, rng_now):
+        elif self._is_open and not self._draws and rng.has_drawn(self._opened or {}, rng_now, self._backend):
             self._draws = True
             if self._adapter.enqueuer is not None and not self._has_doubted:
                 self._has_doubted = True

@@ -14,6 +14,8 @@ from ..adapt import Values
 from ..backends import Backend
 from ..fingerprint import digest
 
+_GLANCED_ROWS = 64
+
 DataOrder = Literal["tranlogs", "keras"]
 Doubt = Callable[[str, bool], None]  # what cannot be brought back, and whether the order is wrong for sure
 
@@ -22,8 +24,8 @@ class Source:
     """One kind of data; what a kind does not need stays as it is here.
 
     Attributes:
-        sets_rng: whether the random number generators are to be set at the place where a run goes on (not where threads
-            draw batches ahead and share them).
+        sets_rng: whether Python's and numpy's generators are to be set at the place where a run goes on (not where threads
+            draw batches ahead with them).
     """
 
     sets_rng = True
@@ -93,7 +95,7 @@ class Consumed(Source):
     def __init__(self, epoch_iterator: Any, backend: Backend, doubt: Doubt) -> None:
         self._iterator, self._backend, self._doubt = epoch_iterator, backend, doubt
         adapter = epoch_iterator.data_adapter
-        self.sets_rng = not backend.is_prefetching
+        self.sets_rng = not backend.is_prefetching or isinstance(adapter, private.ArrayDataAdapter)
         self._opened_at: dict[str, Any] | None = None  # the generators' states before the pass was opened
         self._first = _first_batches(adapter)
         if isinstance(adapter, private.GeneratorDataAdapter) and private.get_random_seed() is None:
@@ -124,6 +126,38 @@ class Consumed(Source):
         if state["first"] != self._first:
             self._doubt("the generator gives other batches than before: what follows is not what the run would have seen. Seed "
                         "what it draws from", True)  # fmt: skip
+
+
+def describe_data(adapter: Any, source: Source) -> dict[str, Any]:
+    """What must be as it was for a recorded place to mean the same batches, as plain values."""
+    inputs = getattr(adapter, "_inputs", None)
+    return {
+        "kind": type(source).__name__, "batch_size": getattr(adapter, "batch_size", None), "batches": adapter.num_batches,
+        "samples": getattr(adapter, "_num_samples", None), "content": None if inputs is None else _glance(inputs),
+    }  # fmt: skip
+
+
+def other_data(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs, one sentence each."""
+    words = {"batch_size": "batch size", "batches": "number of batches", "samples": "number of samples"}
+    found = [f"the {word} of the data was {recorded[key]}, now it is {now[key]}: other batches follow than the run had"
+             for key, word in words.items() if recorded.get(key) is not None and recorded[key] != now[key]]  # fmt: skip
+    if not found and recorded.get("content") is not None and recorded["content"] != now["content"]:
+        found.append("the arrays hold other values than in the run: other batches follow than it had")
+    return found
+
+
+def _glance(inputs: Any) -> int | None:
+    """Digest of a few rows of each array, and of its shape."""
+    parts: list[Any] = []
+    try:
+        for leaf in private.tree.flatten(inputs):
+            count = len(leaf)
+            rows = sorted({int(i) for i in np.linspace(0, count - 1, min(count, _GLANCED_ROWS))})
+            parts += [tuple(leaf.shape), *(digest(np.asarray(leaf[i])) for i in rows)]
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError):  # pandas, sparse: by their sizes alone
+        return None
+    return digest(np.frombuffer(repr(parts).encode(), np.uint8)) >> 1
 
 
 def _first_batches(adapter: Any) -> list[int]:
@@ -158,6 +192,9 @@ def make_source(epoch_iterator: Any, backend: Backend, *, seed: int, data_order:
         return PyDatasetBatches(epoch_iterator, backend, own, doubt)
     if isinstance(adapter, private.TFDatasetAdapter) and backend.name == "tensorflow":
         from .tf_dataset import TFDatasetBatches
+        from .tf_doubts import doubts_about
 
+        for text in doubts_about(adapter._dataset):
+            doubt(text, False)
         return TFDatasetBatches(epoch_iterator)
     return Consumed(epoch_iterator, backend, doubt)

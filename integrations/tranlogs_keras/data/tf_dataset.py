@@ -7,6 +7,7 @@ iterator that is thrown away, after the other.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import tensorflow as tf
 from tranlogs.errors import UsageError
 
 from .sources import Source
+
+_log = logging.getLogger("tranlogs")
 
 _NBYTES_MAX = 256 << 20  # a larger state (shuffle buffers of images) is not kept: skipping is cheaper than writing it
 
@@ -91,16 +94,18 @@ class TFDatasetBatches(Source):
     def _stored(self) -> Blob | None:
         if self._batches is None or not self._is_storable:
             return None
-        with tempfile.TemporaryDirectory() as folder:
-            try:
+        try:
+            with tempfile.TemporaryDirectory() as folder:
                 tf.train.Checkpoint(it=self._batches).write(f"{folder}/it")
-            except (tf.errors.OpError, ValueError, NotImplementedError, AttributeError):
-                self._is_storable = False  # stateful functions, generators, replicas: skip from the beginning of the pass
-                return None
-            files = list(Path(folder).iterdir())
-            if sum(file.stat().st_size for file in files) > _NBYTES_MAX:
-                return None
-            return {file.name: np.frombuffer(file.read_bytes(), np.uint8) for file in files}
+                files = list(Path(folder).iterdir())
+                if sum(file.stat().st_size for file in files) > _NBYTES_MAX:
+                    return None
+                return {file.name: np.frombuffer(file.read_bytes(), np.uint8) for file in files}
+        except OSError as error:  # no room for it, or no folder for temporary files
+            _log.debug("the dataset's iterator could not be stored: %s", error)
+        except (tf.errors.OpError, ValueError, NotImplementedError, AttributeError):
+            self._is_storable = False  # stateful functions, generators, replicas: skip from the beginning of the pass
+        return None
 
 
 def _read(iterator: Any, blob: Blob) -> None:

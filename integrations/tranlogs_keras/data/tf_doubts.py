@@ -1,0 +1,53 @@
+"""What of a tf.data pipeline cannot be brought back, told from its functions before training starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+_log = logging.getLogger("tranlogs")
+
+_PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
+_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "RngReadAndSkip"}
+_RANDOM = {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle", "Multinomial",
+           "RandomGamma", "RandomPoissonV2", "ParameterizedTruncatedNormal"}  # fmt: skip
+
+_VARIABLES = (
+    "a map of the dataset writes variables, such as the seed of a Keras layer that augments: they are not brought back, and a "
+    "resume in the middle of an epoch sees other batches. Augment inside the model, or with stateless operations"
+)
+_CALLS = (
+    "a map of the dataset calls Python: if that draws random numbers, they are not brought back. Use stateless operations of "
+    "TensorFlow"
+)
+_PARALLEL = (
+    "a map of the dataset draws random numbers in parallel (num_parallel_calls), which TensorFlow itself does not repeat from "
+    "one run to the next. Leave num_parallel_calls out, or use stateless operations"
+)
+
+
+def doubts_about(dataset: Any) -> list[str]:
+    """One sentence each. A dataset whose inside looks otherwise than expected is not doubted."""
+    found: dict[str, None] = {}
+    try:
+        for name, kinds in _functions(dataset):
+            if kinds & _WRITES:
+                found[_VARIABLES] = None
+            if "Map" in name and "FlatMap" not in name and kinds & _PYTHON:  # a flat map: from_generator
+                found[_CALLS] = None
+            if "Parallel" in name and kinds & _RANDOM:
+                found[_PARALLEL] = None
+    except Exception as error:  # TensorFlow's inside
+        _log.debug("the dataset could not be looked into: %s", error)
+    return list(found)
+
+
+def _functions(dataset: Any) -> Iterator[tuple[str, set[str]]]:
+    """Of each function in the pipeline the class of its dataset, and the operations in it."""
+    for function in dataset._functions():
+        graph = function.function.graph.as_graph_def()
+        inner = (node.op for called in graph.library.function for node in called.node_def)
+        yield type(dataset).__name__, {node.op for node in graph.node} | set(inner)
+    for source in dataset._inputs():
+        yield from _functions(source)
