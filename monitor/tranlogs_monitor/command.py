@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tranlogs.errors import NotARun
+from tranlogs.errors import NotARun, UsageError
 from tranlogs.journal import JournalPaths
 
 from .daemon import Daemon, journals_below
@@ -18,20 +18,27 @@ from .json_log import JsonFormatter
 from .settings import Settings
 from .watch import Seen
 
+_log = logging.getLogger(__name__)
 
-def watch(roots: Sequence[Path], settings: Settings, *, journals_of: Callable[[Path], list[JournalPaths]],
-          is_json: bool, once: bool, show: Callable[[list[tuple[JournalPaths, Seen]]], None]) -> int:  # fmt: skip
+Find = Callable[[Path], list[JournalPaths]]
+
+
+def watch(roots: Sequence[Path], settings: Settings, *, journals_of: Find, is_json: bool, once: bool, http: str | None = None,
+          show: Callable[[list[tuple[JournalPaths, Seen]]], None]) -> int:  # fmt: skip
     """Watch until SIGTERM or SIGINT; or, `once`, evaluate, show what was found, and end.
 
     Returns the exit code.
     """
     seen: list[tuple[JournalPaths, Seen]] = []
-    daemon = Daemon(roots, settings, find=lambda root: journals_below(root, journals_of),
-                    on_seen=lambda what, paths: seen.append((paths, what)) if once else None)  # fmt: skip
+
+    def find(root: Path) -> list[JournalPaths]:
+        return journals_below(root, journals_of)
+
     with _logging_to_stderr(is_json):
         if not once:
-            _run(daemon)
+            _serve(roots, settings, find, http)
             return 0
+        daemon = Daemon(roots, settings, find=find, on_seen=lambda what, paths: seen.append((paths, what)) if what else None)
         try:
             failed = daemon.evaluate()
         finally:
@@ -40,6 +47,26 @@ def watch(roots: Sequence[Path], settings: Settings, *, journals_of: Callable[[P
         raise NotARun(roots[0])
     show(seen)
     return 1 if failed else 0
+
+
+def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: str | None) -> None:
+    if http is None:
+        _run(Daemon(roots, settings, find=find))
+        return
+    try:
+        from .metrics import Metrics
+    except ImportError as error:
+        raise UsageError(f"--http needs prometheus-client: pip install 'tranlogs[monitor]' ({error})") from None
+    from .web import WebServer, address_of
+
+    metrics = Metrics()
+    server = WebServer(address_of(http), metrics)
+    _log.info("metrics at http://%s:%d/metrics", address_of(http)[0], server.port)
+    try:
+        _run(Daemon(roots, settings, find=find, on_seen=lambda what, paths: metrics.note(paths.folder, what),
+                    on_gone=metrics.forget))  # fmt: skip
+    finally:
+        server.close()
 
 
 def _run(daemon: Daemon) -> None:

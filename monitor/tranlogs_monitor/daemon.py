@@ -41,14 +41,16 @@ class Daemon:
         roots: runs, folders of runs, or single journals (RUN/rank0).
         settings: for all of them.
         find: gives the journals below a root.
-        on_seen: told of each evaluation.
+        on_seen: told of each evaluation; with None, that it could not be made.
+        on_gone: told of a journal that is not there any more.
         clock: of evaluations.
     """
 
     def __init__(self, roots: Sequence[Path], settings: Settings, *, find: Callable[[Path], list[JournalPaths]],
-                 on_seen: Callable[[Seen, JournalPaths], None] = lambda seen, paths: None,
+                 on_seen: Callable[[Seen | None, JournalPaths], None] = lambda seen, paths: None,
+                 on_gone: Callable[[Path], None] = lambda folder: None,
                  clock: Clock | None = None) -> None:  # fmt: skip
-        self._roots, self._settings, self._find, self._on_seen = roots, settings, find, on_seen
+        self._roots, self._settings, self._find, self._on_seen, self._on_gone = roots, settings, find, on_seen, on_gone
         self._clock = clock or SystemClock()
         self._watched: dict[Path, _Watched] = {}
         self._stop = threading.Event()
@@ -97,6 +99,7 @@ class Daemon:
             gone.watch.close()
             if gone.lock is not None:
                 gone.lock.release()
+            self._on_gone(folder)
             _log.info("%s: it is gone", folder)
         for folder in found.keys() - self._watched.keys():
             held = self._locked(folder)
@@ -123,6 +126,7 @@ class Daemon:
             self._on_seen(seen, watched.watch.paths)
         except (TranLogsError, OSError, MemoryError) as error:
             problem = in_words(error)
+            self._on_seen(None, watched.watch.paths)
         if problem and problem != watched.problem:
             _log.warning("%s: cannot be watched now: %s; it is tried again", folder, problem)
         elif watched.problem and not problem:

@@ -8,7 +8,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tranlogs.catalog import CATALOG_NAME, Catalog, CheckpointRow, EvaluationRow, SegmentRow, Tables, TimelineRow, Watermarks
+from tranlogs.catalog import (
+    CATALOG_NAME,
+    Catalog,
+    CheckpointRow,
+    EvaluationRow,
+    Incident,
+    PrunedRow,
+    SegmentRow,
+    Tables,
+    TimelineRow,
+    Watermarks,
+)
 from tranlogs.clock import Clock
 from tranlogs.journal import JournalPaths, Owner, read_owner
 from tranlogs.journal.opening import settle_segments
@@ -33,13 +44,16 @@ class Rows:
     checkpoints: list[CheckpointRow]
     timelines: list[TimelineRow]
     marks: Watermarks
+    pruned: PrunedRow
+    incidents: list[Incident]
     last: EvaluationRow | None
 
     @classmethod
     def of(cls, tables: Tables) -> Rows:
         checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
         return cls(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow),
-                   tables.get("watermarks", Watermarks) or Watermarks(), evaluations.last_row(tables))  # fmt: skip
+                   tables.get("watermarks", Watermarks) or Watermarks(), tables.get("pruned", PrunedRow) or PrunedRow(),
+                   tables.rows("incident/", Incident), evaluations.last_row(tables))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,8 @@ class Seen:
         pruning: what went, or in a dry run would go.
         sealed: segments of a dead trainer that were sealed.
         seconds: what it took.
+        protected: of each sealed segment, by ordinal.
+        budget_bytes: of the journal.
     """
 
     at: float
@@ -66,6 +82,12 @@ class Seen:
     sealed: int = 0
     seconds: float = 0.0
     protected: dict[int, bool] = field(default_factory=dict)
+    budget_bytes: int | None = None
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the trainer has suspended logging."""
+        return any(incident.to_step is None for incident in self.rows.incidents)
 
 
 class JournalWatch:
@@ -103,7 +125,8 @@ class JournalWatch:
         limits = newest_lineage(rows.checkpoints, rows.timelines)
         protected = {row.ordinal: is_protected(row, anchor, limits) for row in rows.segments if row.state == "sealed"}
         pruning = self._pruned(catalog, rows, worth, now, owner)
-        seen = Seen(now, rows, owner, worth, anchor, pruning, sealed, time.perf_counter() - start, protected)
+        seen = Seen(now, rows, owner, worth, anchor, pruning, sealed, time.perf_counter() - start, protected,
+                    self._settings.budget.nbytes)  # fmt: skip
         if not self._settings.is_dry_run:
             with catalog.transaction() as tables:
                 evaluations.write(tables, self._row(seen), worth, protected)

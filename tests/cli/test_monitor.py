@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,17 @@ def test_a_folder_without_a_run_is_named(cli: Cli, tmp_path: Path) -> None:
 
 def test_the_daemon_logs_json_and_ends_at_sigterm(run: Path) -> None:
     call = [sys.executable, "-c", "from tranlogs.cli import main; main()"]
-    command = [*call, "monitor", str(run), "--interval", "50ms", "--log-json", "--budget", "1GiB"]
+    command = [*call, "monitor", str(run), "--interval", "50ms", "--log-json", "--budget", "1GiB", "--http", ":0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
         assert daemon.stderr is not None
-        line = json.loads(daemon.stderr.readline())
+        served, line = (json.loads(daemon.stderr.readline()) for _ in range(2))
         assert line["level"] == "info"
         assert line["message"].endswith("is watched")
+        url = served["message"].removeprefix("metrics at ")
+        metrics = ""
+        while "tranlogs_watched{" not in metrics:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                metrics = answer.read().decode()
+        assert 'tranlogs_step{journal="' in metrics
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(30) == 0

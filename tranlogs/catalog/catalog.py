@@ -25,7 +25,7 @@ from ..errors import CannotRead, CorruptCatalog, LogUnavailable, UnknownFormat
 from ..failpoints import hit
 from .environment import open_environment, reading, verify_file
 from .rows import CheckpointRow, Incident, RunRow, SegmentRow, TimelineRow, Watermarks
-from .tables import Tables
+from .tables import Known, Tables
 
 _log = logging.getLogger("tranlogs")
 
@@ -48,6 +48,7 @@ class Catalog:
         self._lock = threading.Lock()  # of the writer
         self._idle = threading.Condition()
         self._active: Counter[int] = Counter()  # transactions under way, by thread
+        self._known: Known = {}
         self._is_closed = False
         self._written = 0  # transactions
         self._users = 1
@@ -104,7 +105,7 @@ class Catalog:
             self._written += 1
             try:
                 with self._begin(write=True) as txn:
-                    yield Tables(txn, self.path)
+                    yield Tables(txn, self.path, self._known)
                     hit("catalog.before_commit")
                 hit("catalog.after_commit")
             except (lmdb.Error, OSError) as error:
@@ -119,7 +120,7 @@ class Catalog:
         """
         try:
             with self._begin() as txn:
-                return look(Tables(txn, self.path))
+                return look(Tables(txn, self.path, self._known))
         except (lmdb.Error, LogUnavailable, ValueError, KeyError, TypeError) as error:
             raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
 

@@ -15,12 +15,18 @@ import xxhash
 from ..errors import CorruptCatalog
 from .rows import KINDS, Row
 
+Known = dict[str, dict[str, tuple[bytes, Any]]]  # by prefix and key: the bytes, and the (immutable) row that they are
+
+_KEPT = ("segment/", "checkpoint/")
+
 
 class Tables:
     """The rows inside one transaction."""
 
-    def __init__(self, txn: lmdb.Transaction, path: Path) -> None:
-        self._txn, self._path = txn, path
+    def __init__(self, txn: lmdb.Transaction, path: Path, known: Known | None = None) -> None:
+        """`known`: rows of segments and checkpoints as they were last read: those whose bytes are the same are not decoded anew
+        (a run of months has a hundred thousand)."""
+        self._txn, self._path, self._known = txn, path, known
 
     def get(self, key: str, kind: type[Row]) -> Row | None:
         """One row, None where there is none."""
@@ -29,7 +35,14 @@ class Tables:
 
     def rows(self, prefix: str, kind: type[Row]) -> list[Row]:
         """All rows under a prefix, in the order of their keys."""
-        return [self._decode(raw, kind, key) for key, raw in self._under(prefix)]
+        if self._known is None or prefix not in _KEPT:
+            return [self._decode(raw, kind, key) for key, raw in self._under(prefix)]
+        before, now = self._known.get(prefix, {}), {}
+        for key, raw in self._under(prefix):
+            row = before.get(key)
+            now[key] = row if row is not None and row[0] == raw else (raw, self._decode(raw, kind, key))
+        self._known[prefix] = now
+        return [row for _, row in now.values()]
 
     def keys(self, prefix: str) -> list[str]:
         """The keys under a prefix, in order."""

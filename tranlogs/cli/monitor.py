@@ -27,6 +27,9 @@ def monitor(
     alpha_archived: Annotated[float, typer.Option(help="What it takes that a store has the segment.")] = 0.2,
     alpha_persisted: Annotated[float, typer.Option(help="And that it is durable there.")] = 0.1,
     interval: Annotated[str, typer.Option(help="Between two evaluations.")] = "10s",
+    http: Annotated[
+        str | None, typer.Option(help="Serve /metrics for Prometheus there, like :9464 (this machine only).")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing: show once what would go, and why.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Evaluate once, and end.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Take over runs that another monitor has when it ends.")] = False,
@@ -50,7 +53,7 @@ def monitor(
     watch, settings = daemon_of("monitor")
     code: int = watch(
         runs, settings(limits, decay, seconds_of(interval, "--interval"), dry_run, wait), journals_of=journals_of,
-        is_json=log_json, once=once or dry_run, show=_show_json if as_json else _show_table,
+        is_json=log_json, once=once or dry_run, http=http, show=_show_json if as_json else _show_table,
     )  # fmt: skip
     return code
 
