@@ -16,7 +16,7 @@ demo: $(VENV)/.usable
 
 test: $(VENV)/.ready
 	$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check lint: $(VENV)/.ready
 	$(BIN)/ruff check .
