@@ -209,11 +209,11 @@ class Session:
     def _bring_back_end(self, number: int) -> None:
         """The weights with which a fit of the run ended: the script's code behind it works with them."""
         end = self._earlier[number]["step"] if number < len(self._earlier) else -1
-        for row in self.journal.catalog.checkpoints():
+        for row in [row for row in self.journal.catalog.checkpoints() if row.step == end]:
             try:
                 with Checkpoint(self.journal.paths.checkpoints / row.name) as checkpoint:
-                    meta = checkpoint.meta(make_array=adapt.from_array) if row.step == end else None
-                    if meta is not None and meta["boundary"]["position"]["fit"] == number:
+                    meta = checkpoint.meta(make_array=adapt.from_array)
+                    if meta["boundary"]["position"]["fit"] == number:
                         self.has_end = self.state.restore_weights(checkpoint, meta)
             except DataError as error:
                 _log.warning("%s", error)
@@ -286,7 +286,9 @@ class Session:
         if self._is_new and self._landed is None:
             self._is_new = False
             self.journal.start()
-            self.journal.checkpoint(self._snapshot(self._read(self.state.look(), is_epoch_end=True)), wait=True)
+            body = self._read(self.state.look())
+            if body is not None:
+                self.journal.checkpoint(self._snapshot(body), wait=True)
             self.steps.remember()
         else:
             self.boundary(is_epoch_end=True)
@@ -350,10 +352,8 @@ class Session:
             self.journal.reserve(self.state.nbytes())
         wanted = self._wants_checkpoint or (is_epoch_end and self.settings.every_epoch)
         self._wants_checkpoint = False
-        try:
-            body = self._read(look, is_epoch_end=is_epoch_end)
-        except Exception as error:  # of a user's object that is read; training goes on
-            self.journal.suspend(error)
+        body = self._read(look)
+        if body is None:
             return
         self.journal.boundary(
             body, lambda: self._snapshot(body), scalars=self._scalars(is_epoch_end), checkpoint=wanted or None
@@ -365,7 +365,15 @@ class Session:
         found = {name: float(values[-1]) for name, values in history.items() if values and isinstance(values[-1], (int, float))}
         return found or None
 
-    def _read(self, look: Look, *, is_epoch_end: bool, has_stopped: bool = False) -> dict[str, Any]:
+    def _read(self, look: Look, *, has_stopped: bool = False) -> dict[str, Any] | None:
+        """What a boundary commits; None, and logging suspends, where an object of the user's cannot be read."""
+        try:
+            return self._body(look, has_stopped)
+        except Exception as error:  # whatever it is, training goes on
+            self.journal.suspend(error)
+            return None
+
+    def _body(self, look: Look, has_stopped: bool) -> dict[str, Any]:
         now = rng.get_rng(self.backend, look.seed)
         return {
             "position": self.cursor.position.as_dict(), "auxiliary": look.auxiliary, "metrics": look.metrics, "rng": now,
@@ -411,7 +419,9 @@ class Session:
         has_stopped = bool(self.model.stop_training) and position.epoch + 1 < self._epochs
         position.epoch, position.batch, position.is_finished = position.epoch + 1, 0, True
         self.source.refresh()
-        body = self._read(self.steps.note_unit(), is_epoch_end=True, has_stopped=has_stopped)
+        body = self._read(self.steps.note_unit(), has_stopped=has_stopped)
+        if body is None:
+            return
         body["metrics"] = {}  # should more epochs follow, they begin with metrics of their own
         self.journal.boundary(body, lambda: self._snapshot(body), scalars=self._scalars(True), checkpoint=True)
 

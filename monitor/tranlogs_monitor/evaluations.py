@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from tranlogs.catalog import EvaluationRow, SegmentRow, Tables, evaluation_key
+from tranlogs.catalog import EvaluationRow, Tables, evaluation_key
 from tranlogs.retention.decay import Worth
 
 _ROWS_MAX = 512
@@ -54,9 +54,3 @@ def write(tables: Tables, row: EvaluationRow, worth: Worth, protected: dict[int,
             tables.delete(key)
     for key in tables.keys("evaluation/")[: -2 * rows_max]:
         tables.delete(key)
-
-
-def kept(worth: Worth, segments: list[SegmentRow]) -> Worth:
-    """The values of segments that are still there."""
-    there = np.isin(worth.ordinals, [row.ordinal for row in segments if row.state == "sealed"])
-    return replace(worth, ordinals=worth.ordinals[there], values=worth.values[there])

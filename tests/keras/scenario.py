@@ -167,6 +167,35 @@ class OwnOrder(Numbered):
         return self.x[at], self.y[at]
 
 
+class Unstorable(Numbered):
+    """Comes to hold something that no log takes."""
+
+    def __init__(self, x: Any, y: Any, **options: Any) -> None:
+        super().__init__(x, y, **options)
+        self.held: Any = 0
+
+    def on_epoch_end(self) -> None:  # Keras calls it when it looks at the first batches, too
+        self.held = print if self.held else 1
+
+
+class Lying:
+    """Cannot even be looked at."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("nobody looks at this")
+
+
+class Unreadable(Numbered):
+    """Comes to hold something that fails when it is read."""
+
+    begun = 0
+
+    def on_epoch_begin(self) -> None:  # Keras calls it when it looks at the first batches, too
+        self.begun += 1
+        if self.begun > 2:
+            self.held = Lying()
+
+
 class Augmented(Numbered):
     """Batches draw random numbers."""
 
@@ -194,6 +223,10 @@ def given(data: str) -> dict[str, Any]:
         return {"x": Numbered(x, y, workers=2), "shuffle": True}
     if data == "numbered-own-order":
         return {"x": OwnOrder(x, y), "shuffle": False}
+    if data == "numbered-unstorable":
+        return {"x": Unstorable(x, y), "shuffle": True}
+    if data == "numbered-unreadable":
+        return {"x": Unreadable(x, y), "shuffle": True}
     if data == "numbered-augmented":
         return {"x": Augmented(x, y), "shuffle": True}
     if data == "generator":

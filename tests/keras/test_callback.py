@@ -114,6 +114,20 @@ def test_state_that_cannot_be_told_leaves_fit_running_and_is_named(torch: Lab, t
     assert found["report"]["exact"] is None
 
 
+def test_a_dataset_that_comes_to_hold_what_cannot_be_stored_is_named(torch: Lab, tmp_path: Path) -> None:
+    found = torch.value("fit", run=str(tmp_path), data="numbered-unstorable", optimizer="adam")
+    assert "Unstorable.held has changed, and is of a kind that cannot be stored" in " ".join(found["report"]["notes"])
+
+
+def test_an_object_that_cannot_be_read_leaves_fit_running_to_its_end(torch: Lab, tmp_path: Path) -> None:
+    plain = torch.value("fit", run=str(tmp_path / "plain"), data="numbered", optimizer="adam")
+    found = torch.run("fit", run=str(tmp_path / "run"), data="numbered-unreadable", optimizer="adam")
+    assert found.code == 0, found.output[-3000:]
+    assert "logging is suspended" in found.output
+    assert found.value["state"] == plain["state"]
+    assert found.value["history"] == plain["history"]
+
+
 def test_a_layer_that_writes_its_weights_later_falls_back_to_weights(torch: Lab, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"model": "late", "optimizer": "adam"}
     run = str(tmp_path / "run")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.core.toys import killed
-from tranlogs.catalog import Catalog, EvaluationRow
+from tranlogs.catalog import Catalog, EvaluationRow, segment_key
 from tranlogs.cli.runs import journals_of
 from tranlogs.config import MIB
 from tranlogs.errors import UsageError
-from tranlogs.journal import JournalPaths
+from tranlogs.journal import JournalPaths, opening
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.decay import Decay
@@ -259,3 +259,27 @@ def test_a_damaged_journal_is_said_once_and_does_not_hold_up_others(
     assert len(catalog.read(lambda tables: tables.keys("evaluation/"))) == 3
     catalog.close()
     watched.close()
+
+
+def test_a_segment_that_a_writer_has_settled_meanwhile_is_left_alone(
+    run: ToyTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer comes, gives the segment up, and dies, while the monitor still reads it."""
+    copy = killed(run, tmp_path / "copy") / "rank0"
+    watch, right, meanwhile = watching(copy), opening.read_segment, []
+
+    def read(path: Path, timeline: int) -> Any:
+        found = right(path, timeline)
+        if not meanwhile and found is not None:
+            meanwhile.append(found)
+            catalog = Catalog.open(copy, writable=True)
+            with catalog.transaction() as tables:
+                tables.delete(segment_key(found.ordinal))
+            catalog.close()
+        return found
+
+    monkeypatch.setattr(opening, "read_segment", read)
+    seen = watch.evaluate()
+    watch.close()
+    assert meanwhile
+    assert meanwhile[0].ordinal not in [row.ordinal for row in seen.rows.segments], "a row without a file came back"

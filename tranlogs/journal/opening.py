@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..catalog import CATALOG_NAME, Catalog, RunRow, Tables, TimelineRow, segment_key, timeline_key
+from ..catalog import CATALOG_NAME, Catalog, RunRow, SegmentRow, Tables, TimelineRow, segment_key, timeline_key
 from ..checkpoint.layout import TEMPORARY
 from ..errors import CannotRead, CorruptCatalog, LogUnavailable, NotARun, UsageError
 from ..rebuild import files_in, read_files, read_segment, rebuild_catalog
@@ -129,6 +129,8 @@ def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool, still:
         with catalog.transaction() as tables:
             if not still():
                 return done
+            if tables.get(segment_key(row.ordinal), SegmentRow) != row:  # a writer came, and went, since it was read
+                continue
             if found is not None:
                 tables.put(segment_key(row.ordinal), replace(found, state="sealed", created_at=row.created_at))
             elif not is_there:

@@ -165,7 +165,7 @@ class Backend(ABC):
         return []
 
 
-class Tap:
+class Tap(ABC):
     """A model's train function, replaced: its steps are split into gradients and update, or whole, and watched.
 
     Args:
@@ -185,6 +185,7 @@ class Tap:
         self._one = model.train_function
         model.train_function = self._train_function
 
+    @abstractmethod
     def _put_between(self) -> None:
         """Before Keras makes the function of one step, which is to be split."""
 
@@ -208,8 +209,9 @@ class Tap:
         self._model.make_train_function()  # we are gone
         return self._model.train_function(*arguments)
 
+    @abstractmethod
     def _steps(self, *arguments: Any) -> Any:
-        raise NotImplementedError
+        """Take one step, or as many as an execution has, and tell the watcher of each."""
 
 
 class OneStep:

@@ -86,6 +86,9 @@ class TorchTap(Tap):
 
     _updates = 0
 
+    def _put_between(self) -> None:
+        """Nothing: `apply` is replaced step by step, since Keras compiles none."""
+
     def _pass(self, grads: Any, trainable_variables: Any = None) -> None:
         self._updates += 1
 

@@ -34,6 +34,8 @@ class PyDatasetBatches(Source):
         self._opened: dict[str, Any] | None = None  # the states by which it is seen whether batches draw
         self._draws = False  # whether batches draw random numbers
         self._has_doubted = False
+        self._unreadable: Exception | None = None
+        self._has_told: set[str] = set()  # of attributes that are lost
 
     @property
     def sets_rng(self) -> bool:  # type: ignore[override]
@@ -68,9 +70,21 @@ class PyDatasetBatches(Source):
 
     def entered(self, *, is_amid: bool) -> None:
         if not is_amid:
-            self._held = self._attributes.read()
+            self._look()
             self._begun = rng.get_rng(self._backend)
             self._draws = False
+
+    def _look(self) -> None:
+        """At the dataset's own attributes. What fails here is told at the next boundary, where logging can suspend."""
+        try:
+            self._held, self._unreadable = self._attributes.read(), None
+        except Exception as error:
+            self._unreadable = error
+            return
+        for name in sorted(self._attributes.lost - self._has_told):
+            self._has_told.add(name)
+            kind = type(self._dataset).__name__
+            self._doubt(f"{kind}.{name} has changed, and is of a kind that cannot be stored: it is not brought back", False)
 
     def open(self, passes: int, seen: int) -> Any:
         batches = iter(self._iterator._get_iterator())
@@ -87,9 +101,11 @@ class PyDatasetBatches(Source):
         self._is_open = False  # what is drawn from here on, is drawn by others
 
     def refresh(self) -> None:
-        self._held = self._attributes.read()
+        self._look()
 
     def read(self, rng_now: dict[str, Any]) -> dict[str, Any]:
+        if self._unreadable is not None:
+            raise self._unreadable
         if self._is_open and self._opened is None:
             self._opened = rng_now  # behind the first batch: opening draws, too (a DataLoader its seed)
         elif self._is_open and not self._draws and rng.has_drawn(self._opened or {}, rng_now, self._backend):
