@@ -6,7 +6,7 @@ import itertools
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -38,10 +38,14 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 1)
 
 
-def assert_nothing_is_lost(run: Path, said: int) -> None:
-    """Recovery lands at or behind the last committed step, on the right bits, and the run goes on and finishes right."""
+def assert_nothing_is_lost(run: Path, said: int, *, keep: int = 2, between: Callable[[], None] = lambda: None) -> None:
+    """Recovery lands at or behind the last committed step, on the right bits, and the run goes on and finishes right.
+
+    `between`: what else is done to the run, before each recovery and at the end.
+    """
     for until in (UNTIL + 2, UNTIL + 3):
-        trainer = open_toy(run, sizes=SIZES, config=JournalConfig(segment_bytes=1 << 20), retention=KeepLatest(2))
+        between()
+        trainer = open_toy(run, sizes=SIZES, config=JournalConfig(segment_bytes=1 << 20), retention=KeepLatest(keep))
         report = trainer.recover()
         assert report.step >= said, f"step {said} was committed, recovery landed on {report.step}"
         assert report.exact
@@ -50,6 +54,7 @@ def assert_nothing_is_lost(run: Path, said: int) -> None:
         trainer.journal.close()
         assert state_sum(trainer.state) == sums(UNTIL + 3)[until]
         said = until
+    between()
     assert [found for found in verify_run(run) if isinstance(found, Problem)] == []
 
 

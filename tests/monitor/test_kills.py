@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.toy_trainers import SIZES, UNTIL, Trainers, state_sum, sums
+from tests.crash.test_kill_core import assert_nothing_is_lost
+from tests.crash.toy_trainers import UNTIL, Trainers
 from tests.monitor.monitors import Monitors
-from tranlogs import KeepLatest
 from tranlogs.catalog import Catalog
 from tranlogs.cli.runs import journals_of
-from tranlogs.config import MIB, JournalConfig
+from tranlogs.config import MIB
 from tranlogs.retention.budget import Budget
-from tranlogs.testing.toy import open_toy
-from tranlogs.verify import Problem, verify_run
 from tranlogs.wal import log
 from tranlogs_monitor.daemon import Daemon, journals_below
 from tranlogs_monitor.settings import Settings
@@ -57,19 +55,7 @@ def evaluate(run: Path) -> None:
 
 
 def assert_nothing_is_lost_or_leaked(run: Path, said: int) -> None:
-    evaluate(run)
-    for until in (UNTIL + 2, UNTIL + 3):
-        trainer = open_toy(run, sizes=SIZES, config=JournalConfig(segment_bytes=MIB), retention=KeepLatest(9))
-        report = trainer.recover()
-        assert report.step >= said, f"step {said} was committed, recovery landed on {report.step}"
-        assert report.exact
-        assert state_sum(trainer.state) == sums(UNTIL + 3)[report.step]
-        trainer.train(until)
-        trainer.journal.close()
-        assert state_sum(trainer.state) == sums(UNTIL + 3)[until]
-        said = until
-        evaluate(run)
-    assert [found for found in verify_run(run) if isinstance(found, Problem)] == []
+    assert_nothing_is_lost(run, said, keep=9, between=lambda: evaluate(run))
     assert files_of(run) == listed_in(run)
 
 
