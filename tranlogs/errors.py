@@ -7,15 +7,18 @@
     │   ├── UnencodableState       a tracked object holds something that cannot be stored safely
     │   ├── NotRecovered           the run holds steps, and training began without `recover()`
     │   ├── NotARun                the folder is no run of TranLogs
+    │   ├── StoreRefused           the store's address or its settings are wrong; trying again would not help
     │   └── CannotRead             this process lacks file handles, memory or rights; the file may well be sound
     ├── DataError                  bytes on disk are not what was written
     │   ├── TornRecord             the log ends in the middle of a record: normal after a crash
     │   ├── CorruptRecord          a record in the middle of the log differs from what was written
     │   ├── CorruptCheckpoint      a checkpoint's file is missing or differs from its manifest
     │   ├── CorruptCatalog         the catalog cannot be read
+    │   ├── CorruptObject          an object in a store is missing or is not what was sent
     │   └── UnknownFormat          written by a newer (or foreign) version
     ├── RecoveryError              no sound checkpoint, or the wanted step is not covered
-    └── LogUnavailable             the log cannot be written now (disk full, I/O error)
+    ├── LogUnavailable             the log cannot be written now (disk full, I/O error)
+    └── StoreUnavailable           a store does not answer, or not as it should; to be tried again
 
 Messages say where (file, step, tensor, setting) and what to do next.
 """
@@ -32,6 +35,7 @@ __all__ = [
     "CannotRead",
     "CorruptCatalog",
     "CorruptCheckpoint",
+    "CorruptObject",
     "CorruptRecord",
     "DataError",
     "LogUnavailable",
@@ -40,6 +44,8 @@ __all__ = [
     "RecoveryError",
     "RunInUse",
     "StateMismatch",
+    "StoreRefused",
+    "StoreUnavailable",
     "TornRecord",
     "TranLogsError",
     "UnencodableState",
@@ -120,6 +126,14 @@ class NotARun(UsageError):
         super().__init__(f"{path}: {why}. Give the folder that was passed as run=...")
 
 
+class StoreRefused(UsageError):
+    """A store's address or its settings are wrong, or this process may not use it. Trying again would not help."""
+
+    def __init__(self, url: str, why: str) -> None:
+        self.url = url
+        super().__init__(f"store {url}: {why}")
+
+
 class CannotRead(UsageError):
     """A file could not be read for want of file handles, memory or rights, or a folder not be listed; it may be sound."""
 
@@ -177,6 +191,14 @@ class CorruptCatalog(DataError):
         super().__init__(path, f"{why}. `tranlogs repair RUN` rebuilds the catalog from segments and checkpoints")
 
 
+class CorruptObject(DataError):
+    """An object in a store is missing, too short, or differs from what was sent; `path` is its name there."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.why = why
+        super().__init__(name, why)
+
+
 class UnknownFormat(DataError):
     """Written by a version of TranLogs that this one does not know."""
 
@@ -191,3 +213,11 @@ class RecoveryError(TranLogsError):
 
 class LogUnavailable(TranLogsError):
     """The log cannot be written now; the journal suspends logging and goes on without it."""
+
+
+class StoreUnavailable(TranLogsError):
+    """A store does not answer, or not as it should. Nothing is known of what was asked of it; it is to be tried again."""
+
+    def __init__(self, url: str, why: str) -> None:
+        self.url = url
+        super().__init__(f"store {url}: {why}")

@@ -1,0 +1,87 @@
+"""A folder as a store: another disk of this machine, or a network file system."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import BinaryIO
+
+from ..durable import make_folder, sync_folder
+from ..errors import CorruptObject, StoreRefused, StoreUnavailable
+from .base import ObjectStatus, Store
+
+_TEMPORARY = ".tmp-"
+_WRONG = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+
+class LocalStore(Store):
+    """Objects are files, published by a rename after an fsync: an object that is there is complete and durable."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = Path(os.path.abspath(root))
+        self.url = self._root.as_uri()
+
+    def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
+        path = self._path(name)
+        temporary = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
+        try:
+            make_folder(path.parent)
+            try:
+                with temporary.open("wb") as file:
+                    shutil.copyfileobj(content, file, 1 << 20)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)  # commit point
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            sync_folder(path.parent)
+        except OSError as error:
+            raise self._translated(error) from error
+
+    def get(self, name: str, into: BinaryIO) -> int:
+        before = into.tell()
+        try:
+            with self._path(name).open("rb") as file:
+                shutil.copyfileobj(file, into, 1 << 20)
+        except FileNotFoundError:
+            raise CorruptObject(f"{self.url}/{name}", "it is missing") from None
+        except OSError as error:
+            raise self._translated(error) from error
+        return into.tell() - before
+
+    def stat(self, name: str) -> ObjectStatus | None:
+        try:
+            return ObjectStatus(self._path(name).stat().st_size)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._translated(error) from error
+
+    def names(self, prefix: str) -> list[str]:
+        folder = self._path(prefix) if prefix else self._root
+        try:
+            if not folder.is_dir():
+                return []
+            found = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(_TEMPORARY)]
+        except OSError as error:
+            raise self._translated(error) from error
+        return sorted(path.relative_to(self._root).as_posix() for path in found)
+
+    def delete(self, name: str) -> None:
+        try:
+            self._path(name).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._translated(error) from error
+
+    def _path(self, name: str) -> Path:
+        parts = name.strip("/").split("/")
+        assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is no name of an object"
+        return self._root.joinpath(*parts)
+
+    def _translated(self, error: OSError) -> StoreRefused | StoreUnavailable:
+        kind = StoreRefused if error.errno in _WRONG else StoreUnavailable
+        return kind(self.url, f"{error.filename or ''}: {error.strerror or error}".lstrip(": "))
