@@ -23,6 +23,7 @@ POINTS = (
     "checkpoint.snapshot", "checkpoint.state", "checkpoint.meta", "checkpoint.manifest", "checkpoint.publish",
     "checkpoint.published", "checkpoint.delete", "boundary.before", "boundary.after",
     "recovery.restored", "recovery.replayed",
+    "ship.sent", "ship.manifest", "ship.published", "ship.marks", "pull.publish",
 )  # fmt: skip
 
 _ERRNO = {"enospc": errno.ENOSPC, "eio": errno.EIO}

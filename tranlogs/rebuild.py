@@ -18,6 +18,7 @@ from .catalog import (
     Incident,
     RunRow,
     SegmentRow,
+    StoreRow,
     Tables,
     TimelineRow,
     Watermarks,
@@ -33,7 +34,7 @@ from .wal.segment import parse_segment_name
 
 # What no file but the catalog says; the requests of a monitor are made anew by it.
 _ONLY_IN_CATALOG: dict[str, type[Any]] = {
-    "run": RunRow, "watermarks": Watermarks, "incident/": Incident, "timeline/": TimelineRow,
+    "run": RunRow, "watermarks": Watermarks, "incident/": Incident, "timeline/": TimelineRow, "store": StoreRow,
 }  # fmt: skip
 
 

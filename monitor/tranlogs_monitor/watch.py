@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tranlogs.catalog import (
-    CATALOG_NAME,
     Catalog,
     CheckpointRow,
     EvaluationRow,
+    FollowedCatalog,
     Incident,
     PrunedRow,
     SegmentRow,
@@ -96,16 +95,13 @@ class JournalWatch:
     def __init__(self, paths: JournalPaths, settings: Settings, clock: Clock) -> None:
         self.paths, self._settings, self._clock = paths, settings, clock
         self._anchors = Anchors(paths.checkpoints)
-        self._catalog: Catalog | None = None
-        self._inode = 0
+        self._catalog = FollowedCatalog(paths.folder, writable=not settings.is_dry_run)
         self._has_said = ""  # the last thing that was warned of
         self._was_alive: bool | None = None
 
     def close(self) -> None:
         """Let go of the catalog."""
-        if self._catalog is not None:
-            self._catalog.close()
-            self._catalog = None
+        self._catalog.close()
 
     def evaluate(self) -> Seen:
         """Look, value, prune, and write down what was seen.
@@ -115,7 +111,7 @@ class JournalWatch:
             OSError: files cannot be deleted.
         """
         start = time.perf_counter()
-        catalog, now = self._opened(), self._clock.now()
+        catalog, now = self._catalog.current(), self._clock.now()
         owner = read_owner(self.paths.folder)
         sealed = self._seal_left(catalog, owner)
         rows: Rows = catalog.read(Rows.of)
@@ -131,16 +127,6 @@ class JournalWatch:
             with catalog.transaction() as tables:
                 evaluations.write(tables, self._row(seen), worth, protected)
         return seen
-
-    def _opened(self) -> Catalog:
-        """The catalog; anew where a trainer has put another in its place."""
-        path = self.paths.folder / CATALOG_NAME
-        inode = os.stat(path).st_ino
-        if self._catalog is not None and inode != self._inode:
-            self.close()
-        if self._catalog is None:
-            self._catalog, self._inode = Catalog.open(self.paths.folder, writable=not self._settings.is_dry_run), inode
-        return self._catalog
 
     def _valued(self, rows: Rows, now: float) -> Worth:
         limits = newest_lineage(rows.checkpoints, rows.timelines)

@@ -1,6 +1,7 @@
 """The catalog: which segments, checkpoints and timelines a journal has, how far its watermarks are, who writes it."""
 
 from .catalog import CATALOG_NAME, Catalog
+from .following import FollowedCatalog
 from .rows import (
     CheckpointRow,
     EvaluationRow,
@@ -8,6 +9,8 @@ from .rows import (
     PrunedRow,
     RunRow,
     SegmentRow,
+    ShippedRow,
+    StoreRow,
     TimelineRow,
     Watermarks,
     evaluation_key,
@@ -17,6 +20,7 @@ from .rows import (
 from .tables import Tables
 
 __all__ = [
-    "CATALOG_NAME", "Catalog", "CheckpointRow", "EvaluationRow", "Incident", "PrunedRow", "RunRow", "SegmentRow", "Tables",
-    "TimelineRow", "Watermarks", "evaluation_key", "segment_key", "timeline_key",
+    "CATALOG_NAME", "Catalog", "CheckpointRow", "EvaluationRow", "FollowedCatalog", "Incident", "PrunedRow",
+    "RunRow", "SegmentRow", "ShippedRow", "StoreRow", "Tables", "TimelineRow", "Watermarks", "evaluation_key",
+    "segment_key", "timeline_key",
 ]  # fmt: skip

@@ -112,6 +112,35 @@ class PrunedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreRow:
+    """The store that the journal is shipped to, and how that goes.
+
+    `writer` names this journal in it: another copy of the run, on another machine, has another. `number` is that of the
+    last manifest that was published, or taken over. `problem` says why shipping does not go on, "" if it does.
+    """
+
+    url: str
+    writer: str
+    number: int = 0
+    at: float = 0.0
+    problem: str = ""
+    objects_bytes: int = 0
+    under_replicated: int = 0  # objects with fewer copies than wanted
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedRow:
+    """A segment or checkpoint that the store holds: its parts there by file, each [name, bytes, xxh3_128 in hex]."""
+
+    name: str  # of the segment's file, or the checkpoint's folder
+    files: dict[str, list[list[Any]]]
+    boundary_step: int = 0  # the newest boundary in a segment
+    boundary_sequence: int = 0
+    is_durable: bool = False
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RunRow:
     """What the journal is part of."""
 
@@ -123,11 +152,13 @@ class RunRow:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-Row = TypeVar("Row", SegmentRow, CheckpointRow, TimelineRow, Watermarks, Incident, EvaluationRow, PrunedRow, RunRow)
+Row = TypeVar("Row", SegmentRow, CheckpointRow, TimelineRow, Watermarks, Incident, EvaluationRow, PrunedRow, StoreRow,
+              ShippedRow, RunRow)  # fmt: skip
 
 KINDS: dict[str, type[Any]] = {
     "segment/": SegmentRow, "checkpoint/": CheckpointRow, "timeline/": TimelineRow, "incident/": Incident,
-    "evaluation/": EvaluationRow, "pruned": PrunedRow, "watermarks": Watermarks, "run": RunRow,
+    "evaluation/": EvaluationRow, "pruned": PrunedRow, "store": StoreRow, "shipped/": ShippedRow, "watermarks": Watermarks,
+    "run": RunRow,
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from ..config import (
     GROUP_BYTES_MAX,
     MIB,
     SEGMENT_BYTES_GROWN_MAX,
+    SEGMENT_BYTES_MIN,
     SEGMENT_RECORDS_WANTED,
     TINY_BYTES_MAX,
     JournalConfig,
@@ -32,6 +33,7 @@ from ..failpoints import hit
 from ..threads import start
 from ..types import AnyArray
 from .entry_writer import Definitions, EntryWriter, Position, Scalars, Tensor, encode_body, frame_count
+from .lease import SealLease
 from .pipeline import SegmentPipeline
 from .segment import LMDB_ERRORS, Segment, bytes_needed
 
@@ -65,6 +67,8 @@ class WriteAheadLog:
         self.failure: BaseException | None = None
         self._segment: Segment | None = None
         self._segment_since = 0.0
+        self._segment_base = position
+        self._lease = SealLease(catalog, clock, config.segment_age_seconds)
         self._writing: EntryWriter | None = None
         self._largest = 0
         self._wake = threading.Condition()
@@ -99,14 +103,21 @@ class WriteAheadLog:
         room = nbytes + frames * 512 + MIB
         values = min(frames, nbytes // TINY_BYTES_MAX + 2) + 4
         self._largest = max(self._largest, room)
-        if self._segment is None or not self._segment.has_room(room, values):
+        while (writing := self._begun(room, values)) is None:
             self._roll(room, values)
-        assert self._segment is not None
-        try:
-            self._writing = EntryWriter(self, self._segment, self.position.sequence + 1)
-        except LMDB_ERRORS as error:
-            raise LogUnavailable(f"{self._segment.path}: {error}") from error
-        return self._writing
+        return writing
+
+    def _begun(self, room: int, values: int) -> EntryWriter | None:
+        """An entry in the open segment; None where it has no room. Between entries the thread behind may seal an old one."""
+        with self._wake:
+            segment = self._segment
+            try:
+                if segment is None or not segment.has_room(room, values):
+                    return None
+                self._writing = EntryWriter(self, segment, self.position.sequence + 1)
+            except LMDB_ERRORS as error:
+                raise LogUnavailable(f"{segment.path if segment else self._folder}: {error}") from error
+            return self._writing
 
     def append(self, kind: EntryKind, step: int, tensors: list[Tensor], body: Any, *, adapt: tree.Adapt | None = None,
                scalars: Scalars | None = None) -> Position:  # fmt: skip
@@ -131,15 +142,26 @@ class WriteAheadLog:
 
     def roll(self) -> None:
         """Seal the open segment (the next entry opens another one)."""
-        if self._segment is not None:
-            with self._wake:
+        with self._wake:
+            if self._segment is not None:
                 self._sealing.append((self._segment, self.position))
                 self._segment = None
                 self._wake.notify_all()
 
+    def _roll_early(self) -> None:
+        """Seal the open segment because of its age; the next ones are as large as is needed for that time."""
+        with self._wake:
+            if self._segment is not None:
+                fitting = max(_whole_mib(2 * self._segment.used_bytes), SEGMENT_BYTES_MIN)
+                self._pipeline.size = min(fitting, self._config.segment_bytes)
+                self.roll()
+
     def _roll(self, room: int, values: int) -> None:
         hit("wal.roll")
-        self.roll()
+        with self._wake:
+            if self._segment is not None:  # it is full: after early ones, they may be larger again
+                self._pipeline.size = max(self._pipeline.size, min(2 * self._pipeline.size, self._config.segment_bytes))
+            self.roll()
         wanted = min(self._largest * SEGMENT_RECORDS_WANTED, SEGMENT_BYTES_GROWN_MAX)
         self._pipeline.size = max(self._pipeline.size, _whole_mib(bytes_needed(wanted, values * SEGMENT_RECORDS_WANTED)))
         segment = self._pipeline.take(_whole_mib(bytes_needed(room, values + 8)))
@@ -152,7 +174,7 @@ class WriteAheadLog:
             segment.close()  # its file is retired, and may be reused, when the log is opened again
             raise
         with self._wake:
-            self._segment, self._segment_since = segment, self._clock.monotonic()
+            self._segment, self._segment_since, self._segment_base = segment, self._clock.monotonic(), base
             self._opened.append((segment, base))
             self._wake.notify_all()
 
@@ -169,14 +191,13 @@ class WriteAheadLog:
 
     def _entry_written(self, writer: EntryWriter, kind: EntryKind, after: Position) -> Position:
         assert self._writing is writer
-        self._writing = None
-        self.position = after
+        with self._wake:  # from here on the thread behind may seal the segment
+            self.position, self._writing = after, None
         self.bytes_written += writer.nbytes
         if kind == EntryKind.BOUNDARY:
             self.boundary = after
-            age = self._config.segment_age_seconds
-            if age is not None and self._clock.monotonic() - self._segment_since > age:
-                self.roll()
+            if self._is_segment_old():
+                self._roll_early()
             if self._config.durability == "machine":
                 with self._wake:
                     self._wake.notify_all()
@@ -193,13 +214,14 @@ class WriteAheadLog:
             with self._wake:
                 while not (self._stopped or self._sealing or self._opened or self._must_sync()):
                     self._wake.wait(CATALOG_SECONDS)
-                    if self._is_catalog_due():
+                    if self._is_catalog_due() or self._is_unsealed():
                         break
                 opened, self._opened = self._opened, []
                 sealing, self._sealing = self._sealing, []
                 current, target, stopped = self._segment, self.boundary, self._stopped
             try:
                 self._settle(opened, sealing, current, target)
+                self._seal_old()
             except Exception as error:
                 self.failure = self.failure or error
                 self._discard_failed(sealing)
@@ -218,6 +240,21 @@ class WriteAheadLog:
 
     _catalog_step = -1
 
+    def _is_unsealed(self) -> bool:
+        """Whether the open segment has entries."""
+        return self._segment is not None and self.position.sequence > self._segment_base.sequence
+
+    def _is_segment_old(self) -> bool:
+        age = self._lease.age_seconds
+        return age is not None and self._clock.monotonic() - self._segment_since > age
+
+    def _seal_old(self) -> None:
+        """Seal a segment that is old although the training thread writes nothing now: it may be busy for long."""
+        self._lease.look()
+        with self._wake:
+            if self._writing is None and self._is_unsealed() and self._is_segment_old():
+                self._roll_early()
+
     def _settle(self, opened: list[tuple[Segment, Position]], sealing: list[tuple[Segment, Position]],
                 current: Segment | None, target: Position) -> None:  # fmt: skip
         for segment, base in opened:
@@ -234,7 +271,7 @@ class WriteAheadLog:
             self._record_sealed(segment, last)
         if sealing:
             self._on_sealed()
-        if self.counts and (self._clock.monotonic() - self._catalog_at > CATALOG_SECONDS or self._stopped):
+        if self._is_catalog_due() or (self.counts and self._stopped):
             self._write_watermarks(target)
 
     def _write_watermarks(self, target: Position) -> None:

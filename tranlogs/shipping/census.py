@@ -1,0 +1,48 @@
+"""What a store holds against what it should: objects that are missing, and such that nobody needs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from ..clock import Clock
+from ..store import Store
+from .manifest import OBJECTS, Shipped
+
+_EVERY_SECONDS = 3600.0
+_GRACE_SECONDS = 3600.0  # before an object of another writer that no manifest names is deleted: it may be on its way
+
+
+class Census:
+    """Of one journal; taken when shipping begins, and then once an hour."""
+
+    def __init__(self, store: Store, place: str, clock: Clock) -> None:
+        self._store, self._place, self._clock = store, place, clock
+        self._next_at = 0.0
+        self._seen: dict[str, float] = {}  # objects of others that no manifest names, and since when
+        self._taken = 0
+
+    def is_due(self) -> bool:
+        """Whether it is time for the next."""
+        return self._clock.monotonic() >= self._next_at
+
+    def take(self, shipped: Mapping[str, Shipped], writer: str, under_way: Collection[str] = ()) -> list[str]:
+        """The names of items of which something is missing. What this writer left half sent before it began is deleted (by
+        the first census), and what others left, after a time of grace.
+
+        Args:
+            shipped: what the manifest names.
+            writer: who takes the census.
+            under_way: objects that no manifest names yet.
+        """
+        now = self._clock.monotonic()
+        self._next_at = now + _EVERY_SECONDS
+        there = set(self._store.names(f"{self._place}/{OBJECTS}"))
+        needed = {name for one in shipped.values() for name in one.names()}.union(under_way)
+        self._seen = {name: self._seen.get(name, now) for name in there - needed}
+        for name, since in list(self._seen.items()):
+            is_own = self._taken == 0 and name.rpartition("-")[2][:8] == writer[:8]
+            if is_own or now - since > _GRACE_SECONDS:
+                self._store.delete(name)
+                del self._seen[name]
+        self._taken += 1
+        return [name for name, one in shipped.items() if not there.issuperset(one.names())]

@@ -1,0 +1,265 @@
+"""What the store has of one journal: the newest manifest in the store, and after it the catalog's rows.
+
+The manifest in the store is what counts. The catalog's rows follow it, so that `status`, the monitor's values and recovery know
+of the store without asking it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..catalog import (
+    CheckpointRow,
+    FollowedCatalog,
+    RunRow,
+    SegmentRow,
+    ShippedRow,
+    StoreRow,
+    Tables,
+    TimelineRow,
+    Watermarks,
+)
+from ..clock import Clock
+from ..config import CATALOG_SECONDS
+from ..errors import CorruptCatalog, LogUnavailable, RunInUse, StoreRefused, StoreUnavailable
+from ..failpoints import hit
+from ..journal.opening import JournalPaths
+from ..journal.owner import OwnerLock
+from ..store import Store
+from .census import Census
+from .durability import Durability
+from .manifest import Manifest, Shipped, delete_older, manifest_names, publish, read_newest, writer_of
+from .plan import Look, reach_of
+
+_log = logging.getLogger(__name__)
+
+_SEAL_LEASE_SECONDS = 60.0  # a request to seal lapses where nobody renews it
+
+
+class Ledger:
+    """See the module. One thread calls it, but for `writer` and `is_attached`.
+
+    Attributes:
+        writer: this journal's name in the store.
+        is_attached: whether the store was looked at, and this journal may write there.
+        shipped: what the manifest names.
+        marks: archived and persisted.
+    """
+
+    def __init__(self, paths: JournalPaths, store: Store, place: str, clock: Clock, *, takes_over: bool) -> None:
+        self._paths, self._store, self._place, self._clock, self._takes_over = paths, store, place, clock, takes_over
+        self._catalog = FollowedCatalog(paths.folder, writable=True)
+        self.writer, self.is_attached, self.marks = "", False, (0, 0)
+        self.shipped: dict[str, Shipped] = {}
+        self._manifest: Manifest | None = None
+        self._manifest_name = ""
+        self._number = 0
+        self._written: dict[str, ShippedRow] = {}  # rows of the catalog
+        self._row: StoreRow | None = None
+        self._attached_to = 0  # which of its files
+        self._lock: OwnerLock | None = None
+        self._sealing_until = 0.0
+        self._durability = Durability(store, clock)
+        self._census = Census(store, place, clock)
+
+    def close(self) -> None:
+        """Let go of the catalog and of the journal."""
+        self._catalog.close()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def look(self) -> Look:
+        """What the catalog lists now."""
+        catalog = self._catalog.current()
+        if self._catalog.opened != self._attached_to:  # another file: it knows nothing of the store yet
+            self.is_attached = False
+
+        def read(tables: Tables) -> Look:
+            checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
+            return Look(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow))
+
+        found: Look = catalog.read(read)
+        return found
+
+    # The store.
+
+    def attach(self) -> None:
+        """Look at what the store has of this journal, once.
+
+        Raises:
+            StoreRefused: it holds another run, or another machine goes on with this one.
+            StoreUnavailable: it does not answer, or another process ships this journal.
+        """
+        if self.is_attached:
+            return
+        self._take_lock()
+        catalog = self._catalog.current()
+        run = catalog.run()
+        if run is None:
+            raise CorruptCatalog(catalog.path, "the run's row is missing")
+        row: StoreRow | None = catalog.read(lambda tables: tables.get("store", StoreRow))
+        row = row if row is not None and row.url == self._store.url else None
+        found, notes = read_newest(self._store, self._place)
+        for note in notes:
+            _log.warning("%s: %s; an older manifest is used", self._paths.folder, note)
+        if found is not None:
+            self._demand_ours(found, run, row)
+        self.writer = row.writer if row is not None else secrets.token_hex(8)
+        self._manifest = found
+        self.shipped = dict(found.shipped) if found is not None else {}
+        names = manifest_names(self._store, self._place)
+        self._manifest_name = names[0] if names and found is not None else ""
+        self._number = max([found.number if found is not None else 0, *(writer_of(name)[0] for name in names)])
+        self._row = replace(row or StoreRow(self._store.url, self.writer), number=self._number, problem="")
+        self._written = {one.name: one for one in catalog.read(lambda tables: tables.rows("shipped/", ShippedRow))}
+        with catalog.transaction() as tables:
+            tables.put("store", self._row)
+        self._drop_missing(self._census.take(self.shipped, self.writer))
+        self.is_attached, self._attached_to = True, self._catalog.opened
+        _log.info("%s: is shipped to %s/%s, which holds %d objects", self._paths.folder, self._store.url, self._place,
+                  sum(len(one.names()) for one in self.shipped.values()))  # fmt: skip
+
+    def _take_lock(self) -> None:
+        try:
+            self._lock = self._lock or OwnerLock(self._paths.folder, "shipper")
+        except RunInUse as error:
+            raise StoreUnavailable(self._store.url, f"process {error.pid} on {error.host} ships {self._paths.folder}") from None
+
+    def _demand_ours(self, found: Manifest, run: RunRow, row: StoreRow | None) -> None:
+        where = f"{self._store.url}/{self._place}"
+        if found.run.run_id != run.run_id:
+            raise StoreRefused(where, f"another run lies there ({found.run.run_id[:8]}, this one is {run.run_id[:8]}); "
+                               "give another address")  # fmt: skip
+        is_own = row is not None and (found.writer == row.writer or found.number == row.number)
+        if not is_own and not (row is None and found.host == socket.gethostname()) and not self._takes_over:
+            raise StoreRefused(where, f"host {found.host} has shipped this run there since (manifest {found.number}); stop it, "
+                               "or give another address, or go on from what it shipped: pull it, or --take-over")  # fmt: skip
+
+    def is_stale(self, look: Look) -> bool:
+        """Whether the newest manifest does not say what is known now."""
+        if self._manifest is None:
+            return bool(self.shipped)
+        return self._manifest.shipped.keys() != self.shipped.keys() or self._manifest.timelines != tuple(look.timelines) or any(
+            self._manifest.shipped[name].objects.files != one.objects.files for name, one in self.shipped.items())  # fmt: skip
+
+    def publish(self, look: Look, arrived: Sequence[Shipped], gone: Iterable[str]) -> None:
+        """A new manifest: with what has arrived, without what goes.
+
+        Raises:
+            StoreUnavailable: it could not be written; what had arrived is not lost, and the next one has it.
+            StoreRefused: another machine has published one meanwhile.
+        """
+        replaced = [
+            name for one in arrived if one.objects.name in self.shipped for name in self.shipped[one.objects.name].names()
+        ]
+        self.shipped |= {one.objects.name: one for one in arrived}
+        gone = [name for name in gone if name in self.shipped]
+        shipped = {name: one for name, one in self.shipped.items() if name not in gone}
+        run = self._catalog.current().run()
+        assert run is not None
+        self._number += 1  # an attempt that fails may be there all the same
+        manifest = Manifest(self._number, self.writer, socket.gethostname(), self._clock.now(), run, tuple(look.timelines),
+                            shipped)  # fmt: skip
+        name = publish(self._store, self._place, manifest)  # commit point
+        names = manifest_names(self._store, self._place)
+        if names[:1] != [name]:
+            self.is_attached = False
+            raise StoreRefused(f"{self._store.url}/{self._place}", f"another process ships this run there ({names[:1]})")
+        self._manifest, self._manifest_name = manifest, name
+        self._durability.forget_manifest()
+        useless = replaced + [part for item in gone for part in self.shipped[item].names()]
+        self.shipped = shipped
+        delete_older(self._store, names)
+        for part in useless:
+            self._store.delete(part)
+
+    def look_after(self, look: Look, persist_seconds: float, under_way: Collection[str]) -> None:
+        """Ask what is durable by now, what was lost, and once an hour whether everything is still there."""
+        found = self._durability.look(self.shipped, self._manifest_name, persist_seconds)
+        if found.lost:
+            _log.warning(
+                "%s: the store has lost %s; what is still here is sent again", self._paths.folder, ", ".join(found.lost)
+            )
+        for name in found.lost:
+            self.shipped.pop(name, None)
+        self.shipped |= found.changed
+        if self._census.is_due():
+            self._drop_missing(self._census.take(self.shipped, self.writer, under_way))
+        if found.lost or self.is_stale(look):
+            self.publish(look, (), ())
+
+    def _drop_missing(self, missing: Sequence[str]) -> None:
+        for name in missing:
+            _log.warning(
+                "%s: the store does not have %s any more; it is sent again if it is still here", self._paths.folder, name
+            )
+            self.shipped.pop(name, None)
+
+    def thin(self, look: Look) -> list[SegmentRow | CheckpointRow]:
+        """What is to be sent again, since fewer machines hold it than should."""
+        wanted = self._durability.due_again(self.shipped)
+        rows: dict[str, Any] = {row.file: row for row in look.segments if row.state == "sealed"}
+        rows |= {row.name: row for row in look.checkpoints}
+        return [rows[name] for name in wanted if name in rows]
+
+    # The catalog.
+
+    def ask_for_seals(self, lag_seconds: float) -> None:
+        """Ask the trainer to seal segments that are so old; the request lapses unless it is renewed."""
+        now = self._clock.now()
+        if now < self._sealing_until - _SEAL_LEASE_SECONDS / 2:
+            return
+        with self._catalog.current().transaction() as tables:
+            tables.put_request("seal", {"age_seconds": lag_seconds, "until": now + _SEAL_LEASE_SECONDS})
+        self._sealing_until = now + _SEAL_LEASE_SECONDS
+
+    def write_marks(self, look: Look) -> None:
+        """Bring the catalog up to what the store has."""
+        archived, persisted = 0, 0
+        if self._manifest is not None:
+            now = replace(self._manifest, shipped=self.shipped)
+            archived = reach_of(now, look)
+            persisted = (
+                reach_of(now, look, durable=True) if self._durability.is_manifest_durable else min(self.marks[1], archived)
+            )
+        rows = {name: one.objects for name, one in self.shipped.items()}
+        assert self._row is not None
+        row = replace(self._row, number=self._number, objects_bytes=sum(one.nbytes for one in self.shipped.values()),
+                      under_replicated=self._durability.thin_count)  # fmt: skip
+        if rows == self._written and (archived, persisted) == self.marks and row == self._row:
+            return
+        hit("ship.marks")
+        with self._catalog.current().transaction() as tables:
+            if tables.rows("timeline/", TimelineRow) != list(look.timelines):
+                return  # a rewind has begun meanwhile: the next turn sees it
+            marks = tables.get("watermarks", Watermarks) or Watermarks()
+            tables.put("watermarks", replace(marks, archived=archived, persisted=persisted))
+            for name in self._written.keys() - rows.keys():
+                tables.delete(f"shipped/{name}")
+            for name, one in rows.items():
+                if self._written.get(name) != one:
+                    tables.put(f"shipped/{name}", one)
+            self._row = replace(row, at=self._clock.now())
+            tables.put("store", self._row)
+        self._written, self.marks = rows, (archived, persisted)
+
+    def write_problem(self, problem: str) -> None:
+        """Say in the catalog why shipping does not go on, or that it does."""
+        try:
+            if self._row is None or self._row.problem != problem:
+                catalog = self._catalog.current()
+                row = catalog.read(lambda tables: tables.get("store", StoreRow)) or StoreRow(self._store.url, self.writer)
+                self._row = replace(row, problem=problem)
+                with catalog.transaction() as tables:
+                    tables.put("store", self._row)
+        except (CorruptCatalog, LogUnavailable, OSError) as error:
+            _log.debug("the store's problem could not be written down: %s", error)
+
+
+assert CATALOG_SECONDS < _SEAL_LEASE_SECONDS, "a trainer must see a request before it lapses"

@@ -1,0 +1,264 @@
+"""Bring a journal back from a store: the newest sound checkpoint, and the log that leads on from it.
+
+Everything is written beside the journal's folder and renamed into place at the end, so a pull that dies leaves no journal
+that looks whole; what it had is used by the next one. Each byte is compared with the digest that was taken when it was sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import xxhash
+
+from ..catalog import Catalog, CheckpointRow, SegmentRow, StoreRow, Watermarks, segment_key, timeline_key
+from ..durable import make_folder, sync_folder
+from ..errors import CorruptObject, NotARun, UsageError
+from ..failpoints import hit
+from ..lineage import is_on
+from ..store import Store
+from .manifest import MANIFESTS, Manifest, Shipped, read_newest
+from .plan import Look, chain_from, reach
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+
+_SUFFIX = ".pulling"
+_THREADS = 4
+_LOOKS_MAX = 3  # a manifest can become old while its objects are read
+
+
+@dataclass(slots=True)
+class Pulled:
+    """What a pull brought.
+
+    Attributes:
+        folder: of the journal.
+        step: that recovery from it comes to.
+        steps_lost: steps that the store should have had, and that could not be read.
+        checkpoint_step: of the checkpoint.
+        nbytes: read from the store.
+        notes: what could not be had, one sentence each.
+    """
+
+    folder: Path
+    step: int = 0
+    steps_lost: int = 0
+    checkpoint_step: int = 0
+    nbytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def places_of(store: Store, run: str) -> list[str]:
+    """The journals of a run in a store: "RUN/rank0" and so on.
+
+    Raises:
+        NotARun: there is none.
+    """
+    found = {name.partition(f"/{MANIFESTS}/")[0] for name in store.names(run) if f"/{MANIFESTS}/" in name}
+    runs = {place.rpartition("/")[0] for place in found}
+    if not found:
+        raise NotARun(Path(run), f"the store {store.url} holds no run there")
+    if len(runs) > 1:
+        raise UsageError(f"{store.url} holds several runs: {', '.join(sorted(runs))}; give the address of one of them")
+    return sorted(found, key=lambda place: (len(place), place))
+
+
+def pull(store: Store, place: str, folder: Path, *, everything: bool = False, progress: Progress | None = None) -> Pulled:
+    """Bring the journal at `place` to `folder`, where none may be yet.
+
+    Args:
+        store: where from.
+        place: the journal's place there, "RUN/rank0".
+        folder: of the journal, RUN/rank0.
+        everything: all that the store has, instead of what recovery to the newest step needs.
+        progress: called with ("pull", bytes done, bytes in all).
+
+    Raises:
+        UsageError: a journal is there already.
+        NotARun: the store has none.
+        CorruptObject: no checkpoint of it can be read.
+        StoreUnavailable: the store does not answer.
+    """
+    if folder.exists():
+        raise UsageError(f"{folder} is there already; pull into another run folder, or move it away")
+    before: Manifest | None = None
+    for look in range(_LOOKS_MAX):
+        manifest, notes = read_newest(store, place)
+        if manifest is None:
+            raise NotARun(folder, f"the store {store.url} holds no journal at {place}" + "".join(f"; {note}" for note in notes))
+        if before is not None and before.number == manifest.number:
+            break
+        pulled = Pulled(folder, notes=notes)
+        chosen = _fetch(store, manifest, folder, everything, progress, pulled, is_last=look == _LOOKS_MAX - 1)
+        before = manifest
+        if not pulled.steps_lost:
+            break
+    assert before is not None
+    _finish(store, before, folder, chosen, pulled)
+    return pulled
+
+
+def _fetch(store: Store, manifest: Manifest, folder: Path, everything: bool, progress: Progress | None, pulled: Pulled, *,
+           is_last: bool) -> list[Shipped]:  # fmt: skip
+    """Read what is needed into the folder beside; gives what could be had."""
+    look = Look([], [one.row for one in manifest.checkpoints if isinstance(one.row, CheckpointRow)], manifest.timelines)
+    limits = look.limits
+    target = folder.with_name(folder.name + _SUFFIX)
+    make_folder(target / "log")
+    make_folder(target / "checkpoints")
+    _forget_others(target, manifest)
+    wanted = reach(look.checkpoints, manifest.segments, manifest.timelines, limits)
+    candidates = [one for one in reversed(manifest.checkpoints) if is_on(cast(CheckpointRow, one.row), limits)]
+    candidates.sort(key=lambda one: cast(CheckpointRow, one.row).sequence, reverse=True)
+    start: Shipped | None = None
+    got: list[Shipped] = []
+    for one in candidates:
+        chain = chain_from(cast(CheckpointRow, one.row), manifest.segments, limits)
+        batch = list(manifest.shipped.values()) if everything else [one, *chain]
+        fetched = _fetch_all(store, batch, target, progress, pulled)
+        got = [item for item in batch if item.objects.name in fetched]
+        if one.objects.name in fetched:
+            start = one
+            break
+        pulled.notes.append(f"checkpoint of step {cast(CheckpointRow, one.row).step} cannot be read; an older one is used")
+    if start is None:
+        raise CorruptObject(
+            folder.as_posix(), "no checkpoint can be read from the store" + "".join(f"; {n}" for n in pulled.notes)
+        )
+    pulled.checkpoint_step = cast(CheckpointRow, start.row).step
+    segments = [one for one in got if isinstance(one.row, SegmentRow)]
+    pulled.step = reach([cast(CheckpointRow, start.row)], segments, manifest.timelines, limits)
+    pulled.steps_lost = max(wanted - pulled.step, 0)
+    return got
+
+
+def _forget_others(target: Path, manifest: Manifest) -> None:
+    """Of what an earlier attempt left, keep what this manifest names."""
+    for path in [*(target / "log").iterdir(), *(target / "checkpoints").iterdir()]:
+        if path.name not in manifest.shipped:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in target.glob("catalog.lmdb*"):
+        path.unlink()
+
+
+def _fetch_all(store: Store, items: Sequence[Shipped], target: Path, progress: Progress | None, pulled: Pulled) -> set[str]:
+    """The names of the items that were read whole."""
+    total, done, fetched = sum(one.nbytes for one in items), 0, set()
+    with ThreadPoolExecutor(_THREADS, "tranlogs-pull") as pool:
+        for one, result in [(one, pool.submit(_fetch_item, store, one, target)) for one in items]:
+            try:
+                pulled.nbytes += result.result()
+                fetched.add(one.objects.name)
+            except CorruptObject as error:
+                pulled.notes.append(str(error))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+            done += one.nbytes
+            if progress is not None:
+                progress("pull", done, total)
+    return fetched
+
+
+def _fetch_item(store: Store, one: Shipped, target: Path) -> int:
+    """Read one segment or checkpoint, unless it is there; gives the bytes read."""
+    is_segment = isinstance(one.row, SegmentRow)
+    folder = target / "log" if is_segment else target / "checkpoints" / one.objects.name
+    make_folder(folder)
+    nbytes = 0
+    for name, parts in one.objects.files.items():
+        if not _is_there(folder / name, parts):
+            nbytes += _fetch_file(store, folder / name, parts)
+    sync_folder(folder)
+    return nbytes
+
+
+def _is_there(path: Path, parts: Sequence[Sequence[Any]]) -> bool:
+    if not path.exists() or path.stat().st_size != sum(part[1] for part in parts):
+        return False
+    with path.open("rb") as file:
+        return all(_digest(file, nbytes) == digest for _, nbytes, digest in parts)
+
+
+def _digest(file: BinaryIO, nbytes: int) -> str:
+    found, left = xxhash.xxh3_128(), nbytes
+    while left:
+        data = file.read(min(left, 1 << 20))
+        if not data:
+            break
+        found.update(data)
+        left -= len(data)
+    return found.hexdigest()
+
+
+class _Checked:
+    """A file that is written and knows the digest of what was written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.digest, self.nbytes = file, xxhash.xxh3_128(), 0
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        self.nbytes += len(data)
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self.nbytes
+
+
+def _fetch_file(store: Store, path: Path, parts: Sequence[Sequence[Any]]) -> int:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            for name, nbytes, digest in parts:
+                into = _Checked(file)
+                store.get(name, cast(BinaryIO, into))
+                if into.nbytes != nbytes:
+                    raise CorruptObject(f"{store.url}/{name}", f"it has {into.nbytes} bytes instead of {nbytes}")
+                if into.digest.hexdigest() != digest:
+                    raise CorruptObject(f"{store.url}/{name}", "its checksum differs")
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        os.replace(temporary, path)
+        return size
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _finish(store: Store, manifest: Manifest, folder: Path, got: Sequence[Shipped], pulled: Pulled) -> None:
+    """The catalog of what was brought, and the rename that makes it a journal."""
+    target = folder.with_name(folder.name + _SUFFIX)
+    catalog = Catalog.open(target, writable=True)
+    try:
+        with catalog.transaction() as tables:
+            tables.put("run", manifest.run)
+            for timeline in manifest.timelines:
+                tables.put(timeline_key(timeline.number), timeline)
+            for one in got:
+                if isinstance(one.row, SegmentRow):
+                    size = (target / "log" / one.row.file).stat().st_size
+                    tables.put(segment_key(one.row.ordinal), replace(one.row, state="sealed", size=size, used_bytes=size))
+                else:
+                    tables.put(f"checkpoint/{one.row.name}", one.row)
+                tables.put(f"shipped/{one.objects.name}", one.objects)
+            tables.put("watermarks", Watermarks(pulled.step, pulled.step, pulled.step, pulled.step, manifest.at))
+            tables.put("store", StoreRow(store.url, secrets.token_hex(8), manifest.number, manifest.at))
+    finally:
+        catalog.close()
+    (target / "catalog.lmdb-lock").unlink(missing_ok=True)
+    sync_folder(target)
+    hit("pull.publish")
+    os.rename(target, folder)  # commit point
+    sync_folder(folder.parent)
+    _log.info("%s: pulled from %s, up to step %d", folder, store.url, pulled.step)

@@ -1,0 +1,156 @@
+"""What is sent, opened and checked: every byte is verified before it leaves, and the files stay open until they have gone.
+
+A segment is locked meanwhile as any reader does, so that its file is not reused; of a checkpoint that is deleted meanwhile
+the open files go on to be.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from ..catalog import CheckpointRow, SegmentRow
+from ..checkpoint import Checkpoint
+from ..checkpoint.layout import MANIFEST, META, STATE
+from ..codec.entry import EntryKind
+from ..config import PART_BYTES_MAX
+from ..errors import CorruptRecord, LogUnavailable
+from ..wal.reader import SegmentReader
+from ..wal.scan import Location, scan
+from .throttle import Throttle
+
+_FILES = (STATE, META, MANIFEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a file that becomes one object."""
+
+    file: str
+    fd: int
+    start: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Source:
+    """An item to be sent.
+
+    Attributes:
+        fds: its open files, by name.
+        sizes: bytes that are sent of each.
+        boundary_step: the newest boundary in a segment.
+        boundary_sequence: its number.
+    """
+
+    fds: dict[str, int]
+    sizes: dict[str, int]
+    boundary_step: int = 0
+    boundary_sequence: int = 0
+
+    def pieces(self) -> Iterator[Piece]:
+        """In order."""
+        for name, fd in self.fds.items():
+            for start in range(0, max(self.sizes[name], 1), PART_BYTES_MAX):
+                yield Piece(name, fd, start, min(PART_BYTES_MAX, self.sizes[name] - start))
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for fd in self.fds.values():
+            with suppress(OSError):
+                os.close(fd)
+        self.fds = {}
+
+
+def open_segment(folder: Path, row: SegmentRow) -> Source:
+    """A sealed segment.
+
+    Raises:
+        CorruptRecord: it is damaged, or has been pruned.
+        OSError: it cannot be opened.
+    """
+    path = folder / row.file
+    with SegmentReader(path) as reader:
+        locations = scan(path, row.number, last_sequence=row.last_sequence or None)
+        if not locations or locations[-1].head.sequence < row.last_sequence:
+            raise CorruptRecord(path, "entries at its end are missing")
+        end = max(row.used_bytes, _verified(reader, locations))
+        ends = [one.head for one in locations if one.head.kind == EntryKind.BOUNDARY]
+        newest = ends[-1] if ends else None
+        fd = os.dup(reader.fd)  # with its lock
+    nbytes = min(-(-end // locations[0].page_bytes) * locations[0].page_bytes, os.fstat(fd).st_size)
+    return Source({row.file: fd}, {row.file: nbytes}, newest.step if newest else 0, newest.sequence if newest else 0)
+
+
+def _verified(reader: SegmentReader, locations: list[Location]) -> int:
+    """Check every entry; gives where the last of their bytes lies."""
+    end = 0
+    for entry, location in zip(reader.entries(locations), locations):
+        for frame in entry.frames:
+            if not reader.is_sound(frame):
+                raise CorruptRecord(reader.path, "the checksum of its bytes differs", step=entry.step, tensor=frame.name)
+            end = max(end, frame.offset + frame.stored)
+        end = max(end, location.end)
+    return end
+
+
+def open_checkpoint(folder: Path, row: CheckpointRow) -> Source:
+    """A checkpoint, every byte of it checked.
+
+    Raises:
+        CorruptCheckpoint: it is damaged.
+        OSError: it cannot be opened; it may have been deleted.
+    """
+    path = folder / row.name
+    with Checkpoint(path) as checkpoint:
+        for _, damage in checkpoint.verify():
+            if damage is not None:
+                raise damage
+    source = Source({}, {})
+    try:
+        for name in _FILES:
+            source.fds[name] = os.open(path / name, os.O_RDONLY)
+            source.sizes[name] = os.fstat(source.fds[name]).st_size
+    except BaseException:
+        source.close()
+        raise
+    return source
+
+
+class PieceFile:
+    """A piece as a file that is read once, in turn with others that send; it knows the digest of what was read."""
+
+    def __init__(self, piece: Piece, throttle: Throttle) -> None:
+        self._piece, self._throttle = piece, throttle
+        self._at = 0
+        self._digest = xxhash.xxh3_128()
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes.
+
+        Raises:
+            LogUnavailable: the file is shorter than it was.
+        """
+        left = self._piece.nbytes - self._at
+        size = min(left if size < 0 else min(size, left), self._throttle.portion)
+        if size == 0:
+            return b""
+        self._throttle.take(size)
+        data = os.pread(self._piece.fd, size, self._piece.start + self._at)
+        if not data:
+            raise LogUnavailable(f"{self._piece.file}: it became shorter while it was sent")
+        self._at += len(data)
+        self._digest.update(data)
+        return data
+
+    def __len__(self) -> int:
+        return self._piece.nbytes
+
+    def digest(self) -> str | None:
+        """xxh3_128 of the piece, in hex; None unless all of it was read."""
+        return self._digest.hexdigest() if self._at == self._piece.nbytes else None

@@ -1,0 +1,35 @@
+"""A limit on bytes a second, shared by all that send."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+_BURST_SECONDS = 0.25
+_PORTION_BYTES_MIN, _PORTION_BYTES_MAX = 64 << 10, 4 << 20
+
+
+class Throttle:
+    """`take` waits until so many bytes may go; without a limit never.
+
+    Attributes:
+        portion: most bytes that should be taken at once, so that each wait is short.
+    """
+
+    def __init__(self, bytes_per_second: float | None) -> None:
+        self._rate = bytes_per_second
+        wanted = _PORTION_BYTES_MAX if bytes_per_second is None else int(bytes_per_second * _BURST_SECONDS)
+        self.portion = min(max(wanted, _PORTION_BYTES_MIN), _PORTION_BYTES_MAX)
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def take(self, nbytes: int) -> None:
+        """Wait for one's turn."""
+        if self._rate is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now - _BURST_SECONDS) + nbytes / self._rate
+            wait = self._free_at - now
+        if wait > 0:
+            time.sleep(wait)
