@@ -78,7 +78,7 @@ def _run(daemon: Daemon) -> None:
             signal.signal(number, handler)
 
 
-COMMAND = watch, Settings  # what the entry point gives
+COMMAND = watch, Settings.of  # what the entry point gives
 
 
 @contextmanager

@@ -16,7 +16,9 @@ from tranlogs.clock import Clock, SystemClock
 from tranlogs.errors import NotARun, TranLogsError, UsageError, in_words
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.owner import OwnerLock
+from tranlogs.shipping import Archiver
 
+from .archiving import Archives
 from .lock import lock
 from .settings import Settings
 from .watch import JournalWatch, Seen
@@ -30,8 +32,16 @@ _SHARE_MAX = 0.05  # of the time, for evaluations
 class _Watched:
     watch: JournalWatch
     lock: OwnerLock | None
+    archiver: Archiver | None = None
     next_at: float = 0.0
     problem: str = ""
+
+    def close(self) -> None:
+        if self.archiver is not None:
+            self.archiver.close()
+        self.watch.close()
+        if self.lock is not None:
+            self.lock.release()
 
 
 class Daemon:
@@ -53,6 +63,8 @@ class Daemon:
         self._roots, self._settings, self._find, self._on_seen, self._on_gone = roots, settings, find, on_seen, on_gone
         self._clock = clock or SystemClock()
         self._watched: dict[Path, _Watched] = {}
+        store = None if settings.is_dry_run else settings.store
+        self._archives = None if store is None else Archives(store, self._clock)
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -84,10 +96,10 @@ class Daemon:
     def close(self) -> None:
         """Let go of all journals."""
         for watched in self._watched.values():
-            watched.watch.close()
-            if watched.lock is not None:
-                watched.lock.release()
+            watched.close()
         self._watched.clear()
+        if self._archives is not None:
+            self._archives.close()
 
     def _look_for_journals(self) -> None:
         found: dict[Path, JournalPaths] = {}
@@ -95,17 +107,15 @@ class Daemon:
             for paths in self._find(root):
                 found[paths.folder] = paths
         for folder in self._watched.keys() - found.keys():
-            gone = self._watched.pop(folder)
-            gone.watch.close()
-            if gone.lock is not None:
-                gone.lock.release()
+            self._watched.pop(folder).close()
             self._on_gone(folder)
             _log.info("%s: it is gone", folder)
         for folder in found.keys() - self._watched.keys():
             held = self._locked(folder)
             if held is None and not self._settings.is_dry_run:
                 continue
-            self._watched[folder] = _Watched(JournalWatch(found[folder], self._settings, self._clock), held)
+            archiver = self._archives.begin(found[folder]) if self._archives is not None else None
+            self._watched[folder] = _Watched(JournalWatch(found[folder], self._settings, self._clock), held, archiver)
             _log.info("%s: is watched", folder)
 
     def _locked(self, folder: Path) -> OwnerLock | None:
@@ -123,6 +133,8 @@ class Daemon:
         try:
             seen = watched.watch.evaluate()
             took = seen.seconds
+            if seen.sealed and watched.archiver is not None:  # by a trainer that is dead: at once
+                watched.archiver.wake()
             self._on_seen(seen, watched.watch.paths)
         except (TranLogsError, OSError, MemoryError) as error:
             problem = in_words(error)

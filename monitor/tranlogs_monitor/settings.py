@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.decay import Decay
+
+from .archiving import StoreSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,7 @@ class Settings:
         interval_seconds: between two evaluations.
         is_dry_run: whether nothing is changed, and only said.
         waits: whether a journal that another monitor has is waited for.
+        store: where journals are shipped to; None for nowhere.
     """
 
     budget: Budget = field(default_factory=Budget)
@@ -25,3 +29,10 @@ class Settings:
     interval_seconds: float = 10.0
     is_dry_run: bool = False
     waits: bool = False
+    store: StoreSettings | None = None
+
+    @classmethod
+    def of(cls, budget: Budget, decay: Decay, interval_seconds: float, is_dry_run: bool, waits: bool,
+           store: dict[str, Any] | None) -> Settings:  # fmt: skip
+        """From plain values, as the command line has them; `store` are the arguments of `StoreSettings`."""
+        return cls(budget, decay, interval_seconds, is_dry_run, waits, None if store is None else StoreSettings(**store))

@@ -12,6 +12,8 @@ from . import command
 from .demo import demo
 from .log import log
 from .monitor import monitor
+from .pull import pull
+from .push import push
 from .repair import repair
 from .replay import replay
 from .status import status
@@ -21,7 +23,7 @@ app = typer.Typer(
     name="tranlogs", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     epilog="Exit codes: 0 fine, 1 the run has a problem that the output names, 2 wrong usage. Each command has --json.",
 )  # fmt: skip
-for _function in (demo, status, log, verify, replay, repair, monitor):
+for _function in (demo, status, log, verify, replay, repair, monitor, push, pull):
     app.command()(_function)
 
 logging.getLogger("tranlogs").addHandler(logging.NullHandler())  # what matters is in the commands' own output

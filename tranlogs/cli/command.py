@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import TranLogsError, UsageError
+from ..retention.keep import RetentionPolicy
 
 FINE, PROBLEM, USAGE = 0, 1, 2
 
@@ -24,6 +25,10 @@ Optimizers = Annotated[
         help="Class of an optimizer that is not torch's own (NAME=module:Class if several).",
     ),
 ]  # fmt: skip
+StoreCheckpoints = Annotated[
+    str, typer.Option(metavar="N|all", help="Checkpoints that stay in the store, and the log behind the oldest of them.")
+]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="Go on with what another machine has shipped of this run.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 is_debugging = False  # --debug
@@ -45,6 +50,21 @@ def command(function: Callable[..., int]) -> Callable[..., None]:
         raise typer.Exit(code)
 
     return run
+
+
+def kept_there(text: str) -> RetentionPolicy:
+    """Of --store-checkpoints.
+
+    Raises:
+        UsageError: it is neither a number from 1 on nor "all".
+    """
+    from ..retention.keep import KeepAll, KeepLatest
+
+    if text == "all":
+        return KeepAll()
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f'--store-checkpoints {text!r}: give a number from 1 on, or "all"')
+    return KeepLatest(int(text))
 
 
 def show_json(content: Any) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .command import Json, command, show_json
+from ..errors import UsageError
+from .command import Json, StoreCheckpoints, TakeOver, command, kept_there, show_json
 
 
 @command
@@ -30,6 +31,14 @@ def monitor(
     http: Annotated[
         str | None, typer.Option(help="Serve /metrics for Prometheus there, like :9464 (this machine only).")
     ] = None,
+    store: Annotated[
+        str | None, typer.Option(metavar="URL", help="Ship sealed segments and checkpoints there, below the run's name.")
+    ] = None,
+    max_lag: Annotated[str | None, typer.Option(help="The store is not further behind: segments are sealed by age.")] = None,
+    bandwidth: Annotated[str | None, typer.Option(help="Bytes a second to the store, like 50MiB.")] = None,
+    uploads: Annotated[int, typer.Option(min=1, help="Parts that are sent at once.")] = 2,
+    store_checkpoints: StoreCheckpoints = "2",
+    take_over: TakeOver = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing: show once what would go, and why.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Evaluate once, and end.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Take over runs that another monitor has when it ends.")] = False,
@@ -43,6 +52,7 @@ def monitor(
     from ..quantities import bytes_of, seconds_of
     from ..retention.budget import Budget
     from ..retention.decay import Decay
+    from ..shipping import Limits
     from .frameworks import daemon_of
     from .runs import journals_of
 
@@ -50,9 +60,17 @@ def monitor(
                     None if max_age is None else seconds_of(max_age, "--max-age"), max_segments, max_checkpoints)  # fmt: skip
     decay = Decay(None if life is None else seconds_of(life, "--life"), alpha_covered, alpha_newer, alpha_archived,
                   alpha_persisted)  # fmt: skip
+    if once and store is not None:
+        raise UsageError("--once evaluates, and ships nothing; `tranlogs push RUN URL` ships a run once")
+    shipping = None
+    if store is not None:
+        lag = None if max_lag is None else seconds_of(max_lag, "--max-lag")
+        limits_there = Limits(lag, keep=kept_there(store_checkpoints), takes_over=take_over)
+        rate = None if bandwidth is None else bytes_of(bandwidth, "--bandwidth")
+        shipping = {"url": store, "limits": limits_there, "bytes_per_second": rate, "senders": uploads}
     watch, settings = daemon_of("monitor")
     code: int = watch(
-        runs, settings(limits, decay, seconds_of(interval, "--interval"), dry_run, wait), journals_of=journals_of,
+        runs, settings(limits, decay, seconds_of(interval, "--interval"), dry_run, wait, shipping), journals_of=journals_of,
         is_json=log_json, once=once or dry_run, http=http, show=_show_json if as_json else _show_table,
     )  # fmt: skip
     return code

@@ -62,14 +62,12 @@ class Limits:
     """How a journal is shipped.
 
     Attributes:
-        uploads: parts that are sent at once.
         lag_seconds_max: a segment is sealed, to be sent, when it is this old; None leaves that to the trainer.
         persist_seconds: after so long the store is asked again to make an object durable.
         keep: which checkpoints stay in the store, and the log behind the oldest of them.
         takes_over: whether another writer's manifest is gone on from.
     """
 
-    uploads: int = 2
     lag_seconds_max: float | None = None
     persist_seconds: float = 120.0
     keep: RetentionPolicy = field(default_factory=KeepLatest)
@@ -98,13 +96,13 @@ class Archiver:
         place: the journal's folder there, "RUN/rank0".
         limits: settings.
         clock: of the catalog.
-        throttle: shared by all that send.
+        throttle: shared by all that send, of this journal and of others.
     """
 
     def __init__(self, paths: JournalPaths, store: Store, place: str, limits: Limits, clock: Clock,
                  throttle: Throttle | None = None) -> None:  # fmt: skip
         self._paths, self._store, self._place, self._limits, self._clock = paths, store, place, limits, clock
-        self._throttle = throttle or Throttle(None)
+        self._throttle = throttle or Throttle()
         self._ledger = Ledger(paths, store, place, clock, takes_over=limits.takes_over)
         self._changed = threading.Condition()
         self._uploads: dict[str, Upload] = {}  # under way, the most urgent first
@@ -112,7 +110,7 @@ class Archiver:
         self._threads: list[threading.Thread] = []
         self._failing = ""  # what failed last: "turn" or "send"
         self._failures, self._resume_at, self._problem = 0, 0.0, ""
-        self._stopped = False
+        self._stopped, self._is_woken = False, False
 
     # The thread that decides.
 
@@ -131,9 +129,15 @@ class Archiver:
             upload.close()
         self._ledger.close()
 
+    def wait(self, seconds: float = 0.2) -> None:
+        """For whoever takes the turns: until something has moved, or for so long."""
+        with self._changed:
+            self._changed.wait(seconds)
+
     def wake(self) -> None:
         """Look at once whether there is something to send."""
         with self._changed:
+            self._is_woken = True
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -141,9 +145,10 @@ class Archiver:
             self.turn()
             with self._changed:
                 self._changed.wait_for(self._has_work, _TURN_SECONDS)
+                self._is_woken = False
 
     def _has_work(self) -> bool:
-        return self._stopped or any(upload.is_complete for upload in self._uploads.values())
+        return self._stopped or self._is_woken or any(upload.is_complete for upload in self._uploads.values())
 
     def turn(self) -> Progressed:
         """Look, order, publish, and write down how far it is. Errors of the store are said and remembered, not raised."""
@@ -194,7 +199,7 @@ class Archiver:
                 name = row.file if isinstance(row, SegmentRow) else row.name
                 self._uploads[name] = before.pop(name) if name in before else Upload(row, self._paths.folder)
             self._uploads |= {name: upload for name, upload in before.items() if upload.is_complete}
-            while self._uploads and len(self._threads) < self._limits.uploads + 1:
+            while self._uploads and len(self._threads) < self._throttle.senders + 1:
                 self._threads.append(start_thread("tranlogs-send", self._send))
             self._changed.notify_all()
         for upload in before.values():
@@ -216,7 +221,8 @@ class Archiver:
                 if claimed is None:
                     upload.open()
                 else:
-                    upload.send(claimed, self._store, self._place, self._ledger.writer, self._throttle)
+                    with self._throttle.slot():
+                        upload.send(claimed, self._store, self._place, self._ledger.writer, self._throttle)
                     self._succeeded("send")
             except (CorruptRecord, CorruptCheckpoint, FileNotFoundError) as error:
                 self._leave_out(upload, error)
@@ -225,7 +231,8 @@ class Archiver:
                     self._leave_out(upload, error)
                 else:
                     self._failed("send", error)
-            self.wake()
+            with self._changed:
+                self._changed.notify_all()
 
     def _next(self) -> tuple[Upload, tuple[int, Piece] | None] | None:
         """What to send next, or to open first (no piece); waits for it. None when it is over."""

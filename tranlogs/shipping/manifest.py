@@ -20,6 +20,7 @@ from ..checkpoint.layout import open_manifest, seal_manifest
 from ..config import FORMAT_VERSION
 from ..errors import CorruptObject, StoreUnavailable, UnknownFormat
 from ..failpoints import hit
+from ..journal.opening import JournalPaths
 from ..store import Store
 
 MANIFESTS, OBJECTS = "manifests", "objects"
@@ -111,6 +112,12 @@ class Manifest:
 def _row(kind: type[T], content: dict[str, Any]) -> T:
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in content.items() if name in known})
+
+
+def place_of(paths: JournalPaths) -> str:
+    """Where a journal lies in a store: below the name of its run's folder."""
+    folder = paths.folder.absolute()
+    return f"{folder.parent.name}/{folder.name}"
 
 
 def manifest_names(store: Store, place: str) -> list[str]:

@@ -23,7 +23,7 @@ from ..durable import make_folder, sync_folder
 from ..errors import CorruptObject, NotARun, UsageError
 from ..failpoints import hit
 from ..lineage import is_on
-from ..store import Store
+from ..store import Store, open_store, split_url
 from .manifest import MANIFESTS, Manifest, Shipped, read_newest
 from .plan import Look, chain_from, reach
 
@@ -57,19 +57,25 @@ class Pulled:
     notes: list[str] = field(default_factory=list)
 
 
-def places_of(store: Store, run: str) -> list[str]:
-    """The journals of a run in a store: "RUN/rank0" and so on.
+def find_run(url: str) -> tuple[str, list[str]]:
+    """From the address of a run, or of a folder that holds one, to that of the store around it, and the run's journals there:
+    "RUN/rank0" and so on.
 
     Raises:
-        NotARun: there is none.
+        StoreRefused, StoreUnavailable: as `open_store` and the store say.
+        UsageError: there is no run, or several.
     """
-    found = {name.partition(f"/{MANIFESTS}/")[0] for name in store.names(run) if f"/{MANIFESTS}/" in name}
+    base, name = split_url(url)
+    with open_store(base) as store:
+        found = {one.partition(f"/{MANIFESTS}/")[0] for one in store.names(name) if f"/{MANIFESTS}/" in one}
     runs = {place.rpartition("/")[0] for place in found}
     if not found:
-        raise NotARun(Path(run), f"the store {store.url} holds no run there")
+        raise UsageError(f"{url}: the store holds no run there")
     if len(runs) > 1:
-        raise UsageError(f"{store.url} holds several runs: {', '.join(sorted(runs))}; give the address of one of them")
-    return sorted(found, key=lambda place: (len(place), place))
+        raise UsageError(f"{url} holds several runs: {', '.join(sorted(runs))}; give the address of one of them")
+    if runs != {name}:  # the address of the folder around the run
+        base, found = url, {place.removeprefix(f"{name}/") for place in found}
+    return base, sorted(found, key=lambda place: (len(place), place))
 
 
 def pull(store: Store, place: str, folder: Path, *, everything: bool = False, progress: Progress | None = None) -> Pulled:

@@ -1,9 +1,11 @@
-"""A limit on bytes a second, shared by all that send."""
+"""What all that send share: how many may at once, and how many bytes a second."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _BURST_SECONDS = 0.25
 _PORTION_BYTES_MIN, _PORTION_BYTES_MAX = 64 << 10, 4 << 20
@@ -12,16 +14,28 @@ _PORTION_BYTES_MIN, _PORTION_BYTES_MAX = 64 << 10, 4 << 20
 class Throttle:
     """`take` waits until so many bytes may go; without a limit never.
 
+    Args:
+        bytes_per_second: in all; None for no limit.
+        senders: that may send at once.
+
     Attributes:
+        senders: as given.
         portion: most bytes that should be taken at once, so that each wait is short.
     """
 
-    def __init__(self, bytes_per_second: float | None) -> None:
-        self._rate = bytes_per_second
+    def __init__(self, bytes_per_second: float | None = None, senders: int = 2) -> None:
+        self._rate, self.senders = bytes_per_second, senders
+        self._slots = threading.BoundedSemaphore(senders)
         wanted = _PORTION_BYTES_MAX if bytes_per_second is None else int(bytes_per_second * _BURST_SECONDS)
         self.portion = min(max(wanted, _PORTION_BYTES_MIN), _PORTION_BYTES_MAX)
         self._lock = threading.Lock()
         self._free_at = 0.0
+
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """Wait until one more may send."""
+        with self._slots:
+            yield
 
     def take(self, nbytes: int) -> None:
         """Wait for one's turn."""

@@ -1,6 +1,7 @@
 """Stores: where sealed segments and checkpoints are shipped. One narrow interface, one module a kind."""
 
 from .base import ObjectStatus, Store
-from .opening import open_store
+from .opening import open_store, split_url
+from .patience import PatientStore
 
-__all__ = ["ObjectStatus", "Store", "open_store"]
+__all__ = ["ObjectStatus", "PatientStore", "Store", "open_store", "split_url"]

@@ -26,3 +26,16 @@ def open_store(url: str | os.PathLike[str]) -> Store:
             raise StoreRefused(text, "a file store has no host; write file:///path")
         return LocalStore(Path(unquote(parts.path)))
     raise StoreRefused(text, f"no store is known for {parts.scheme}://")
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """The address of the folder around, and the last name in it: "s3://bucket/runs/gpt?x=1" is "s3://bucket/runs?x=1", "gpt".
+
+    Raises:
+        StoreRefused: there is no name in it.
+    """
+    path, mark, query = url.partition("?")
+    base, slash, name = path.rstrip("/").rpartition("/")
+    if not name or base.endswith(":/") or name.endswith(":"):
+        raise StoreRefused(url, "give the address of a run in it, URL/RUN")
+    return (base or slash or ".") + mark + query, name
