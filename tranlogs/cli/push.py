@@ -114,8 +114,12 @@ def _show(found: list[dict[str, Any]]) -> None:
     from . import screen
 
     for one in found:
-        rows = [("journal", one["folder"]), ("store", one["store"]),
-                ("archived", f"step {one['archived']} of {one['committed']}"), ("durable there", f"step {one['persisted']}")]  # fmt: skip
+        rows = [
+            ("journal", one["folder"]),
+            ("store", one["store"]),
+            ("archived", f"step {one['archived']} of {one['committed']}"),
+            ("durable there", f"step {one['persisted']}"),
+        ]
         if one["problem"]:
             rows.append(("problem", screen.problem(one["problem"])))
         screen.console().print(screen.facts(rows))

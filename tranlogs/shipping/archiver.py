@@ -258,7 +258,7 @@ class Archiver:
 
     def _succeeded(self, what: str) -> None:
         with self._changed:
-            if self._failing == what:
+            if self._failing == what or (self._failing and not self._uploads):
                 self._failing, self._failures, self._problem = "", 0, ""
                 _log.info("%s: is shipped to %s again", self._paths.folder, self._store.url)
 

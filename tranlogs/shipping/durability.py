@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ..clock import Clock
+from ..errors import StoreUnavailable
 from ..store import ObjectStatus, Store
 from .manifest import Shipped
 
@@ -15,10 +16,12 @@ _AGAIN_SECONDS_MIN, _AGAIN_SECONDS_MAX = 15.0, 600.0  # between attempts to make
 
 @dataclass(slots=True)
 class Found:
-    """Items that are durable now, or whose objects have other names (`changed`), and those that were lost."""
+    """Items that are durable now, or whose objects have other names (`changed`), those that were lost, and why the store
+    could not be asked about all."""
 
     changed: dict[str, Shipped] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
+    error: StoreUnavailable | None = None
 
 
 @dataclass(slots=True)
@@ -40,6 +43,7 @@ class Durability:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self.is_manifest_durable = False
+        self._durable: set[str] = set()  # objects of items that are not yet
         self._hastened: dict[str, float] = {}  # when, by item
         self._thin: dict[str, _Thin] = {}
 
@@ -54,30 +58,41 @@ class Durability:
 
     def look(self, shipped: Mapping[str, Shipped], manifest: str, persist_seconds: float) -> Found:
         """Ask the store about what is not durable yet, the oldest first."""
-        if manifest and not self.is_manifest_durable:
-            status = self._store.stat(manifest)
-            self.is_manifest_durable = status is not None and status.is_complete and status.is_durable
         found, asked = Found(), 0
-        for name, one in shipped.items():
-            if one.objects.is_durable:
-                continue
-            if asked >= _ASKED_MAX:
-                break
-            statuses = [self._store.stat(part) for part in one.names()]
-            asked += len(statuses)
-            self._judge(name, one, statuses, persist_seconds, found)
+        waiting = [(name, one) for name, one in shipped.items() if not one.objects.is_durable]
+        try:
+            if manifest and not self.is_manifest_durable:
+                status = self._store.stat(manifest)
+                self.is_manifest_durable = status is not None and status.is_complete and status.is_durable
+            for name, one in waiting:
+                if asked < _ASKED_MAX:
+                    asked += self._ask(name, one, persist_seconds, found)
+        except StoreUnavailable as error:  # what is known by now counts
+            found.error = error
         for name in self._thin.keys() - shipped.keys():
             del self._thin[name]
         return found
 
-    def _judge(self, name: str, one: Shipped, statuses: list[ObjectStatus | None], persist_seconds: float,
-               found: Found) -> None:  # fmt: skip
-        there = [status for status in statuses if status is not None and status.is_complete]
-        if len(there) < len(statuses) or any(status.is_lost for status in there):
-            found.lost.append(name)
-            return
+    def _ask(self, name: str, one: Shipped, persist_seconds: float, found: Found) -> int:
+        """Ask about one item; gives how many calls that took."""
+        there: list[ObjectStatus] = []
+        for part in one.names():
+            if part in self._durable:
+                continue
+            status = self._store.stat(part)
+            if status is None or not status.is_complete or status.is_lost:
+                found.lost.append(name)
+                return len(there) + 1
+            there.append(status)
+            if status.is_durable:
+                self._durable.add(part)
+        self._judge(name, one, there, persist_seconds, found)
+        return len(there)
+
+    def _judge(self, name: str, one: Shipped, there: list[ObjectStatus], persist_seconds: float, found: Found) -> None:
         if all(status.is_durable for status in there):
             found.changed[name] = replace(one, objects=replace(one.objects, is_durable=True))
+            self._durable.difference_update(one.names())
             self._thin.pop(name, None)
             return
         if any(status.copies is not None and status.copies < self._store.copies_wanted for status in there):

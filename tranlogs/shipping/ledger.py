@@ -112,7 +112,7 @@ class Ledger:
             self._demand_ours(found, run, row)
         self.writer = row.writer if row is not None else secrets.token_hex(8)
         self._manifest = found
-        self.shipped = dict(found.shipped) if found is not None else {}
+        self.shipped = {} if found is None else dict(found.shipped) if self._is_own(found, row) else self._common(found)
         names = manifest_names(self._store, self._place)
         self._manifest_name = names[0] if names and found is not None else ""
         self._number = max([found.number if found is not None else 0, *(writer_of(name)[0] for name in names)])
@@ -136,10 +136,23 @@ class Ledger:
         if found.run.run_id != run.run_id:
             raise StoreRefused(where, f"another run lies there ({found.run.run_id[:8]}, this one is {run.run_id[:8]}); "
                                "give another address")  # fmt: skip
-        is_own = row is not None and (found.writer == row.writer or found.number == row.number)
-        if not is_own and not (row is None and found.host == socket.gethostname()) and not self._takes_over:
+        if not self._is_own(found, row) and not self._takes_over:
             raise StoreRefused(where, f"host {found.host} has shipped this run there since (manifest {found.number}); stop it, "
                                "or give another address, or go on from what it shipped: pull it, or --take-over")  # fmt: skip
+
+    def _is_own(self, found: Manifest, row: StoreRow | None) -> bool:
+        """Whether what the store has is this journal's own past: it wrote it, or was pulled from it, or lost its catalog."""
+        if row is None:
+            return found.host == socket.gethostname()
+        return found.writer == row.writer or found.number == row.number
+
+    def _common(self, found: Manifest) -> dict[str, Shipped]:
+        """Of what another machine has shipped, what this journal holds, too: the rest is another history."""
+        look = self.look()
+        chains = {row.name: row.chain for row in look.checkpoints}
+        files = {row.file for row in look.segments if row.state == "sealed"}
+        return {name: one for name, one in found.shipped.items()
+                if name in files or (isinstance(one.row, CheckpointRow) and chains.get(name) == one.row.chain)}  # fmt: skip
 
     def is_stale(self, look: Look) -> bool:
         """Whether the newest manifest does not say what is known now."""
@@ -174,7 +187,7 @@ class Ledger:
         self._manifest, self._manifest_name = manifest, name
         self._durability.forget_manifest()
         useless = replaced + [part for item in gone for part in self.shipped[item].names()]
-        self.shipped = shipped
+        self.shipped = dict(shipped)
         delete_older(self._store, names)
         for part in useless:
             self._store.delete(part)
@@ -189,6 +202,8 @@ class Ledger:
         for name in found.lost:
             self.shipped.pop(name, None)
         self.shipped |= found.changed
+        if found.error is not None:
+            raise found.error
         if self._census.is_due():
             self._drop_missing(self._census.take(self.shipped, self.writer, under_way))
         if found.lost or self.is_stale(look):
@@ -223,7 +238,8 @@ class Ledger:
         """Bring the catalog up to what the store has."""
         archived, persisted = 0, 0
         if self._manifest is not None:
-            now = replace(self._manifest, shipped=self.shipped)
+            counts = {name: self.shipped[name] for name in self._manifest.shipped if name in self.shipped}
+            now = replace(self._manifest, shipped=counts)
             archived = reach_of(now, look)
             persisted = (
                 reach_of(now, look, durable=True) if self._durability.is_manifest_durable else min(self.marks[1], archived)

@@ -96,55 +96,49 @@ def pull(store: Store, place: str, folder: Path, *, everything: bool = False, pr
     """
     if folder.exists():
         raise UsageError(f"{folder} is there already; pull into another run folder, or move it away")
-    before: Manifest | None = None
-    for look in range(_LOOKS_MAX):
-        manifest, notes = read_newest(store, place)
+    newest, notes = read_newest(store, place)
+    for _ in range(_LOOKS_MAX):
+        manifest = newest
         if manifest is None:
             raise NotARun(folder, f"the store {store.url} holds no journal at {place}" + "".join(f"; {note}" for note in notes))
-        if before is not None and before.number == manifest.number:
-            break
         pulled = Pulled(folder, notes=notes)
-        chosen = _fetch(store, manifest, folder, everything, progress, pulled, is_last=look == _LOOKS_MAX - 1)
-        before = manifest
-        if not pulled.steps_lost:
+        got = _fetch(store, manifest, folder, everything, progress, pulled)
+        if got and not pulled.steps_lost:
             break
-    assert before is not None
-    _finish(store, before, folder, chosen, pulled)
+        newest, notes = read_newest(store, place)  # what is missing may have been given up meanwhile
+        if newest is not None and newest.number == manifest.number:
+            break
+    assert manifest is not None
+    if not got:
+        raise CorruptObject(f"{store.url}/{place}", "no checkpoint of it can be read: " + "; ".join(pulled.notes))
+    _finish(store, manifest, folder, got, pulled)
     return pulled
 
 
-def _fetch(store: Store, manifest: Manifest, folder: Path, everything: bool, progress: Progress | None, pulled: Pulled, *,
-           is_last: bool) -> list[Shipped]:  # fmt: skip
-    """Read what is needed into the folder beside; gives what could be had."""
-    look = Look([], [one.row for one in manifest.checkpoints if isinstance(one.row, CheckpointRow)], manifest.timelines)
-    limits = look.limits
+def _fetch(store: Store, manifest: Manifest, folder: Path, everything: bool, progress: Progress | None,
+           pulled: Pulled) -> list[Shipped]:  # fmt: skip
+    """Read what is needed into the folder beside; gives what could be had, nothing if no checkpoint is among it."""
     target = folder.with_name(folder.name + _SUFFIX)
     make_folder(target / "log")
     make_folder(target / "checkpoints")
     _forget_others(target, manifest)
-    wanted = reach(look.checkpoints, manifest.segments, manifest.timelines, limits)
-    candidates = [one for one in reversed(manifest.checkpoints) if is_on(cast(CheckpointRow, one.row), limits)]
-    candidates.sort(key=lambda one: cast(CheckpointRow, one.row).sequence, reverse=True)
-    start: Shipped | None = None
-    got: list[Shipped] = []
-    for one in candidates:
-        chain = chain_from(cast(CheckpointRow, one.row), manifest.segments, limits)
-        batch = list(manifest.shipped.values()) if everything else [one, *chain]
+    rows = {one.objects.name: one.row for one in manifest.checkpoints if isinstance(one.row, CheckpointRow)}
+    limits = Look([], list(rows.values()), manifest.timelines).limits
+    wanted = reach(list(rows.values()), manifest.segments, manifest.timelines, limits)
+    for row in sorted(rows.values(), key=lambda row: row.sequence, reverse=True):
+        if not is_on(row, limits):
+            continue
+        chain = chain_from(row, manifest.segments, limits)
+        batch = list(manifest.shipped.values()) if everything else [manifest.shipped[row.name], *chain]
         fetched = _fetch_all(store, batch, target, progress, pulled)
-        got = [item for item in batch if item.objects.name in fetched]
-        if one.objects.name in fetched:
-            start = one
-            break
-        pulled.notes.append(f"checkpoint of step {cast(CheckpointRow, one.row).step} cannot be read; an older one is used")
-    if start is None:
-        raise CorruptObject(
-            folder.as_posix(), "no checkpoint can be read from the store" + "".join(f"; {n}" for n in pulled.notes)
-        )
-    pulled.checkpoint_step = cast(CheckpointRow, start.row).step
-    segments = [one for one in got if isinstance(one.row, SegmentRow)]
-    pulled.step = reach([cast(CheckpointRow, start.row)], segments, manifest.timelines, limits)
-    pulled.steps_lost = max(wanted - pulled.step, 0)
-    return got
+        if row.name in fetched:
+            got = [one for one in batch if one.objects.name in fetched]
+            segments = [one for one in got if isinstance(one.row, SegmentRow)]
+            pulled.checkpoint_step, pulled.step = row.step, reach([row], segments, manifest.timelines, limits)
+            pulled.steps_lost = max(wanted - pulled.step, 0)
+            return got
+        pulled.notes.append(f"the checkpoint of step {row.step} cannot be read; an older one is used if there is one")
+    return []
 
 
 def _forget_others(target: Path, manifest: Manifest) -> None:

@@ -1,7 +1,8 @@
 """Stores: where sealed segments and checkpoints are shipped. One narrow interface, one module a kind."""
 
 from .base import ObjectStatus, Store
+from .local import LocalStore
 from .opening import open_store, split_url
 from .patience import PatientStore
 
-__all__ = ["ObjectStatus", "PatientStore", "Store", "open_store", "split_url"]
+__all__ = ["LocalStore", "ObjectStatus", "PatientStore", "Store", "open_store", "split_url"]

@@ -1,0 +1,75 @@
+"""Toy runs that are shipped, step by step and without threads that decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tranlogs.catalog import Catalog, StoreRow, Watermarks
+from tranlogs.clock import SystemClock
+from tranlogs.config import MIB, JournalConfig
+from tranlogs.journal import JournalPaths
+from tranlogs.retention import EverySteps
+from tranlogs.shipping import Archiver, Limits, Progressed, Throttle, place_of
+from tranlogs.store import PatientStore, Store
+from tranlogs.testing.toy import ToyTrainer, open_toy
+
+SIZES = (7, 3000, 40_000)  # a step takes a third of a megabyte
+
+
+def toy(run: Path, *, every: int = 10, segment_bytes: int = 2 * MIB, **options: Any) -> ToyTrainer:
+    """A trainer that rolls its log every few steps; recovered."""
+    config = JournalConfig(durability="process", segment_bytes=segment_bytes)
+    trainer = open_toy(run, config=config, policy=EverySteps(every), **options)
+    trainer.recover()
+    return trainer
+
+
+def trained(run: Path, until: int, **options: Any) -> None:
+    """Train a run to a step, and close it: all is sealed."""
+    trainer = toy(run, **options)
+    trainer.train(until)
+    trainer.journal.close()
+
+
+def archiver(run: Path, store: Store, *, stall_seconds: float = 20.0, clock: Any = None, throttle: Throttle | None = None,
+             **limits: Any) -> Archiver:  # fmt: skip
+    paths = JournalPaths.of(run)
+    return Archiver(paths, PatientStore(store, stall_seconds), place_of(paths), Limits(**limits), clock or SystemClock(),
+                    throttle)  # fmt: skip
+
+
+def ship(run: Path, store: Store, *, turns_max: int = 400, **options: Any) -> Progressed:
+    """Ship all that can be shipped now; gives how far that is."""
+    made = archiver(run, store, **options)
+    try:
+        return drain(made, turns_max=turns_max)
+    finally:
+        made.close()
+
+
+def drain(made: Archiver, *, turns_max: int = 400) -> Progressed:
+    """Turn until nothing is left to do."""
+    for _ in range(turns_max):
+        found = made.turn()
+        if found.items_left == 0 and not found.problem and made.turn() == found:
+            return found
+        made.wait(0.05)
+    raise AssertionError(f"it does not come to an end: {found}")
+
+
+def marks(run: Path) -> Watermarks:
+    catalog = Catalog.open(run / "rank0")
+    try:
+        return catalog.watermarks()
+    finally:
+        catalog.close()
+
+
+def store_row(run: Path) -> StoreRow | None:
+    catalog = Catalog.open(run / "rank0")
+    try:
+        found: StoreRow | None = catalog.read(lambda tables: tables.get("store", StoreRow))
+        return found
+    finally:
+        catalog.close()

@@ -1,0 +1,424 @@
+"""Shipping a journal: in order, once, only what is sound, and never believed without looking."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.shipping.ships import archiver, drain, marks, ship, store_row, toy, trained
+from tranlogs import config
+from tranlogs.catalog import Catalog, ShippedRow
+from tranlogs.errors import RunInUse
+from tranlogs.journal.owner import OwnerLock
+from tranlogs.retention.keep import KeepAll, KeepLatest
+from tranlogs.shipping import archiver as archiving
+from tranlogs.shipping import durability, pull, read_newest, source
+from tranlogs.store import LocalStore
+from tranlogs.testing.faulty_store import FaultyStore
+from tranlogs.testing.toy import uninterrupted
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archiving, "RETRY_SECONDS_MIN", 0.01)
+    monkeypatch.setattr(archiving, "RETRY_SECONDS_MAX", 0.05)
+
+
+def assert_comes_back(store: object, place: str, folder: Path, step: int) -> None:
+    """A machine that has nothing but the store comes to `step`, bit for bit, and trains on."""
+    found = pull(store, place, folder / "rank0")  # type: ignore[arg-type]
+    assert (found.step, found.steps_lost) == (step, 0)
+    trainer = toy(folder)
+    assert trainer.journal.step == step
+    trainer.train(step + 4)
+    assert trainer.state.everything() == uninterrupted(step + 4).everything()
+    trainer.journal.close()
+
+
+def test_a_run_is_shipped_whole_and_comes_back(memory_path: Path) -> None:
+    run, store = memory_path / "a", LocalStore(memory_path / "store")
+    trained(run, 27)
+    found = ship(run, store)
+    assert (found.archived, found.persisted, found.problem) == (27, 27, "")
+    assert (marks(run).archived, marks(run).persisted) == (27, 27)
+    assert_comes_back(store, "a/rank0", memory_path / "b", 27)
+
+
+def test_nothing_is_sent_twice(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    ship(run, store)
+    before = set(store.objects)
+    assert ship(run, store).archived == 15
+    assert set(store.objects) == before
+    trained(run, 22)
+    assert ship(run, store).archived == 22
+    gone = {name for name in before - set(store.objects) if "/manifests/" not in name}
+    assert gone, "the store keeps two checkpoints, and the log behind the older one"
+    assert all("checkpoints/step-0000000000" in name or "/log/" in name for name in gone)
+
+
+def test_a_store_that_keeps_everything(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    for until in (12, 25, 38):
+        trained(run, until)
+        ship(run, store, keep=KeepAll())
+    manifest, _ = read_newest(store, "a/rank0")
+    assert manifest is not None
+    assert {one.row.step for one in manifest.checkpoints} == {0, 10, 20, 30}  # type: ignore[union-attr]
+
+
+def test_the_store_keeps_the_checkpoints_that_it_is_told_to(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    for until in (12, 25, 38):
+        trained(run, until)
+        ship(run, store, keep=KeepLatest(1))
+    manifest, _ = read_newest(store, "a/rank0")
+    assert manifest is not None
+    assert {one.row.step for one in manifest.checkpoints} == {30}  # type: ignore[union-attr]
+    assert_comes_back(store, "a/rank0", memory_path / "b", 38)
+    named = {name for one in manifest.shipped.values() for name in one.names()}
+    assert {name for name in store.objects if "/objects/" in name} == named, "nothing is left over"
+
+
+def test_a_live_run_is_followed_and_its_segments_are_sealed_by_age(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trainer = toy(run, segment_bytes=64 * config.MIB)
+    made = archiver(run, store, lag_seconds_max=0.05)
+    try:
+        trainer.train(8)
+        for _ in range(400):
+            if made.turn().archived == 8:
+                break
+            made.wait(0.05)
+        assert made.progressed().archived == 8, "nothing but its age seals the only segment of a trainer that does nothing"
+        trainer.train(12)
+        trainer.journal.close()
+        assert drain(made).archived == 12
+    finally:
+        made.close()
+    assert_comes_back(store, "a/rank0", memory_path / "b", 12)
+
+
+def test_large_files_are_sent_in_parts(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "PART_BYTES_MAX", 100_000)
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 13)
+    assert ship(run, store).archived == 13
+    assert max(len(data) for name, data in store.objects.items() if "/objects/" in name) == 100_000
+    assert_comes_back(store, "a/rank0", memory_path / "b", 13)
+
+
+# Stores that fail.
+
+
+@pytest.mark.parametrize("method", ["put", "stat", "names", "get", "delete"])
+def test_a_store_that_fails_now_and_then_holds_up_nothing_for_good(memory_path: Path, method: str) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    ship(run, store)
+    trained(run, 27)
+    chance = random.Random(7)
+    store.fails = lambda called, name: called == method and chance.random() < 0.5
+    assert ship(run, store).archived == 27
+    store.fails = lambda called, name: False
+    assert_comes_back(store, "a/rank0", memory_path / "b", 27)
+
+
+def test_a_store_that_is_away_is_said_once_and_waited_for(memory_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 5)
+    store.fails = lambda called, name: True
+    made = archiver(run, store)
+    try:
+        for _ in range(10):
+            made.turn()
+            made.wait(0.02)
+        assert "names" in made.progressed().problem
+        row = store_row(run)
+        assert row is not None
+        assert "failed" in row.problem
+        assert len([one for one in caplog.records if "cannot be shipped now" in one.message]) == 1
+        store.fails = lambda called, name: False
+        assert drain(made).archived == 5
+        row = store_row(run)
+        assert row is not None
+        assert row.problem == ""
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    "spoiled", [lambda data: data[:-1], lambda data: data + b"x", lambda data: b""], ids=["short", "long", "empty"]
+)
+def test_a_store_that_keeps_another_length_is_not_believed(memory_path: Path, spoiled) -> None:  # type: ignore[no-untyped-def]
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    chance = iter(range(10**6))
+    store.spoils = lambda name, data: spoiled(data) if next(chance) % 3 == 0 and data else data
+    assert ship(run, store).archived == 15
+    store.spoils = lambda name, data: data
+    assert_comes_back(store, "a/rank0", memory_path / "b", 15)
+
+
+def test_a_store_that_forgets_what_it_took_is_sent_it_again(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    ship(run, store)
+    victim = next(name for name in sorted(store.objects) if "/log/" in name)
+    del store.objects[victim]
+    assert ship(run, store).archived == 15
+    assert_comes_back(store, "a/rank0", memory_path / "b", 15)
+
+
+def test_what_is_lost_before_it_was_durable_is_sent_again(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    store.is_durable = False
+    found = ship(run, store)
+    assert (found.archived, found.persisted) == (15, 0)
+    store.lost = {name for name in store.objects if "/log/" in name}
+    made = archiver(run, store)
+    try:
+        made.turn()
+        assert marks(run).archived < 15, "what is lost does not count"
+        store.is_durable = True
+        found = drain(made)
+    finally:
+        made.close()
+    assert (found.archived, found.persisted) == (15, 15)
+    assert_comes_back(store, "a/rank0", memory_path / "b", 15)
+
+
+def test_a_request_to_persist_that_was_dropped_is_made_again(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 5)
+    store.is_durable = False
+    made = archiver(run, store, persist_seconds=0.0)
+    try:
+        for _ in range(100):
+            made.turn()
+            made.wait(0.01)
+            if any(name.endswith("-again") for name in store.objects):
+                break
+        assert any(name.endswith("-again") for name in store.objects)
+        store.is_durable = True
+        assert drain(made).persisted == 5
+    finally:
+        made.close()
+    assert_comes_back(store, "a/rank0", memory_path / "b", 5)
+
+
+def test_copies_that_cannot_be_had_are_made_up_for(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durability, "_AGAIN_SECONDS_MIN", 0.0)
+    run, store = memory_path / "a", FaultyStore()
+    store.copies_wanted, store.is_durable = 2, False
+    trained(run, 5)
+    made = archiver(run, store)
+    try:
+        for _ in range(100):
+            if made.turn().archived == 5 and (row := store_row(run)) is not None and row.under_replicated:
+                break
+            made.wait(0.01)
+        row = store_row(run)
+        assert row is not None
+        assert row.under_replicated > 0, "archiving goes on with fewer, and says so"
+        before = {name for name in store.objects if "/log/" in name}
+        store.copies = 2
+        for _ in range(100):
+            made.turn()
+            made.wait(0.01)
+            row = store_row(run)
+            if row is not None and row.under_replicated == 0:
+                break
+        assert row is not None
+        assert row.under_replicated == 0
+        assert before
+    finally:
+        made.close()
+
+
+def test_a_store_that_hangs_holds_nobody(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 5)
+    store.hangs.clear()
+    made = archiver(run, store, stall_seconds=0.05)
+    try:
+        found = made.turn()
+        assert "nothing moved for 0.05 s" in found.problem
+        for _ in range(20):
+            made.turn()
+            made.wait(0.02)
+        assert "hang" in made.progressed().problem or "nothing moved" in made.progressed().problem
+        assert sum(thread.name == "tranlogs-store" for thread in threading.enumerate()) <= 8
+        store.hangs.set()
+        assert drain(made).archived == 5
+    finally:
+        store.hangs.set()
+        made.close()
+
+
+# What is not shipped.
+
+
+def damaged_segment(run: Path) -> Path:
+    """The oldest segment, with a page in its middle overwritten."""
+    catalog = Catalog.open(run / "rank0")
+    row = catalog.segments()[0]
+    catalog.close()
+    path = run / "rank0/log" / row.file
+    with path.open("r+b") as file:
+        file.seek(row.used_bytes // 2 // 4096 * 4096)
+        file.write(b"\xff" * 4096)
+    return path
+
+
+def test_what_is_damaged_here_is_never_sent(memory_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 8, every=100)
+    segment = damaged_segment(run)
+    found = ship(run, store)
+    assert found.archived == 0
+    assert f"{segment.name} is not shipped" in caplog.text
+    assert not any(segment.name in name for name in store.objects)
+
+
+def test_a_newer_checkpoint_leads_past_a_damaged_segment(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 8, every=100)
+    damaged_segment(run)
+    assert ship(run, store).archived == 0
+    trained(run, 12, every=4)
+    assert ship(run, store).archived == 12
+    assert_comes_back(store, "a/rank0", memory_path / "b", 12)
+
+
+def test_a_segment_is_not_reused_while_it_is_sent(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trainer = toy(run)
+    trainer.train(9)
+    made = archiver(run, store)
+    try:
+        store.hangs.clear()
+        held = threading.Thread(target=made.turn)
+        held.start()
+        store.hangs.set()
+        held.join()
+        trainer.train(40)  # recycles what two newer checkpoints cover
+        trainer.journal.close()
+        assert drain(made).archived == 40
+    finally:
+        made.close()
+    assert_comes_back(store, "a/rank0", memory_path / "b", 40)
+
+
+# Who ships.
+
+
+def test_one_process_ships_a_journal(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 5)
+    lock = OwnerLock(run / "rank0", "shipper")
+    made = archiver(run, store)
+    try:
+        assert "ships" in made.turn().problem
+        with pytest.raises(RunInUse):
+            OwnerLock(run / "rank0", "shipper")
+        lock.release()
+        assert drain(made).archived == 5
+    finally:
+        made.close()
+
+
+def test_another_run_in_the_store_is_left_alone(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 5)
+    ship(run, store)
+    before = dict(store.objects)
+    shutil.rmtree(run)
+    trained(run, 7)
+    made = archiver(run, store)
+    try:
+        assert "another run lies there" in made.turn().problem
+    finally:
+        made.close()
+    assert store.objects == before
+
+
+def test_an_old_machine_that_comes_back_does_not_spoil_the_new_ones_store(memory_path: Path) -> None:
+    old, new, store = memory_path / "old/a", memory_path / "new/a", FaultyStore()
+    trained(old, 12)
+    ship(old, store)
+    pull(store, "a/rank0", new / "rank0")
+    trained(new, 18)
+    assert ship(new, store).archived == 18
+    trained(old, 14)
+    made = archiver(old, store)
+    try:
+        assert "has shipped this run there since" in made.turn().problem
+    finally:
+        made.close()
+    assert_comes_back(store, "a/rank0", memory_path / "third", 18)
+    assert ship(old, store, takes_over=True).archived == 14
+
+
+def test_a_machine_that_is_overtaken_while_it_ships_stops(memory_path: Path) -> None:
+    old, new, store = memory_path / "old/a", memory_path / "new/a", FaultyStore()
+    trained(old, 12)
+    made = archiver(old, store)
+    try:
+        drain(made)
+        pull(store, "a/rank0", new / "rank0")
+        trained(new, 18)
+        assert ship(new, store).archived == 18
+        trained(old, 25)
+        for _ in range(100):
+            if "another process ships" in made.turn().problem or "has shipped" in made.progressed().problem:
+                break
+            made.wait(0.02)
+        assert made.progressed().problem
+    finally:
+        made.close()
+
+
+def test_a_catalog_that_was_rebuilt_finds_its_store_again(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    ship(run, store)
+    before = {name for name in store.objects if "/objects/" in name}
+    for path in (run / "rank0").glob("catalog.lmdb*"):
+        path.unlink()
+    trainer = toy(run)
+    trainer.journal.close()
+    assert ship(run, store).archived == 15
+    assert {name for name in store.objects if "/objects/" in name} == before
+
+
+def test_the_catalog_names_the_objects(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    ship(run, store)
+    manifest, _ = read_newest(store, "a/rank0")
+    assert manifest is not None
+    catalog = Catalog.open(run / "rank0")
+    rows = catalog.read(lambda tables: tables.rows("shipped/", ShippedRow))
+    catalog.close()
+    assert {row.name: row.files for row in rows} == {name: one.objects.files for name, one in manifest.shipped.items()}
+
+
+def test_half_sent_objects_of_a_dead_archiver_are_deleted(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 5)
+    ship(run, store)
+    row = store_row(run)
+    assert row is not None
+    left = f"a/rank0/objects/log/x.seg.00000-{row.writer[:8]}12345678"
+    foreign = "a/rank0/objects/log/x.seg.00000-ffffffff12345678"
+    store.objects |= {left: b"1", foreign: b"2"}
+    ship(run, store)
+    assert left not in store.objects
+    assert foreign in store.objects, "it may be on its way: not at once"

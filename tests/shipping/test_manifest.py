@@ -1,0 +1,68 @@
+"""Manifests: the same after the way through a store, and never taken for another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tranlogs.catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, TimelineRow
+from tranlogs.checkpoint.layout import open_manifest, seal_manifest
+from tranlogs.errors import CorruptObject, StoreUnavailable, UnknownFormat
+from tranlogs.shipping.manifest import Manifest, Shipped, delete_older, manifest_names, publish, read_newest, writer_of
+from tranlogs.testing.faulty_store import FaultyStore
+
+SEGMENT = SegmentRow(3, f"{3:016x}", "s3", 1000, "sealed", 1, 10, 5, 20, 9, 800, 1.5, 1.0)
+CHECKPOINT = CheckpointRow("c5", 5, 10, "ab", 1, 500, 2.5)
+MANIFEST = Manifest(
+    12, "0123456789abcdef", "host", 3.5, RunRow("run", 0, 1.0, framework="torch"), (TimelineRow(1), TimelineRow(2, 1, 9, 4)),
+    {"s3": Shipped(SEGMENT, ShippedRow("s3", {"s3": [["a", 700, "00"], ["b", 100, "01"]]}, 9, 20, True, 3.0)),
+     "c5": Shipped(CHECKPOINT, ShippedRow("c5", {"meta.bin": [["c", 5, "02"]]}))},
+)  # fmt: skip
+
+
+def test_a_manifest_comes_back_as_it_was() -> None:
+    assert Manifest.unpacked(MANIFEST.packed(), "m") == MANIFEST
+
+
+@given(st.integers(0, len(MANIFEST.packed()) - 1), st.integers(1, 255))
+def test_a_damaged_manifest_is_never_read(place: int, bits: int) -> None:
+    raw = bytearray(MANIFEST.packed())
+    raw[place] ^= bits
+    try:
+        assert Manifest.unpacked(bytes(raw), "m") == MANIFEST  # white space
+    except CorruptObject:
+        pass
+
+
+def test_a_manifest_of_a_newer_version_is_refused() -> None:
+    content = {**open_manifest(MANIFEST.packed()), "format": 99}
+    with pytest.raises(UnknownFormat):
+        Manifest.unpacked(seal_manifest(content), "m")
+
+
+def test_what_a_newer_version_adds_is_passed_over() -> None:
+    content = open_manifest(MANIFEST.packed())
+    content["segments"][0][0]["colour"] = "red"
+    assert Manifest.unpacked(seal_manifest(content), "m") == MANIFEST
+
+
+def test_the_newest_counts_and_a_few_older_ones_stay() -> None:
+    store = FaultyStore()
+    for number in (2, 10, 9, 11, 1):
+        publish(store, "a/rank0", replace(MANIFEST, number=number))
+    found, notes = read_newest(store, "a/rank0")
+    assert found is not None
+    assert (found.number, notes) == (11, [])
+    delete_older(store, manifest_names(store, "a/rank0"))
+    assert [writer_of(name)[0] for name in manifest_names(store, "a/rank0")] == [11, 10, 9, 2]
+    assert writer_of(manifest_names(store, "a/rank0")[0]) == (11, MANIFEST.writer)
+
+
+def test_a_manifest_that_is_not_there_as_it_was_written_is_no_manifest() -> None:
+    store = FaultyStore()
+    store.spoils = lambda name, data: data[:-1]
+    with pytest.raises(StoreUnavailable, match="not there as it was written"):
+        publish(store, "a/rank0", MANIFEST)

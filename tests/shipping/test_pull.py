@@ -1,0 +1,200 @@
+"""Bringing a run back: whatever is damaged or missing in the store is named, and nothing wrong comes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.shipping.ships import ship, toy, trained
+from tests.shipping.test_archiver import assert_comes_back
+from tranlogs.errors import CorruptObject, NotARun, StoreUnavailable, UsageError
+from tranlogs.retention.keep import KeepAll
+from tranlogs.shipping import find_run, pull, read_newest
+from tranlogs.shipping.manifest import manifest_names
+from tranlogs.store import LocalStore
+from tranlogs.testing.faulty_store import FaultyStore
+from tranlogs.testing.toy import uninterrupted
+
+
+@pytest.fixture
+def store(memory_path: Path) -> FaultyStore:
+    """Holds the run `a` up to step 27, with checkpoints at 10 and 20."""
+    made = FaultyStore()
+    trained(memory_path / "a", 27)
+    assert ship(memory_path / "a", made).persisted == 27
+    return made
+
+
+def objects_of(store: FaultyStore, what: str) -> list[str]:
+    return sorted(name for name in store.objects if f"/objects/{what}" in name)
+
+
+def flip(store: FaultyStore, name: str) -> None:
+    data = bytearray(store.objects[name])
+    data[len(data) // 2] ^= 0x10
+    store.objects[name] = bytes(data)
+
+
+def test_only_what_recovery_needs_is_read(store: FaultyStore, memory_path: Path) -> None:
+    found = pull(store, "a/rank0", memory_path / "b/rank0")
+    assert (found.step, found.checkpoint_step, found.steps_lost, found.notes) == (27, 20, 0, [])
+    assert {path.name for path in (memory_path / "b/rank0/checkpoints").iterdir()} == {"step-0000000020-t001-46"}
+    read = {name for method, name in store.calls if method == "get"}
+    assert not any("step-0000000010" in name for name in read)
+
+
+def test_everything_can_be_had(store: FaultyStore, memory_path: Path) -> None:
+    found = pull(store, "a/rank0", memory_path / "b/rank0", everything=True)
+    assert found.step == 27
+    names = {path.name[:15] for path in (memory_path / "b/rank0/checkpoints").iterdir()}
+    assert names == {"step-0000000010", "step-0000000020"}
+    trainer = toy(memory_path / "c")
+    trainer.journal.close()
+    assert_comes_back(store, "a/rank0", memory_path / "d", 27)
+
+
+@pytest.mark.parametrize("harm", ["flip", "delete", "shorten"])
+def test_a_damaged_checkpoint_in_the_store_is_named_and_an_older_one_used(
+    store: FaultyStore, memory_path: Path, harm: str
+) -> None:
+    victim = next(name for name in objects_of(store, "checkpoints/step-0000000020") if "state" in name)
+    if harm == "flip":
+        flip(store, victim)
+    elif harm == "delete":
+        del store.objects[victim]
+    else:
+        store.objects[victim] = store.objects[victim][:-1]
+    found = pull(store, "a/rank0", memory_path / "b/rank0")
+    assert (found.step, found.checkpoint_step, found.steps_lost) == (27, 10, 0)
+    assert any(victim in note for note in found.notes)
+    trainer = toy(memory_path / "b")
+    assert trainer.journal.step == 27
+    assert trainer.state.everything() == uninterrupted(27).everything()
+    trainer.journal.close()
+
+
+def test_a_damaged_segment_in_the_store_costs_what_follows_it_and_that_is_said(store: FaultyStore, memory_path: Path) -> None:
+    newest = objects_of(store, "log/")[-1]
+    flip(store, newest)
+    found = pull(store, "a/rank0", memory_path / "b/rank0")
+    assert 20 <= found.step < 27
+    assert found.steps_lost == 27 - found.step
+    assert any(newest in note and "checksum" in note for note in found.notes)
+    trainer = toy(memory_path / "b")
+    assert trainer.journal.step == found.step
+    assert trainer.state.everything() == uninterrupted(found.step).everything()
+    trainer.journal.close()
+
+
+def test_a_damaged_manifest_is_named_and_the_one_before_it_used(store: FaultyStore, memory_path: Path) -> None:
+    newest = manifest_names(store, "a/rank0")[0]
+    flip(store, newest)
+    manifest, notes = read_newest(store, "a/rank0")
+    assert manifest is not None
+    assert len(notes) == 1
+    assert newest in notes[0]
+    found = pull(store, "a/rank0", memory_path / "b/rank0")
+    assert found.step <= 27
+    assert newest in found.notes[0]
+
+
+def test_without_any_checkpoint_nothing_is_brought(store: FaultyStore, memory_path: Path) -> None:
+    for name in objects_of(store, "checkpoints/"):
+        flip(store, name)
+    with pytest.raises(CorruptObject, match="no checkpoint of it can be read"):
+        pull(store, "a/rank0", memory_path / "b/rank0")
+    assert not (memory_path / "b/rank0").exists()
+
+
+def test_a_pull_that_was_broken_off_goes_on(store: FaultyStore, memory_path: Path) -> None:
+    names = objects_of(store, "log/")
+    store.fails = lambda method, name: method == "get" and name == names[-1]
+    with pytest.raises(StoreUnavailable):
+        pull(store, "a/rank0", memory_path / "b/rank0")
+    assert not (memory_path / "b/rank0").exists(), "what looks like a run is one"
+    store.fails = lambda method, name: False
+    store.calls.clear()
+    assert pull(store, "a/rank0", memory_path / "b/rank0").step == 27
+    read = [name for method, name in store.calls if method == "get" and "/objects/" in name]
+    assert names[-1] in read
+    assert not any("state.safetensors" in name for name in read), "what was there is not read again"
+
+
+def test_what_an_old_attempt_left_is_not_taken_for_the_run(store: FaultyStore, memory_path: Path) -> None:
+    names = objects_of(store, "log/")
+    store.fails = lambda method, name: method == "get" and name == names[-1]
+    with pytest.raises(StoreUnavailable):
+        pull(store, "a/rank0", memory_path / "b/rank0")
+    store.fails = lambda method, name: False
+    for path in (memory_path / "b/rank0.pulling/log").iterdir():
+        path.write_bytes(b"x" * path.stat().st_size)
+    trained(memory_path / "a", 48)
+    assert ship(memory_path / "a", store).archived == 48
+    assert_comes_back(store, "a/rank0", memory_path / "b", 48)
+
+
+def test_a_manifest_that_became_old_while_it_was_read_is_read_anew(store: FaultyStore, memory_path: Path) -> None:
+    """The store gives up what the first manifest names, while it is being read."""
+    trained(memory_path / "a", 48)
+    done: list[int] = []
+
+    def ship_meanwhile(method: str, name: str) -> bool:
+        if method == "get" and "/objects/" in name and not done:
+            done.append(1)
+            ship(memory_path / "a", store)
+        return False
+
+    store.fails = ship_meanwhile
+    found = pull(store, "a/rank0", memory_path / "b/rank0")
+    assert (found.step, found.steps_lost) == (48, 0)
+
+
+def test_a_run_is_never_overwritten(store: FaultyStore, memory_path: Path) -> None:
+    with pytest.raises(UsageError, match="is there already"):
+        pull(store, "a/rank0", memory_path / "a/rank0")
+
+
+def test_what_a_store_does_not_hold(memory_path: Path) -> None:
+    with pytest.raises(NotARun, match="holds no journal at b/rank0"):
+        pull(FaultyStore(), "b/rank0", memory_path / "b/rank0")
+
+
+def test_runs_are_found_by_their_address(memory_path: Path) -> None:
+    root = memory_path / "archive"
+    trained(memory_path / "a", 3)
+    ship(memory_path / "a", LocalStore(root))
+    assert find_run(f"{root}/a") == (str(root), ["a/rank0"])
+    assert find_run(root.as_uri() + "/a/") == (root.as_uri(), ["a/rank0"])
+    assert find_run(str(root)) == (str(root), ["a/rank0"]), "the folder around it, since there is one run"
+    trained(memory_path / "b", 3)
+    ship(memory_path / "b", LocalStore(root))
+    with pytest.raises(UsageError, match="several runs"):
+        find_run(str(root))
+    with pytest.raises(UsageError, match="holds no run there"):
+        find_run(f"{root}/c")
+
+
+def test_a_run_that_was_wound_back_comes_back_on_its_newest_timeline(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 27)
+    ship(run, store, keep=KeepAll())
+    trainer = toy(run, every=100)
+    trainer.journal.close()
+    from tranlogs.config import MIB, JournalConfig
+    from tranlogs.retention import EverySteps
+    from tranlogs.testing.toy import open_toy
+
+    trainer = open_toy(run, config=JournalConfig(durability="process", segment_bytes=2 * MIB), policy=EverySteps(100))
+    trainer.recover(step=22)
+    trainer.state.lr *= 2  # another history from here on
+    trainer.train(31)
+    expected = trainer.state.everything()
+    trainer.journal.close()
+    assert ship(run, store, keep=KeepAll()).archived == 31
+    found = pull(store, "a/rank0", memory_path / "b/rank0")
+    assert (found.step, found.steps_lost) == (31, 0)
+    again = toy(memory_path / "b", every=100)
+    assert again.journal.step == 31
+    assert again.state.everything() == expected
+    again.journal.close()

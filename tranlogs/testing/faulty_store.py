@@ -1,0 +1,77 @@
+"""A store in memory that fails, lies and hangs when it is told to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import BinaryIO
+
+from ..errors import CorruptObject, StoreUnavailable
+from ..store import ObjectStatus, Store
+
+
+class FaultyStore(Store):
+    """Objects in a dict.
+
+    Attributes:
+        objects: by name; a test may change them.
+        fails: called with the method and the name before each call; true makes it raise StoreUnavailable.
+        spoils: called with name and content at each put; what it gives is kept instead.
+        hangs: while it is cleared, every call waits for it.
+        is_durable: what `stat` says of objects ...
+        copies: ... and of their copies.
+        lost: names that `stat` calls lost.
+        calls: methods and names, in order.
+    """
+
+    def __init__(self, url: str = "faulty://store") -> None:
+        self.url = url
+        self.objects: dict[str, bytes] = {}
+        self.fails: Callable[[str, str], bool] = lambda method, name: False
+        self.spoils: Callable[[str, bytes], bytes] = lambda name, content: content
+        self.hangs = threading.Event()
+        self.hangs.set()
+        self.is_durable, self.copies = True, 1
+        self.lost: set[str] = set()
+        self.calls: list[tuple[str, str]] = []
+
+    def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
+        self._begin("put", name)
+        assert name not in self.objects, f"{name} was used before"
+        data = b""
+        while chunk := content.read(1 << 16):
+            data += chunk
+        self.objects[name] = self.spoils(name, data)
+
+    def get(self, name: str, into: BinaryIO) -> int:
+        self._begin("get", name)
+        if name not in self.objects:
+            raise CorruptObject(f"{self.url}/{name}", "it is missing")
+        return into.write(self.objects[name])
+
+    def stat(self, name: str) -> ObjectStatus | None:
+        self._begin("stat", name)
+        if name not in self.objects:
+            return None
+        status = ObjectStatus(len(self.objects[name]), is_durable=self.is_durable, copies=self.copies)
+        return replace(status, is_lost=True, is_durable=False) if name in self.lost else status
+
+    def names(self, prefix: str) -> list[str]:
+        self._begin("names", prefix)
+        return sorted(name for name in self.objects if name.startswith(prefix.rstrip("/") + "/"))
+
+    def delete(self, name: str) -> None:
+        self._begin("delete", name)
+        self.objects.pop(name, None)
+
+    def hasten(self, name: str) -> str:
+        self._begin("hasten", name)
+        self.objects[name + "-again"] = self.objects.pop(name)
+        return name + "-again"
+
+    def _begin(self, method: str, name: str) -> None:
+        self.calls.append((method, name))
+        self.hangs.wait()
+        if self.fails(method, name):
+            raise StoreUnavailable(self.url, f"{method} {name} failed")
