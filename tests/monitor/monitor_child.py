@@ -16,13 +16,21 @@ from typing import Any
 from tranlogs import failpoints
 from tranlogs.cli.runs import journals_of
 from tranlogs.retention.budget import Budget
+from tranlogs.shipping import Limits, archiver
+from tranlogs_monitor.archiving import StoreSettings
 from tranlogs_monitor.daemon import Daemon, journals_below
 from tranlogs_monitor.settings import Settings
 
 
 def watch(job: dict[str, Any]) -> None:
     failpoints._rules = failpoints._parse(job["failpoints"])
-    settings = Settings(Budget(job["budget"], **job.get("limits", {})), interval_seconds=job["interval"], waits=True)
+    store = None
+    if job.get("store"):
+        archiver._TURN_SECONDS = archiver.RETRY_SECONDS_MIN = archiver.RETRY_SECONDS_MAX = 0.01
+        store = StoreSettings(job["store"], Limits(0.02))
+    settings = Settings(
+        Budget(job["budget"], **job.get("limits", {})), interval_seconds=job["interval"], waits=True, store=store
+    )
     Daemon([Path(job["root"])], settings, find=lambda root: journals_below(root, journals_of)).run()
 
 

@@ -21,9 +21,11 @@ class Monitors:
                                         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})  # fmt: skip
         self._pid = 0
 
-    def start(self, root: Path, budget: int, *, failpoints: str = "", interval: float = 0.005, **limits: Any) -> None:
-        """Watch from here on."""
-        self._say({"root": str(root), "budget": budget, "failpoints": failpoints, "interval": interval, "limits": limits})
+    def start(self, root: Path, budget: int, *, failpoints: str = "", interval: float = 0.005, store: Path | None = None,
+              **limits: Any) -> None:  # fmt: skip
+        """Watch from here on, and ship to `store` if there is one."""
+        self._say({"root": str(root), "budget": budget, "failpoints": failpoints, "interval": interval, "limits": limits,
+                   "store": str(store) if store is not None else ""})  # fmt: skip
         self._pid = int(self._line()[1])
 
     def kill(self) -> int:

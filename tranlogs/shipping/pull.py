@@ -109,6 +109,8 @@ def pull(store: Store, place: str, folder: Path, *, everything: bool = False, pr
         if newest is not None and newest.number == manifest.number:
             break
     assert manifest is not None
+    if not manifest.checkpoints:
+        raise NotARun(folder, f"no checkpoint of it has come to the store {store.url} yet")
     if not got:
         raise CorruptObject(f"{store.url}/{place}", "no checkpoint of it can be read: " + "; ".join(pulled.notes))
     _finish(store, manifest, folder, got, pulled)
