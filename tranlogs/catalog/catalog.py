@@ -42,6 +42,7 @@ class Catalog:
 
     def __init__(self, path: Path, env: lmdb.Environment, *, writable: bool) -> None:
         self.path, self.writable = path, writable
+        self._inode = os.stat(path).st_ino
         self._env: lmdb.Environment | None = env  # None where it could not be opened again
         self._map_bytes = CATALOG_BYTES
         self._is_doubtful = False  # LMDB refuses everything once it could not write its meta page, until it is opened anew
@@ -65,7 +66,7 @@ class Catalog:
         path = folder / CATALOG_NAME
         with _open_lock:
             found = _open_here.get(os.path.realpath(path))
-            if found is not None and path.exists():
+            if found is not None and found._is_at(path):
                 if writable and not found.writable:  # a reader of this process was first: LMDB allows one environment
                     with found._idle:
                         found._wait_for_others()
@@ -87,12 +88,19 @@ class Catalog:
             _open_here[os.path.realpath(path)] = catalog
             return catalog
 
+    def _is_at(self, path: Path) -> bool:
+        """Whether this is the file that lies there: another process may have put another in its place."""
+        try:
+            return os.stat(path).st_ino == self._inode
+        except FileNotFoundError:
+            return False
+
     def close(self) -> None:
         """Close it once all its users here have."""
         with _open_lock:
             self._users -= 1
-            if self._users == 0 and self._close_environment():
-                _open_here.pop(os.path.realpath(self.path), None)
+            if self._users == 0 and self._close_environment() and _open_here.get(os.path.realpath(self.path)) is self:
+                del _open_here[os.path.realpath(self.path)]
 
     @contextmanager
     def transaction(self) -> Iterator[Tables]:
@@ -205,6 +213,7 @@ class Catalog:
         except CannotRead as error:
             raise LogUnavailable(str(error)) from error
         self._env, self.writable = open_environment(self.path, writable, self._map_bytes), writable
+        self._inode = os.stat(self.path).st_ino
         self._is_doubtful = False
 
     def _close_environment(self) -> bool:

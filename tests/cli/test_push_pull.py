@@ -1,0 +1,131 @@
+"""`tranlogs push` and `pull`, and a monitor that ships, on a run of PyTorch."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.cli.conftest import STEPS, Cli, train
+
+CALL = [sys.executable, "-c", "from tranlogs.cli import main; main()"]
+
+
+def test_a_run_comes_back_from_a_store_and_trains_on_to_the_same_bits(cli: Cli, tmp_path: Path) -> None:
+    run, store = tmp_path / "run", tmp_path / "store"
+    train(run)
+    called = cli("push", run, store, "--json")
+    assert called.code == 0
+    (journal,) = called.json["journals"]
+    assert (journal["committed"], journal["archived"], journal["persisted"], journal["problem"]) == (STEPS, STEPS, STEPS, None)
+    called = cli("pull", f"{store.as_uri()}/run", tmp_path / "elsewhere/run", "--json")
+    assert called.code == 0
+    (journal,) = called.json["journals"]
+    assert (journal["step"], journal["steps_lost"]) == (STEPS, 0)
+    for name in (run, tmp_path / "elsewhere/run"):
+        assert cli("replay", name, "--out", tmp_path / f"{name.parent.name}.safetensors").code == 0
+    here, there = (load_file(tmp_path / f"{name}.safetensors") for name in (tmp_path.name, "elsewhere"))
+    assert here.keys() == there.keys()
+    assert all(torch.equal(here[name], there[name]) for name in here)
+    assert cli("verify", tmp_path / "elsewhere/run").code == 0
+    here, there = train(run, STEPS + 4).state_dict(), train(tmp_path / "elsewhere/run", STEPS + 4).state_dict()
+    assert all(torch.equal(here[name], there[name]) for name in here)
+
+
+def test_what_people_see(cli: Cli, run: Path, tmp_path: Path) -> None:
+    shown = cli("push", run, tmp_path / "store").out
+    assert f"step {STEPS} of {STEPS}" in shown
+    shown = cli("pull", f"{tmp_path / 'store'}/run", tmp_path / "b").out
+    assert f"{STEPS}, from the checkpoint of step 8" in shown
+    assert f"step {STEPS}: durable in the store" in cli("status", run).out
+
+
+def test_a_run_that_is_there_is_not_overwritten(cli: Cli, run: Path, tmp_path: Path) -> None:
+    cli("push", run, tmp_path / "store")
+    called = cli("pull", f"{tmp_path / 'store'}/run", run)
+    assert called.code == 2
+    assert "is there already" in called.err
+
+
+def test_damage_in_the_store_is_named_and_the_exit_code_is_1(cli: Cli, run: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    assert cli("push", run, store).code == 0
+    victim = sorted((store / "run/rank0/objects/log").iterdir())[-1]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    called = cli("pull", f"{store}/run", tmp_path / "b", "--json")
+    assert called.code == 1
+    (journal,) = called.json["journals"]
+    assert journal["steps_lost"] > 0
+    assert any(victim.name in note for note in journal["notes"])
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("nothing://there", "no store is known for nothing://"),
+        ("file://host/path", "a file store has no host"),
+        ("/proc/tranlogs/store", "/proc/tranlogs"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_named(cli: Cli, run: Path, url: str, said: str) -> None:
+    called = cli("push", run, url, "--patience", "300ms")
+    assert called.code in (1, 2)
+    assert said in called.err + called.out
+
+
+def test_an_address_without_a_run_is_named(cli: Cli, tmp_path: Path) -> None:
+    called = cli("pull", f"{tmp_path}/none", tmp_path / "b")
+    assert called.code == 2
+    assert "the store holds no run there" in called.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--store-checkpoints", "0"], "--store-checkpoints '0': give a number from 1 on"),
+        (["--max-lag", "soon"], "--max-lag 'soon'"),
+        (["--bandwidth", "much"], "--bandwidth 'much'"),
+        (["--once"], "`tranlogs push RUN URL` ships a run once"),
+    ],
+)
+def test_wrong_store_settings_are_usage_errors(
+    cli: Cli, run: Path, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    called = cli("monitor", run, "--store", tmp_path / "store", *arguments)
+    assert called.code == 2
+    assert said in called.err
+
+
+def test_a_monitor_ships_what_a_killed_trainer_left(cli: Cli, tmp_path: Path) -> None:
+    """The trainer dies by SIGKILL with an open segment; the monitor seals and ships it, and another machine goes on."""
+    run, store = tmp_path / "run", tmp_path / "store"
+    child = "import sys; from pathlib import Path; from tests.cli.conftest import train; " \
+            "import os; train(Path(sys.argv[1]), 7, lambda step: os.kill(os.getpid(), 9) if step == 6 else None)"  # fmt: skip
+    command = [*CALL, "monitor", str(tmp_path), "--store", str(store), "--interval", "50ms", "--log-json"]
+    trainer = subprocess.run([sys.executable, "-c", child, str(run)], check=False, timeout=120)
+    assert trainer.returncode == -signal.SIGKILL
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stderr is not None
+        lines = []
+        while not any("sealed" in line for line in lines):
+            lines.append(json.loads(daemon.stderr.readline())["message"])
+        for _ in range(200):
+            marks = cli("status", run, "--json").json["ranks"][0]["watermarks"]
+            if marks["persisted"] == marks["committed"]:
+                break
+            signal.sigtimedwait([], 0.05)
+        assert marks["persisted"] == marks["committed"] == 5, "step 6 had no boundary yet"
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(30) == 0
+    assert cli("pull", f"{store}/run", tmp_path / "new/run").code == 0
+    expected = train(tmp_path / "never-killed", STEPS).state_dict()
+    found = train(tmp_path / "new/run", STEPS).state_dict()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
