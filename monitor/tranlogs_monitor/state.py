@@ -1,0 +1,88 @@
+"""How a journal is, in words: problems first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tranlogs.catalog import CheckpointRow, EvaluationRow
+from tranlogs.lineage import is_on
+from tranlogs.quantities import bytes_in_words
+from tranlogs.retention.budget import newest_lineage
+from tranlogs.retention.exposure import Exposure, exposures
+
+from .board import Shown
+from .watch import Seen
+
+Level = Literal["problem", "attention", "fine", "idle"]
+LEVELS: tuple[Level, ...] = ("problem", "attention", "fine", "idle")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """In words.
+
+    Attributes:
+        level: how bad it is.
+        headline: the most important thing.
+        more: what else is not as it should be.
+    """
+
+    level: Level
+    headline: str
+    more: tuple[str, ...] = ()
+
+
+def state_of(shown: Shown) -> State:
+    """What there is to say about a journal (pure)."""
+    seen = shown.seen
+    if seen is None:
+        return State("problem", f"The journal cannot be read: {shown.problem}")
+    problems, attention = _problems(shown, seen), _attention(seen)
+    said = problems + attention
+    if said:
+        return State("problem" if problems else "attention", said[0], tuple(said[1:]))
+    committed = seen.rows.marks.committed
+    if not _is_alive(seen):
+        return State("idle", f"No process trains. The next one goes on after step {committed:,}.")
+    if not committed:
+        return State("fine", "The run holds no step yet.")
+    return State("fine", f"All steps up to {committed:,} are safe if the process dies.")
+
+
+def exposures_of(seen: Seen, history: Sequence[EvaluationRow]) -> tuple[Exposure, Exposure, Exposure]:
+    """What would be lost now."""
+    rows = seen.rows
+    points = [(row.at, row.committed) for row in history if row.at < seen.at] + [(seen.at, rows.marks.committed)]
+    newest = newest_checkpoint(seen)
+    return exposures(rows.marks, checkpoint_step=newest.step if newest else 0, history=points, incidents=rows.incidents)
+
+
+def newest_checkpoint(seen: Seen) -> CheckpointRow | None:
+    """The newest on the way to the newest step, sound or not."""
+    limits = newest_lineage(seen.rows.checkpoints, seen.rows.timelines)
+    return max((row for row in seen.rows.checkpoints if is_on(row, limits)), key=lambda row: row.sequence, default=None)
+
+
+def _problems(shown: Shown, seen: Seen) -> list[str]:
+    found = [f"The journal cannot be read now, and what follows is old: {shown.problem}"] if shown.problem else []
+    found += [f"Logging is suspended since step {one.from_step:,}: {one.why}. What is trained meanwhile is in no log."
+              for one in seen.rows.incidents if one.to_step is None]  # fmt: skip
+    newest, anchor = newest_checkpoint(seen), seen.anchor
+    if newest is not None and (anchor is None or anchor.sequence < newest.sequence):
+        instead = "no other is sound" if anchor is None else f"recovery begins at the one of step {anchor.step:,}"
+        found.append(f"The checkpoint of step {newest.step:,} is damaged; {instead}.")
+    return found
+
+
+def _attention(seen: Seen) -> list[str]:
+    if not seen.pruning.wants_checkpoint:
+        return []
+    what = "its trainer is asked for a checkpoint, behind which there is more to give up." if _is_alive(seen) else \
+        "no trainer is there to take a checkpoint. Give it a larger budget, or let it train on."  # fmt: skip
+    return [f"What recovery needs is above the budget ({bytes_in_words(seen.pruning.bytes_after)}): {what}"]
+
+
+def _is_alive(seen: Seen) -> bool:
+    return seen.owner is not None and seen.owner.is_alive
