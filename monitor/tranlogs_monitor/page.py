@@ -155,8 +155,11 @@ def _watermarks(seen: Seen, history: Sequence[EvaluationRow]) -> Markup:
                        el("td", f"{step:,}", id=f"step-{name}"), el("td", lag, id=f"lag-{name}"), el("td", behind),
                        el("td", _MEANING[name], class_="wide quiet")))  # fmt: skip
     table = _table(("watermark", "step", "steps behind", "time behind", ""), rows, key="marks")
-    nothing = None if has_store(marks) else el("p", "No store: nothing is kept away from this machine.", class_="quiet")
-    return _section("How far the log is", "The newest step that has reached each place.", table, nothing, _chart("steps"))
+    notes = [] if has_store(marks) else ["No store: nothing is kept away from this machine."]
+    if marks.committed and not marks.synced:
+        notes.append('Of this run only checkpoints are synced (durability="process").')
+    words = el("p", " ".join(notes), class_="quiet") if notes else None
+    return _section("How far the log is", "The newest step that has reached each place.", table, words, _chart("steps"))
 
 
 def _bytes(seen: Seen) -> Markup:
