@@ -8,10 +8,13 @@ Hours of training pass in a minute: the clocks of trainer and monitor are turned
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import tempfile
 import time
 from pathlib import Path
+
+from PIL import Image
 
 from tranlogs import EverySteps
 from tranlogs.cli.runs import journals_of
@@ -77,13 +80,14 @@ def main() -> None:
         look_once(Path("runs/mnist"), board)
         server = WebServer(("127.0.0.1", 0), Metrics(), board)
         with Browser(program) as browser:
-            one, all_of_them = address_of_page("runs/gpt/rank0"), "/"
-            for name, path, width, is_dark in (("dashboard", one, 1000, False), ("dashboard-dark", one, 1000, True),
-                                               ("dashboard-phone", one, 380, False), ("dashboard-phone-dark", one, 380, True),
-                                               ("dashboard-all", all_of_them, 1000, False)):  # fmt: skip
-                browser.look(width=width, is_dark=is_dark)
+            one = address_of_page("runs/gpt/rank0")
+            pictures = (("dashboard", one, 1000, False), ("dashboard-dark", one, 1000, True),
+                        ("dashboard-phone", one, 380, True), ("dashboard-all", "/", 760, False))  # fmt: skip
+            for name, path, width, is_dark in pictures:
+                browser.look(width=width, height=300, is_dark=is_dark)
                 browser.open(f"http://127.0.0.1:{server.port}{path}")
-                (out / f"{name}.png").write_bytes(browser.picture())
+                with Image.open(io.BytesIO(browser.picture())) as picture:
+                    picture.quantize(96, dither=Image.Dither.NONE).save(out / f"{name}.png", optimize=True)
         server.close()
         gpt.journal.close()
     print(f"{out}/dashboard*.png")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tranlogs.catalog import Catalog, EvaluationRow
@@ -21,16 +20,18 @@ class Shown:
     Attributes:
         name: its folder, as the monitor was given it.
         seen: its last evaluation that went well; None if none has.
-        problem: why the one after that did not.
+        history: the evaluations that its catalog keeps, oldest first.
+        problem: why the one after `seen` did not go well.
     """
 
     name: str
     seen: Seen | None = None
+    history: tuple[EvaluationRow, ...] = ()
     problem: str = ""
 
 
 class Board:
-    """Written by the daemon's thread, read by those of the server.
+    """Written by the daemon's thread, which alone reads catalogs; read by those of the server.
 
     Attributes:
         settings: the daemon's.
@@ -44,12 +45,10 @@ class Board:
     def note(self, folder: Path, seen: Seen | str) -> None:
         """A journal was evaluated; or why it could not be."""
         name = str(folder)
+        before = self._shown.get(name, Shown(name))
+        now = Shown(name, seen, _history(folder) or before.history) if isinstance(seen, Seen) else replace(before, problem=seen)
         with self._lock:
-            before = self._shown.get(name)
-            if isinstance(seen, Seen):
-                self._shown[name] = Shown(name, seen)
-            else:
-                self._shown[name] = Shown(name, before.seen if before else None, seen)
+            self._shown[name] = now
 
     def forget(self, folder: Path) -> None:
         """A journal is not watched any more."""
@@ -68,16 +67,16 @@ class Board:
                 return next(iter(self._shown.values()))
             return self._shown.get(name)
 
-    def history(self, name: str) -> Sequence[EvaluationRow]:
-        """The evaluations that a journal's catalog keeps, oldest first; none where it cannot be read now."""
-        try:
-            catalog = Catalog.open(Path(name))
-        except (TranLogsError, OSError):
-            return []
-        try:
-            rows: list[EvaluationRow] = catalog.read(lambda tables: tables.rows("evaluation/", EvaluationRow))
-            return rows
-        except TranLogsError:
-            return []
-        finally:
-            catalog.close()
+
+def _history(folder: Path) -> tuple[EvaluationRow, ...]:
+    """What the catalog keeps; nothing where it cannot be read now."""
+    try:
+        catalog = Catalog.open(folder)
+    except (TranLogsError, OSError):
+        return ()
+    try:
+        return tuple(catalog.read(lambda tables: tables.rows("evaluation/", EvaluationRow)))
+    except TranLogsError:
+        return ()
+    finally:
+        catalog.close()

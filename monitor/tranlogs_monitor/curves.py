@@ -16,13 +16,13 @@ from .board import Shown
 _VALUE_CURVES_MAX = 24
 
 
-def curves(shown: Shown, history: Sequence[EvaluationRow]) -> dict[str, Any]:
+def curves(shown: Shown) -> dict[str, Any]:
     """Watermarks (steps), bytes, and values of segments, of each evaluation.
 
     A journal without a store has no `archived` and `persisted`, one without a budget no `budget`. Of many segments some are
     chosen, evenly; a segment has null where it was not there, or not sealed.
     """
-    names = ["committed", "synced"]
+    history, names = shown.history, ["committed", "synced"]
     if any(has_store(row) for row in history):
         names += ["archived", "persisted"]
     nbytes: dict[str, list[int | None]] = {

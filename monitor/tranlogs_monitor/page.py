@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from tranlogs import __version__
-from tranlogs.catalog import EvaluationRow
 from tranlogs.quantities import bytes_in_words, count, seconds_in_words
 from tranlogs.retention.budget import bytes_on_disk
-from tranlogs.retention.exposure import Exposure, has_store, seconds_between
+from tranlogs.retention.exposure import Exposure, History, has_store, seconds_between
 
 from .board import Shown
 from .cells import cells, legend, segment_table
 from .markup import Child, Markup, el
-from .state import LEVELS, State, exposures_of, state_of
+from .state import LEVELS, State, exposures_of, history_of, state_of
 from .watch import Seen
 
 _DIES = {"process": "If the process dies", "machine": "If the machine loses power", "site": "If the site or its disk is gone"}
@@ -47,14 +46,14 @@ def overview(journals: Sequence[Shown], *, now: float, interval_seconds: float) 
     return _document("all journals", body, now=now, interval_seconds=interval_seconds, title="All journals")
 
 
-def journal_page(shown: Shown, history: Sequence[EvaluationRow], *, now: float, interval_seconds: float,
-                 has_others: bool) -> bytes:  # fmt: skip
+def journal_page(shown: Shown, *, now: float, interval_seconds: float, has_others: bool) -> bytes:
     """One journal in full."""
     state, seen = state_of(shown), shown.seen
     parts: list[Child] = [_hero(state, seen, now)]
     if seen is not None:
+        history = history_of(shown, seen)
         parts += [
-            _exposures(exposures_of(seen, history)), _watermarks(seen, history), _bytes(seen), _log(seen, now),
+            _exposures(exposures_of(seen, history)), _watermarks(seen, history), _bytes(seen), _log(seen),
             _section("What segments are worth",
                      "A segment is worth 1 when it is sealed. It loses value as it ages, and at once when a checkpoint "
                      "(dashed) covers it. When space is short the least valuable unprotected ones go first.", _chart("values")),
@@ -141,14 +140,13 @@ def _level_of(one: Exposure) -> str:
     return "attention" if one.is_at_least else "fine"
 
 
-def _watermarks(seen: Seen, history: Sequence[EvaluationRow]) -> Markup:
+def _watermarks(seen: Seen, history: History) -> Markup:
     marks = seen.rows.marks
-    points = [(row.at, row.committed) for row in history if row.at < seen.at] + [(seen.at, marks.committed)]
     names = ["committed", "synced", *(["archived", "persisted"] if has_store(marks) else [])]
     rows = []
     for name in names:
         step = getattr(marks, name)
-        seconds = seconds_between(points, step)
+        seconds = seconds_between(history, step)
         lag = "-" if name == "committed" else f"{marks.committed - step:,}"
         behind = "-" if name == "committed" or seconds is None else seconds_in_words(seconds)
         rows.append(el("tr", el("th", el("i", class_=f"key {name}"), name, scope="row"),
@@ -176,7 +174,7 @@ def _bytes(seen: Seen) -> Markup:
     return _section("Space against the budget", None, facts, _chart("bytes"))
 
 
-def _log(seen: Seen, now: float) -> Markup:
+def _log(seen: Seen) -> Markup:
     states = [row.state for row in seen.rows.segments]
     protected = sum(seen.protected.values())
     words = (f"{count(states.count('sealed'), 'sealed segment')}, {protected:,} of them protected, and "

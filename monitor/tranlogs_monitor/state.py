@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tranlogs.catalog import CheckpointRow, EvaluationRow
+from tranlogs.catalog import CheckpointRow
 from tranlogs.lineage import is_on
 from tranlogs.quantities import bytes_in_words
 from tranlogs.retention.budget import newest_lineage
-from tranlogs.retention.exposure import Exposure, exposures
+from tranlogs.retention.exposure import Exposure, History, exposures
 
 from .board import Shown
 from .watch import Seen
@@ -51,29 +50,33 @@ def state_of(shown: Shown) -> State:
     return State("fine", f"All steps up to {committed:,} are safe if the process dies.")
 
 
-def exposures_of(seen: Seen, history: Sequence[EvaluationRow]) -> tuple[Exposure, Exposure, Exposure]:
+def exposures_of(seen: Seen, history: History) -> tuple[Exposure, Exposure, Exposure]:
     """What would be lost now."""
-    rows = seen.rows
-    points = [(row.at, row.committed) for row in history if row.at < seen.at] + [(seen.at, rows.marks.committed)]
-    newest = newest_checkpoint(seen)
-    return exposures(rows.marks, checkpoint_step=newest.step if newest else 0, history=points, incidents=rows.incidents)
+    anchor_step = seen.anchor.step if seen.anchor is not None else 0
+    return exposures(seen.rows.marks, checkpoint_step=anchor_step, history=history, incidents=seen.rows.incidents)
 
 
-def newest_checkpoint(seen: Seen) -> CheckpointRow | None:
-    """The newest on the way to the newest step, sound or not."""
-    limits = newest_lineage(seen.rows.checkpoints, seen.rows.timelines)
-    return max((row for row in seen.rows.checkpoints if is_on(row, limits)), key=lambda row: row.sequence, default=None)
+def history_of(shown: Shown, seen: Seen) -> History:
+    """What was committed when, up to the evaluation that is shown."""
+    before = [(row.at, row.committed) for row in shown.history if row.at < seen.at]
+    return [*before, (seen.at, seen.rows.marks.committed)]
 
 
 def _problems(shown: Shown, seen: Seen) -> list[str]:
     found = [f"The journal cannot be read now, and what follows is old: {shown.problem}"] if shown.problem else []
     found += [f"Logging is suspended since step {one.from_step:,}: {one.why}. What is trained meanwhile is in no log."
               for one in seen.rows.incidents if one.to_step is None]  # fmt: skip
-    newest, anchor = newest_checkpoint(seen), seen.anchor
+    newest, anchor = _newest_checkpoint(seen), seen.anchor
     if newest is not None and (anchor is None or anchor.sequence < newest.sequence):
         instead = "no other is sound" if anchor is None else f"recovery begins at the one of step {anchor.step:,}"
         found.append(f"The checkpoint of step {newest.step:,} is damaged; {instead}.")
     return found
+
+
+def _newest_checkpoint(seen: Seen) -> CheckpointRow | None:
+    """The newest on the way to the newest step, sound or not."""
+    limits = newest_lineage(seen.rows.checkpoints, seen.rows.timelines)
+    return max((row for row in seen.rows.checkpoints if is_on(row, limits)), key=lambda row: row.sequence, default=None)
 
 
 def _attention(seen: Seen) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,10 +68,9 @@ class WebServer:
         static = {name: (files(__package__) / "static" / name).read_bytes() for name in _STATIC}
         handler = type("Handler", (_Handler,), {"metrics": metrics, "board": board, "static": static})
         try:
-            self._server = ThreadingHTTPServer(address, handler)
+            self._server = _Server(address, handler)
         except OSError as error:
             raise UsageError(f"--http {address[0]}:{address[1]}: cannot listen there ({error.strerror})") from None
-        self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="tranlogs-web", daemon=True)
         self._thread.start()
@@ -82,11 +82,22 @@ class WebServer:
         self._thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away is nothing to tell; whatever else it was is."""
+        if isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            return
+        _log.error("a request of %s could not be answered", client_address[0], exc_info=True)
+
+
 class _Handler(BaseHTTPRequestHandler):
     metrics: Metrics
     board: Board
     static: dict[str, bytes]
     server_version, sys_version = "TranLogs", ""
+    timeout = 30.0  # seconds for a request to come
 
     def do_GET(self) -> None:
         code, kind, body = self._found()
@@ -122,8 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
         journals, interval, now = self.board.journals(), self.board.settings.interval_seconds, time.time()
         shown = self.board.journal(name)
         if shown is not None:
-            history = self.board.history(shown.name)
-            return 200, _HTML, journal_page(shown, history, now=now, interval_seconds=interval, has_others=len(journals) > 1)
+            return 200, _HTML, journal_page(shown, now=now, interval_seconds=interval, has_others=len(journals) > 1)
         if name:
             return 404, _TEXT, b"No such journal is watched: / lists those that are\n"
         return 200, _HTML, overview(journals, now=now, interval_seconds=interval)
@@ -132,8 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
         shown = self.board.journal(name)
         if shown is None:
             return 404, _TEXT, b"No such journal is watched: give one as ?journal=\n"
-        found = curves(shown, self.board.history(shown.name))
-        return 200, "application/json", json.dumps(found, separators=(",", ":"), allow_nan=False).encode()
+        return 200, "application/json", json.dumps(curves(shown), separators=(",", ":"), allow_nan=False).encode()
 
     def log_message(self, format: str, *args: Any) -> None:
         _log.debug(format, *args)
