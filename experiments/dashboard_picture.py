@@ -87,7 +87,9 @@ def main() -> None:
                 browser.look(width=width, height=300, is_dark=is_dark)
                 browser.open(f"http://127.0.0.1:{server.port}{path}")
                 with Image.open(io.BytesIO(browser.picture())) as picture:
-                    picture.quantize(96, dither=Image.Dither.NONE).save(out / f"{name}.png", optimize=True)
+                    picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+                        out / f"{name}.png", optimize=True
+                    )
         server.close()
         gpt.journal.close()
     print(f"{out}/dashboard*.png")

@@ -30,7 +30,7 @@ def status(
     interval: Annotated[str, typer.Option(help="With --watch: between two looks.")] = "2s",
     as_json: Json = False,
 ) -> int:
-    """Show watermarks, what would be lost now, bytes against the budget, checkpoints, segments and the writer."""
+    """Show how far a run is, what it holds, and what would be lost now."""
     from ..quantities import seconds_of
 
     seconds = seconds_of(interval, "--interval")
