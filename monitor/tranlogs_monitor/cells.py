@@ -49,13 +49,15 @@ def segment_table(seen: Seen) -> Markup | None:
     if not newest:
         return None
     rows = [
-        el("tr", el("th", row.ordinal, scope="row"), el("td", _steps(row)), el("td", bytes_in_words(row.size)),
+        el("tr", el("th", row.ordinal, scope="row"), el("td", _steps(row)), el("td", bytes_in_words(row.size), class_="wide"),
            el("td", _value(seen, row)), el("td", _standing(seen, row), class_="quiet"), data_segment=row.ordinal)
         for row in newest
     ]  # fmt: skip
-    head = el("tr", [el("th", name, scope="col") for name in ("segment", "steps", "file", "value", "")])
+    head = el("tr", [el("th", name, scope="col", class_="wide" if name == "file" else None)
+                     for name in ("segment", "steps", "file", "value", "")])  # fmt: skip
     title = f"The same in numbers{'' if len(newest) == len(sealed) else f' (the newest {_TABLE_ROWS_MAX})'}"
-    return el("details", el("summary", title), el("table", el("thead", head), el("tbody", rows)))
+    table = el("table", el("thead", head), el("tbody", rows))
+    return el("details", el("summary", title), el("div", table, class_="scrolls"))
 
 
 def _grouped(segments: Sequence[SegmentRow], size: int) -> list[list[SegmentRow]]:

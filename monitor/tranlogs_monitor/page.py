@@ -36,11 +36,9 @@ def overview(journals: Sequence[Shown], *, now: float, interval_seconds: float) 
         el("p", "Nothing is watched yet: there is no run where the monitor looks.", class_="empty")  # fmt: skip
     worst = found[0][0].level if found else "idle"
     ill = sum(state.level in ("problem", "attention") for state, _ in found)
-    words = (
-        f"{count(ill, 'journal')} of {len(found)} want looking after." if ill else f"{count(len(found), 'journal')}, all well."
-    )
-    if ill == 1:
-        words = words.replace("want ", "wants ")
+    words = f"{count(len(found), 'journal')}, all well."
+    if ill:
+        words = f"{ill:,} of {count(len(found), 'journal')} {'wants' if ill == 1 else 'want'} looking after."
     head = el("section", _dot(worst), el("h2", words), class_=f"hero {worst}")
     body = el("div", head if found else None, el("div", rows, class_="rows"), data_live="all")
     return _document("all journals", body, now=now, interval_seconds=interval_seconds, title="All journals")
@@ -207,7 +205,7 @@ def _section(title: str, about: str | None, *body: Child) -> Markup:
 
 def _table(columns: Sequence[str], rows: Sequence[Markup], *, key: str) -> Markup:
     head = el("tr", [el("th", name, scope="col", class_=None if name else "wide") for name in columns])
-    return el("table", el("thead", head), el("tbody", rows), data_live=key)
+    return el("div", el("table", el("thead", head), el("tbody", rows)), class_="scrolls", data_live=key)
 
 
 def _chart(name: str) -> Markup:

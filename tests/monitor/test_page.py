@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,7 +14,7 @@ import pytest
 
 from tests.core.toys import killed
 from tests.monitor.test_watch import run, watching
-from tranlogs.catalog import EvaluationRow, Incident
+from tranlogs.catalog import EvaluationRow, Incident, Watermarks
 from tranlogs.config import MIB
 from tranlogs.quantities import bytes_in_words
 from tranlogs.retention.budget import Budget, bytes_on_disk
@@ -127,6 +128,27 @@ def test_the_page_fits_and_asks_nobody_else(
     assert browser.complaints == []
 
 
+def test_large_numbers_and_long_names_fit_a_phone(
+    watched: JournalWatch, board: Board, browser: Browser, port: int, tmp_path: Path
+) -> None:
+    shown = board.journal("")
+    assert shown is not None
+    assert shown.seen is not None
+    rows, far = shown.seen.rows, 1_234_567_890
+    segments = [replace(row, base_step=far + row.base_step, last_step=far + row.last_step, size=row.size << 24)
+                for row in rows.segments]  # fmt: skip
+    board.forget(watched.paths.folder)
+    marks = Watermarks(far + 31, far, 5, 3)
+    board.note(tmp_path / ("long-" * 20), replace(shown.seen, rows=replace(rows, segments=segments, marks=marks)))
+    browser.look(width=380)
+    browser.open(f"http://127.0.0.1:{port}/")
+    browser.value("document.querySelector('details').open = true")
+    assert text(browser, "#step-synced") == f"{far:,}"
+    assert browser.value("document.documentElement.scrollWidth") == 380
+    spills = "[...document.querySelectorAll('section')].filter((one) => one.scrollWidth > one.clientWidth).length"
+    assert browser.value(spills) == 0
+
+
 def test_text_is_readable_in_light_and_dark(watched: JournalWatch, browser: Browser, port: int) -> None:
     """Contrast of 4.5 and more (WCAG AA) for what stands on panel, card and page."""
     contrast = """(() => {
@@ -180,7 +202,7 @@ def test_several_journals_have_a_row_each_and_problems_come_first(
     copy.close()
     board.note(tmp_path / "z-broken" / "rank0", "the catalog is missing")
     browser.open(f"http://127.0.0.1:{port}/")
-    assert text(browser, ".hero h2") == "1 journal of 3 wants looking after."
+    assert text(browser, ".hero h2") == "1 of 3 journals wants looking after."
     names = browser.value("[...document.querySelectorAll('.row strong')].map((one) => one.textContent)")
     assert names == [str(tmp_path / name / "rank0") for name in ("z-broken", "run", "a & b <c>")]
     browser.value("document.querySelectorAll('.row')[2].click()")

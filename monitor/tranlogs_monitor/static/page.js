@@ -84,8 +84,8 @@ function drawCheckpoints(chart) {
 const CHARTS = {
   steps(found) {
     const names = Object.keys(found.steps);
-    // The watermarks lie close together: the lowest is the widest line, so that none hides another.
-    const lines = names.map((name, i) => series(name, name, steps, { width: 2 + 2.5 * i, alpha: i ? 0.75 : 1 }));
+    // synced lies on committed, persisted on archived, or nearly: the lower one is the wider line, so that none hides the other.
+    const lines = names.map((name, i) => series(name, name, steps, i % 2 ? { width: 5, alpha: 0.6 } : {}));
     const order = names.map((_, i) => names.length - 1 - i);
     return {
       options: options(order.map((i) => lines[i]), { show: short, width: 52 }),
