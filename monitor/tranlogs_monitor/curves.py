@@ -23,7 +23,7 @@ def curves(shown: Shown) -> dict[str, Any]:
     chosen, evenly; a segment has null where it was not there, or not sealed.
     """
     history, names = shown.history, ["committed", "synced"]
-    if any(has_store(row) for row in history):
+    if any(has_store(row, None if shown.seen is None else shown.seen.rows.store) for row in history):
         names += ["archived", "persisted"]
     nbytes: dict[str, list[int | None]] = {
         "total": [row.log_bytes + row.checkpoint_bytes for row in history],

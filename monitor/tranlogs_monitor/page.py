@@ -124,7 +124,7 @@ def _hero(state: State, seen: Seen | None, now: float) -> Markup:
 def _exposures(found: Sequence[Exposure]) -> Markup:
     cards = [
         el("div", el("h3", _DIES[one.scope]), el("p", one.in_words(), class_="big", id=f"lost-{one.scope}"),
-           el("p", f"training goes on after step {one.safe_step:,}" if one.has_copy else "nothing would be left",
+           el("p", f"training goes on after step {one.safe_step:,}" if not one.nothing_left else "nothing would be left",
               class_="quiet"),
            class_=f"card {_level_of(one)}")
         for one in found
@@ -133,14 +133,14 @@ def _exposures(found: Sequence[Exposure]) -> Markup:
 
 
 def _level_of(one: Exposure) -> str:
-    if not one.has_copy:
+    if one.nothing_left:
         return "idle"
     return "attention" if one.is_at_least else "fine"
 
 
 def _watermarks(seen: Seen, history: History) -> Markup:
     marks = seen.rows.marks
-    names = ["committed", "synced", *(["archived", "persisted"] if has_store(marks) else [])]
+    names = ["committed", "synced", *(["archived", "persisted"] if has_store(marks, seen.rows.store) else [])]
     rows = []
     for name in names:
         step = getattr(marks, name)
@@ -151,7 +151,10 @@ def _watermarks(seen: Seen, history: History) -> Markup:
                        el("td", f"{step:,}", id=f"step-{name}"), el("td", lag, id=f"lag-{name}"), el("td", behind),
                        el("td", _MEANING[name], class_="wide quiet")))  # fmt: skip
     table = _table(("watermark", "step", "steps behind", "time behind", ""), rows, key="marks")
-    notes = [] if has_store(marks) else ["No store: nothing is kept away from this machine."]
+    store = seen.rows.store
+    notes = [f"The store is {store.url}."] if store is not None else []
+    if not has_store(marks, store):
+        notes.append("No store: nothing is kept away from this machine.")
     if marks.committed and not marks.synced:
         notes.append('Of this run only checkpoints are synced (durability="process").')
     words = el("p", " ".join(notes), class_="quiet") if notes else None

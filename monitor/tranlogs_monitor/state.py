@@ -53,7 +53,8 @@ def state_of(shown: Shown) -> State:
 def exposures_of(seen: Seen, history: History) -> tuple[Exposure, Exposure, Exposure]:
     """What would be lost now."""
     anchor_step = seen.anchor.step if seen.anchor is not None else 0
-    return exposures(seen.rows.marks, checkpoint_step=anchor_step, history=history, incidents=seen.rows.incidents)
+    return exposures(seen.rows.marks, checkpoint_step=anchor_step, history=history, incidents=seen.rows.incidents,
+                     store=seen.rows.store)  # fmt: skip
 
 
 def history_of(shown: Shown, seen: Seen) -> History:
@@ -80,11 +81,13 @@ def _newest_checkpoint(seen: Seen) -> CheckpointRow | None:
 
 
 def _attention(seen: Seen) -> list[str]:
+    store = seen.rows.store
+    found = [f"Nothing is shipped to {store.url} now: {store.problem}."] if store is not None and store.problem else []
     if not seen.pruning.wants_checkpoint:
-        return []
+        return found
     what = "its trainer is asked for a checkpoint, behind which there is more to give up." if _is_alive(seen) else \
         "no trainer is there to take a checkpoint. Give it a larger budget, or let it train on."  # fmt: skip
-    return [f"What recovery needs is above the budget ({bytes_in_words(seen.pruning.bytes_after)}): {what}"]
+    return [*found, f"What recovery needs is above the budget ({bytes_in_words(seen.pruning.bytes_after)}): {what}"]
 
 
 def _is_alive(seen: Seen) -> bool:

@@ -15,6 +15,7 @@ from tranlogs.catalog import (
     Incident,
     PrunedRow,
     SegmentRow,
+    StoreRow,
     Tables,
     TimelineRow,
     Watermarks,
@@ -47,13 +48,14 @@ class Rows:
     pruned: PrunedRow
     incidents: list[Incident]
     last: EvaluationRow | None
+    store: StoreRow | None = None
 
     @classmethod
     def of(cls, tables: Tables) -> Rows:
         checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
         return cls(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow),
                    tables.get("watermarks", Watermarks) or Watermarks(), tables.get("pruned", PrunedRow) or PrunedRow(),
-                   tables.rows("incident/", Incident), last_row(tables))  # fmt: skip
+                   tables.rows("incident/", Incident), last_row(tables), tables.get("store", StoreRow))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ def test_what_would_be_lost_now(cli: Cli, run: Path) -> None:
     (rank,) = cli("status", run, "--json").json["ranks"]
     assert {scope: (one["safe_step"], one["steps"]) for scope, one in rank["lost_now"].items()} == {
         "process": (STEPS, 0), "machine": (8, 1), "site": (0, STEPS)}  # fmt: skip
-    assert rank["lost_now"]["site"]["has_copy"] is False
+    assert rank["lost_now"]["site"]["nothing_left"] == "there is no store"
     assert (rank["monitor"], rank["evaluation"]) == (None, None)
     lines = [" ".join(line.split()) for line in cli("status", run).out.splitlines()]
     assert "process dies loses no finished step" in lines

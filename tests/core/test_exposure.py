@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tranlogs.catalog import Incident, Watermarks
+from tranlogs.catalog import Incident, StoreRow, Watermarks
 from tranlogs.retention.exposure import exposures, has_store, seconds_between
 
 MARKS = Watermarks(committed=100, synced=90, archived=60, persisted=40)
@@ -37,6 +37,10 @@ def test_without_a_store_the_site_takes_everything() -> None:
     assert process.in_words() == "no finished step"
     assert machine.in_words() == "1 step"
     assert site.in_words() == "everything: there is no store"
+    store = StoreRow("file:///there", "me")
+    assert has_store(Watermarks(100, 99), store)
+    assert exposures(Watermarks(100, 99), store=store)[2].in_words() == "everything: the store has no step yet"
+    assert exposures(Watermarks(100, 99, 90, 80), store=store)[2].in_words() == "20 steps"
 
 
 def test_seconds_are_of_training_and_not_of_waiting() -> None:

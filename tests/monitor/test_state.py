@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.core.toys import killed
 from tests.monitor.test_watch import flip, run, watching
-from tranlogs.catalog import CheckpointRow, EvaluationRow, SegmentRow, TimelineRow, Watermarks
+from tranlogs.catalog import CheckpointRow, EvaluationRow, SegmentRow, StoreRow, TimelineRow, Watermarks
 from tranlogs.config import MIB
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.decay import Worth
@@ -89,6 +89,9 @@ def test_the_store_is_shown_once_there_is_one(run: ToyTrainer) -> None:
     page = journal_page(shown, now=seen.at, interval_seconds=10, has_others=False).decode()
     assert '<td id="step-persisted">20</td>' in page
     assert '<p class="big" id="lost-site">11 steps' in page
+    store = StoreRow("file:///there", "me", problem="it is full")
+    state = state_of(Shown("run", replace(stored, rows=replace(stored.rows, store=store))))
+    assert (state.level, state.headline) == ("attention", "Nothing is shipped to file:///there now: it is full.")
     assert set(curves(shown)["steps"]) == {"committed", "synced", "archived", "persisted"}
     page = journal_page(Shown("run", seen), now=seen.at, interval_seconds=10, has_others=False).decode()
     assert "step-persisted" not in page

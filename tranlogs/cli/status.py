@@ -119,7 +119,7 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
         ("committed", f"step {marks.committed}: survives the process"),
         ("synced", f"step {marks.synced}: survives power loss"),
     ]
-    if has_store(marks):
+    if has_store(marks, found.store):
         rows += [("archived", f"step {marks.archived}: in the store"),
                  ("persisted", f"step {marks.persisted}: durable in the store")]  # fmt: skip
     rows += [(_DIES[one.scope], f"loses {one.in_words()}") for one in found.exposures()]

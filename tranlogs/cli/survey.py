@@ -12,7 +12,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..catalog import Catalog, CheckpointRow, EvaluationRow, Incident, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
+from ..catalog import (
+    Catalog,
+    CheckpointRow,
+    EvaluationRow,
+    Incident,
+    RunRow,
+    SegmentRow,
+    StoreRow,
+    Tables,
+    TimelineRow,
+    Watermarks,
+)
 from ..checkpoint import Checkpoint
 from ..errors import CorruptCatalog, CorruptCheckpoint, RecoveryError
 from ..journal import Owner, read_owner
@@ -45,6 +56,7 @@ class Survey:
     watermarks: Watermarks
     plan: Plan | None = None
     monitor: Owner | None = None
+    store: StoreRow | None = None
     evaluations: list[EvaluationRow] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -67,7 +79,8 @@ class Survey:
         """What would be lost now if the process, the machine or the site died."""
         history = [(row.at, row.committed) for row in self.evaluations] + [(self.at, self.watermarks.committed)]
         checkpoint_step = self.plan.checkpoint.step if self.plan is not None else 0
-        return exposures(self.watermarks, checkpoint_step=checkpoint_step, history=history, incidents=self.incidents)
+        return exposures(self.watermarks, checkpoint_step=checkpoint_step, history=history, incidents=self.incidents,
+                         store=self.store)  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -80,7 +93,7 @@ class Survey:
             "created_at": self.run.created_at, "timeline": self.timeline, "writer": self.owner,
             "watermarks": self.watermarks, "recovery": recovery, "bytes": self.bytes_of(), "checkpoints": self.checkpoints,
             "segments": self.segments, "timelines": self.timelines, "incidents": self.incidents,
-            "environment": self.environment, "problems": self.problems, "monitor": self.monitor,
+            "environment": self.environment, "problems": self.problems, "monitor": self.monitor, "store": self.store,
             "lost_now": {one.scope: {**asdict(one), "words": one.in_words()} for one in self.exposures()},
             "evaluation": _evaluation(self.evaluations[-1]) if self.evaluations else None,
         }  # fmt: skip
@@ -129,7 +142,7 @@ def _read_catalog(folder: Path) -> Survey:
             folder, time.time(), tables.get("run", RunRow) or RunRow("", 0, 0.0), owner,
             sorted(checkpoints, key=lambda row: (row.timeline, row.sequence)), tables.rows("segment/", SegmentRow),
             tables.rows("timeline/", TimelineRow) or [TimelineRow(1)], tables.rows("incident/", Incident), marks,
-            monitor=monitor, evaluations=_evaluations(tables, marks),
+            monitor=monitor, store=tables.get("store", StoreRow), evaluations=_evaluations(tables, marks),
         )  # fmt: skip
 
     try:

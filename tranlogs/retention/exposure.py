@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..catalog import EvaluationRow, Incident, Watermarks
+from ..catalog import EvaluationRow, Incident, StoreRow, Watermarks
 from ..quantities import count, seconds_in_words
 
 Scope = Literal["process", "machine", "site"]
@@ -30,7 +30,7 @@ class Exposure:
         steps: finished ones that would be gone.
         seconds: of training that those took; None where it is not known.
         is_at_least: whether it is more than `steps`: logging is suspended, and nobody counts.
-        has_copy: whether anything would be left; not for the site, if there is no store.
+        nothing_left: why nothing at all would be left; "" if something would.
     """
 
     scope: Scope
@@ -38,20 +38,20 @@ class Exposure:
     steps: int
     seconds: float | None = None
     is_at_least: bool = False
-    has_copy: bool = True
+    nothing_left: str = ""
 
     def in_words(self) -> str:
         """What would be lost: "3 steps (about 0.4 s)"."""
-        if not self.has_copy:
-            return "everything: there is no store"
+        if self.nothing_left:
+            return f"everything: {self.nothing_left}"
         if not self.steps:
             return f"all steps after {self.safe_step:,}" if self.is_at_least else "no finished step"
         time = "" if self.seconds is None else f" (about {seconds_in_words(self.seconds)})"
         return f"{'at least ' if self.is_at_least else ''}{count(self.steps, 'step')}{time}"
 
 
-def exposures(marks: Watermarks, *, checkpoint_step: int = 0, history: History = (),
-              incidents: Sequence[Incident] = ()) -> tuple[Exposure, Exposure, Exposure]:  # fmt: skip
+def exposures(marks: Watermarks, *, checkpoint_step: int = 0, history: History = (), incidents: Sequence[Incident] = (),
+              store: StoreRow | None = None) -> tuple[Exposure, Exposure, Exposure]:  # fmt: skip
     """For the process, the machine and the site (pure).
 
     Args:
@@ -59,20 +59,22 @@ def exposures(marks: Watermarks, *, checkpoint_step: int = 0, history: History =
         checkpoint_step: of the newest checkpoint on the way to the newest step.
         history: what was committed when.
         incidents: of logging; one that is not over means that steps are finished which are in no log.
+        store: that the run is shipped to.
     """
     committed, is_suspended = marks.committed, any(incident.to_step is None for incident in incidents)
     on_disk = min(max(marks.synced, checkpoint_step), committed)
     stored = min(marks.persisted or marks.archived, committed)
 
-    def exposure(scope: Scope, safe: int, has_copy: bool = True) -> Exposure:
-        return Exposure(scope, safe, committed - safe, seconds_between(history, safe), is_suspended, has_copy)
+    def exposure(scope: Scope, safe: int, nothing_left: str = "") -> Exposure:
+        return Exposure(scope, safe, committed - safe, seconds_between(history, safe), is_suspended, nothing_left)
 
-    return exposure("process", committed), exposure("machine", on_disk), exposure("site", stored, has_store(marks))
+    gone = "there is no store" if not has_store(marks, store) else "" if stored else "the store has no step yet"
+    return exposure("process", committed), exposure("machine", on_disk), exposure("site", stored, gone)
 
 
-def has_store(marks: Watermarks | EvaluationRow) -> bool:
+def has_store(marks: Watermarks | EvaluationRow, store: StoreRow | None = None) -> bool:
     """Whether the run is archived anywhere."""
-    return bool(marks.archived or marks.persisted)
+    return store is not None or bool(marks.archived or marks.persisted)
 
 
 def seconds_between(history: History, step: int) -> float | None:
