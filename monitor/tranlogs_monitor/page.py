@@ -152,7 +152,9 @@ def _watermarks(seen: Seen, history: History) -> Markup:
                        el("td", _MEANING[name], class_="wide quiet")))  # fmt: skip
     table = _table(("watermark", "step", "steps behind", "time behind", ""), rows, key="marks")
     store = seen.rows.store
-    notes = [f"The store is {store.url}."] if store is not None else []
+    notes = [] if store is None else [f"The store is {store.url}."]
+    if store is not None and store.url.startswith("file:"):
+        notes.append("It is a folder, and survives the site if it lies on another one.")
     if not has_store(marks, store):
         notes.append("No store: nothing is kept away from this machine.")
     if marks.committed and not marks.synced:
