@@ -41,6 +41,8 @@ def test_a_wheel_holds_every_module(tmp_path: Path) -> None:
     for package in packages_on_disk():
         assert f"{package.replace('.', '/')}/__init__.py" in listing.stdout
     assert "tranlogs/py.typed" in listing.stdout
+    static = ROOT / "monitor" / "tranlogs_monitor" / "static"
+    assert all(f"tranlogs_monitor/static/{path.name}" in listing.stdout for path in static.iterdir())
 
 
 def test_importing_the_core_imports_no_framework() -> None:

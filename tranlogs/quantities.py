@@ -1,4 +1,4 @@
-"""Sizes and times as people write them: "2GiB", "10min"."""
+"""Sizes and times as people write and read them: "2GiB", "10min"; "1.5 GiB", "3.2 min"."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.
            "d": 86400.0, "day": 86400.0, "days": 86400.0}  # fmt: skip
 BYTES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
          "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def bytes_of(text: str, what: str) -> int:
@@ -34,6 +35,27 @@ def seconds_of(text: str, what: str) -> float:
     if number is None or unit not in {"", *SECONDS}:
         raise UsageError(f'{what} {text!r}: give a time like "10s", "15min" or "7d"')
     return number * SECONDS.get(unit, 1.0)
+
+
+def bytes_in_words(nbytes: int) -> str:
+    """Like "1.5 GiB"."""
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    power = min((nbytes.bit_length() - 1) // 10, len(_UNITS))
+    return f"{nbytes / 1024**power:.1f} {_UNITS[power - 1]}"
+
+
+def seconds_in_words(seconds: float) -> str:
+    """Like "0.4 s", "3.2 min"."""
+    for unit, least in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * least:
+            return f"{seconds / least:.1f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def count(number: int, noun: str) -> str:
+    """Like "1 step", "12,000 steps"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _parts(text: str) -> tuple[float | None, str]:

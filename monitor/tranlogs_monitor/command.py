@@ -31,6 +31,10 @@ def watch(roots: Sequence[Path], settings: Settings, *, journals_of: Find, is_js
     """
     seen: list[tuple[JournalPaths, Seen]] = []
 
+    def note(what: Seen | str, paths: JournalPaths) -> None:
+        if isinstance(what, Seen):
+            seen.append((paths, what))
+
     def find(root: Path) -> list[JournalPaths]:
         return journals_below(root, journals_of)
 
@@ -38,7 +42,7 @@ def watch(roots: Sequence[Path], settings: Settings, *, journals_of: Find, is_js
         if not once:
             _serve(roots, settings, find, http)
             return 0
-        daemon = Daemon(roots, settings, find=find, on_seen=lambda what, paths: seen.append((paths, what)) if what else None)
+        daemon = Daemon(roots, settings, find=find, on_seen=note)
         try:
             failed = daemon.evaluate()
         finally:
@@ -57,14 +61,23 @@ def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: str | No
         from .metrics import Metrics
     except ImportError as error:
         raise UsageError(f"--http needs prometheus-client: pip install 'tranlogs[monitor]' ({error})") from None
+    from .board import Board
     from .web import WebServer, address_of
 
-    metrics = Metrics()
-    server = WebServer(address_of(http), metrics)
-    _log.info("metrics at http://%s:%d/metrics", address_of(http)[0], server.port)
+    metrics, board = Metrics(), Board(settings)
+    server = WebServer(address_of(http), metrics, board)
+    _log.info("the page is at http://%s:%d/", address_of(http)[0], server.port)
+
+    def note(what: Seen | str, paths: JournalPaths) -> None:
+        metrics.note(paths.folder, what if isinstance(what, Seen) else None)
+        board.note(paths.folder, what)
+
+    def forget(folder: Path) -> None:
+        metrics.forget(folder)
+        board.forget(folder)
+
     try:
-        _run(Daemon(roots, settings, find=find, on_seen=lambda what, paths: metrics.note(paths.folder, what),
-                    on_gone=metrics.forget))  # fmt: skip
+        _run(Daemon(roots, settings, find=find, on_seen=note, on_gone=forget))
     finally:
         server.close()
 

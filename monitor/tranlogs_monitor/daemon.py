@@ -51,13 +51,13 @@ class Daemon:
         roots: runs, folders of runs, or single journals (RUN/rank0).
         settings: for all of them.
         find: gives the journals below a root.
-        on_seen: told of each evaluation; with None, that it could not be made.
+        on_seen: told of each evaluation; or in words why it could not be made.
         on_gone: told of a journal that is not there any more.
         clock: of evaluations.
     """
 
     def __init__(self, roots: Sequence[Path], settings: Settings, *, find: Callable[[Path], list[JournalPaths]],
-                 on_seen: Callable[[Seen | None, JournalPaths], None] = lambda seen, paths: None,
+                 on_seen: Callable[[Seen | str, JournalPaths], None] = lambda seen, paths: None,
                  on_gone: Callable[[Path], None] = lambda folder: None,
                  clock: Clock | None = None) -> None:  # fmt: skip
         self._roots, self._settings, self._find, self._on_seen, self._on_gone = roots, settings, find, on_seen, on_gone
@@ -138,7 +138,7 @@ class Daemon:
             self._on_seen(seen, watched.watch.paths)
         except (TranLogsError, OSError, MemoryError) as error:
             problem = in_words(error)
-            self._on_seen(None, watched.watch.paths)
+            self._on_seen(problem, watched.watch.paths)
         if problem and problem != watched.problem:
             _log.warning("%s: cannot be watched now: %s; it is tried again", folder, problem)
         elif watched.problem and not problem:

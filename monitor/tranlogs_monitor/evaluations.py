@@ -1,44 +1,21 @@
-"""Evaluations in the catalog: the values of the last one, from which the next goes on, and a history for curves.
+"""Evaluations are written to the catalog: the values from which the next one goes on, and a history for curves.
 
 The history is thinned as it grows, so that months fit: of its older half every second row goes.
 """
 
 from __future__ import annotations
 
-import base64
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from tranlogs.catalog import EvaluationRow, Tables, evaluation_key
 from tranlogs.retention.decay import Worth
+from tranlogs.retention.evaluation import packed
 
 _ROWS_MAX = 512
 _ROWS_MIN = 16
 _BYTES_MAX = 32 << 20  # of all rows
-
-
-def packed(array: npt.NDArray[np.generic], dtype: str) -> str:
-    """An array for a row."""
-    return base64.b64encode(np.asarray(array, dtype).tobytes()).decode()
-
-
-def unpacked(text: str, dtype: str) -> npt.NDArray[np.generic]:
-    """The inverse."""
-    return np.frombuffer(base64.b64decode(text), dtype)
-
-
-def worth_of(row: EvaluationRow) -> Worth:
-    """The values that a row holds."""
-    return Worth(row.at, unpacked(row.ordinals, "<i8").astype(np.int64), unpacked(row.values, "<f8").astype(np.float64),
-                 row.archived, row.persisted)  # fmt: skip
-
-
-def last_row(tables: Tables) -> EvaluationRow | None:
-    """The newest evaluation."""
-    keys = tables.keys("evaluation/")
-    return tables.get(keys[-1], EvaluationRow) if keys else None
 
 
 def write(tables: Tables, row: EvaluationRow, worth: Worth, protected: dict[int, bool]) -> None:

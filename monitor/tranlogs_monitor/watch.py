@@ -15,6 +15,7 @@ from tranlogs.catalog import (
     Incident,
     PrunedRow,
     SegmentRow,
+    StoreRow,
     Tables,
     TimelineRow,
     Watermarks,
@@ -25,6 +26,7 @@ from tranlogs.journal.opening import settle_segments
 from tranlogs.lineage import is_on
 from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, newest_lineage, plan_pruning
 from tranlogs.retention.decay import Worth, evaluate
+from tranlogs.retention.evaluation import last_row, worth_of
 from tranlogs.retention.prune import delete_retired, prune
 from tranlogs.wal.retired import unlink_retired
 
@@ -46,13 +48,14 @@ class Rows:
     pruned: PrunedRow
     incidents: list[Incident]
     last: EvaluationRow | None
+    store: StoreRow | None = None
 
     @classmethod
     def of(cls, tables: Tables) -> Rows:
         checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
         return cls(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow),
                    tables.get("watermarks", Watermarks) or Watermarks(), tables.get("pruned", PrunedRow) or PrunedRow(),
-                   tables.rows("incident/", Incident), evaluations.last_row(tables))  # fmt: skip
+                   tables.rows("incident/", Incident), last_row(tables), tables.get("store", StoreRow))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ class JournalWatch:
     def _valued(self, rows: Rows, now: float) -> Worth:
         limits = newest_lineage(rows.checkpoints, rows.timelines)
         on = [row for row in rows.checkpoints if is_on(row, limits)]
-        before = None if rows.last is None else evaluations.worth_of(rows.last)
+        before = None if rows.last is None else worth_of(rows.last)
         return evaluate(self._settings.decay, rows.segments, on, rows.marks, before, now)
 
     # The dead trainer.

@@ -80,11 +80,13 @@ def test_the_daemon_logs_json_and_ends_at_sigterm(run: Path) -> None:
         served, line = (json.loads(daemon.stderr.readline()) for _ in range(2))
         assert line["level"] == "info"
         assert line["message"].endswith("is watched")
-        url = served["message"].removeprefix("metrics at ")
+        url = served["message"].removeprefix("the page is at ")
         metrics = ""
         while "tranlogs_watched{" not in metrics:
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url + "metrics", timeout=10) as answer:
                 metrics = answer.read().decode()
         assert 'tranlogs_step{journal="' in metrics
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            assert "of 1.0 GiB" in answer.read().decode()
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(30) == 0

@@ -101,27 +101,84 @@ def test_timelines_are_shown_once_there_are_two(cli: Cli, run: Path) -> None:
     assert cli("log", run, "--json", "-n", 0).json["ranks"][0]["records"][-1]["step"] == 7
 
 
-@pytest.mark.parametrize("form", [[], ["--json"]])
-def test_watch_looks_until_it_is_interrupted(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]) -> None:
-    naps = []
+def interrupted(monkeypatch: pytest.MonkeyPatch, looks: int) -> list[float]:
+    """Ctrl-C in the pause after so many looks; the pauses that were made."""
+    naps: list[float] = []
 
     def nap(seconds: float) -> None:
         naps.append(seconds)
-        if len(naps) == 3:
+        if len(naps) == looks:
             raise KeyboardInterrupt
 
     monkeypatch.setattr("tranlogs.cli.status.time.sleep", nap)
-    called = cli("status", run, "--watch", *form)
-    assert called.code == 0
-    assert len(naps) == 3
-    if form:
-        decoder, text, looks = json.JSONDecoder(), called.out.strip(), 0
-        while text:
-            _, end = decoder.raw_decode(text)
-            text, looks = text[end:].strip(), looks + 1
-        assert looks == 3
-    else:
-        assert "committed" in called.out
+    return naps
+
+
+def test_watch_as_json_prints_look_after_look(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    naps = interrupted(monkeypatch, 3)
+    called = cli("status", run, "--watch", "--json")
+    assert (called.code, naps) == (0, [2.0] * 3)
+    decoder, text, looks = json.JSONDecoder(), called.out.strip(), 0
+    while text:
+        found, end = decoder.raw_decode(text)
+        assert found["ranks"][0]["watermarks"]["committed"] == STEPS
+        text, looks = text[end:].strip(), looks + 1
+    assert looks == 3
+
+
+def test_watch_without_a_terminal_prints_look_after_look(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    naps = interrupted(monkeypatch, 3)
+    called = cli("status", run, "--watch", "--interval", "50ms")
+    assert (called.code, naps) == (0, [0.05] * 3)
+    assert called.out.count(f"step {STEPS}: survives the process") == 3
+    assert "\x1b" not in called.out
+
+
+def test_watch_in_a_terminal_shows_the_last_look_in_place(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    interrupted(monkeypatch, 2)
+    called = cli("status", run, "--watch")
+    assert called.code == 0, "Ctrl-C is how it ends"
+    assert f"step {STEPS}: survives the process" in called.out
+    assert "\x1b[1A" in called.out, "the second look is written over the first"
+
+
+def test_an_interval_of_nothing_is_refused(cli: Cli, run: Path) -> None:
+    called = cli("status", run, "--watch", "--interval", "0")
+    assert called.code == 2
+    assert "--interval 0" in called.err
+
+
+def test_what_would_be_lost_now(cli: Cli, run: Path) -> None:
+    (rank,) = cli("status", run, "--json").json["ranks"]
+    assert {scope: (one["safe_step"], one["steps"]) for scope, one in rank["lost_now"].items()} == {
+        "process": (STEPS, 0), "machine": (8, 1), "site": (0, STEPS)}  # fmt: skip
+    assert rank["lost_now"]["site"]["nothing_left"] == "there is no store"
+    assert (rank["monitor"], rank["evaluation"]) == (None, None)
+    lines = [" ".join(line.split()) for line in cli("status", run).out.splitlines()]
+    assert "process dies loses no finished step" in lines
+    assert "power fails loses 1 step" in lines  # durability="process": the checkpoint of step 8 is on disk
+    assert "site is gone loses everything: there is no store" in lines
+
+
+def test_what_a_monitor_has_seen_is_shown(cli: Cli, run: Path) -> None:
+    assert cli("monitor", run, "--once", "--budget", "100MiB").code == 0
+    (rank,) = cli("status", run, "--json").json["ranks"]
+    evaluation = rank["evaluation"]
+    assert evaluation["budget_bytes"] == 100 << 20
+    assert evaluation["bytes"] == rank["bytes"]["allocated"] + rank["bytes"]["checkpoints"]
+    sealed = [row["ordinal"] for row in rank["segments"] if row["state"] == "sealed"]
+    assert [row["ordinal"] for row in evaluation["segments"]] == sealed
+    assert rank["monitor"]["is_alive"] is False
+    called = cli("status", run)
+    out = " ".join(called.out.split())
+    assert "nobody now; evaluated" in out
+    assert "of 100.0 MiB (" in out
+    protected = sum(row["protected"] for row in evaluation["segments"])
+    assert f"{len(sealed) - protected} segments may go, {protected} protected" in out.replace("1 segment ", "1 segments ")
+    lines = [line for line in called.out.splitlines() if str(run) not in line]
+    assert max(len(line) for line in lines) <= 80
 
 
 def test_status_changes_nothing_in_the_run(cli: Cli, run: Path) -> None:

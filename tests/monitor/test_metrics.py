@@ -14,7 +14,9 @@ from tranlogs.config import MIB
 from tranlogs.errors import UsageError
 from tranlogs.retention.budget import Budget
 from tranlogs.testing.toy import ToyTrainer
+from tranlogs_monitor.board import Board
 from tranlogs_monitor.metrics import Metrics
+from tranlogs_monitor.settings import Settings
 from tranlogs_monitor.web import WebServer, address_of
 
 __all__ = ["run"]
@@ -23,7 +25,7 @@ __all__ = ["run"]
 @pytest.fixture
 def served() -> Iterator[tuple[Metrics, int]]:
     metrics = Metrics()
-    server = WebServer(("127.0.0.1", 0), metrics)
+    server = WebServer(("127.0.0.1", 0), metrics, Board(Settings()))
     yield metrics, server.port
     server.close()
 
@@ -97,4 +99,4 @@ def test_addresses() -> None:
 
 def test_a_port_that_is_taken_is_named(served: tuple[Metrics, int], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"127.0.0.1:{served[1]}: cannot listen there"):
-        WebServer(("127.0.0.1", served[1]), Metrics())
+        WebServer(("127.0.0.1", served[1]), Metrics(), Board(Settings()))

@@ -20,10 +20,10 @@ from tranlogs.journal import JournalPaths, opening
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.decay import Decay
+from tranlogs.retention.evaluation import worth_of
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs_monitor.daemon import Daemon, journals_below
-from tranlogs_monitor.evaluations import worth_of
 from tranlogs_monitor.settings import Settings
 from tranlogs_monitor.watch import JournalWatch, Seen
 

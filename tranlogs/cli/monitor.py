@@ -28,9 +28,7 @@ def monitor(
     alpha_archived: Annotated[float, typer.Option(help="What it takes that a store has the segment.")] = 0.2,
     alpha_persisted: Annotated[float, typer.Option(help="And that it is durable there.")] = 0.1,
     interval: Annotated[str, typer.Option(help="Between two evaluations.")] = "10s",
-    http: Annotated[
-        str | None, typer.Option(help="Serve /metrics for Prometheus there, like :9464 (this machine only).")
-    ] = None,
+    http: Annotated[str | None, typer.Option(help="Serve a page and /metrics there, like :9464 (this machine only).")] = None,
     store: Annotated[
         str | None, typer.Option(metavar="URL", help="Ship sealed segments and checkpoints there, below the run's name.")
     ] = None,

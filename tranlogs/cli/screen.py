@@ -10,7 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_UNITS = ("KiB", "MiB", "GiB", "TiB")
+from ..quantities import bytes_in_words, count
+
+__all__ = ["console", "count", "facts", "moment", "number", "problem", "size", "table"]
+
+size = bytes_in_words
 
 
 def console() -> Console:
@@ -43,22 +47,9 @@ def problem(message: str) -> Text:
     return Text.assemble(("problem: ", "bold red"), message)
 
 
-def size(nbytes: int) -> str:
-    """Bytes in words."""
-    if nbytes < 1024:
-        return f"{nbytes} B"
-    power = min((nbytes.bit_length() - 1) // 10, len(_UNITS))
-    return f"{nbytes / 1024**power:.1f} {_UNITS[power - 1]}"
-
-
 def moment(seconds: float) -> str:
     """A time of the catalog in local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
-
-
-def count(number: int, noun: str) -> str:
-    """ "1 step", "2 steps"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def number(value: object) -> str:

@@ -1,7 +1,8 @@
-"""`tranlogs status`: what a run holds, how far its watermarks are, who writes it."""
+"""`tranlogs status`: what a run holds, how far its watermarks are, who writes it, what would be lost now."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import UsageError
 from .command import FINE, PROBLEM, Json, Run, command, show_json
 
 if TYPE_CHECKING:
@@ -16,48 +18,56 @@ if TYPE_CHECKING:
 
     from .survey import Survey
 
-_WATCH_SECONDS = 1.0
 _ROWS_MAX = 12  # of a table on the screen; JSON has all
+_DIES = {"process": "process dies", "machine": "power fails", "site": "site is gone"}
+_ROWS_WATCHED_MAX = 4  # the same for --watch, which has to fit the window
 
 
 @command
 def status(
     run: Run,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every second until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again until Ctrl-C.")] = False,
+    interval: Annotated[str, typer.Option(help="With --watch: between two looks.")] = "2s",
     as_json: Json = False,
 ) -> int:
-    """Show watermarks, checkpoints, segments, bytes and the writer."""
-    if not watch:
-        found = _look(run)
-        if as_json:
-            show_json(_as_dict(run, found))
-        else:
-            from . import screen
+    """Show how far a run is, what it holds, and what would be lost now."""
+    from ..quantities import seconds_of
 
-            screen.console().print(_screen(found))
-        return _code(found)
-    return _watch(run, as_json=as_json)
+    seconds = seconds_of(interval, "--interval")
+    if seconds <= 0:
+        raise UsageError(f"--interval {interval}: must be more than nothing")
+    if watch:
+        return _watch(run, seconds, as_json=as_json)
+    found = _look(run)
+    if as_json:
+        show_json(_as_dict(run, found))
+    else:
+        from . import screen
+
+        screen.console().print(_screen(found, _ROWS_MAX))
+    return _code(found)
 
 
-def _watch(run: Path, *, as_json: bool) -> int:
+def _watch(run: Path, seconds: float, *, as_json: bool) -> int:
+    """In a terminal in place, else one look after the other."""
     from rich.live import Live
 
     from . import screen
 
-    found = _look(run)
-    try:
-        if as_json:
-            while True:
-                show_json(_as_dict(run, found))
-                time.sleep(_WATCH_SECONDS)
-                found = _look(run)
-        with Live(_screen(found), console=screen.console(), auto_refresh=False) as live:
-            while True:
-                live.update(_screen(found), refresh=True)
-                time.sleep(_WATCH_SECONDS)
-                found = _look(run)
-    except KeyboardInterrupt:
-        return _code(found)
+    console = screen.console()
+    with contextlib.suppress(KeyboardInterrupt):
+        if console.is_terminal and not as_json:
+            with Live(console=console, auto_refresh=False) as live:
+                while True:
+                    live.update(_screen(_look(run), _ROWS_WATCHED_MAX), refresh=True)
+                    time.sleep(seconds)
+        while True:
+            if as_json:
+                show_json(_as_dict(run, _look(run)))
+            else:
+                console.print(_screen(_look(run), _ROWS_WATCHED_MAX), "")
+            time.sleep(seconds)
+    return FINE
 
 
 def _look(run: Path) -> list[Survey]:
@@ -75,29 +85,31 @@ def _as_dict(run: Path, found: Sequence[Survey]) -> dict[str, Any]:
     return {"run": run, "problems": [p for rank in found for p in rank.problems], "ranks": [rank.as_dict() for rank in found]}
 
 
-def _screen(found: Sequence[Survey]) -> RenderableType:
+def _screen(found: Sequence[Survey], rows_max: int) -> RenderableType:
     from rich.console import Group
 
-    return Group(*[part for rank in found for part in _parts(rank)])
+    return Group(*[part for rank in found for part in _parts(rank, rows_max)])
 
 
-def _parts(found: Survey) -> list[RenderableType]:
+def _parts(found: Survey, rows_max: int) -> list[RenderableType]:
     from . import screen
 
     parts: list[RenderableType] = [screen.facts(_facts(found)), ""]
     if found.checkpoints:
-        parts.append(_checkpoints(found))
+        parts.append(_checkpoints(found, rows_max))
     if found.segments:
-        parts.append(_segments(found))
+        parts.append(_segments(found, rows_max))
     if found.incidents:
-        parts.append(_incidents(found))
+        parts.append(_incidents(found, rows_max))
     if len(found.timelines) > 1:
-        parts.append(_timelines(found))
+        parts.append(_timelines(found, rows_max))
     return parts + [screen.problem(message) for message in found.problems]
 
 
 def _facts(found: Survey) -> list[tuple[str, object]]:
+    from ..retention.exposure import has_store
     from . import screen
+    from .watched import watched
 
     marks, nbytes = found.watermarks, found.bytes_of()
     rows: list[tuple[str, object]] = [
@@ -107,9 +119,11 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
         ("committed", f"step {marks.committed}: survives the process"),
         ("synced", f"step {marks.synced}: survives power loss"),
     ]
-    if marks.archived or marks.persisted:  # there is a store
+    if has_store(marks, found.store):
         rows += [("archived", f"step {marks.archived}: in the store"),
                  ("persisted", f"step {marks.persisted}: durable in the store")]  # fmt: skip
+    rows += [(_DIES[one.scope], f"loses {one.in_words()}") for one in found.exposures()]
+    rows += watched(found)
     rows += [
         ("a crash now", _crash(found)),
         ("bytes", f"log {screen.size(nbytes['log'])} in {screen.size(nbytes['allocated'])} allocated, "
@@ -147,44 +161,50 @@ def _short(value: object) -> str:
     return "/".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _checkpoints(found: Survey) -> RenderableType:
+def _checkpoints(found: Survey, rows_max: int) -> RenderableType:
     from . import screen
 
     rows = [(row.step, row.timeline, screen.size(row.nbytes), screen.moment(row.created_at), f"{row.seconds:.2f} s")
-            for row in found.checkpoints[-_ROWS_MAX:]]  # fmt: skip
+            for row in found.checkpoints[-rows_max:]]  # fmt: skip
     columns = ("step", "timeline", "size", "taken", "writing took")
-    return screen.table(_title("checkpoints", found.checkpoints), columns, rows, numbers=("step", "size", "writing took"))
+    return screen.table(
+        _title("checkpoints", found.checkpoints, rows_max), columns, rows, numbers=("step", "size", "writing took")
+    )
 
 
-def _segments(found: Survey) -> RenderableType:
+def _segments(found: Survey, rows_max: int) -> RenderableType:
     from . import screen
 
     rows = [(row.ordinal, row.state, row.timeline or "-", _steps(row.base_step, row.last_step), screen.size(row.used_bytes),
-             screen.size(row.size)) for row in found.segments[-_ROWS_MAX:]]  # fmt: skip
+             screen.size(row.size)) for row in found.segments[-rows_max:]]  # fmt: skip
     columns = ("segment", "state", "timeline", "steps", "used", "file")
-    return screen.table(_title("segments", found.segments), columns, rows, numbers=("segment", "used", "file"))
+    return screen.table(_title("segments", found.segments, rows_max), columns, rows, numbers=("segment", "used", "file"))
 
 
 def _steps(base: int, last: int) -> str:
     return f"{base + 1} to {last}" if last > base else "-"
 
 
-def _incidents(found: Survey) -> RenderableType:
+def _incidents(found: Survey, rows_max: int) -> RenderableType:
     from . import screen
 
     rows = [(row.from_step, screen.moment(row.from_time), "not yet" if row.to_step is None else row.to_step, row.why)
-            for row in found.incidents[-_ROWS_MAX:]]  # fmt: skip
+            for row in found.incidents[-rows_max:]]  # fmt: skip
     columns = ("from step", "at", "until step", "why")
-    return screen.table(_title("logging was suspended", found.incidents), columns, rows, numbers=("from step", "until step"))
+    return screen.table(
+        _title("logging was suspended", found.incidents, rows_max), columns, rows, numbers=("from step", "until step")
+    )
 
 
-def _timelines(found: Survey) -> RenderableType:
+def _timelines(found: Survey, rows_max: int) -> RenderableType:
     from . import screen
 
     rows = [(row.number, row.parent or "-", row.fork_step if row.parent else "-", screen.moment(row.created_at))
-            for row in found.timelines[-_ROWS_MAX:]]  # fmt: skip
-    return screen.table(_title("timelines", found.timelines), ("timeline", "left timeline", "at step", "created"), rows)
+            for row in found.timelines[-rows_max:]]  # fmt: skip
+    return screen.table(
+        _title("timelines", found.timelines, rows_max), ("timeline", "left timeline", "at step", "created"), rows
+    )
 
 
-def _title(name: str, rows: Sequence[object]) -> str:
-    return name if len(rows) <= _ROWS_MAX else f"{name} (the newest {_ROWS_MAX} of {len(rows)})"
+def _title(name: str, rows: Sequence[object], rows_max: int) -> str:
+    return name if len(rows) <= rows_max else f"{name} (the newest {rows_max} of {len(rows)})"

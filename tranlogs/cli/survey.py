@@ -6,12 +6,24 @@ meanwhile can look damaged for a moment, so it is looked at again before a probl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..catalog import Catalog, CheckpointRow, Incident, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
+from ..catalog import (
+    Catalog,
+    CheckpointRow,
+    EvaluationRow,
+    Incident,
+    RunRow,
+    SegmentRow,
+    StoreRow,
+    Tables,
+    TimelineRow,
+    Watermarks,
+)
 from ..checkpoint import Checkpoint
 from ..errors import CorruptCatalog, CorruptCheckpoint, RecoveryError
 from ..journal import Owner, read_owner
@@ -20,14 +32,21 @@ from ..rebuild import read_files
 from ..recovery.facts import newest_first, scan_segment
 from ..recovery.history import ScannedSegment, build_history
 from ..recovery.plan import Plan, plan_recovery
+from ..retention.evaluation import newest_rows, protected_of, worth_of
+from ..retention.exposure import Exposure, exposures, has_store
 from .runs import settled
 
 
 @dataclass(slots=True)
 class Survey:
-    """See the module. `plan` is what recovery would do now; None if the run holds nothing yet, or nothing sound."""
+    """See the module.
+
+    `plan` is what recovery would do now; None if the run holds nothing yet, or nothing sound. `evaluations` are the monitor's,
+    oldest first, as far back as is needed to say how long ago the lowest watermark was committed.
+    """
 
     folder: Path
+    at: float
     run: RunRow
     owner: Owner | None
     checkpoints: list[CheckpointRow]
@@ -36,6 +55,9 @@ class Survey:
     incidents: list[Incident]
     watermarks: Watermarks
     plan: Plan | None = None
+    monitor: Owner | None = None
+    store: StoreRow | None = None
+    evaluations: list[EvaluationRow] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -53,6 +75,13 @@ class Survey:
             "checkpoints": sum(row.nbytes for row in self.checkpoints),
         }
 
+    def exposures(self) -> tuple[Exposure, Exposure, Exposure]:
+        """What would be lost now if the process, the machine or the site died."""
+        history = [(row.at, row.committed) for row in self.evaluations] + [(self.at, self.watermarks.committed)]
+        checkpoint_step = self.plan.checkpoint.step if self.plan is not None else 0
+        return exposures(self.watermarks, checkpoint_step=checkpoint_step, history=history, incidents=self.incidents,
+                         store=self.store)  # fmt: skip
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         recovery = None
@@ -64,8 +93,19 @@ class Survey:
             "created_at": self.run.created_at, "timeline": self.timeline, "writer": self.owner,
             "watermarks": self.watermarks, "recovery": recovery, "bytes": self.bytes_of(), "checkpoints": self.checkpoints,
             "segments": self.segments, "timelines": self.timelines, "incidents": self.incidents,
-            "environment": self.environment, "problems": self.problems,
+            "environment": self.environment, "problems": self.problems, "monitor": self.monitor, "store": self.store,
+            "lost_now": {one.scope: {**asdict(one), "words": one.in_words()} for one in self.exposures()},
+            "evaluation": _evaluation(self.evaluations[-1]) if self.evaluations else None,
         }  # fmt: skip
+
+
+def _evaluation(row: EvaluationRow) -> dict[str, Any]:
+    protected = protected_of(row)
+    return {
+        "at": row.at, "bytes": row.log_bytes + row.checkpoint_bytes, "budget_bytes": row.budget_bytes,
+        "segments": [{"ordinal": ordinal, "value": value, "protected": protected[ordinal]}
+                     for ordinal, value in worth_of(row).as_dict().items()],
+    }  # fmt: skip
 
 
 def survey(folder: Path) -> Survey:
@@ -93,15 +133,16 @@ def _look(folder: Path) -> Survey:
 
 
 def _read_catalog(folder: Path) -> Survey:
-    owner = read_owner(folder)
+    owner, monitor = read_owner(folder), read_owner(folder, "monitor")
 
     def look(tables: Tables) -> Survey:
         checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
+        marks = tables.get("watermarks", Watermarks) or Watermarks()
         return Survey(
-            folder, tables.get("run", RunRow) or RunRow("", 0, 0.0), owner,
+            folder, time.time(), tables.get("run", RunRow) or RunRow("", 0, 0.0), owner,
             sorted(checkpoints, key=lambda row: (row.timeline, row.sequence)), tables.rows("segment/", SegmentRow),
-            tables.rows("timeline/", TimelineRow) or [TimelineRow(1)], tables.rows("incident/", Incident),
-            tables.get("watermarks", Watermarks) or Watermarks(),
+            tables.rows("timeline/", TimelineRow) or [TimelineRow(1)], tables.rows("incident/", Incident), marks,
+            monitor=monitor, store=tables.get("store", StoreRow), evaluations=_evaluations(tables, marks),
         )  # fmt: skip
 
     try:
@@ -115,8 +156,18 @@ def _read_catalog(folder: Path) -> Survey:
         files = read_files(folder)
         run = files.runs[0] if files.runs else RunRow("", 0, 0.0)
         checkpoints = sorted(files.checkpoints, key=lambda row: (row.timeline, row.sequence))
-        return Survey(folder, run, owner, checkpoints, files.segments, list(files.timelines.values()), [], Watermarks(),
-                      problems=[str(error), *files.notes])  # fmt: skip
+        return Survey(folder, time.time(), run, owner, checkpoints, files.segments, list(files.timelines.values()), [],
+                      Watermarks(), monitor=monitor, problems=[str(error), *files.notes])  # fmt: skip
+
+
+def _evaluations(tables: Tables, marks: Watermarks) -> list[EvaluationRow]:
+    lowest = (marks.persisted or marks.archived) if has_store(marks) else marks.synced
+    found: list[EvaluationRow] = []
+    for row in newest_rows(tables):
+        found.append(row)
+        if row.committed <= lowest:
+            break
+    return found[::-1]
 
 
 def _missing_files(found: Survey) -> list[str]:

@@ -1,0 +1,47 @@
+"""What the charts draw, as JSON: columns over the times of the evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tranlogs.catalog import EvaluationRow
+from tranlogs.retention.evaluation import worth_of
+from tranlogs.retention.exposure import has_store
+
+from .board import Shown
+
+_VALUE_CURVES_MAX = 24
+
+
+def curves(shown: Shown) -> dict[str, Any]:
+    """Watermarks (steps), bytes, and values of segments, of each evaluation.
+
+    A journal without a store has no `archived` and `persisted`, one without a budget no `budget`. Of many segments some are
+    chosen, evenly; a segment has null where it was not there, or not sealed.
+    """
+    history, names = shown.history, ["committed", "synced"]
+    if any(has_store(row, None if shown.seen is None else shown.seen.rows.store) for row in history):
+        names += ["archived", "persisted"]
+    nbytes: dict[str, list[int | None]] = {
+        "total": [row.log_bytes + row.checkpoint_bytes for row in history],
+        "checkpoints": [row.checkpoint_bytes for row in history],
+    }
+    if any(row.budget_bytes is not None for row in history):
+        nbytes["budget"] = [row.budget_bytes for row in history]
+    checkpoints = [] if shown.seen is None else sorted(row.created_at for row in shown.seen.rows.checkpoints)
+    return {
+        "journal": shown.name, "times": [row.at for row in history],
+        "steps": {name: [getattr(row, name) for row in history] for name in names},
+        "bytes": nbytes, "values": _values(history), "checkpoints": checkpoints,
+    }  # fmt: skip
+
+
+def _values(history: Sequence[EvaluationRow]) -> list[dict[str, Any]]:
+    worths = [worth_of(row) for row in history]
+    ordinals = np.unique(np.concatenate([worth.ordinals for worth in worths])) if worths else np.empty(0, np.int64)
+    if len(ordinals) > _VALUE_CURVES_MAX:
+        ordinals = ordinals[np.linspace(0, len(ordinals) - 1, _VALUE_CURVES_MAX).round().astype(int)]
+    return [{"segment": n, "values": [worth.of(n) for worth in worths]} for n in ordinals.tolist()]

@@ -1,0 +1,126 @@
+"""How a journal is, in words, and what the page makes of very long runs; without a browser."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tests.core.toys import killed
+from tests.monitor.test_watch import flip, run, watching
+from tranlogs.catalog import CheckpointRow, EvaluationRow, SegmentRow, StoreRow, TimelineRow, Watermarks
+from tranlogs.config import MIB
+from tranlogs.retention.budget import Budget
+from tranlogs.retention.decay import Worth
+from tranlogs.retention.evaluation import packed
+from tranlogs.testing.toy import ToyTrainer
+from tranlogs_monitor.board import Shown
+from tranlogs_monitor.cells import cells
+from tranlogs_monitor.curves import curves
+from tranlogs_monitor.markup import el
+from tranlogs_monitor.page import journal_page
+from tranlogs_monitor.state import exposures_of, history_of, state_of
+from tranlogs_monitor.watch import Seen
+
+__all__ = ["run"]
+
+
+def seen_at(trainer: ToyTrainer | Path, **settings: object) -> Seen:
+    watch = watching(trainer, **settings)
+    try:
+        return watch.evaluate()
+    finally:
+        watch.close()
+
+
+def test_a_live_run_is_fine(run: ToyTrainer) -> None:
+    state = state_of(Shown("run", seen_at(run)))
+    assert (state.level, state.headline) == ("fine", "All steps up to 31 are safe if the process dies.")
+
+
+def test_a_run_that_nobody_trains_is_idle(run: ToyTrainer, tmp_path: Path) -> None:
+    state = state_of(Shown("run", seen_at(killed(run, tmp_path / "copy") / "rank0")))
+    assert (state.level, state.headline) == ("idle", "No process trains. The next one goes on after step 31.")
+
+
+def test_a_budget_that_is_too_small_wants_attention(run: ToyTrainer) -> None:
+    state = state_of(Shown("run", seen_at(run, budget=Budget(2 * MIB))))
+    assert state.level == "attention"
+    assert re.fullmatch(r"What recovery needs is above the budget \(\S+ MiB\): its trainer is asked .*", state.headline)
+
+
+def test_a_damaged_checkpoint_is_a_problem_and_comes_first(run: ToyTrainer) -> None:
+    newest = max((run.journal.paths.checkpoints / row.name for row in run.journal.catalog.checkpoints()), key=str)
+    flip(newest / "state.safetensors", 5000)
+    seen = seen_at(run, budget=Budget(2 * MIB))
+    state = state_of(Shown("run", seen))
+    assert state.level == "problem"
+    assert state.headline == "The checkpoint of step 20 is damaged; recovery begins at the one of step 10."
+    assert len(state.more) == 1
+    assert exposures_of(seen, [])[1].safe_step == 10, "what is damaged saves nothing"
+
+
+def test_what_is_old_is_said_to_be(run: ToyTrainer) -> None:
+    assert state_of(Shown("run", None, problem="it is damaged")).headline == "The journal cannot be read: it is damaged"
+    state = state_of(Shown("run", seen_at(run), problem="it is damaged"))
+    assert (state.level, state.headline) == (
+        "problem",
+        "The journal cannot be read now, and what follows is old: it is damaged",
+    )
+
+
+def test_lag_in_seconds_is_taken_from_the_history(run: ToyTrainer) -> None:
+    seen = seen_at(run)
+    seen = replace(seen, rows=replace(seen.rows, marks=Watermarks(130, 120)))
+    shown = Shown("run", seen, (EvaluationRow(1, seen.at - 100, 30, 30), EvaluationRow(2, seen.at, 130, 120)))
+    machine = exposures_of(seen, history_of(shown, seen))[1]
+    assert machine.in_words() == "10 steps (about 10 s)"
+    page = journal_page(shown, now=seen.at, interval_seconds=10, has_others=False).decode()
+    assert '<td id="lag-synced">10</td><td>10 s</td>' in page
+
+
+def test_the_store_is_shown_once_there_is_one(run: ToyTrainer) -> None:
+    seen = seen_at(run)
+    marks = replace(seen.rows.marks, archived=25, persisted=20)
+    stored = replace(seen, rows=replace(seen.rows, marks=marks))
+    shown = Shown("run", stored, (EvaluationRow(1, seen.at, 31, 0, 25, 20),))
+    page = journal_page(shown, now=seen.at, interval_seconds=10, has_others=False).decode()
+    assert '<td id="step-persisted">20</td>' in page
+    assert '<p class="big" id="lost-site">11 steps' in page
+    store = StoreRow("file:///there", "me", problem="it is full")
+    state = state_of(Shown("run", replace(stored, rows=replace(stored.rows, store=store))))
+    assert (state.level, state.headline) == ("attention", "Nothing is shipped to file:///there now: it is full.")
+    assert set(curves(shown)["steps"]) == {"committed", "synced", "archived", "persisted"}
+    page = journal_page(Shown("run", seen), now=seen.at, interval_seconds=10, has_others=False).decode()
+    assert "step-persisted" not in page
+    assert "No store: nothing is kept away from this machine." in page
+
+
+def test_a_run_of_months_makes_no_larger_page(run: ToyTrainer) -> None:
+    many = 20_000
+    sealed = [
+        SegmentRow(i, f"{i:016x}", f"{i}.seg", MIB, "sealed", 1, i * 10, i * 10, i * 10 + 10, i * 10 + 10) for i in range(many)
+    ]
+    worth = Worth(1e9, np.arange(many), np.linspace(0, 1, many))
+    checkpoint = CheckpointRow("step-1", 100_000, 100_000, "", 1, 1, 0.0)
+    seen = seen_at(run)
+    seen = replace(seen, worth=worth, anchor=checkpoint, protected={i: i >= 10_000 for i in range(many)},
+                   rows=replace(seen.rows, segments=sealed, checkpoints=[checkpoint], timelines=[TimelineRow(1)]))  # fmt: skip
+    shown = cells(seen)
+    assert 300 <= shown.count('class="cell') <= 361
+    assert shown.count("diamond anchor") == 1
+    assert 170 <= shown[: shown.index("diamond anchor")].count("cell free") <= 181, "the checkpoint stands where it belongs"
+    row = EvaluationRow(1, 1e9, ordinals=packed(worth.ordinals, "<i8"), values=packed(worth.values, "<f8"))
+    found = curves(Shown("run", seen, (row,)))["values"]
+    assert len(found) == 24
+    assert (found[0]["segment"], found[-1]["segment"]) == (0, many - 1)
+    assert len(journal_page(Shown("run", seen, (row,)), now=1e9, interval_seconds=10, has_others=False)) < 200_000
+
+
+def test_text_is_escaped_and_only_elements_are_markup() -> None:
+    assert (
+        el("p", "<b>", el("i", "&"), title='"', hidden=True, class_=None)
+        == '<p title="&quot;" hidden>&lt;b&gt;<i>&amp;</i></p>'
+    )
