@@ -21,9 +21,9 @@ def pull(
     everything: Annotated[bool, typer.Option("--all", help="All that the store has, not only what recovery needs.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Bring a run back from a store: the newest checkpoint, and the log that leads on from it.
+    """Bring a run back from a store.
 
-    Run the training script then: it recovers from the folder as after any crash. Every byte is compared with what was sent. A
+    What comes is the newest checkpoint, and the log that leads on from it. Run the training script then: it recovers from the folder as after any crash. Every byte is compared with what was sent. A
     pull that was broken off goes on where it was.
     """
     from ..recovery.progress import progress_bar

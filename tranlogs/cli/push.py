@@ -33,8 +33,9 @@ def push(
     take_over: TakeOver = False,
     as_json: Json = False,
 ) -> int:
-    """Ship a run to a store, below its folder's name, until the store calls it durable.
+    """Ship a run to a store, once.
 
+    It lies there below its folder's name. This ends when the store calls all of it durable.
     What a dead trainer left open is sealed; of a live one all that it had committed when this began is shipped. What is there
     already is not sent again.
     """
