@@ -23,8 +23,8 @@ def pull(
 ) -> int:
     """Bring a run back from a store.
 
-    What comes is the newest checkpoint, and the log that leads on from it. Run the training script then: it recovers from the folder as after any crash. Every byte is compared with what was sent. A
-    pull that was broken off goes on where it was.
+    What comes is the newest checkpoint, and the log that leads on from it. Run the training script then: it recovers from the
+    folder as after any crash. Every byte is compared with what was sent. A pull that was broken off goes on where it was.
     """
     from ..recovery.progress import progress_bar
     from ..shipping import find_run
