@@ -96,9 +96,7 @@ def test_an_address_without_a_run_is_named(cli: Cli, tmp_path: Path) -> None:
         (["--once"], "`tranlogs push RUN URL` ships a run once"),
     ],
 )
-def test_wrong_store_settings_are_usage_errors(
-    cli: Cli, run: Path, tmp_path: Path, arguments: list[str], said: str
-) -> None:
+def test_wrong_store_settings_are_usage_errors(cli: Cli, run: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
     called = cli("monitor", run, "--store", tmp_path / "store", *arguments)
     assert called.code == 2
     assert said in called.err
