@@ -9,6 +9,7 @@ from .retention import (
     KeepAll,
     KeepEvery,
     KeepLatest,
+    Monitor,
     RecoveryTime,
     RetentionPolicy,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "KeepAll",
     "KeepEvery",
     "KeepLatest",
+    "Monitor",
     "RecoveryTime",
     "RetentionPolicy",
 ]

@@ -21,7 +21,7 @@ POINTS = (
     "wal.prepare", "wal.reset", "wal.seal", "wal.sync", "wal.retire", "wal.unlink",
     "catalog.before_commit", "catalog.after_commit",
     "checkpoint.snapshot", "checkpoint.state", "checkpoint.meta", "checkpoint.manifest", "checkpoint.publish",
-    "checkpoint.published", "checkpoint.delete", "boundary.before", "boundary.after",
+    "checkpoint.published", "checkpoint.delete", "shadow.publish", "shadow.renamed", "boundary.before", "boundary.after",
     "recovery.restored", "recovery.replayed",
     "ship.sent", "ship.manifest", "ship.published", "ship.marks", "pull.publish",
 )  # fmt: skip

@@ -227,11 +227,9 @@ def _read_checkpoints(folder: Path, listed: Collection[str], found: Found) -> No
             continue
         try:
             with Checkpoint(path) as checkpoint:
+                found.checkpoints.append(checkpoint.row(path.name))
+                found.timelines.setdefault(checkpoint.timeline, _timeline(checkpoint.timeline, checkpoint.manifest))
                 about = checkpoint.manifest
-                found.checkpoints.append(CheckpointRow(
-                    path.name, checkpoint.step, checkpoint.sequence, about["chain"], checkpoint.timeline,
-                    checkpoint.nbytes + about["meta"]["bytes"], about["created_at"]))  # fmt: skip
-                found.timelines.setdefault(checkpoint.timeline, _timeline(checkpoint.timeline, about))
                 if "run_id" in about:
                     found.runs.append(RunRow(about["run_id"], about["rank"], about["created_at"], framework=about["framework"]))
         except CorruptCheckpoint as error:

@@ -10,6 +10,7 @@ import keras
 
 from tranlogs.errors import UsageError
 from tranlogs.recovery import RecoveryReport
+from tranlogs.retention import Monitor
 
 from . import private
 from .data.sources import DataOrder
@@ -44,6 +45,9 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         segment_bytes: size of a log file; by default it fits the model (16 to 256 MiB).
         handover: "direct" (records are written on the training thread) or "thread".
         verbose: whether to print where training goes on.
+        monitor: brings a monitor along: "thread" (ends with each fit), "process" (outlives this one, and ends once the run is
+            closed or settled), or a `tranlogs.Monitor`.
+        budget: what the run may take on disk, like "20GiB"; kept by the monitor.
 
     Attributes:
         report: what recovery told (`RecoveryReport`).
@@ -55,11 +59,13 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, run: str | os.PathLike[str], *, log: LogKind | Literal["auto"] = "auto", checkpoint_every: Any = "epoch",
                  keep: Any = 2, durability: str = "machine", data_order: DataOrder = "tranlogs", seed: int | None = None,
                  fingerprint: Mode = "auto", rank: int = 0, segment_bytes: int | None = None, handover: str | None = None,
-                 verbose: bool = True) -> None:  # fmt: skip
+                 verbose: bool = True, monitor: Literal["thread", "process"] | Monitor | None = None,
+                 budget: str | int | None = None) -> None:  # fmt: skip
         super().__init__()
         self._settings = Settings.checked(
             run, log=log, checkpoint_every=checkpoint_every, keep=keep, durability=durability, data_order=data_order, seed=seed,
-            fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes, handover=handover, verbose=verbose)  # fmt: skip
+            fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes, handover=handover, verbose=verbose,
+            monitor=monitor, budget=budget)  # fmt: skip
         self._session: Session | None = None
         self._fits = 0
         self._fitted: Any = None  # the model of the first fit

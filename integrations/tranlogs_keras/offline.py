@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tranlogs.checkpoint import Checkpoint
+from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.errors import DataError, UsageError
 from tranlogs.recovery import RecoveryReport, open_for_reading
-from tranlogs.recovery.recover import Progress, recover
+from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import report_of, verdict
+from tranlogs.wal.entry_writer import Position
 
 from .backends import choose_backend
 from .export_targets import check_target
@@ -45,13 +46,15 @@ class OfflineRun:
 
         self.state: RecordedState = RecordedState(optimizers)
         self.report: RecoveryReport | None = None
+        self._found: Recovered | None = None
 
-    def replay(self, *, step: int | None = None, checkpoint: str | None = None,
+    def replay(self, *, step: int | None = None, sequence: int | None = None, checkpoint: str | None = None,
                progress: Progress | None = None) -> RecoveryReport:  # fmt: skip
         """Bring the state to a step (default: the newest).
 
         Args:
             step: where to land.
+            sequence: number of the last entry to be redone.
             checkpoint: name of the checkpoint to start from.
             progress: told what is done.
 
@@ -62,7 +65,8 @@ class OfflineRun:
         from . import environment
 
         start = time.monotonic()
-        found = recover(self.folder, self.state, step=step, checkpoint=checkpoint, progress=progress)
+        found = recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
+        self._found = found
         assert found is not None, "a run with a checkpoint holds something"
         exact, told = verdict(found, self.state.fingerprint_kinds, of="variables")
         compared = environment.compare(self.state.recorded_environment, self.state.environment_now())
@@ -72,6 +76,19 @@ class OfflineRun:
             batch=position["total"], epoch=position["epoch"], seconds=time.monotonic() - start,
         )  # fmt: skip
         return self.report
+
+    def snapshot(self, position: Position) -> Snapshot:
+        """The replayed state as the run itself would put it into a checkpoint at `position`: the same bytes.
+
+        Raises:
+            UsageError: that cannot be known, and why.
+        """
+        from .shadow import snapshot
+
+        if self._found is None:
+            raise UsageError("replay() comes before snapshot()")
+        self._found.demand(position)
+        return snapshot(self.state, self._found)
 
     def export(self, path: Path) -> list[str]:
         """Write the replayed state to a file; returns what it does not hold, one sentence each.

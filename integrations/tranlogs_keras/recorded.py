@@ -11,7 +11,9 @@ from typing import Any
 import keras
 
 from tranlogs.checkpoint import Checkpoint
+from tranlogs.codec.entry import EntryKind
 from tranlogs.errors import UsageError
+from tranlogs.wal.reader import Entry
 
 from . import environment, private
 from .adapt import from_array
@@ -63,11 +65,13 @@ class RecordedState(KerasState):
 
     Attributes:
         meta: what the checkpoint tells of the model.
+        plain: the body of the boundary that was landed on, with its arrays as they were written.
     """
 
     def __init__(self, optimizers: Sequence[str]) -> None:
         self._classes = {kind.__name__: kind for kind in map(_imported, optimizers)}
         self.meta: dict[str, Any] = {}
+        self.plain: dict[str, Any] = {}
         self._model: Any = None
         super().__init__(Variables.__new__(Variables), make_backend(), "gradients", "auto")
 
@@ -100,6 +104,11 @@ class RecordedState(KerasState):
         )
         self.backend.prepare_apply(self._model)
         super().restore(checkpoint)
+
+    def decode(self, entry: Entry) -> Any:
+        if entry.kind == EntryKind.BOUNDARY:
+            self.plain = entry.body()
+        return super().decode(entry)
 
     def environment_now(self) -> dict[str, Any]:
         """Of this process."""

@@ -15,6 +15,7 @@ from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.config import JournalConfig, fitting_segment_bytes
 from tranlogs.errors import DataError, UsageError
 from tranlogs.journal import Journal
+from tranlogs.journal.beside import start_beside
 from tranlogs.recovery import Divergence, RecoveryReport
 from tranlogs.recovery.recover import Recovered, recover
 from tranlogs.recovery.verdict import report_of, verdict
@@ -67,9 +68,11 @@ class Session:
         self._wants_checkpoint = self._has_reserved = False
         self._build()
         self.journal = self._open_journal()
+        self.monitor = start_beside(settings.monitor, self.journal.paths)
         try:
             self._put_together(number, callbacks)
         except BaseException:
+            self.monitor.close()
             self.journal.close()
             raise
 
@@ -430,6 +433,7 @@ class Session:
         self.backend.release()
         self.cursor.release()
         vars(self.model).pop("_get_metrics_result_or_logs", None)
+        self.monitor.close()
         self.journal.close()
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tranlogs.errors import UsageError
+from tranlogs.journal.beside import as_monitor
 from tranlogs.recovery.recover import Progress
-from tranlogs.retention import CheckpointPolicy, RetentionPolicy, as_policy, as_retention
+from tranlogs.retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
 
 from . import private
 from .backends import Backend
@@ -57,6 +58,7 @@ class Settings:
     segment_bytes: int | None
     handover: str | None
     verbose: bool
+    monitor: Monitor | None
 
     @classmethod
     def checked(
@@ -74,6 +76,8 @@ class Settings:
         segment_bytes: int | None,
         handover: str | None,
         verbose: bool,
+        monitor: Any,
+        budget: Any,
     ) -> Settings:
         """From what a user writes.
 
@@ -107,6 +111,7 @@ class Settings:
             segment_bytes,
             handover,
             verbose,
+            as_monitor(monitor, budget),
         )
 
     def seed_or_fresh(self) -> int:

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from tranlogs.checkpoint import Checkpoint
+from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.errors import UsageError
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import report_of
 from tranlogs.types import AnyArray
+from tranlogs.wal.entry_writer import Position
 
-from . import environment, export
+from . import environment, export, shadow
 from .adapt import from_array, make_array, make_extension
 from .caveats import lost_attributes, verdict
 from .classes import OptimizerClasses, make_optimizer
@@ -43,13 +44,15 @@ class OfflineRun:
         self.folder = folder
         self.state = RecordedState(OptimizerClasses(optimizers))
         self.report: RecoveryReport | None = None
+        self._found: Recovered | None = None
 
-    def replay(self, *, step: int | None = None, checkpoint: str | None = None,
+    def replay(self, *, step: int | None = None, sequence: int | None = None, checkpoint: str | None = None,
                progress: Progress | None = None) -> RecoveryReport:  # fmt: skip
         """Bring the state to a step (default: the newest). Threads and flags of this process become the run's.
 
         Args:
             step: where to land.
+            sequence: number of the last entry to be redone.
             checkpoint: name of the checkpoint to start from.
             progress: told what is done.
 
@@ -58,13 +61,24 @@ class OfflineRun:
             UsageError: the run holds nothing yet, or an optimizer's class is not known.
         """
         start = time.monotonic()
-        found = recover(self.folder, self.state, step=step, checkpoint=checkpoint, progress=progress)
+        found = recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
         if found is None:
             raise UsageError(f"{self.folder}: the run holds nothing yet")
         for parameter in self.state.parameters.values():
             parameter.grad = None
-        self.report = self._told(found, time.monotonic() - start)
+        self._found, self.report = found, self._told(found, time.monotonic() - start)
         return self.report
+
+    def snapshot(self, position: Position) -> Snapshot:
+        """The replayed state as the run itself would put it into a checkpoint at `position`: the same bytes.
+
+        Raises:
+            UsageError: that cannot be known, and why.
+        """
+        if self._found is None:
+            raise UsageError("replay() comes before snapshot()")
+        self._found.demand(position)
+        return shadow.snapshot(self.state, self._found)
 
     def _told(self, found: Recovered, seconds: float) -> RecoveryReport:
         state = self.state
@@ -105,6 +119,8 @@ class RecordedState(TorchState):
 
     Attributes:
         keys: for each model, the keys of its state dict and the tensor that each stands for.
+        meta: what the checkpoint holds besides its tensors.
+        restored: names of its parameters.
         body: the auxiliary state of the boundary that was landed on, with all buffers.
     """
 
@@ -112,13 +128,15 @@ class RecordedState(TorchState):
         super().__init__({}, {}, self._keep)
         self._classes = classes
         self.keys: dict[str, dict[str, str]] = {}
+        self.meta: dict[str, Any] = {}
+        self.restored: frozenset[str] = frozenset()
         self.body: dict[str, Any] = {}
 
     def differences(self, checkpoint: Checkpoint) -> list[str]:
         return []  # nothing is there before the checkpoint says what
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        meta = checkpoint.meta(make_array=make_array, make_extension=make_extension)
+        meta = self.meta = checkpoint.meta(make_array=make_array, make_extension=make_extension)
         device = _device_of(checkpoint.manifest["environment"])
         parameters = {name[6:]: _parameter(checkpoint.read(name), device) for name in checkpoint.names("param/")}
         self.keys = meta.get("modules", {})
@@ -127,6 +145,7 @@ class RecordedState(TorchState):
             for which, about in meta["optimizers"].items()
         }
         self.use(parameters)
+        self.restored = frozenset(parameters)
         super().restore(checkpoint)
 
     def _compare_given(self, which: str, recorded: list[dict[str, Any]]) -> None:

@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader
 
 from tranlogs.config import fitting_segment_bytes
 from tranlogs.errors import UsageError
+from tranlogs.journal.beside import as_monitor
 from tranlogs.recovery import RecoveryReport
+from tranlogs.retention import Monitor
 
 from .data import Epoch
 from .fingerprint import Mode
@@ -54,6 +56,9 @@ class LoggedOptimizer(Optimizer):
         worker_seeds: "batch" seeds torch, numpy and Python in DataLoader workers anew for each batch, so that augmentation and
             collating there are exact, too. The numbers are then others than without. For all loaders of the run.
         handover: "direct" writes on the training thread, "thread" hands over to a writer; by default chosen by device.
+        monitor: brings a monitor along: "thread" (ends with this process), "process" (outlives it, and ends once the run is
+            closed or settled), or a `tranlogs.Monitor`.
+        budget: what the run may take on disk, like "20GiB"; kept by the monitor.
 
     Raises:
         RunInUse: another live process trains on this run.
@@ -68,15 +73,17 @@ class LoggedOptimizer(Optimizer):
                  checkpoint_every: Any = 500, durability: Literal["machine", "process"] = "machine", keep: Any = 2,
                  optimizer_state: bool = True, fingerprint: Mode = "auto", name: str = "main", rank: int = 0,
                  segment_bytes: int | None = None, handover: Literal["direct", "thread"] | None = None,
-                 worker_seeds: Literal["batch"] | None = None) -> None:  # fmt: skip
+                 worker_seeds: Literal["batch"] | None = None, monitor: Literal["thread", "process"] | Monitor | None = None,
+                 budget: str | int | None = None) -> None:  # fmt: skip
         _check(optimizer, log)
+        beside = as_monitor(monitor, budget)
         if worker_seeds not in (None, "batch"):
             raise UsageError(f'worker_seeds={worker_seeds!r}: use "batch", or None')
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         on_cuda = any(p.is_cuda for p in parameters)
         session = Session(run, model, checkpoint_every=checkpoint_every, keep=keep, durability=durability,
                           fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes or _fitting(parameters),
-                          handover=handover, on_cuda=on_cuda, worker_seeds=worker_seeds)  # fmt: skip
+                          handover=handover, on_cuda=on_cuda, worker_seeds=worker_seeds, monitor=beside)  # fmt: skip
         try:
             self._join(optimizer, session, name, log, optimizer_state)
         except BaseException:

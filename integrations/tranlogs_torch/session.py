@@ -23,10 +23,11 @@ from torch.utils.data import DataLoader
 from tranlogs.config import JournalConfig
 from tranlogs.errors import NotRecovered, UsageError
 from tranlogs.journal import Journal
+from tranlogs.journal.beside import start_beside
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import report_of
-from tranlogs.retention import as_policy, as_retention
+from tranlogs.retention import Monitor, as_policy, as_retention
 from tranlogs.wal.entry_writer import Tensor
 
 from . import adapt, environment, naming
@@ -52,7 +53,7 @@ class Session:
 
     def __init__(self, run: str | Path, models: naming.Models, *, checkpoint_every: Any, keep: Any, durability: str,
                  fingerprint: Mode, rank: int, segment_bytes: int | None, handover: str | None,
-                 on_cuda: bool, worker_seeds: str | None = None) -> None:  # fmt: skip
+                 on_cuda: bool, worker_seeds: str | None = None, monitor: Monitor | None = None) -> None:  # fmt: skip
         self.run = Path(run)
         settings: dict[str, Any] = {"durability": durability, "handover": handover or ("thread" if on_cuda else "direct")}
         if segment_bytes is not None:
@@ -68,6 +69,7 @@ class Session:
         self.journal = Journal.open(run, rank=rank, framework="torch", environment=self.environment, config=config,
                                     policy=policy, retention=retention)  # fmt: skip
         self.journal.adapt = adapt.adapt
+        self.monitor = start_beside(monitor, self.journal.paths)
         self.staging = Staging() if config.handover == "thread" else None
         self.shells: dict[str, Any] = {}
         self.scalars = ScalarHistory()
@@ -498,6 +500,7 @@ class Session:
         for handle in self._handles:
             handle.remove()
         self.plain.release()
+        self.monitor.close()
         self.journal.close()
 
 

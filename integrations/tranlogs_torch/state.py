@@ -6,6 +6,7 @@ modules stay valid. `Optimizer.load_state_dict` is not used: it casts state to t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -92,7 +93,7 @@ class TorchState:
         rest: dict[str, Any] = {}
         others = []  # an optimizer may keep state under keys of its own
         parameter: Any
-        for parameter, state in self.optimizers[which].state.items():
+        for parameter, state in self._state_in_order(which):
             if not isinstance(parameter, torch.Tensor):
                 others.append((parameter, state, ""))
                 continue
@@ -110,6 +111,13 @@ class TorchState:
         if others:
             rest[""] = others
         return tensors, rest
+
+    def _state_in_order(self, which: str) -> list[tuple[Any, Any]]:
+        """An optimizer's state in the order of its groups: in what order it came into being depends on how steps are redone."""
+        optimizer = self.optimizers[which]
+        members = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        places = {id(parameter): i for i, parameter in enumerate(members)}
+        return sorted(optimizer.state.items(), key=lambda item: places.get(id(item[0]), len(places)))
 
     def nbytes(self) -> int:
         """Bytes of parameters and optimizer state, about what a checkpoint holds."""

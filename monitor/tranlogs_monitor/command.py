@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tranlogs.errors import NotARun, UsageError
 from tranlogs.journal import JournalPaths
+from tranlogs.journal.beside import Beside
 
-from .daemon import Daemon, journals_below
+from .beside import start_beside
+from .daemon import Daemon, is_ownerless, journals_below
 from .json_log import JsonFormatter
 from .settings import Settings
 from .watch import Seen
@@ -40,11 +42,12 @@ def watch(roots: Sequence[Path], settings: Settings, *, journals_of: Find, is_js
 
     with _logging_to_stderr(is_json):
         if not once:
-            _serve(roots, settings, find, http)
+            _serve_on(roots, settings, find, http)
             return 0
         daemon = Daemon(roots, settings, find=find, on_seen=note)
         try:
             failed = daemon.evaluate()
+            daemon.finish()
         finally:
             daemon.close()
     if not seen and not failed:
@@ -53,10 +56,28 @@ def watch(roots: Sequence[Path], settings: Settings, *, journals_of: Find, is_js
     return 1 if failed else 0
 
 
-def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: str | None) -> None:
+def _serve_on(roots: Sequence[Path], settings: Settings, find: Find, http: str | None) -> None:
+    """Serve; with `until_closed` again if a trainer came while the journals were being let go of.
+
+    A trainer takes its own lock, then looks for a monitor. Here it is the other way round, so that one of the two sees the
+    other, and a run is not left alone.
+    """
+    was_told_to_end = _serve(roots, settings, find, http)
+    while settings.until_closed and not was_told_to_end and not all(map(is_ownerless, _folders(roots, find))):
+        try:
+            was_told_to_end = _serve(roots, settings, find, http)
+        except UsageError:  # the trainer has brought one of its own
+            return
+
+
+def _folders(roots: Sequence[Path], find: Find) -> list[Path]:
+    return [paths.folder for root in roots for paths in find(root)]
+
+
+def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: str | None) -> bool:
+    """Watch until the daemon ends; gives whether it was told to."""
     if http is None:
-        _run(Daemon(roots, settings, find=find))
-        return
+        return _run(Daemon(roots, settings, find=find))
     try:
         from .metrics import Metrics
     except ImportError as error:
@@ -77,21 +98,30 @@ def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: str | No
         board.forget(folder)
 
     try:
-        _run(Daemon(roots, settings, find=find, on_seen=note, on_gone=forget))
+        return _run(Daemon(roots, settings, find=find, on_seen=note, on_gone=forget))
     finally:
         server.close()
 
 
-def _run(daemon: Daemon) -> None:
+def _run(daemon: Daemon) -> bool:
     before: dict[int, Any] = {n: signal.signal(n, lambda *_: daemon.stop()) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
         daemon.run()
+        return daemon.is_stopped
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-COMMAND = watch, Settings.of  # what the entry point gives
+class Command(NamedTuple):
+    """What the entry point gives: to the command line, and to trainers that bring a monitor along."""
+
+    watch: Callable[..., int]
+    settings: Callable[..., Settings]
+    start_beside: Callable[..., Beside]
+
+
+COMMAND = Command(watch, Settings.of, start_beside)
 
 
 @contextmanager

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from tranlogs.clock import Clock, SystemClock
 from tranlogs.errors import NotARun, TranLogsError, UsageError, in_words
-from tranlogs.journal import JournalPaths
+from tranlogs.journal import JournalPaths, read_owner
 from tranlogs.journal.owner import OwnerLock
 from tranlogs.shipping import Archiver
 
 from .archiving import Archives
+from .compactor import Compactor
 from .lock import lock
 from .settings import Settings
 from .watch import JournalWatch, Seen
@@ -26,6 +27,7 @@ from .watch import JournalWatch, Seen
 _log = logging.getLogger(__name__)
 
 _SHARE_MAX = 0.05  # of the time, for evaluations
+_EVALUATIONS_TO_END = 3  # in a row that find no trainer and nothing to do
 
 
 @dataclass(slots=True)
@@ -35,6 +37,13 @@ class _Watched:
     archiver: Archiver | None = None
     next_at: float = 0.0
     problem: str = ""
+    settled: int = 0  # evaluations in a row that found no trainer and nothing to do
+
+    @property
+    def is_shipping(self) -> bool:
+        """Whether something is still to be sent to the store."""
+        progressed = None if self.archiver is None else self.archiver.progressed()
+        return progressed is not None and bool(progressed.items_left or progressed.problem)
 
     def close(self) -> None:
         if self.archiver is not None:
@@ -65,20 +74,34 @@ class Daemon:
         self._watched: dict[Path, _Watched] = {}
         store = None if settings.is_dry_run else settings.store
         self._archives = None if store is None else Archives(store, self._clock)
+        compaction = None if settings.is_dry_run else settings.compaction
+        self._compactor = None if compaction is None else Compactor(compaction, self._clock)
         self._stop = threading.Event()
 
     def stop(self) -> None:
         """End `run` after the evaluation under way; from any thread, or a signal handler."""
         self._stop.set()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was told to end."""
+        return self._stop.is_set()
+
     def run(self) -> None:
         """Evaluate at each interval until `stop`."""
         try:
             while not self._stop.is_set():
                 self.evaluate()
+                if self._settings.until_closed and self.is_settled:
+                    return
                 self._stop.wait(self._seconds_to_next())
         finally:
             self.close()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no journal has a trainer, and for some evaluations nothing was left to do."""
+        return all(watched.settled >= _EVALUATIONS_TO_END for watched in self._watched.values())
 
     def evaluate(self) -> int:
         """Evaluate the journals that are due; gives how many could not be.
@@ -86,6 +109,8 @@ class Daemon:
         Raises:
             UsageError: a journal has another monitor, and is not to be waited for.
         """
+        if self._compactor is not None:
+            self._compactor.poll()
         self._look_for_journals()
         failed = 0
         for paths, watched in list(self._watched.items()):
@@ -93,8 +118,15 @@ class Daemon:
                 failed += not self._evaluate(paths, watched)
         return failed
 
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being made."""
+        if self._compactor is not None:
+            self._compactor.wait()
+
     def close(self) -> None:
         """Let go of all journals."""
+        if self._compactor is not None:
+            self._compactor.close()
         for watched in self._watched.values():
             watched.close()
         self._watched.clear()
@@ -115,7 +147,8 @@ class Daemon:
             if held is None and not self._settings.is_dry_run:
                 continue
             archiver = self._archives.begin(found[folder]) if self._archives is not None else None
-            self._watched[folder] = _Watched(JournalWatch(found[folder], self._settings, self._clock), held, archiver)
+            watch = JournalWatch(found[folder], self._settings, self._clock, self._compactor)
+            self._watched[folder] = _Watched(watch, held, archiver)
             _log.info("%s: is watched", folder)
 
     def _locked(self, folder: Path) -> OwnerLock | None:
@@ -129,13 +162,16 @@ class Daemon:
             return None
 
     def _evaluate(self, folder: Path, watched: _Watched) -> bool:
-        problem, took = "", 0.0
+        problem, took, is_idle = "", 0.0, is_ownerless(folder)
         try:
             seen = watched.watch.evaluate()
             took = seen.seconds
             if seen.sealed and watched.archiver is not None:  # by a trainer that is dead: at once
                 watched.archiver.wake()
+            is_idle = is_idle and seen.did_nothing
             self._on_seen(seen, watched.watch.paths)
+            if self._compactor is not None:
+                self._compactor.look(watched.watch.paths, seen.rows.segments, seen.anchor, seen.rows.timelines)
         except (TranLogsError, OSError, MemoryError) as error:
             problem = in_words(error)
             self._on_seen(problem, watched.watch.paths)
@@ -144,6 +180,8 @@ class Daemon:
         elif watched.problem and not problem:
             _log.info("%s: is watched again", folder)
         watched.problem = problem
+        is_idle = is_idle and not watched.is_shipping and (self._compactor is None or not self._compactor.is_busy)
+        watched.settled = watched.settled + 1 if is_idle else 0
         watched.next_at = self._clock.monotonic() + max(self._settings.interval_seconds, took / _SHARE_MAX)
         return not problem
 
@@ -151,6 +189,12 @@ class Daemon:
         now = self._clock.monotonic()
         soonest = min((watched.next_at for watched in self._watched.values()), default=now + self._settings.interval_seconds)
         return min(max(soonest - now, 0.0), self._settings.interval_seconds)
+
+
+def is_ownerless(folder: Path) -> bool:
+    """Whether no trainer writes the journal."""
+    owner = read_owner(folder)
+    return owner is None or not owner.is_alive
 
 
 def journals_below(root: Path, journals_of: Callable[[Path], list[JournalPaths]]) -> list[JournalPaths]:

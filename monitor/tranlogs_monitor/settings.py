@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tranlogs.retention.budget import Budget
+from tranlogs.retention.compaction import Compaction
 from tranlogs.retention.decay import Decay
 
 from .archiving import StoreSettings
@@ -22,6 +23,8 @@ class Settings:
         is_dry_run: whether nothing is changed, and only said.
         waits: whether a journal that another monitor has is waited for.
         store: where journals are shipped to; None for nowhere.
+        compaction: when checkpoints are made from the log; None for never.
+        until_closed: whether the daemon ends once no trainer is there any more and nothing is left to do.
     """
 
     budget: Budget = field(default_factory=Budget)
@@ -30,9 +33,12 @@ class Settings:
     is_dry_run: bool = False
     waits: bool = False
     store: StoreSettings | None = None
+    compaction: Compaction | None = None
+    until_closed: bool = False
 
     @classmethod
     def of(cls, budget: Budget, decay: Decay, interval_seconds: float, is_dry_run: bool, waits: bool,
-           store: dict[str, Any] | None) -> Settings:  # fmt: skip
+           store: dict[str, Any] | None, compaction: Compaction | None, until_closed: bool) -> Settings:  # fmt: skip
         """From plain values, as the command line has them; `store` are the arguments of `StoreSettings`."""
-        return cls(budget, decay, interval_seconds, is_dry_run, waits, None if store is None else StoreSettings(**store))
+        return cls(budget, decay, interval_seconds, is_dry_run, waits, None if store is None else StoreSettings(**store),
+                   compaction, until_closed)  # fmt: skip

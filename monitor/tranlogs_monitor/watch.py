@@ -32,6 +32,7 @@ from tranlogs.wal.retired import unlink_retired
 
 from . import evaluations
 from .anchors import Anchors
+from .compactor import Compactor
 from .settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -87,6 +88,11 @@ class Seen:
     budget_bytes: int | None = None
 
     @property
+    def did_nothing(self) -> bool:
+        """Whether all was as it should be."""
+        return not (self.sealed or self.pruning.segments or self.pruning.checkpoints)
+
+    @property
     def is_suspended(self) -> bool:
         """Whether the trainer has suspended logging."""
         return any(incident.to_step is None for incident in self.rows.incidents)
@@ -95,8 +101,8 @@ class Seen:
 class JournalWatch:
     """See the module. One thread calls it."""
 
-    def __init__(self, paths: JournalPaths, settings: Settings, clock: Clock) -> None:
-        self.paths, self._settings, self._clock = paths, settings, clock
+    def __init__(self, paths: JournalPaths, settings: Settings, clock: Clock, compactor: Compactor | None = None) -> None:
+        self.paths, self._settings, self._clock, self._compactor = paths, settings, clock, compactor
         self._anchors = Anchors(paths.checkpoints)
         self._catalog = FollowedCatalog(paths.folder, writable=not settings.is_dry_run)
         self._has_said = ""  # the last thing that was warned of
@@ -163,7 +169,10 @@ class JournalWatch:
         def decide(segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow],
                    timelines: Sequence[TimelineRow]) -> Pruning:  # fmt: skip
             anchor = self._anchors.newest(checkpoints, timelines)
-            return plan_pruning(budget, segments, checkpoints, timelines, values, anchor=anchor, now=now)
+            plan = plan_pruning(budget, segments, checkpoints, timelines, values, anchor=anchor, now=now)
+            if self._compactor is None:
+                return plan
+            return self._compactor.relieve(self.paths.folder, plan, segments, anchor, timelines)
 
         plan = decide(rows.segments, rows.checkpoints, rows.timelines)
         if self._settings.is_dry_run:

@@ -31,7 +31,7 @@ def train(job: dict[str, Any]) -> None:
     never = ",".join(f"{point}=eio@{1 << 40}" for point in failpoints.POINTS)
     failpoints._rules = failpoints._parse(job["failpoints"] or never)
     config = JournalConfig(durability=job["durability"], handover=job["handover"], segment_bytes=1 << 20)
-    trainer = open_toy(job["run"], sizes=SIZES, config=config, policy=EverySteps(6),
+    trainer = open_toy(job["run"], sizes=SIZES, config=config, policy=EverySteps(job.get("every", 6)),
                        retention=KeepLatest(job.get("keep", 1)))  # fmt: skip
     report = trainer.recover(job.get("rewind"))
     journal = trainer.journal

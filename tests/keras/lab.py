@@ -70,7 +70,7 @@ class Lab:
     def __init__(self, backend: str, folder: Path, keras: Path | None = None) -> None:
         self.backend, self._folder, self._numbers = backend, folder, itertools.count()
         path = [str(keras)] if keras is not None else []
-        path += [str(ROOT), str(ROOT / "integrations")]
+        path += [str(ROOT), str(ROOT / "integrations"), str(ROOT / "monitor")]
         environment = os.environ | {
             "KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join(path), "TF_CPP_MIN_LOG_LEVEL": "3",
             "KERAS_HOME": str(folder), "TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1",

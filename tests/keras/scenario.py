@@ -393,8 +393,11 @@ def fit(run: str | None, *, data: str = "arrays", model: str = "cnn", optimizer:
                  steps_per_execution=executions)  # fmt: skip
     callbacks: list[Any] = []
     if run is not None:
-        settings = {"checkpoint_every": 7, "durability": "process", "segment_bytes": 1 << 20, "verbose": False}
-        callbacks.append(TranLogsCallback(run, **(settings | (options or {}))))
+        settings: dict[str, Any] = {"checkpoint_every": 7, "durability": "process", "segment_bytes": 1 << 20, "verbose": False}
+        settings |= options or {}
+        if isinstance(settings.get("monitor"), list):
+            settings["monitor"] = tranlogs.Monitor(*settings["monitor"])
+        callbacks.append(TranLogsCallback(run, **settings))
     if backup is not None:
         callbacks.append(keras.callbacks.BackupAndRestore(backup, save_freq=7))
     beside = siblings(list(others))
@@ -837,3 +840,12 @@ def mirrored(run: str, die: list[Any] | None = None) -> dict[str, Any]:
     parts = [part for v in variables for part in getattr(v, "values", [v])]  # one a replica
     return {"state": [part.numpy().tobytes() for part in parts], "history": plain(history.history),
             "exact": callback.report.exact, "step": callback.report.step}  # fmt: skip
+
+
+def shadow(run: str) -> dict[str, Any]:
+    """The run's newest checkpoint beside the one that is made from its log: whether their files are equal."""
+    from tests.monitor.shadows import beside_its_own
+    from tranlogs_keras.offline import OfflineRun
+
+    own, made_ = beside_its_own(Path(run) / "rank0", OfflineRun)
+    return {name: own[name] == made_[name] for name in own}

@@ -16,6 +16,7 @@ from typing import Any
 from tranlogs import failpoints
 from tranlogs.cli.runs import journals_of
 from tranlogs.retention.budget import Budget
+from tranlogs.retention.compaction import Compaction
 from tranlogs.shipping import Limits, archiver
 from tranlogs_monitor.archiving import StoreSettings
 from tranlogs_monitor.daemon import Daemon, journals_below
@@ -28,9 +29,8 @@ def watch(job: dict[str, Any]) -> None:
     if job.get("store"):
         archiver._TURN_SECONDS = archiver.RETRY_SECONDS_MIN = archiver.RETRY_SECONDS_MAX = 0.01
         store = StoreSettings(job["store"], Limits(0.02))
-    settings = Settings(
-        Budget(job["budget"], **job.get("limits", {})), interval_seconds=job["interval"], waits=True, store=store
-    )
+    settings = Settings(Budget(job["budget"], **job.get("limits", {})), interval_seconds=job["interval"], waits=True,
+                        store=store, compaction=Compaction(1) if job["compacts"] else None)  # fmt: skip
     Daemon([Path(job["root"])], settings, find=lambda root: journals_below(root, journals_of)).run()
 
 

@@ -16,25 +16,28 @@ CHILD = Path(__file__).with_name("monitor_child.py")
 class Monitors:
     """Forks monitors, one at a time, and kills them."""
 
-    def __init__(self) -> None:
+    def __init__(self, **environment: str) -> None:
         self.process = subprocess.Popen([sys.executable, str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})  # fmt: skip
+                                        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **environment})  # fmt: skip
         self._pid = 0
 
     def start(self, root: Path, budget: int, *, failpoints: str = "", interval: float = 0.005, store: Path | None = None,
-              **limits: Any) -> None:  # fmt: skip
-        """Watch from here on, and ship to `store` if there is one."""
+              compacts: bool = False, **limits: Any) -> None:  # fmt: skip
+        """Watch from here on, ship to `store` if there is one, and make checkpoints from the log if it `compacts`."""
         self._say({"root": str(root), "budget": budget, "failpoints": failpoints, "interval": interval, "limits": limits,
-                   "store": str(store) if store is not None else ""})  # fmt: skip
+                   "store": str(store) if store is not None else "", "compacts": compacts})  # fmt: skip
         self._pid = int(self._line()[1])
 
     def kill(self) -> int:
         """SIGKILL, if it is still there; its exit status."""
         os.kill(self._pid, signal.SIGKILL)  # a dead one is not reaped yet, so that this hits nobody else
+        self._pid = 0
         self._say({})
         return int(self._line()[1])
 
     def close(self) -> None:
+        if self._pid:
+            self.kill()
         self.process.communicate()
 
     def _say(self, content: dict[str, Any]) -> None:

@@ -2,6 +2,6 @@
 
 from .reader import Checkpoint
 from .snapshot import Snapshot, SnapshotPool
-from .writer import checkpoint_name, write_checkpoint
+from .writer import checkpoint_name, write_checkpoint, write_folder
 
-__all__ = ["Checkpoint", "Snapshot", "SnapshotPool", "checkpoint_name", "write_checkpoint"]
+__all__ = ["Checkpoint", "Snapshot", "SnapshotPool", "checkpoint_name", "write_checkpoint", "write_folder"]

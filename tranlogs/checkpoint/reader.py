@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from ..catalog import CheckpointRow
 from ..codec import tree
 from ..config import FORMAT_VERSION
 from ..durable import ReadFile
@@ -70,6 +71,12 @@ class Checkpoint(ReadFile):
     @property
     def nbytes(self) -> int:
         return int(self.manifest["state"]["bytes"])
+
+    def row(self, name: str) -> CheckpointRow:
+        """Its row for the catalog, under this name."""
+        about = self.manifest
+        return CheckpointRow(name, self.step, self.sequence, about["chain"], self.timeline,
+                             self.nbytes + int(about["meta"]["bytes"]), about["created_at"])  # fmt: skip
 
     def names(self, prefix: str = "") -> Iterator[str]:
         """Names of the tensors under a prefix, in the order in which they were written."""

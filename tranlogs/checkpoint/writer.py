@@ -40,13 +40,27 @@ def write_checkpoint(folder: Path, name: str, snapshot: Snapshot, about: dict[st
         OSError: the disk is full or fails; nothing is published.
     """
     temporary, target = folder / (TEMPORARY + name), folder / name
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    nbytes = write_folder(temporary, snapshot, about)
+    try:
+        hit("checkpoint.publish")
+        os.rename(temporary, target)  # commit point
+        sync_folder(folder)
+        hit("checkpoint.published")
+        return nbytes
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def write_folder(folder: Path, snapshot: Snapshot, about: dict[str, Any]) -> int:
+    """Write a checkpoint's folder and sync it, without publishing it: `write_checkpoint` up to the rename."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     try:
         hit("checkpoint.state")
-        tensors, nbytes, header_sum = _write_state(temporary / STATE, snapshot)
+        tensors, nbytes, header_sum = _write_state(folder / STATE, snapshot)
         hit("checkpoint.meta")
-        write_file(temporary / META, snapshot.blob)
+        write_file(folder / META, snapshot.blob)
         manifest = {
             **about, "format": FORMAT_VERSION, "tensors": tensors,
             "state": {"bytes": nbytes, "header_xxh3_64": header_sum},
@@ -55,15 +69,11 @@ def write_checkpoint(folder: Path, name: str, snapshot: Snapshot, about: dict[st
                        for name, content in snapshot.tensors.items() if isinstance(content, SparseArray)},
         }  # fmt: skip
         hit("checkpoint.manifest")
-        write_file(temporary / MANIFEST, seal_manifest(manifest))
-        sync_folder(temporary)
-        hit("checkpoint.publish")
-        os.rename(temporary, target)  # commit point
+        write_file(folder / MANIFEST, seal_manifest(manifest))
         sync_folder(folder)
-        hit("checkpoint.published")
         return nbytes + len(snapshot.blob)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 

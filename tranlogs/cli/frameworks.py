@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..catalog import Catalog
+from ..checkpoint import Snapshot
 from ..errors import CorruptCatalog, UsageError
 from ..journal import JournalPaths
 from ..rebuild import read_files
 from ..recovery import RecoveryReport
 from ..recovery.recover import Progress
+from ..wal.entry_writer import Position
 
 
 class OfflineRun(Protocol):
@@ -27,9 +29,13 @@ class OfflineRun(Protocol):
         """Raise UsageError if `export` could not write this file."""
         ...
 
-    def replay(self, *, step: int | None = None, checkpoint: str | None = None,
+    def replay(self, *, step: int | None = None, sequence: int | None = None, checkpoint: str | None = None,
                progress: Progress | None = None) -> RecoveryReport:  # fmt: skip
-        """Bring the state to a step."""
+        """Bring the state to a step, or as far as the entry `sequence`."""
+        ...
+
+    def snapshot(self, position: Position) -> Snapshot:
+        """The state as the run's own checkpoint at `position` would hold it, byte for byte; UsageError if in doubt."""
         ...
 
     def export(self, path: Path) -> list[str]:
@@ -64,10 +70,10 @@ def demo_of(name: str) -> Callable[..., int]:
     return found
 
 
-def daemon_of(name: str) -> tuple[Callable[..., int], Callable[..., Any]]:
-    """A daemon's function, and what makes its settings."""
-    found: tuple[Callable[..., int], Callable[..., Any]] = _load("tranlogs.daemons", name, f"this needs the {name}")
-    return found
+def daemon_of(name: str) -> tuple[Callable[..., int], Callable[..., Any], Callable[..., Any]]:
+    """A daemon's function, what makes its settings, and what starts it beside a trainer."""
+    watch, settings, start_beside = _load("tranlogs.daemons", name, f"this needs the {name}")
+    return watch, settings, start_beside
 
 
 def _recorded_name(paths: JournalPaths) -> str:

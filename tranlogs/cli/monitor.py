@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UsageError
-from .command import Json, StoreCheckpoints, TakeOver, command, kept_there, show_json
+from .command import Json, Optimizers, StoreCheckpoints, TakeOver, command, kept_there, show_json
 
 
 @command
@@ -37,8 +37,19 @@ def monitor(
     uploads: Annotated[int, typer.Option(min=1, help="Parts that are sent at once.")] = 2,
     store_checkpoints: StoreCheckpoints = "2",
     take_over: TakeOver = False,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Make checkpoints from the log, beside the trainer, which need not stop for them.")
+    ] = False,
+    compact_after: Annotated[
+        str | None, typer.Option(help="When so much sealed log lies behind the newest one, like 1GiB; default: its own size.")
+    ] = None,
+    compact_timeout: Annotated[str, typer.Option(help="Give up making one after that long.")] = "1h",
+    optimizer: Optimizers = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing: show once what would go, and why.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Evaluate once, and end.")] = False,
+    until_closed: Annotated[
+        bool, typer.Option("--until-closed", help="End by itself once no trainer is there and nothing is left to do.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Take over runs that another monitor has when it ends.")] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
     as_json: Json = False,
@@ -49,6 +60,7 @@ def monitor(
     """
     from ..quantities import bytes_of, seconds_of
     from ..retention.budget import Budget
+    from ..retention.compaction import Compaction
     from ..retention.decay import Decay
     from ..shipping import Limits
     from .frameworks import daemon_of
@@ -66,10 +78,14 @@ def monitor(
         limits_there = Limits(lag, keep=kept_there(store_checkpoints), takes_over=take_over)
         rate = None if bandwidth is None else bytes_of(bandwidth, "--bandwidth")
         shipping = {"url": store, "limits": limits_there, "bytes_per_second": rate, "senders": uploads}
-    watch, settings = daemon_of("monitor")
+    compaction = Compaction(None if compact_after is None else bytes_of(compact_after, "--compact-after"),
+                            seconds_of(compact_timeout, "--compact-timeout"), tuple(optimizer or ()))  # fmt: skip
+    watch, settings, _ = daemon_of("monitor")
+    chosen = settings(limits, decay, seconds_of(interval, "--interval"), dry_run, wait, shipping,
+                      compaction if compact else None, until_closed)  # fmt: skip
     code: int = watch(
-        runs, settings(limits, decay, seconds_of(interval, "--interval"), dry_run, wait, shipping), journals_of=journals_of,
-        is_json=log_json, once=once or dry_run, http=http, show=_show_json if as_json else _show_table,
+        runs, chosen, journals_of=journals_of, is_json=log_json, once=once or dry_run, http=http,
+        show=_show_json if as_json else _show_table,
     )  # fmt: skip
     return code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import threading
@@ -58,7 +59,12 @@ class Checkpointer:
         try:
             if self._has(name, position):
                 return
-            nbytes = write_checkpoint(self._folder, name, snapshot, about)
+            try:
+                nbytes = write_checkpoint(self._folder, name, snapshot, about)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and self._has(name, position):
+                    return  # a monitor was first
+                raise
             seconds = self._clock.monotonic() - start
             row = CheckpointRow(name, position.step, position.sequence, about["chain"], position.timeline, nbytes,
                                 about["created_at"], seconds)  # fmt: skip
@@ -69,17 +75,27 @@ class Checkpointer:
             self.failure = error
 
     def _has(self, name: str, position: Position) -> bool:
-        """Whether this very checkpoint is published; a damaged one, or one of a lost history, makes room."""
-        is_listed = any(row.name == name for row in self._catalog.checkpoints())
+        """Whether this very checkpoint is there; a damaged one, or one of a lost history, makes room.
+
+        A sound one that is not listed is: a crash came before the catalog knew, or a monitor is just publishing it.
+        """
         try:
             with Checkpoint(self._folder / name) as found:
-                is_sound = all(damage is None for _, damage in found.verify())
-                if is_listed and is_sound and found.chain == position.chain:
+                is_sound = found.chain == position.chain and all(damage is None for _, damage in found.verify())
+                if is_sound and self._is_listed(found.row(name)):
                     return True
         except CorruptCheckpoint:
             pass
         shutil.rmtree(self._folder / name, ignore_errors=True)
         return False
+
+    def _is_listed(self, row: CheckpointRow) -> bool:
+        """Whether the catalog has it, from now on if not before; False where it is about to be deleted."""
+        with self._catalog.transaction() as tables:
+            known = tables.get(f"checkpoint/{row.name}", CheckpointRow)
+            if known is None:
+                tables.put(f"checkpoint/{row.name}", row)
+        return known is None or known.state == "published"
 
     def reserve(self, nbytes: int) -> None:
         """Get the memory for snapshots of about `nbytes`, in the background."""

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from ..catalog import CATALOG_NAME, Catalog, RunRow, SegmentRow, Tables, TimelineRow, segment_key, timeline_key
 from ..checkpoint.layout import TEMPORARY
+from ..checkpoint.shadow import delete_shadows
 from ..errors import CannotRead, CorruptCatalog, LogUnavailable, NotARun, UsageError
 from ..rebuild import files_in, read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
 from ..wal.segment import was_written
+from .owner import read_owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ def tidy(paths: JournalPaths, catalog: Catalog) -> list[str]:
     """Finish what a crash left half done: temporary files, unlisted or half-deleted checkpoints and segments."""
     for left in paths.checkpoints.glob(TEMPORARY + "*"):
         shutil.rmtree(left, ignore_errors=True)
+    if not is_watched(paths.folder):
+        delete_shadows(paths.checkpoints)
     delete_retired(catalog, paths.checkpoints)
     listed = {row.name for row in catalog.checkpoints()} | {row.file for row in catalog.segments()}
     found = read_files(paths.folder, listed)
@@ -102,6 +106,12 @@ def tidy(paths: JournalPaths, catalog: Catalog) -> list[str]:
         if path.name not in known and not is_lock:
             path.unlink()  # a leftover, or a segment prepared or reset and never written
     return [f"{segment.file} was not in the catalog and was added" for segment in found.segments] + found.notes
+
+
+def is_watched(folder: Path) -> bool:
+    """Whether a monitor watches the journal now."""
+    monitor = read_owner(folder, "monitor")
+    return monitor is not None and monitor.is_alive
 
 
 def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool, still: Callable[[], bool] = lambda: True) -> int:

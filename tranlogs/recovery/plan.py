@@ -36,7 +36,7 @@ class Plan:
 
 
 def plan_recovery(checkpoints: Sequence[CheckpointRow], history: History, limits: Limits, *,
-                  timeline: int, step: int | None = None, broken: Collection[str] = (),
+                  timeline: int, step: int | None = None, sequence: int | None = None, broken: Collection[str] = (),
                   last_good: dict[int, int] | None = None) -> Plan:  # fmt: skip
     """Plan a recovery.
 
@@ -46,6 +46,7 @@ def plan_recovery(checkpoints: Sequence[CheckpointRow], history: History, limits
         limits: the lineage of `timeline`.
         timeline: the one to recover on.
         step: the step to land on; None for the newest boundary.
+        sequence: number of the last entry that may be redone; None for all.
         broken: names of checkpoints found damaged.
         last_good: for segments with damaged entries, ordinal -> the sequence number before the first of them.
 
@@ -56,11 +57,13 @@ def plan_recovery(checkpoints: Sequence[CheckpointRow], history: History, limits
     notes = [f"checkpoint of step {row.step} is damaged and was passed over" for row in checkpoints if row.name in broken]
     options = []
     for row in usable:
-        if step is not None and row.step > step:
+        if (step is not None and row.step > step) or (sequence is not None and row.sequence > sequence):
             continue
         links = _sound(history.after(row.sequence, int(row.chain, 16)), last_good or {})
         if step is not None:
             links = [link for link in links if link.step <= step]
+        if sequence is not None:
+            links = [link for link in links if link.sequence <= sequence]
         landing = _last_boundary(links)
         options.append((row, links[: landing + 1]))
     if not options:

@@ -17,6 +17,7 @@ from ..failpoints import hit
 from ..lineage import lineage
 from ..wal.entry_writer import Position
 from ..wal.reader import Entry, SegmentReader
+from ..wal.scan import Location
 from .facts import Facts, open_for_reading, scan_segment
 from .history import History, Link, build_history
 from .plan import Plan, plan_recovery
@@ -46,16 +47,28 @@ class Recovered:
     notes: list[str]
     log_bytes: int  # of the log that was redone
     damaged: tuple[str, ...] = ()  # names of checkpoints that were found damaged
+    blob: bytes = b""  # the boundary's body as it stands in the log
+
+    def demand(self, position: Position) -> None:
+        """Check that this is where it landed, on whatever timeline.
+
+        Raises:
+            RecoveryError: it is not: the log has changed meanwhile.
+        """
+        landed = self.position
+        if (landed.sequence, landed.chain) != (position.sequence, position.chain):
+            raise RecoveryError(f"the log has changed meanwhile: it leads to step {landed.step}, not {position.step}")
 
 
-def recover(folder: Path, state: Recoverable, *, step: int | None = None, checkpoint: str | None = None,
-            progress: Progress | None = None) -> Recovered | None:  # fmt: skip
+def recover(folder: Path, state: Recoverable, *, step: int | None = None, sequence: int | None = None,
+            checkpoint: str | None = None, progress: Progress | None = None) -> Recovered | None:  # fmt: skip
     """Bring `state` to the newest boundary (or to `step`). None if the run holds nothing yet.
 
     Args:
         folder: the journal's.
         state: what is brought back.
         step: where to land; None for as far as the log goes.
+        sequence: number of the last entry to be redone; None for all.
         checkpoint: name of the checkpoint to start from; None takes the one that gives the shortest replay.
         progress: told what is done.
 
@@ -73,12 +86,12 @@ def recover(folder: Path, state: Recoverable, *, step: int | None = None, checkp
     last_good: dict[int, int] = {}
     notes = list(facts.notes)
     for _ in range(_ATTEMPTS_MAX):
-        plan = plan_recovery(rows, history, limits, timeline=facts.timeline, step=step, broken=broken,
-                             last_good=last_good)  # fmt: skip
+        plan = plan_recovery(rows, history, limits, timeline=facts.timeline, step=step, sequence=sequence,
+                             broken=broken, last_good=last_good)  # fmt: skip
         try:
             recovered = _carry_out(folder, plan, state, notes, progress)
             recovered.damaged = tuple(broken)
-            if step is None and plan.position.step < facts.watermarks.committed:
+            if step is None and sequence is None and plan.position.step < facts.watermarks.committed:
                 recovered.notes.append(f"step {facts.watermarks.committed} had been committed; what is left of the log ends at "
                                        f"step {plan.position.step}")  # fmt: skip
             return recovered
@@ -108,7 +121,8 @@ def _last_sound_boundary(links: Sequence[Link]) -> int:
     """
     landing, sound, good = links[-1].segment, {}, 0
     try:
-        with SegmentReader(landing.path) as reader:
+        first = next(link for link in links if link.segment is landing)
+        with SegmentReader(landing.path, _before(first)) as reader:
             for link in links[:-1]:
                 if link.segment is not landing:
                     continue
@@ -124,6 +138,11 @@ def _last_sound_boundary(links: Sequence[Link]) -> int:
     return good
 
 
+def _before(link: Link) -> list[Location]:
+    """The entries of a link's segment that come before it."""
+    return [location for location in link.segment.locations if location.head.sequence < link.sequence]
+
+
 def _carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], progress: Progress | None) -> Recovered:
     start = time.monotonic()
     with Checkpoint(folder / "checkpoints" / plan.checkpoint.name) as checkpoint:
@@ -136,6 +155,7 @@ def _carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], p
         hit("recovery.restored")
         loaded = time.monotonic()
         body: dict[str, Any] | None = None
+        blob = b""
         divergence: Divergence | None = None
         scalars: list[tuple[int, dict[str, float]]] = []
         log_bytes = 0
@@ -149,14 +169,14 @@ def _carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], p
             divergence = divergence or diverged
             for link, entry in zip(links, entries, strict=True):
                 if entry.kind == EntryKind.BOUNDARY and link is plan.links[-1]:
-                    body = _decoded(state, entry, link)
+                    body, blob = _decoded(state, entry, link), entry.blob
         if plan.links:
             assert body is not None
             state.set_auxiliary(body)
         hit("recovery.replayed")
     end = time.monotonic()
     return Recovered(plan, plan.position, body or {}, replayed, loaded - start, end - loaded, divergence,
-                     scalars, [*plan.notes, *notes], log_bytes)  # fmt: skip
+                     scalars, [*plan.notes, *notes], log_bytes, blob=blob)  # fmt: skip
 
 
 def _redo(state: Recoverable, entries: list[Entry], links: Sequence[Link], tick: Callable[[int], Any]) -> Divergence | None:
@@ -197,7 +217,7 @@ def _chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry]]]:
                 ordinal = link.segment.row.ordinal
                 try:
                     if ordinal not in readers:
-                        readers[ordinal] = stack.enter_context(SegmentReader(link.segment.path))
+                        readers[ordinal] = stack.enter_context(SegmentReader(link.segment.path, _before(link)))
                     entry = readers[ordinal].decode(link.location)
                 except CorruptRecord as error:
                     raise _DamagedEntry(link, error) from None

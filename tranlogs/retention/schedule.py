@@ -68,8 +68,16 @@ class RecoveryTime:
         return facts.steps > 0 and estimate >= self.seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Never:
+    """None but the first, and those that are asked for: a monitor makes them from the log (`tranlogs monitor --compact`)."""
+
+    def is_due(self, facts: CheckpointFacts) -> bool:
+        return False
+
+
 def as_policy(every: Any) -> CheckpointPolicy:
-    """A policy from what users write: 500 (steps), "10min", "256MiB", "rto=30s", or a policy object.
+    """A policy from what users write: 500 (steps), "10min", "256MiB", "rto=30s", "never", or a policy object.
 
     Raises:
         UsageError: it is none of these.
@@ -78,6 +86,8 @@ def as_policy(every: Any) -> CheckpointPolicy:
         return EverySteps(every)
     if hasattr(every, "is_due"):
         return every  # type: ignore[no-any-return]
+    if every == "never":
+        return Never()
     if isinstance(every, str):
         found = re.fullmatch(r"\s*(rto\s*=)?\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", every)
         if found:
@@ -91,5 +101,5 @@ def as_policy(every: Any) -> CheckpointPolicy:
                 return EverySteps(int(number))
     raise UsageError(
         f'checkpoint_every={every!r}: give steps (500), a time ("10min"), a size of log ("256MiB"), '
-        'a recovery time ("rto=30s") or an object with is_due(facts)'
+        'a recovery time ("rto=30s"), "never" or an object with is_due(facts)'
     )

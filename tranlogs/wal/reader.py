@@ -1,7 +1,8 @@
 """Read entries of one segment back: heads from the scanner, payloads and frames by checked reads.
 
-Descriptions (specs) and key frames are defined once a segment and used later, so entries are decoded in order; after a
-checkpoint the writer defines everything again, so decoding may start there.
+Descriptions (specs) and key frames are defined once a segment and used later, so entries are decoded in order. After a
+checkpoint of its own the writer defines everything again; whoever starts at another place (behind a checkpoint that a monitor
+made) gives the reader the entries before it, which are then asked for what they define.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import fcntl
 import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,11 +139,18 @@ class Entry:
 
 
 class SegmentReader(ReadFile):
-    """Reads one segment's file."""
+    """Reads one segment's file.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        earlier: where the entries lie that come before the first one to be decoded; they are looked at only if what they
+            define is needed.
+    """
+
+    def __init__(self, path: Path, earlier: Sequence[Location] = ()) -> None:
         super().__init__(path)
         self.path = path
+        self._earlier = earlier
         try:  # shared: a file that somebody reads is not recycled under him
             fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -163,6 +172,21 @@ class SegmentReader(ReadFile):
         Raises:
             CorruptRecord: its payload is damaged, or uses what an entry that was not decoded before had defined.
         """
+        try:
+            return self._decode(location)
+        except CorruptRecord:
+            if not self._earlier:
+                raise
+        self._define_earlier()
+        return self._decode(location)
+
+    def _define_earlier(self) -> None:
+        earlier, self._earlier = self._earlier, ()
+        for location in earlier:
+            with suppress(CorruptRecord):  # then what needs it cannot be decoded either, and says so
+                self._decode(location)
+
+    def _decode(self, location: Location) -> Entry:
         head = location.head
         try:
             payload = os.pread(self.fd, head.length, location.offset)

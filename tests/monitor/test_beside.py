@@ -1,0 +1,188 @@
+"""A monitor that a trainer brings along: settings, threads and processes; none of them touches training."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.core.toys import killed
+from tests.monitor.compacting import ROOT
+from tranlogs import Monitor
+from tranlogs.catalog import Catalog
+from tranlogs.errors import UsageError
+from tranlogs.journal import JournalPaths, beside, read_owner
+from tranlogs.journal.beside import as_monitor, start_beside
+from tranlogs.testing.toy import ToyTrainer
+from tranlogs_monitor.lock import lock
+
+Toy = Callable[..., ToyTrainer]
+
+SECONDS_MAX = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _children_are_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":".join(map(str, (ROOT, ROOT / "integrations", ROOT / "monitor"))))
+
+
+@pytest.fixture
+def run(toy: Toy, tmp_path: Path) -> ToyTrainer:
+    trainer = toy(tmp_path / "run")
+    trainer.recover()
+    trainer.train(5)
+    return trainer
+
+
+def wait_until(is_so: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < deadline, f"{what}: not in {SECONDS_MAX} s"
+        signal.sigtimedwait([], 0.02)
+
+
+def evaluations(journal: Path) -> int:
+    catalog = Catalog.open(journal)
+    try:
+        return len(catalog.read(lambda tables: tables.keys("evaluation/")))
+    finally:
+        catalog.close()
+
+
+def is_watched(journal: Path) -> bool:
+    monitor = read_owner(journal, "monitor")
+    return monitor is not None and monitor.is_alive
+
+
+def test_settings_as_users_write_them() -> None:
+    assert as_monitor(None) is None
+    assert as_monitor("thread", "20GiB") == Monitor("thread", "20GiB")
+    assert Monitor(budget="20GiB").budget_bytes == 20 << 30
+    assert as_monitor(Monitor("process", compact=True, interval="1min")) == Monitor("process", None, True, None, "1min")
+
+
+@pytest.mark.parametrize(
+    ("monitor", "budget", "why"),
+    [
+        (None, "1GiB", "is kept by a monitor"),
+        ("fork", None, 'use "thread", "process"'),
+        ("thread", "much", "give a size"),
+        ("thread", 0, "at least a byte"),
+        (Monitor(), "1GiB", "given twice"),
+    ],
+)
+def test_wrong_settings_are_refused(monitor: Any, budget: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        as_monitor(monitor, budget)
+
+
+def test_a_monitor_that_is_not_installed_is_said_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "entry_points", lambda **_: [])
+    with pytest.raises(UsageError, match=r"pip install 'tranlogs\[monitor\]'"):
+        as_monitor("thread")
+
+
+def test_a_thread_evaluates_and_ends_with_the_run(run: ToyTrainer) -> None:
+    paths = run.journal.paths
+    made = start_beside(Monitor("thread", "1GiB", interval="0.01s"), paths)
+    wait_until(lambda: evaluations(paths.folder), "an evaluation")
+    assert is_watched(paths.folder)
+    run.train(9)
+    assert read_owner(paths.folder) is not None
+    assert read_owner(paths.folder).is_alive, "the trainer's lock was dropped"  # type: ignore[union-attr]
+    made.close()
+    assert not is_watched(paths.folder)
+    assert "tranlogs-monitor" not in [thread.name for thread in threading.enumerate()]
+    run.train(12)
+
+
+def test_a_forked_child_has_no_part_in_it(run: ToyTrainer) -> None:
+    paths = run.journal.paths
+    made = start_beside(Monitor("thread", interval="0.01s"), paths)
+    wait_until(lambda: is_watched(paths.folder), "the monitor's lock")
+    child = os.fork()
+    if child == 0:
+        made.close()
+        os._exit(len(threading.enumerate()) - 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert is_watched(paths.folder)
+    made.close()
+
+
+def test_another_monitor_is_said_once_and_left_alone(run: ToyTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    held = lock(run.journal.paths.folder)
+    for mode in ("thread", "process"):
+        start_beside(Monitor(mode), run.journal.paths).close()  # type: ignore[arg-type]
+    held.release()
+    assert caplog.text.count("a monitor watches it already (process") == 2
+    assert not (run.journal.paths.folder / "monitor.log").exists()
+
+
+def test_one_that_fails_is_a_warning(
+    run: ToyTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("tranlogs_monitor.daemon.Daemon.evaluate", fail)
+    made = start_beside(Monitor("thread"), run.journal.paths)
+    wait_until(lambda: "its monitor has ended (ZeroDivisionError: a bug)" in caplog.text, "the warning")
+    made.close()
+    monkeypatch.setattr("tranlogs_monitor.beside.MonitorProcess", fail)
+    start_beside(Monitor("process"), run.journal.paths).close()
+    assert "its monitor could not be started (ZeroDivisionError: a bug)" in caplog.text
+    run.train(9)
+
+
+def test_a_process_prunes_and_ends_when_the_run_is_closed(run: ToyTrainer) -> None:
+    paths = run.journal.paths
+    start_beside(Monitor("process", "1GiB", interval="0.05s"), paths).close()
+    wait_until(lambda: evaluations(paths.folder), "an evaluation")
+    monitor = read_owner(paths.folder, "monitor")
+    assert monitor is not None
+    assert monitor.pid != os.getpid()
+    run.journal.close()
+    wait_until(lambda: not is_watched(paths.folder), "its end")
+    wait_until(lambda: not is_running(monitor.pid), "its end")
+    assert "is watched" in (paths.folder / "monitor.log").read_text()
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there, and is no zombie that the test's own process has to reap."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_process_ships_what_a_dead_trainer_left_before_it_ends(run: ToyTrainer, tmp_path: Path) -> None:
+    copy = JournalPaths(killed(run, tmp_path / "copy") / "rank0")
+    store = tmp_path / "store"
+    start_beside(Monitor("process", store=store.as_uri(), interval="0.1s"), copy).close()
+    wait_until(lambda: is_watched(copy.folder), "the monitor")
+    monitor = read_owner(copy.folder, "monitor")
+    assert monitor is not None
+    wait_until(lambda: not is_running(monitor.pid), "its end")
+    catalog = Catalog.open(copy.folder)
+    assert catalog.watermarks().archived == 5
+    catalog.close()
+
+
+def test_until_closed_waits_for_what_a_dead_trainer_left(run: ToyTrainer, tmp_path: Path) -> None:
+    copy = JournalPaths(killed(run, tmp_path / "copy") / "rank0")
+    done = subprocess.run(
+        [sys.executable, "-c", "from tranlogs.cli import main; main()", "monitor", str(copy.folder), "--until-closed",
+         "--interval", "0.02s"], capture_output=True, text=True, timeout=SECONDS_MAX)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "segments that it left were sealed" in done.stderr
+    catalog = Catalog.open(copy.folder)
+    assert {row.state for row in catalog.segments()} <= {"sealed", "retired"}
+    catalog.close()

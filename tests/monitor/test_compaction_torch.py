@@ -1,0 +1,191 @@
+"""Shadow checkpoints of PyTorch runs: the trainer's own bytes, or a refusal in words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.monitor.compacting import ROOT, compacted
+from tests.monitor.shadows import beside_its_own, checkpoints, forget_checkpoints, made
+from tests.torch import loops
+from tests.torch.lab import Attempt, Script
+from tests.torch.test_offline import CASES, Foreign
+from tests.torch.test_offline import Case as OfflineCase
+from tranlogs.errors import UsageError
+from tranlogs.retention.compaction import Compaction
+from tranlogs_torch import LoggedOptimizer
+from tranlogs_torch.offline import OfflineRun
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _children_are_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":".join(map(str, (ROOT, ROOT / "integrations", ROOT / "monitor"))))
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
+@pytest.mark.parametrize("name", CASES)
+def test_it_has_the_bytes_of_the_trainers_own_with_every_optimizer(tmp_path: Path, name: str) -> None:
+    """BatchNorm, dropout, a scheduler, tied weights."""
+    options = (*CASES[name].options, ("checkpoint_every", 1))
+    replace(CASES[name], options=options).train(tmp_path / "run")
+    own, shadow = beside_its_own(tmp_path / "run/rank0", OfflineRun)
+    assert shadow == own
+
+
+LOOPS: dict[str, Script] = {
+    "ordinary": partial(loops.ordinary, optimizer_of=lambda model: torch.optim.AdamW(loops.split(model), lr=0.01)),
+    "sparse": partial(loops.ordinary, optimizer_of=lambda model: torch.optim.SGD(loops.split(model), lr=0.01), sparse=True),
+    "validating": loops.validating,
+    "accumulating": loops.accumulating,
+    "per epoch": loops.per_epoch,
+    "adversarial": loops.adversarial,
+    "without a loader": loops.without_loader,
+    "a loop of its own, with notes": loops.own_loop,
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_it_has_the_bytes_of_the_trainers_own_in_every_loop(tmp_path: Path, name: str) -> None:
+    """Loaders, averages, several optimizers, clipping, weights written by hand, gradients that wait, curves."""
+    LOOPS[name](Attempt(tmp_path / "run", checkpoint_every=1, keep=100))
+    own, shadow = beside_its_own(tmp_path / "run/rank0", OfflineRun)
+    assert shadow == own
+
+
+def test_it_has_the_bytes_of_the_trainers_own_after_a_recovery(tmp_path: Path) -> None:
+    case = replace(CASES["AdamW-foreach"], options=(("checkpoint_every", 4), ("keep", 100)))
+    case.train(tmp_path / "run", 6)
+    case = replace(case, options=(("checkpoint_every", 1), ("keep", 100)))
+    case.train(tmp_path / "run", 11)
+    own, shadow = beside_its_own(tmp_path / "run/rank0", OfflineRun)
+    assert shadow == own
+
+
+def test_threads_are_those_of_the_run(tmp_path: Path) -> None:
+    torch.set_num_threads(2)
+    replace(CASES["clipping"], options=(("checkpoint_every", 1),)).train(tmp_path / "run")
+    torch.set_num_threads(1)
+    own, shadow = beside_its_own(tmp_path / "run/rank0", OfflineRun)
+    assert shadow == own
+
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+from tranlogs_torch import LoggedOptimizer
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(256, 512), nn.BatchNorm1d(512), nn.Dropout(0.2), nn.Linear(512, 64))
+optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01), sys.argv[1], model, segment_bytes=1 << 20,
+                            checkpoint_every="never", fingerprint="full")
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+optimizer.track(scheduler=scheduler)
+report = optimizer.recover()
+print(report.step, report.checkpoint_step, report.exact, flush=True)
+for number in optimizer.steps(int(sys.argv[2])):
+    model(torch.randn(16, 256)).square().mean().backward()
+    optimizer.step(); scheduler.step(); optimizer.zero_grad()
+    if len(sys.argv) > 3:
+        print(number, flush=True); sys.stdin.readline()
+print(__import__("hashlib").sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest(), flush=True)
+"""
+
+
+def test_a_live_trainer_that_never_takes_one_is_compacted_pruned_killed_and_recovered(tmp_path: Path) -> None:
+    run, script = tmp_path / "run", tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script)]
+    right = subprocess.run([*command, str(tmp_path / "right"), "60"], capture_output=True, text=True, check=True).stdout
+    with subprocess.Popen([*command, str(run), "60", "stops"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdin is not None
+        assert one.stdout is not None
+        for line in one.stdout:
+            if line.strip() == "49":
+                break
+            one.stdin.write("\n")
+            one.stdin.flush()
+        compacted(run, Compaction(1))  # it waits for its next batch meanwhile
+        step = checkpoints(run / "rank0")[-1]
+        assert step > 15
+        compacted(run, Compaction(1 << 40), segments_max=0, checkpoints_max=1)
+        assert checkpoints(run / "rank0") == [step]
+        os.kill(one.pid, signal.SIGKILL)
+    again = subprocess.run([*command, str(run), "60"], capture_output=True, text=True, check=True).stdout
+    landed, digest = again.split("\n")[:2]
+    assert landed.split()[1:] == [str(step), "True"]
+    assert int(landed.split()[0]) >= 49
+    assert digest == right.split("\n")[1]
+
+
+def test_what_a_sample_alone_has_compared_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    replace(CASES["SGD"], options=(("checkpoint_every", 100), ("fingerprint", "sample"))).train(tmp_path / "run")
+    forget_checkpoints(tmp_path / "run/rank0")
+    compacted(tmp_path / "run")
+    assert "compared by a rotating sample" in caplog.text
+    assert checkpoints(tmp_path / "run/rank0") == [0]
+
+
+def test_an_optimizer_that_torch_does_not_have_must_be_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    case = OfflineCase(lambda model: Foreign(model.parameters(), lr=0.1), options=(("checkpoint_every", 100),))
+    case.train(tmp_path / "run")
+    compacted(tmp_path / "run")
+    assert "Name its class if you trust it: --optimizer tests.torch.test_offline:Foreign" in caplog.text
+    command = [sys.executable, "-c", "from tranlogs.cli import main; main()", "monitor", str(tmp_path / "run"), "--once",
+               "--compact", "--compact-after", "1", "--optimizer", "tests.torch.test_offline:Foreign"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint of step 9 made from the log" in done.stderr
+    assert checkpoints(tmp_path / "run/rank0") == [0, 9]
+
+
+def test_a_parameter_that_was_added_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    first, second = nn.Linear(3, 4), nn.Linear(4, 2)
+    model = nn.ModuleList([first])
+    inner = torch.optim.AdamW(model.parameters(), lr=0.1)
+    with LoggedOptimizer(inner, tmp_path / "run", model, segment_bytes=1 << 20, checkpoint_every=100) as logged:
+        logged.recover()
+        for number in logged.steps(6):
+            if number == 3:
+                model.append(second)
+                logged.add_param_group({"params": second.parameters()})
+            logged.zero_grad()
+            second(first(torch.ones(5, 3))).sum().backward()
+            logged.step()
+    with pytest.raises(UsageError, match=r"parameter 1\.weight was added since the last checkpoint"):
+        made(tmp_path / "run/rank0", OfflineRun)
+
+
+def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace(CASES["SGD"], options=(("checkpoint_every", 100),)).train(tmp_path / "run")
+    monkeypatch.setattr(torch, "__version__", "0.0")
+    with pytest.raises(UsageError, match="torch version differs"):
+        made(tmp_path / "run/rank0", OfflineRun)
+
+
+def test_state_on_another_device_is_refused_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tranlogs_torch import environment
+
+    describe = environment.describe
+    monkeypatch.setattr(environment, "describe", lambda optimizers: {**describe(optimizers), "devices": ["cuda"]})
+    replace(CASES["SGD"], options=(("checkpoint_every", 100),)).train(tmp_path / "run")
+    compacted(tmp_path / "run")
+    assert "its state lies on cuda: steps can be redone on the trainer's own device only" in caplog.text

@@ -1,0 +1,94 @@
+"""A monitor that comes with the trainer (`LoggedOptimizer(monitor=...)`): in a thread of its process, or a process beside it.
+
+The monitor itself is another package, reached through the entry points `tranlogs.daemons`; that it is installed is asked when
+the settings are given. Whatever becomes of it, training and logging go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from ..errors import UsageError
+from ..retention import Monitor
+from .opening import JournalPaths
+from .owner import read_owner
+
+_log = logging.getLogger("tranlogs")
+
+
+class Beside(Protocol):
+    """A monitor that runs."""
+
+    def close(self) -> None:
+        """The trainer ends; to be called before it lets go of its journal."""
+        ...
+
+
+def as_monitor(monitor: str | Monitor | None, budget: str | int | None = None) -> Monitor | None:
+    """What users write: "thread" or "process" and a budget, or a `Monitor`.
+
+    Raises:
+        UsageError: it is none of these, or the monitor is not installed.
+    """
+    if monitor is None:
+        if budget is not None:
+            raise UsageError(f'budget={budget!r} is kept by a monitor: give monitor="thread" or monitor="process", too')
+        return None
+    if isinstance(monitor, Monitor):
+        if budget is not None:
+            raise UsageError("the budget is given twice: write monitor=Monitor(..., budget=...)")
+        made = monitor
+    else:
+        made = Monitor(monitor, budget)  # type: ignore[arg-type]  # checked there
+    _starter()
+    return made
+
+
+def start_beside(monitor: Monitor | None, paths: JournalPaths) -> Beside:
+    """Start it for a journal that this process writes. That it cannot be started is a warning."""
+    if monitor is None:
+        return _Nobody()
+    other = read_owner(paths.folder, "monitor")
+    if other is not None and other.is_alive:
+        _log.warning("%s: a monitor watches it already (process %d on %s), which goes on alone", paths.folder, other.pid,
+                     other.host)  # fmt: skip
+        return _Nobody()
+    try:
+        return _Here(_starter()(paths, monitor))
+    except Exception as error:
+        _log.warning("%s: its monitor could not be started (%s: %s); training and logging go on without one", paths.folder,
+                     type(error).__name__, error)  # fmt: skip
+        return _Nobody()
+
+
+def _starter() -> Any:
+    why = "monitor=... needs the monitor, which is not installed here: pip install 'tranlogs[monitor]'"
+    for entry in entry_points(group="tranlogs.daemons", name="monitor"):
+        try:
+            return entry.load().start_beside
+        except (ImportError, AttributeError) as error:
+            raise UsageError(f"{why} ({error})") from None
+    raise UsageError(why)
+
+
+class _Nobody:
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class _Here:
+    """Closed in the process that started it only: a forked child (a DataLoader's worker) has no part in it."""
+
+    def __init__(self, inner: Beside) -> None:
+        self._inner, self._pid = inner, os.getpid()
+
+    def close(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        try:
+            self._inner.close()
+        except Exception as error:
+            _log.warning("the monitor did not end in order (%s: %s)", type(error).__name__, error)
