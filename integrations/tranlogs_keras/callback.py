@@ -48,6 +48,8 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         monitor: brings a monitor along: "thread" (ends with each fit), "process" (outlives this one, and ends once the run is
             closed or settled), or a `tranlogs.Monitor`.
         budget: what the run may take on disk, like "20GiB"; kept by the monitor.
+        store: URL where the run is shipped to, below its folder's name, by the monitor if there is one, else by this process.
+            A run that is not here is brought from there before training begins.
 
     Attributes:
         report: what recovery told (`RecoveryReport`).
@@ -60,12 +62,12 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
                  keep: Any = 2, durability: str = "machine", data_order: DataOrder = "tranlogs", seed: int | None = None,
                  fingerprint: Mode = "auto", rank: int = 0, segment_bytes: int | None = None, handover: str | None = None,
                  verbose: bool = True, monitor: Literal["thread", "process"] | Monitor | None = None,
-                 budget: str | int | None = None) -> None:  # fmt: skip
+                 budget: str | int | None = None, store: str | None = None) -> None:  # fmt: skip
         super().__init__()
         self._settings = Settings.checked(
             run, log=log, checkpoint_every=checkpoint_every, keep=keep, durability=durability, data_order=data_order, seed=seed,
             fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes, handover=handover, verbose=verbose,
-            monitor=monitor, budget=budget)  # fmt: skip
+            monitor=monitor, budget=budget, store=store)  # fmt: skip
         self._session: Session | None = None
         self._fits = 0
         self._fitted: Any = None  # the model of the first fit

@@ -14,11 +14,13 @@ from typing import Any
 from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.config import JournalConfig, fitting_segment_bytes
 from tranlogs.errors import DataError, UsageError
-from tranlogs.journal import Journal
+from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.beside import start_beside
 from tranlogs.recovery import Divergence, RecoveryReport
+from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Recovered, recover
 from tranlogs.recovery.verdict import report_of, verdict
+from tranlogs.shipping import bring_absent, ship_along
 from tranlogs.wal.reader import Entry
 
 from . import adapt, environment, private, rng
@@ -69,11 +71,13 @@ class Session:
         self._build()
         self.journal = self._open_journal()
         self.monitor = start_beside(settings.monitor, self.journal.paths)
+        self.shipping = ship_along(settings.store if settings.monitor is None else None, self.journal.paths)
         try:
             self._put_together(number, callbacks)
         except BaseException:
             self.monitor.close()
             self.journal.close()
+            self.shipping.close(self.journal.committed)
             raise
 
     def _open_journal(self) -> Journal:
@@ -81,6 +85,8 @@ class Session:
         config: dict[str, Any] = {"durability": settings.durability, "handover": settings.handover or "direct"}
         step_bytes = sum(math.prod(v.shape) * 4 for v in self.model.trainable_variables)
         config["segment_bytes"] = settings.segment_bytes or fitting_segment_bytes(step_bytes)
+        with progress_bar() as progress:
+            bring_absent(settings.store, JournalPaths.of(self.run, settings.rank), progress)
         journal = Journal.open(
             self.run,
             rank=settings.rank,
@@ -435,6 +441,7 @@ class Session:
         vars(self.model).pop("_get_metrics_result_or_logs", None)
         self.monitor.close()
         self.journal.close()
+        self.shipping.close(self.journal.committed)
 
 
 class _Nothing:

@@ -59,6 +59,7 @@ class Settings:
     handover: str | None
     verbose: bool
     monitor: Monitor | None
+    store: str | None
 
     @classmethod
     def checked(
@@ -78,6 +79,7 @@ class Settings:
         verbose: bool,
         monitor: Any,
         budget: Any,
+        store: Any,
     ) -> Settings:
         """From what a user writes.
 
@@ -111,7 +113,8 @@ class Settings:
             segment_bytes,
             handover,
             verbose,
-            as_monitor(monitor, budget),
+            as_monitor(monitor, budget, store),
+            store,
         )
 
     def seed_or_fresh(self) -> int:

@@ -59,6 +59,8 @@ class LoggedOptimizer(Optimizer):
         monitor: brings a monitor along: "thread" (ends with this process), "process" (outlives it, and ends once the run is
             closed or settled), or a `tranlogs.Monitor`.
         budget: what the run may take on disk, like "20GiB"; kept by the monitor.
+        store: URL where the run is shipped to, below its folder's name, by the monitor if there is one, else by this process.
+            A run that is not here is brought from there before training begins.
 
     Raises:
         RunInUse: another live process trains on this run.
@@ -74,16 +76,17 @@ class LoggedOptimizer(Optimizer):
                  optimizer_state: bool = True, fingerprint: Mode = "auto", name: str = "main", rank: int = 0,
                  segment_bytes: int | None = None, handover: Literal["direct", "thread"] | None = None,
                  worker_seeds: Literal["batch"] | None = None, monitor: Literal["thread", "process"] | Monitor | None = None,
-                 budget: str | int | None = None) -> None:  # fmt: skip
+                 budget: str | int | None = None, store: str | None = None) -> None:  # fmt: skip
         _check(optimizer, log)
-        beside = as_monitor(monitor, budget)
+        beside = as_monitor(monitor, budget, store)
         if worker_seeds not in (None, "batch"):
             raise UsageError(f'worker_seeds={worker_seeds!r}: use "batch", or None')
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         on_cuda = any(p.is_cuda for p in parameters)
         session = Session(run, model, checkpoint_every=checkpoint_every, keep=keep, durability=durability,
                           fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes or _fitting(parameters),
-                          handover=handover, on_cuda=on_cuda, worker_seeds=worker_seeds, monitor=beside)  # fmt: skip
+                          handover=handover, on_cuda=on_cuda, worker_seeds=worker_seeds, monitor=beside,
+                          store=store)  # fmt: skip
         try:
             self._join(optimizer, session, name, log, optimizer_state)
         except BaseException:

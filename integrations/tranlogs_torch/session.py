@@ -22,12 +22,14 @@ from torch.utils.data import DataLoader
 
 from tranlogs.config import JournalConfig
 from tranlogs.errors import NotRecovered, UsageError
-from tranlogs.journal import Journal
+from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.beside import start_beside
 from tranlogs.recovery import RecoveryReport
+from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import report_of
 from tranlogs.retention import Monitor, as_policy, as_retention
+from tranlogs.shipping import bring_absent, ship_along
 from tranlogs.wal.entry_writer import Tensor
 
 from . import adapt, environment, naming
@@ -53,7 +55,8 @@ class Session:
 
     def __init__(self, run: str | Path, models: naming.Models, *, checkpoint_every: Any, keep: Any, durability: str,
                  fingerprint: Mode, rank: int, segment_bytes: int | None, handover: str | None,
-                 on_cuda: bool, worker_seeds: str | None = None, monitor: Monitor | None = None) -> None:  # fmt: skip
+                 on_cuda: bool, worker_seeds: str | None = None, monitor: Monitor | None = None,
+                 store: str | None = None) -> None:  # fmt: skip
         self.run = Path(run)
         settings: dict[str, Any] = {"durability": durability, "handover": handover or ("thread" if on_cuda else "direct")}
         if segment_bytes is not None:
@@ -66,10 +69,13 @@ class Session:
         self.auxiliary = Auxiliary(self.state, self.boundary, self._opening, self._doubt, self.plain.adopt, worker_seeds)
         self.writes = ForeignWrites(self.state, self.members)
         self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
+        with progress_bar() as progress:
+            bring_absent(store, JournalPaths.of(run, rank), progress)
         self.journal = Journal.open(run, rank=rank, framework="torch", environment=self.environment, config=config,
                                     policy=policy, retention=retention)  # fmt: skip
         self.journal.adapt = adapt.adapt
         self.monitor = start_beside(monitor, self.journal.paths)
+        self.shipping = ship_along(store if monitor is None else None, self.journal.paths)
         self.staging = Staging() if config.handover == "thread" else None
         self.shells: dict[str, Any] = {}
         self.scalars = ScalarHistory()
@@ -502,6 +508,7 @@ class Session:
         self.plain.release()
         self.monitor.close()
         self.journal.close()
+        self.shipping.close(self.journal.committed)
 
 
 class _ForwardHook:

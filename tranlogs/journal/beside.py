@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
@@ -27,8 +28,8 @@ class Beside(Protocol):
         ...
 
 
-def as_monitor(monitor: str | Monitor | None, budget: str | int | None = None) -> Monitor | None:
-    """What users write: "thread" or "process" and a budget, or a `Monitor`.
+def as_monitor(monitor: str | Monitor | None, budget: str | int | None = None, store: str | None = None) -> Monitor | None:
+    """What users write: "thread" or "process", a budget and a store, or a `Monitor`.
 
     Raises:
         UsageError: it is none of these, or the monitor is not installed.
@@ -40,9 +41,9 @@ def as_monitor(monitor: str | Monitor | None, budget: str | int | None = None) -
     if isinstance(monitor, Monitor):
         if budget is not None:
             raise UsageError("the budget is given twice: write monitor=Monitor(..., budget=...)")
-        made = monitor
+        made = monitor if store is None else replace(monitor, store=store)
     else:
-        made = Monitor(monitor, budget)  # type: ignore[arg-type]  # checked there
+        made = Monitor(monitor, budget, store=store)  # type: ignore[arg-type]  # checked there
     _starter()
     return made
 

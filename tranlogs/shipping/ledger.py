@@ -108,6 +108,8 @@ class Ledger:
         found, notes = read_newest(self._store, self._place)
         for note in notes:
             _log.warning("%s: %s; an older manifest is used", self._paths.folder, note)
+        if found is not None and not found.checkpoints:
+            found = None  # nothing comes back from it: whoever wrote it did not come far
         if found is not None:
             self._demand_ours(found, run, row)
         self.writer = row.writer if row is not None else secrets.token_hex(8)
@@ -255,7 +257,9 @@ class Ledger:
             if tables.rows("timeline/", TimelineRow) != list(look.timelines):
                 return  # a rewind has begun meanwhile: the next turn sees it
             marks = tables.get("watermarks", Watermarks) or Watermarks()
-            tables.put("watermarks", replace(marks, archived=archived, persisted=persisted))
+            tables.put("watermarks", replace(  # of a trainer that died the catalog may not know how far it had come
+                marks, committed=max(marks.committed, archived), synced=max(marks.synced, persisted), archived=archived,
+                persisted=persisted))  # fmt: skip
             for name in self._written.keys() - rows.keys():
                 tables.delete(f"shipped/{name}")
             for name, one in rows.items():

@@ -1,0 +1,28 @@
+"""`TranLogsCallback(store=...)`: a fit that was killed and whose disk is gone goes on from the store."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.keras.lab import Lab
+from tests.monitor.test_beside import wait_until
+from tranlogs.catalog import Catalog
+
+
+def test_a_fit_whose_disk_is_lost_goes_on_from_the_store(torch: Lab, tmp_path: Path) -> None:
+    run, options = tmp_path / "run", {"store": str(tmp_path / "store"), "monitor": ["process", None, False, None, "0.1s"]}
+    assert torch.run("fit", run=str(run), die=["batch", 13], options=options).was_killed
+
+    def marks() -> tuple[int, int]:
+        catalog = Catalog.open(run / "rank0")
+        found = catalog.watermarks()
+        catalog.close()
+        return found.persisted, found.committed
+
+    wait_until(lambda: marks()[0] == marks()[1] > 0, "the monitor's shipping of what was left")
+    shutil.rmtree(run)
+    whole = torch.value("fit", run=str(run), options={"store": str(tmp_path / "store")})
+    assert whole["report"]["exact"] is True
+    assert whole["report"]["step"] >= 12
+    assert whole["state"] == torch.value("fit", run=str(tmp_path / "whole"))["state"]

@@ -1,0 +1,100 @@
+"""A store that comes with the trainer (`LoggedOptimizer(store=...)`): a run that is not here is brought from it, and what is
+sealed is shipped in the trainer's own background, for those without a daemon.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Protocol
+
+from ..clock import SystemClock
+from ..errors import NotARun, TranLogsError, in_words
+from ..journal import JournalPaths
+from ..store import PatientStore, open_store
+from .archiver import Archiver, Limits
+from .manifest import place_of, read_newest
+from .pull import Progress, Pulled, pull
+
+_log = logging.getLogger("tranlogs")
+
+LAG_SECONDS = 10.0  # the store is not further behind
+STALL_SECONDS = 60.0
+
+
+class Along(Protocol):
+    """Shipping that goes along with a trainer."""
+
+    def close(self, committed: int) -> None:
+        """The journal was closed at a step: wait until the store has it, or does not get on."""
+        ...
+
+
+def bring_absent(url: str | None, paths: JournalPaths, progress: Progress | None = None) -> Pulled | None:
+    """Bring a journal that is not here from the store; None if it is here, or nowhere.
+
+    Raises:
+        StoreUnavailable: the store does not answer. A run that may be there must not begin anew.
+        StoreRefused: its address is wrong.
+        CorruptObject: it is there, and none of its checkpoints can be read.
+    """
+    if url is None or paths.folder.exists():
+        return None
+    with PatientStore(open_store(url), STALL_SECONDS) as store:
+        place = place_of(paths)
+        if read_newest(store, place)[0] is None:
+            return None
+        try:
+            found = pull(store, place, paths.folder, progress=progress)
+        except NotARun:  # the first checkpoint had not come there yet
+            return None
+    _log.warning("%s: was not here, and was brought from %s/%s, up to step %d", paths.folder, url, place, found.step)
+    for note in found.notes:
+        _log.warning("%s: %s", paths.folder, note)
+    return found
+
+
+def ship_along(url: str | None, paths: JournalPaths) -> Along:
+    """Ship a journal that this process writes. Failures are warnings, and tried again.
+
+    Raises:
+        StoreRefused: the address is wrong.
+        LogUnavailable: no thread is to be had.
+    """
+    return _Nowhere() if url is None else _Shipping(url, paths)
+
+
+class _Nowhere:
+    def close(self, committed: int) -> None:
+        """Nothing to do."""
+
+
+class _Shipping:
+    def __init__(self, url: str, paths: JournalPaths) -> None:
+        self._paths, self._pid = paths, os.getpid()
+        self._store = PatientStore(open_store(url), STALL_SECONDS)
+        self._archiver = Archiver(paths, self._store, place_of(paths), Limits(LAG_SECONDS), SystemClock())
+        self._archiver.start()
+
+    def close(self, committed: int) -> None:
+        if os.getpid() != self._pid:  # a forked child has no part in it
+            return
+        try:
+            self._wait_for(committed)
+            self._archiver.close()
+            self._store.close()
+        except (TranLogsError, OSError) as error:
+            _log.warning("%s: shipping did not end in order: %s", self._paths.folder, in_words(error))
+
+    def _wait_for(self, committed: int) -> None:
+        last, since = None, time.monotonic()
+        while (now := self._archiver.progressed()).archived < committed:
+            if now != last:
+                last, since = now, time.monotonic()
+            if time.monotonic() - since > STALL_SECONDS or (now.problem and time.monotonic() - since > STALL_SECONDS / 10):
+                _log.warning("%s: steps after %d are not in the store %s%s; `tranlogs push` ships them", self._paths.folder,
+                             now.archived, self._store.url, f" ({now.problem})" if now.problem else "")  # fmt: skip
+                return
+            self._archiver.wake()
+            self._archiver.wait()
