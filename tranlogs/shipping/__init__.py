@@ -7,6 +7,6 @@ from .pull import Pulled, find_run, pull
 from .throttle import Throttle
 
 __all__ = [
-    "Along", "Archiver", "Limits", "Manifest", "Progressed", "Pulled", "Throttle", "bring_absent", "find_run", "place_of", "pull",
-    "read_newest", "ship_along",
+    "Along", "Archiver", "Limits", "Manifest", "Progressed", "Pulled", "Throttle", "bring_absent", "find_run", "place_of",
+    "pull", "read_newest", "ship_along",
 ]  # fmt: skip
