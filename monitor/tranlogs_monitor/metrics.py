@@ -57,6 +57,7 @@ class Metrics(Collector):
         yield from _steps(seen)
         yield from _bytes(seen)
         yield from _work(seen)
+        yield from _store(seen)
 
 
 def _gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:
@@ -106,3 +107,21 @@ def _work(seen: dict[str, Seen]) -> Iterator[Metric]:
         took.add_metric([folder], one.seconds)
         wanted.add_metric([folder], float(one.pruning.wants_checkpoint))
     yield from (pruned, at, took, wanted)
+
+
+def _store(seen: dict[str, Seen]) -> Iterator[Metric]:
+    """Of the journals that are shipped."""
+    ok = _gauge("store_ok", "1 while shipping to the store goes on, 0 while something is in its way.")
+    nbytes = _gauge("store_bytes", "Bytes that the store holds.")
+    thin = _gauge("store_under_replicated", "Objects that are not durable yet and have fewer copies than wanted.")
+    lag = _gauge("store_lag_steps", "Committed steps that have not reached a watermark of the store.", "watermark")
+    for folder, one in seen.items():
+        store, marks = one.rows.store, one.rows.marks
+        if store is None:
+            continue
+        ok.add_metric([folder], float(not store.problem))
+        nbytes.add_metric([folder], store.objects_bytes)
+        thin.add_metric([folder], store.under_replicated)
+        for name in ("archived", "persisted"):
+            lag.add_metric([folder, name], max(marks.committed - getattr(marks, name), 0))
+    yield from (ok, nbytes, thin, lag)

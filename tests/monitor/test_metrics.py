@@ -10,9 +10,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.monitor.test_watch import run, watching
+from tests.shipping.ships import archiver, ship
 from tranlogs.config import MIB
 from tranlogs.errors import UsageError
 from tranlogs.retention.budget import Budget
+from tranlogs.testing.faulty_store import FaultyStore
 from tranlogs.testing.toy import ToyTrainer
 from tranlogs_monitor.board import Board
 from tranlogs_monitor.metrics import Metrics
@@ -63,6 +65,28 @@ def test_metrics_are_those_of_the_catalog(run: ToyTrainer, served: tuple[Metrics
     assert found["tranlogs_trainer_alive",] == found["tranlogs_watched",] == 1
     assert found["tranlogs_logging_suspended",] == found["tranlogs_over_budget",] == found["tranlogs_pruned_bytes_total",] == 0
     assert f'journal="{run.journal.paths.folder}"' in text
+
+
+def test_a_store_is_seen(run: ToyTrainer, served: tuple[Metrics, int]) -> None:
+    metrics, port = served
+    paths = run.journal.paths
+    store = FaultyStore()
+    watch = watching(run)
+    metrics.note(paths.folder, watch.evaluate())
+    assert not any(name[0].startswith("tranlogs_store") for name in samples(asked(port, "/metrics")[1])), "there is none"
+    archived = ship(paths.folder.parent, store).archived
+    metrics.note(paths.folder, watch.evaluate())
+    found = samples(asked(port, "/metrics")[1])
+    assert found["tranlogs_store_ok",] == 1
+    assert found["tranlogs_store_lag_steps", "archived"] == run.journal.catalog.watermarks().committed - archived
+    assert found["tranlogs_store_bytes",] == sum(len(data) for name, data in store.objects.items() if "/objects/" in name)
+    store.fails = lambda method, name: True
+    made = archiver(paths.folder.parent, store)
+    made.turn()
+    made.close()
+    metrics.note(paths.folder, watch.evaluate())
+    assert samples(asked(port, "/metrics")[1])["tranlogs_store_ok",] == 0
+    watch.close()
 
 
 def test_what_was_pruned_is_counted_and_what_cannot_be_watched_is_seen(run: ToyTrainer, served: tuple[Metrics, int]) -> None:
