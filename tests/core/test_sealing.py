@@ -1,0 +1,156 @@
+"""Segments are sealed by age: as configured, or as long as somebody asks for it, while entries go on being written or not."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tranlogs.clock import SystemClock
+from tranlogs.codec.entry import EntryKind
+from tranlogs.config import MIB, JournalConfig
+from tranlogs.testing.bare_log import BareLog
+from tranlogs.testing.clock import FakeClock
+from tranlogs.types import dense
+from tranlogs.wal import lease, log
+from tranlogs.wal.lease import SealLease
+
+DATA = dense(np.arange(5000, dtype=np.float32))
+
+
+@pytest.fixture(autouse=True)
+def looked_at_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "CATALOG_SECONDS", 0.0)
+    monkeypatch.setattr(log, "CATALOG_SECONDS", 0.001)
+
+
+def ask(bare: BareLog, age: float, until: float) -> None:
+    assert bare.catalog is not None
+    with bare.catalog.transaction() as tables:
+        tables.put_request("seal", {"age_seconds": age, "until": until})
+
+
+def test_a_request_holds_until_it_lapses(tmp_path: Path) -> None:
+    bare = BareLog(tmp_path)
+    bare.open().close()
+    assert bare.catalog is not None
+    clock = FakeClock()
+    found = SealLease(bare.catalog, clock, None)
+    found.look()
+    assert found.age_seconds is None
+    ask(bare, 10.0, clock.now() + 60)
+    found.look()
+    assert found.age_seconds == 10.0
+    clock.advance(61)
+    found.look()
+    assert found.age_seconds is None
+    bare.close()
+
+
+def test_the_shorter_of_setting_and_request_holds(tmp_path: Path) -> None:
+    bare = BareLog(tmp_path)
+    bare.open().close()
+    assert bare.catalog is not None
+    clock = FakeClock()
+    found = SealLease(bare.catalog, clock, 30.0)
+    ask(bare, 10.0, clock.now() + 60)
+    found.look()
+    assert found.age_seconds == 10.0
+    ask(bare, 100.0, clock.now() + 60)
+    found.look()
+    assert found.age_seconds == 30.0
+    bare.close()
+
+
+@pytest.mark.parametrize(
+    "request_", [{"age_seconds": "soon", "until": 1e12}, {"until": 1e12}, {"age_seconds": -1.0, "until": 1e12}]
+)
+def test_a_request_that_makes_no_sense_is_none(tmp_path: Path, request_: dict[str, object]) -> None:
+    bare = BareLog(tmp_path)
+    bare.open().close()
+    assert bare.catalog is not None
+    with bare.catalog.transaction() as tables:
+        tables.put_request("seal", request_)
+    found = SealLease(bare.catalog, FakeClock(), None)
+    found.look()
+    assert found.age_seconds is None
+    bare.close()
+
+
+def sealed(bare: BareLog) -> int:
+    assert bare.catalog is not None
+    return sum(row.state == "sealed" for row in bare.catalog.segments())
+
+
+def test_nothing_is_sealed_where_nothing_was_written(tmp_path: Path) -> None:
+    bare = BareLog(tmp_path, clock=SystemClock())
+    made = bare.open()
+    ask(bare, 0.001, SystemClock().now() + 60)
+    made.append(EntryKind.STEP, 1, [("a", DATA)], {})
+    made.append(EntryKind.BOUNDARY, 1, [], {})
+    wait_until(lambda: sealed(bare) == 1)
+    for _ in range(50):
+        threading.Event().wait(0.002)
+    assert sealed(bare) == 1, "an empty segment is not sealed, and none is opened before it is needed"
+    made.close()
+    bare.close()
+
+
+def wait_until(is_so) -> None:  # type: ignore[no-untyped-def]
+    for _ in range(5000):
+        if is_so():
+            return
+        threading.Event().wait(0.002)
+    raise AssertionError("it does not come")
+
+
+def test_sealing_from_behind_loses_no_entry_that_is_being_written(tmp_path: Path) -> None:
+    """One thread appends, the one behind it seals at every moment in between."""
+    bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=MIB), clock=SystemClock())
+    made = bare.open()
+    ask(bare, 1e-9, SystemClock().now() + 600)
+    done = threading.Event()
+
+    def seal() -> None:
+        while not done.is_set():
+            made._seal_old()
+            with made._wake:
+                made._wake.notify_all()
+
+    sealing = threading.Thread(target=seal)
+    sealing.start()
+    try:
+        for step in range(1, 201):
+            made.append(EntryKind.STEP, step, [("a", DATA)], {"n": step})
+            made.append(EntryKind.BOUNDARY, step, [], {"n": step})
+    finally:
+        done.set()
+        sealing.join()
+        made.close()
+    found = [(link.kind, link.step) for link in bare.links() if link.kind in (EntryKind.STEP, EntryKind.BOUNDARY)]
+    assert found == [(kind, step) for step in range(1, 201) for kind in (EntryKind.STEP, EntryKind.BOUNDARY)]
+    assert sealed(bare) > 20
+    bare.close()
+
+
+def test_segments_that_are_sealed_early_become_small_and_grow_again(tmp_path: Path) -> None:
+    bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=16 * MIB), clock=SystemClock())
+    made = bare.open()
+    ask(bare, 1e-9, SystemClock().now() + 600)
+    for step in range(1, 8):
+        made.append(EntryKind.STEP, step, [("a", DATA)], {})
+        made.append(EntryKind.BOUNDARY, step, [], {})
+        wait_until(lambda step=step: sealed(bare) >= step)
+    assert bare.catalog is not None
+    sizes = [row.size for row in bare.catalog.segments() if row.state == "sealed"]
+    assert sizes[-1] < 16 * MIB
+    ask(bare, 1.0, 0.0)
+    large = dense(np.zeros(MIB, np.uint8))
+    for step in range(8, 90):
+        made.append(EntryKind.STEP, step, [("a", large)], {})
+        made.append(EntryKind.BOUNDARY, step, [], {})
+    made.close()
+    assert [row.size for row in bare.catalog.segments() if row.state == "sealed"][-1] >= 16 * MIB
+    bare.close()
