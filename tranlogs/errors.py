@@ -12,6 +12,7 @@
     ├── DataError                  bytes on disk are not what was written
     │   ├── TornRecord             the log ends in the middle of a record: normal after a crash
     │   ├── CorruptRecord          a record in the middle of the log differs from what was written
+    │   │   └── MissingShare       another rank's share of a record is not there, or damaged
     │   ├── CorruptCheckpoint      a checkpoint's file is missing or differs from its manifest
     │   ├── CorruptCatalog         the catalog cannot be read
     │   ├── CorruptObject          an object in a store is missing or is not what was sent
@@ -39,6 +40,7 @@ __all__ = [
     "CorruptRecord",
     "DataError",
     "LogUnavailable",
+    "MissingShare",
     "NotARun",
     "NotRecovered",
     "RecoveryError",
@@ -173,6 +175,14 @@ class CorruptRecord(DataError):
         self.step, self.tensor, self.why = step, tensor, why
         where = (f"step {step}: " if step is not None else "") + (f"tensor {tensor}: " if tensor else "")
         super().__init__(path, f"{where}{why}. Run `tranlogs verify` on the run")
+
+
+class MissingShare(CorruptRecord):
+    """A record was divided over several ranks, and `rank`'s share of it cannot be read."""
+
+    def __init__(self, path: object, rank: int, why: str, *, step: int) -> None:
+        self.rank = rank
+        super().__init__(path, f"rank {rank}'s share: {why}", step=step)
 
 
 class CorruptCheckpoint(DataError):

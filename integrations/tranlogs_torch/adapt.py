@@ -34,14 +34,14 @@ def to_array(tensor: torch.Tensor) -> AnyArray:
         tensor = tensor.cpu()
     name, shape = _NAMES[tensor.dtype], tuple(tensor.shape)
     if tensor.is_contiguous():
-        return Array(name, shape, flat_bytes(tensor), _odd_strides(tensor) if 1 in shape else None)
+        return Array(name, shape, flat_bytes(tensor), odd_strides(tensor) if 1 in shape else None)
     ordered = _in_storage_order(tensor)
     if ordered is None:  # gaps or overlaps: keep the values and the order of the dimensions
         tensor = tensor.clone(memory_format=torch.preserve_format)
         ordered = _in_storage_order(tensor)
     if ordered is None:
         return Array(name, shape, flat_bytes(tensor.contiguous()))
-    return Array(name, shape, flat_bytes(ordered), _odd_strides(tensor))
+    return Array(name, shape, flat_bytes(ordered), odd_strides(tensor))
 
 
 def flat_bytes(tensor: torch.Tensor) -> Bytes:
@@ -51,7 +51,7 @@ def flat_bytes(tensor: torch.Tensor) -> Bytes:
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
-def _odd_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
+def odd_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Strides other than those of C order; also in dimensions of size 1, where a contiguous channels_last tensor has them."""
     expected, size = [], 1
     for length in reversed(tensor.shape):

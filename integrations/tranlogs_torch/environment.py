@@ -75,6 +75,7 @@ def compare(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     words = {
         "torch": "torch version", "machine": "processor architecture", "cpu_capability": "vector instructions",
         "devices": "device types", "gpu": "GPU model", "cuda": "CUDA version", "mkldnn": "oneDNN in use",
+        "backend": "backend of the process group", "reducers": "settings of DistributedDataParallel",
     }  # fmt: skip
     return [
         f"{word} differs: the run was recorded with {recorded.get(key)!r}, now it is {now.get(key)!r}; "

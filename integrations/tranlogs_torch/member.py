@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -16,7 +16,7 @@ import xxhash
 
 from tranlogs.codec import tree
 from tranlogs.journal.writers import StepRecord
-from tranlogs.types import Array
+from tranlogs.types import AnyArray, Array
 from tranlogs.wal.entry_writer import Tensor
 
 from .adapt import adapt, to_array
@@ -27,6 +27,7 @@ from .scaler import ScalerWatch
 from .stepping import can_nest, is_nested
 
 if TYPE_CHECKING:
+    from .distributed.division import Portion
     from .session import Session
 
 _log = logging.getLogger("tranlogs")
@@ -60,6 +61,7 @@ class Member:
         self._clip: dict[str, Any] | None = None
         self._clipped: list[tuple[torch.Tensor, int]] = []
         self._is_image = False
+        self._share: list[Portion] | None = None  # what of the gradients this rank logs; None for all
         self._began = time.perf_counter()
         self._rehearsal = Rehearsal(inner)
         self._can_nest = can_nest(inner)
@@ -187,10 +189,16 @@ class Member:
             return
         name_of = session.state.name_of
         found = [(f"grad/{name_of[id(p)]}", p.grad) for p in self.parameters() if p.grad is not None]
+        self._share = None if session.together is None else session.together.share(self, found)
+        if self._share is not None:
+            found = [(portion.name, portion.tensor) for portion in self._share]
         gradients = [gradient for _, gradient in found]
         record = session.journal.begin_step(sum(map(_nbytes, gradients)), 2 * len(found))
         if record is not None:
+            contents: Iterable[AnyArray]
             contents = map(to_array, gradients) if session.staging is None else session.staging.bring(gradients)
+            if self._share is not None:
+                contents = (portion.placed(content) for portion, content in zip(self._share, contents, strict=True))
             for (name, _), content in zip(found, contents, strict=True):
                 record = session.journal.add(record, name, content)
         self._record = record
@@ -217,6 +225,8 @@ class Member:
             body["amp"] = self._amp
         if self._clip is not None and not self._is_image:
             body["clip"] = self._clip
+        if self._share is not None and not self._is_image and session.together is not None:
+            body["share"] = (session.together.rank, session.together.world)
         if self._is_image:
             session.journal.append_step(self._image(body), body)
         else:

@@ -18,7 +18,9 @@ from torch import nn
 from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.errors import UsageError
 from tranlogs.recovery import RecoveryReport
+from tranlogs.recovery.holding import is_shared, recorded_environment
 from tranlogs.recovery.recover import Progress, Recovered, recover
+from tranlogs.recovery.together import Beside
 from tranlogs.recovery.verdict import report_of
 from tranlogs.types import AnyArray
 from tranlogs.wal.entry_writer import Position
@@ -61,7 +63,7 @@ class OfflineRun:
             UsageError: the run holds nothing yet, or an optimizer's class is not known.
         """
         start = time.monotonic()
-        found = recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
+        found = self._recover(step, sequence, checkpoint, progress)
         if found is None:
             raise UsageError(f"{self.folder}: the run holds nothing yet")
         for parameter in self.state.parameters.values():
@@ -79,6 +81,24 @@ class OfflineRun:
             raise UsageError("replay() comes before snapshot()")
         self._found.demand(position)
         return shadow.snapshot(self.state, self._found)
+
+    def _recover(self, step: int | None, sequence: int | None, checkpoint: str | None,
+                 progress: Progress | None) -> Recovered | None:  # fmt: skip
+        if not is_shared(recorded_environment(self.folder)):
+            return recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
+        if sequence is not None:
+            raise UsageError(f"{self.folder}: several processes train this run, and a checkpoint holds what is the next one's "
+                             "own: only they can make it")  # fmt: skip
+        beside = Beside(self.folder)  # each rank's journal has its share of the records
+        if checkpoint is None:
+            landing = beside.recovery(self.folder, self.state).recover(step, progress)
+            if landing is None or landing.recovered is None:
+                return None
+            landing.recovered.notes += landing.notes
+            return landing.recovered
+        with beside.shares() as self.state.shares:
+            newest = max(beside.newest(), _step_of(self.folder, checkpoint)) if step is None else step
+            return recover(self.folder, self.state, step=newest, checkpoint=checkpoint, progress=progress)
 
     def _told(self, found: Recovered, seconds: float) -> RecoveryReport:
         state = self.state
@@ -112,6 +132,11 @@ class OfflineRun:
         rest = {name: p.detach() for name, p in state.parameters.items() if f"param/{name}" not in held}
         return export.write(path, export.Exported(
             self.report.step, models, rest, state.optimizers, state.name_of, state.body["tracked"]))  # fmt: skip
+
+
+def _step_of(folder: Path, checkpoint: str) -> int:
+    with Checkpoint(folder / "checkpoints" / checkpoint) as found:
+        return found.step
 
 
 class RecordedState(TorchState):

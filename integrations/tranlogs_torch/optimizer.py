@@ -51,7 +51,7 @@ class LoggedOptimizer(Optimizer):
         optimizer_state: with log="weights", False leaves the optimizer's state out of the log.
         fingerprint: "auto", "full" (every parameter is hashed after each step) or "sample".
         name: of this optimizer in the run; needed only if there are several.
-        rank: number of this process among those that train together.
+        rank: number of this process among those that train together; torch.distributed knows it, where it is initialised.
         segment_bytes: size of a log file; by default it fits the model (16 to 256 MiB).
         worker_seeds: "batch" seeds torch, numpy and Python in DataLoader workers anew for each batch, so that augmentation and
             collating there are exact, too. The numbers are then others than without. For all loaders of the run.
@@ -73,7 +73,7 @@ class LoggedOptimizer(Optimizer):
 
     def __init__(self, optimizer: Optimizer, run: str | Path, model: Models = None, *, log: LogKind = "gradients",
                  checkpoint_every: Any = 500, durability: Literal["machine", "process"] = "machine", keep: Any = 2,
-                 optimizer_state: bool = True, fingerprint: Mode = "auto", name: str = "main", rank: int = 0,
+                 optimizer_state: bool = True, fingerprint: Mode = "auto", name: str = "main", rank: int | None = None,
                  segment_bytes: int | None = None, handover: Literal["direct", "thread"] | None = None,
                  worker_seeds: Literal["batch"] | None = None, monitor: Literal["thread", "process"] | Monitor | None = None,
                  budget: str | int | None = None, store: str | None = None) -> None:  # fmt: skip

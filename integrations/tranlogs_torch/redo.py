@@ -46,6 +46,7 @@ def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None
 def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
     divergence: Divergence | None = None
     decoded = _without_covered(state, [(entry, state.decode(entry)) for entry in entries])
+    decoded = [(_whole(state, entry, body), body) if "share" in body else (entry, body) for entry, body in decoded]
     done = len(entries) - len(decoded)
     tick(done)
     for run, by_tensor in _runs(state, decoded):
@@ -59,6 +60,14 @@ def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], Non
                 tick(done + i + 1)
         done += len(run)
     return divergence
+
+
+def _whole(state: TorchState, entry: Entry, body: dict[str, Any]) -> Entry:
+    """A record that ranks divided among themselves, with the shares of all."""
+    if state.shares is None:
+        raise CorruptRecord(entry.reader.path, "it holds a share of the gradients, and the other ranks' journals are not there",
+                            step=entry.step)  # fmt: skip
+    return state.shares.whole(entry, body, state.decode)
 
 
 @contextmanager

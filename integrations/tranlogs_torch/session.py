@@ -27,6 +27,7 @@ from tranlogs.journal.beside import start_beside
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Progress, Recovered, recover
+from tranlogs.recovery.together import Landing
 from tranlogs.recovery.verdict import report_of
 from tranlogs.retention import Monitor, as_policy, as_retention
 from tranlogs.shipping import bring_absent, ship_along
@@ -37,6 +38,8 @@ from .adapt import to_array
 from .auxiliary import Auxiliary
 from .caveats import caveats, verdict
 from .data import Epoch, LoaderPosition
+from .distributed import Together
+from .distributed.group import demand_group
 from .fingerprint import Digests, Mode
 from .member import Member
 from .plain_loop import PlainLoops
@@ -54,7 +57,7 @@ class Session:
     """See the module. `LoggedOptimizer` makes one and shares it with `also`."""
 
     def __init__(self, run: str | Path, models: naming.Models, *, checkpoint_every: Any, keep: Any, durability: str,
-                 fingerprint: Mode, rank: int, segment_bytes: int | None, handover: str | None,
+                 fingerprint: Mode, rank: int | None, segment_bytes: int | None, handover: str | None,
                  on_cuda: bool, worker_seeds: str | None = None, monitor: Monitor | None = None,
                  store: str | None = None) -> None:  # fmt: skip
         self.run = Path(run)
@@ -69,6 +72,8 @@ class Session:
         self.auxiliary = Auxiliary(self.state, self.boundary, self._opening, self._doubt, self.plain.adopt, worker_seeds)
         self.writes = ForeignWrites(self.state, self.members)
         self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
+        self.together = Together.of(self.state, policy, rank)
+        rank = (rank or 0) if self.together is None else self.together.rank
         with progress_bar() as progress:
             bring_absent(store, JournalPaths.of(run, rank), progress)
         self.journal = Journal.open(run, rank=rank, framework="torch", environment=self.environment, config=config,
@@ -114,6 +119,8 @@ class Session:
     def _describe(self) -> None:
         """What the rounding depends on, as it is now: a script may set its threads after it made the optimizer."""
         self.environment.update(environment.describe(self.state.optimizers))
+        if self.together is not None:
+            self.together.describe(self.environment)
 
     def track(self, **things: Any) -> None:
         """Track loaders and anything with state_dict / load_state_dict; refuse what cannot be stored."""
@@ -132,15 +139,23 @@ class Session:
             raise UsageError("recover() must come before the first step")
         start = time.monotonic()
         self.state.refresh()  # a group may have been added since
-        found = recover(self.journal.paths.folder, self.state, step=step, progress=progress)
+        landing: Landing | None = None
+        if self.together is None:
+            demand_group(self.run)
+            found = recover(self.journal.paths.folder, self.state, step=step, progress=progress)
+        else:
+            self.together.doubts()  # refuses what cannot be, before anything is touched
+            landing = self.together.recover(self.journal, self.auxiliary.read(), step, progress)
+            found = None if landing is None else landing.recovered
         if found is None:
             if step not in (None, 0):
                 raise UsageError(f"{self.run}: step {step} cannot be recovered: the run holds nothing yet")
-            self.begin()
+            self.begin(is_first=landing is None)
             self._report = RecoveryReport()
             return self._report
         self._describe()
-        self.journal.go_on_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
+        is_new, number = (found.plan.has_later, None) if landing is None else (landing.is_new, landing.timeline)
+        self.journal.go_on_from(found.position, new_timeline=is_new, number=number, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
         if found.replayed:
             self.journal.observe_replay(found.seconds_replay / found.replayed)
@@ -154,9 +169,27 @@ class Session:
             self.mark_called(member)
         if found.position.sequence:  # not the checkpoint before the first step, where the script is at the same place again
             self.auxiliary.reopen()
+        if landing is not None:
+            self._land_together(landing, found)
         self._recovered = found, time.monotonic() - start
         self._report = self._told(*self._recovered)
         return self._report
+
+    def _land_together(self, landing: Landing, found: Recovered) -> None:
+        """What all ranks do before any of them goes on."""
+        assert self.together is not None
+        if landing.is_new:  # in all journals, before the first record: else a crash could leave steps of two histories
+            self.journal.start()
+        if landing.is_adopted:
+            self.journal.checkpoint(self.state.snapshot(self.together.landing), wait=True)
+        doubts = [
+            *landing.doubts,
+            *self.together.doubts(),
+            *self.together.prime(found.position.step, found.plan.checkpoint.step),
+        ]
+        self._doubts += [(text, False) for text in doubts]
+        found.notes += landing.notes
+        self.together.meet()
 
     @property
     def report(self) -> RecoveryReport:
@@ -184,19 +217,29 @@ class Session:
         return report_of(found, exact=exact, notes=notes, batch=where["taken"], epoch=where["epoch"], seconds=seconds,
                          timeline=self.journal.timeline)  # fmt: skip
 
-    def begin(self) -> None:
-        """Before the first step of a fresh run: a checkpoint of what was built."""
+    def begin(self, *, is_first: bool = True) -> None:
+        """Before the first step of a fresh run: a checkpoint of what was built. `is_first`: all ranks begin."""
         if self._has_begun or not self.is_active:
             return
         if not self.journal.is_fresh:
             raise NotRecovered(self.run, self.journal.catalog.watermarks().committed)
+        demand_group(self.run)
         self._has_begun = True
         self._describe()
         self.state.refresh()
         self.state.given = {which: self.state.given_now(which) for which in self.members}
         self.writes.remember(self.journal.step)
         self.journal.start()
-        self.journal.checkpoint(self.state.snapshot(self.auxiliary.read()), wait=True)
+        body = self.auxiliary.read()
+        if self.together is not None:
+            for doubt in self.together.doubts():
+                _log.warning("%s: %s", self.run, doubt)
+            body["scalars"] = self.scalars.pack()
+            if is_first:
+                self.together.mirror(body)
+        self.journal.checkpoint(self.state.snapshot(body), wait=True)
+        if self.together is not None:
+            self.together.meet()
 
     # Steps (called by members).
 
@@ -335,9 +378,15 @@ class Session:
         self._boundary_at = now
         self.steps_since_boundary = 0
         noted = self.scalars.commit(self.journal.step)
-        wanted, self._wants_checkpoint = self._wants_checkpoint or None, False
-        self.journal.boundary(body, lambda: self.state.snapshot({**body, "scalars": self.scalars.pack()}), scalars=noted,
-                              checkpoint=wanted)  # fmt: skip
+        wanted: bool | None = self._wants_checkpoint or None
+        self._wants_checkpoint = False
+
+        def whole() -> dict[str, Any]:
+            return {**body, "scalars": self.scalars.pack()}
+
+        if self.together is not None:
+            wanted = self.together.at_boundary(self.journal, body, whole, wanted=wanted, digests=self.writes.known)
+        self.journal.boundary(body, lambda: self.state.snapshot(whole()), scalars=noted, checkpoint=wanted)
         if self.journal.is_suspended:
             self.auxiliary.drop_unstorable()
 
@@ -370,6 +419,8 @@ class Session:
 
     def _set_auxiliary(self, body: dict[str, Any]) -> None:
         self.auxiliary.write(body)
+        if self.together is not None:
+            self.together.landed(body)
         if "scalars" in body:
             self.scalars.unpack(body["scalars"])
 
@@ -491,6 +542,8 @@ class Session:
 
     def _close(self, *, is_orderly: bool) -> None:
         atexit.unregister(self._at_exit)
+        if self.together is not None:
+            self.together.leave()
         if self.is_active and self._has_begun:
             if is_orderly:
                 self._commit_implicit(is_before_forward=True)

@@ -9,21 +9,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 
 from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.errors import StateMismatch
 from tranlogs.recovery import Divergence
+from tranlogs.recovery.shares import Shares
 from tranlogs.types import AnyArray
 from tranlogs.wal.entry_writer import Tensor
 from tranlogs.wal.reader import Entry
 
 from . import adapt, environment, naming
 from .adapt import from_array, make_array, make_extension, to_array
-from .fingerprint import Fingerprint, Mode
+from .fingerprint import Fingerprint, Mode, memory_of
 from .own import ExtraState, set_own
 
 Groups = list[dict[str, Any]]
@@ -55,6 +58,11 @@ class TorchState:
         self.recorded_environment: dict[str, Any] = {}
         self.notes: list[str] = []  # what had to be set back for a replay
         self.given: dict[str, Groups] = {}  # the groups' values with which the run began
+        self.shares: Shares | None = None  # the other ranks' journals, while records are redone that were divided
+        self.world = 1  # processes that train together
+        self.is_shared = False  # whether weights and optimizer state are the same on all of them
+        self.mirror: dict[int, bytes] = {}  # another rank's own part, for the checkpoint that is being taken
+        self.built: dict[str, Any] | None = None  # this rank's own part, before a recovery touched it
 
     def refresh(self) -> None:
         """Look up the parameters again (a group or an optimizer was added); new ones come last."""
@@ -138,8 +146,8 @@ class TorchState:
             optimizers[which] = {"class": environment.class_name(optimizer), "groups": groups["values"],
                                  "params": groups["params"], "state": rest, "given": self.given.get(which, [])}  # fmt: skip
         born = sorted(buffers.keys() - self._built_buffers)
-        return Snapshot(tensors, {"optimizers": optimizers, "modules": naming.state_keys(self.modules), "boundary": boundary,
-                                  "born": born})  # fmt: skip
+        meta = {"optimizers": optimizers, "modules": naming.state_keys(self.modules), "boundary": boundary, "born": born}
+        return Snapshot(tensors, meta | {"mirror": self.mirror} if self.mirror else meta)
 
     # Recoverable
 
@@ -153,7 +161,8 @@ class TorchState:
         recorded, born = meta["optimizers"], meta.get("born", ())
         theirs = {n[6:]: checkpoint.layout(n) for n in checkpoint.names("param/")}
         later = self._in_later_groups(recorded) - theirs.keys()
-        found = _mismatches("parameter", {n: (adapt._NAMES[p.dtype], tuple(p.shape)) for n, p in self.parameters.items()
+        found = self._world_differences(int(checkpoint.manifest["environment"].get("world", 1)))
+        found += _mismatches("parameter", {n: (adapt._NAMES[p.dtype], tuple(p.shape)) for n, p in self.parameters.items()
                                           if n not in later}, theirs)  # fmt: skip
         if self.modules:  # a buffer may grow, or come into being, while training
             places = naming.buffer_places(self.modules)
@@ -167,6 +176,12 @@ class TorchState:
         for which in set(recorded) & set(self.optimizers):
             found += self._optimizer_differences(which, recorded[which])
         return found
+
+    def _world_differences(self, recorded: int) -> list[str]:
+        if recorded == self.world:
+            return []
+        now = "is 1" if self.world == 1 else f"are {self.world}"
+        return [f"it was recorded by {recorded} processes that trained together, now there {now}"]
 
     def _optimizer_differences(self, which: str, recorded: dict[str, Any]) -> list[str]:
         found = []
@@ -306,6 +321,19 @@ class TorchState:
         from .redo import redo
 
         return redo(self, entries, tick)
+
+    def adopt(self, sources: Sequence[Path], rank: int, *, is_start: bool) -> list[str]:
+        from .distributed.adoption import adopt
+
+        return adopt(self, sources, rank, self.built if is_start else None)
+
+    def digest(self) -> str:
+        if not self.is_shared:
+            return ""
+        found = xxhash.xxh3_64()
+        for parameter in self.parameters.values():
+            found.update(memory_of(parameter).data)
+        return found.hexdigest()
 
     def decode(self, entry: Entry) -> Any:
         return entry.body(make_array=make_array, make_extension=make_extension)

@@ -30,6 +30,11 @@ class ForeignWrites:
         self._remember_rest()
         return self._digests
 
+    @property
+    def known(self) -> bytes:
+        """The digests of all parameters as the log holds them; empty where only some are looked at."""
+        return b"" if self._digests is None or self._state.fingerprint.kind != "full" else self._digests.tobytes()
+
     def remember(self, step: int) -> None:
         """The log holds the state as it is now."""
         self.digests(step)

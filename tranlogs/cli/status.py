@@ -16,7 +16,7 @@ from .command import FINE, PROBLEM, Json, Run, command, show_json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from .survey import Survey
+    from .survey import Group, Survey
 
 _ROWS_MAX = 12  # of a table on the screen; JSON has all
 _DIES = {"process": "process dies", "machine": "power fails", "site": "site is gone"}
@@ -38,14 +38,14 @@ def status(
         raise UsageError(f"--interval {interval}: must be more than nothing")
     if watch:
         return _watch(run, seconds, as_json=as_json)
-    found = _look(run)
+    found, group = _look(run)
     if as_json:
-        show_json(_as_dict(run, found))
+        show_json(_as_dict(run, found, group))
     else:
         from . import screen
 
-        screen.console().print(_screen(found, _ROWS_MAX))
-    return _code(found)
+        screen.console().print(_screen(found, group, _ROWS_MAX))
+    return _code(found, group)
 
 
 def _watch(run: Path, seconds: float, *, as_json: bool) -> int:
@@ -59,36 +59,49 @@ def _watch(run: Path, seconds: float, *, as_json: bool) -> int:
         if console.is_terminal and not as_json:
             with Live(console=console, auto_refresh=False) as live:
                 while True:
-                    live.update(_screen(_look(run), _ROWS_WATCHED_MAX), refresh=True)
+                    live.update(_screen(*_look(run), _ROWS_WATCHED_MAX), refresh=True)
                     time.sleep(seconds)
         while True:
             if as_json:
-                show_json(_as_dict(run, _look(run)))
+                show_json(_as_dict(run, *_look(run)))
             else:
-                console.print(_screen(_look(run), _ROWS_WATCHED_MAX), "")
+                console.print(_screen(*_look(run), _ROWS_WATCHED_MAX), "")
             time.sleep(seconds)
     return FINE
 
 
-def _look(run: Path) -> list[Survey]:
+def _look(run: Path) -> tuple[list[Survey], Group | None]:
     from .runs import journals_of
-    from .survey import survey
+    from .survey import survey, survey_group
 
-    return [survey(paths.folder) for paths in journals_of(run)]
-
-
-def _code(found: Sequence[Survey]) -> int:
-    return PROBLEM if any(rank.problems for rank in found) else FINE
+    journals = journals_of(run)
+    return [survey(paths.folder) for paths in journals], None if journals[0].folder == run else survey_group(journals[0].folder)
 
 
-def _as_dict(run: Path, found: Sequence[Survey]) -> dict[str, Any]:
-    return {"run": run, "problems": [p for rank in found for p in rank.problems], "ranks": [rank.as_dict() for rank in found]}
+def _problems(found: Sequence[Survey], group: Group | None) -> list[str]:
+    return [problem for rank in found for problem in rank.problems] + (group.problems if group is not None else [])
 
 
-def _screen(found: Sequence[Survey], rows_max: int) -> RenderableType:
-    from rich.console import Group
+def _code(found: Sequence[Survey], group: Group | None) -> int:
+    return PROBLEM if _problems(found, group) else FINE
 
-    return Group(*[part for rank in found for part in _parts(rank, rows_max)])
+
+def _as_dict(run: Path, found: Sequence[Survey], group: Group | None) -> dict[str, Any]:
+    return {"run": run, "problems": _problems(found, group), "together": group, "ranks": [rank.as_dict() for rank in found]}
+
+
+def _screen(found: Sequence[Survey], group: Group | None, rows_max: int) -> RenderableType:
+    import rich.console
+
+    parts = [part for rank in found for part in _parts(rank, rows_max)]
+    return rich.console.Group(*parts, *(_together(group) if group is not None else ()))
+
+
+def _together(group: Group) -> list[RenderableType]:
+    from . import screen
+
+    lands = "nothing could be recovered" if group.step is None else f"{group.world} ranks go back to step {group.step}"
+    return [screen.facts([("together", f"a crash now: {lands}")]), *(screen.problem(message) for message in group.problems)]
 
 
 def _parts(found: Survey, rows_max: int) -> list[RenderableType]:

@@ -31,7 +31,9 @@ from ..lineage import is_on, lineage
 from ..rebuild import read_files
 from ..recovery.facts import newest_first, scan_segment
 from ..recovery.history import ScannedSegment, build_history
+from ..recovery.holding import recorded_environment, world_of
 from ..recovery.plan import Plan, plan_recovery
+from ..recovery.together import Beside
 from ..retention.evaluation import newest_rows, protected_of, worth_of
 from ..retention.exposure import Exposure, exposures, has_store
 from .runs import settled
@@ -106,6 +108,33 @@ def _evaluation(row: EvaluationRow) -> dict[str, Any]:
         "segments": [{"ordinal": ordinal, "value": value, "protected": protected[ordinal]}
                      for ordinal, value in worth_of(row).as_dict().items()],
     }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Where ranks that train together would land now; `step` is None where that cannot be."""
+
+    world: int
+    step: int | None
+    lost: list[int]
+    problems: list[str]
+
+
+def survey_group(folder: Path) -> Group | None:
+    """Look at a journal together with those of the other ranks; None if one process trained alone."""
+    if world_of(recorded_environment(folder)) == 1:
+        return None
+    return settled(folder, lambda: _look_together(folder), lambda found: found.problems)
+
+
+def _look_together(folder: Path) -> Group:
+    beside = Beside(folder)
+    lost = [holding.rank for holding in beside.holdings if holding.is_empty]
+    problems = [f"the journal of rank {rank} is gone" for rank in lost]
+    try:
+        return Group(beside.world, beside.newest(), lost, problems)
+    except RecoveryError as error:
+        return Group(beside.world, None, lost, [*problems, str(error)])
 
 
 def survey(folder: Path) -> Survey:

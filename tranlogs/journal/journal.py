@@ -130,13 +130,15 @@ class Journal:
 
     # Where to go on.
 
-    def go_on_from(self, position: Position, *, new_timeline: bool = False, damaged: Collection[str] = (),
-                   checkpoint: CheckpointRow | None = None, log_bytes: int = 0) -> None:  # fmt: skip
+    def go_on_from(self, position: Position, *, new_timeline: bool = False, number: int | None = None,
+                   damaged: Collection[str] = (), checkpoint: CheckpointRow | None = None,
+                   log_bytes: int = 0) -> None:  # fmt: skip
         """Set the place in the log after which the next record goes. Nothing is written before there is one.
 
         Args:
             position: where recovery landed.
             new_timeline: whether there is something behind it.
+            number: of the new timeline, where several journals agree on it; None for the next one.
             damaged: names of checkpoints that recovery found damaged; they are set aside, so that they do not count.
             checkpoint: the one that recovery started from; the next is due by what has come since it, so that a run
                 that crashes often still takes checkpoints.
@@ -149,7 +151,7 @@ class Journal:
         if checkpoint is not None:
             self._due.taken(checkpoint.step, -log_bytes, max(0.0, self.clock.now() - checkpoint.created_at))
         if new_timeline:
-            number = max((row.number for row in self.catalog.timelines()), default=1) + 1
+            number = number or max((row.number for row in self.catalog.timelines()), default=1) + 1
             self._timeline = TimelineRow(number, position.timeline, position.sequence, position.step, self.clock.now())
             self._position = replace(position, timeline=number)
         self._frontier, self._committed, self._synced = self._position, position.step, position.step
@@ -365,6 +367,10 @@ class Journal:
             self._suspend(error)
 
     # Checkpoints.
+
+    def is_checkpoint_due(self) -> bool:
+        """What the policy says, for whoever decides on its own (`boundary(checkpoint=...)`)."""
+        return self._checkpointer is not None and self._is_checkpoint_due()
 
     def _is_checkpoint_due(self) -> bool:
         assert self._checkpointer is not None

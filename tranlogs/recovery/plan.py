@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..catalog import CheckpointRow
 from ..codec.entry import EntryKind
@@ -26,13 +27,17 @@ _HOLES_MAX = 3  # told one by one; a power cut can leave hundreds behind what wa
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Load `checkpoint`, redo `links` (their last is a boundary), land on `position`."""
+    """Load `checkpoint`, redo `links` (their last is a boundary), land on `position`.
+
+    `source` is the journal whose checkpoint it is, where that is another rank's.
+    """
 
     checkpoint: CheckpointRow
     links: tuple[Link, ...]
     position: Position
     has_later: bool  # committed boundaries exist behind the landing
     notes: tuple[str, ...]
+    source: Path | None = None
 
 
 def plan_recovery(checkpoints: Sequence[CheckpointRow], history: History, limits: Limits, *,
@@ -75,7 +80,7 @@ def plan_recovery(checkpoints: Sequence[CheckpointRow], history: History, limits
         position = Position(end.sequence, end.step, end.digest, timeline)
     if step is not None and position.step != step:
         raise RecoveryError(_not_covered(step, usable, history))
-    later = _is_later(history, [row for row in checkpoints if is_on(row, limits)], position)
+    later = is_later(history, [row for row in checkpoints if is_on(row, limits)], position)
     if later:
         notes += history.holes[:_HOLES_MAX]
         notes += [f"{len(history.holes) - _HOLES_MAX} more holes"] if len(history.holes) > _HOLES_MAX else []
@@ -102,7 +107,7 @@ def _end(option: tuple[CheckpointRow, list[Link]]) -> int:
     return links[-1].sequence if links else row.sequence
 
 
-def _is_later(history: History, checkpoints: Sequence[CheckpointRow], position: Position) -> bool:
+def is_later(history: History, checkpoints: Sequence[CheckpointRow], position: Position) -> bool:
     behind = any(link.kind == EntryKind.BOUNDARY and link.sequence > position.sequence for run in history.runs for link in run)
     return behind or any(row.sequence > position.sequence for row in checkpoints)
 

@@ -30,6 +30,7 @@ _CHUNK_SEGMENTS = 32
 _ATTEMPTS_MAX = 1000  # damage found on the way; each attempt rules out a checkpoint or a part of the log
 
 Progress = Callable[[str, int, int], None]  # what, done, total
+Noted = list[tuple[int, dict[str, float]]]  # step, what the loop noted there
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class Recovered:
     seconds_load: float
     seconds_replay: float
     divergence: Divergence | None
-    scalars: list[tuple[int, dict[str, float]]]  # noted at the boundaries that were passed: step, values
+    scalars: Noted  # at the boundaries that were passed
     notes: list[str]
     log_bytes: int  # of the log that was redone
     damaged: tuple[str, ...] = ()  # names of checkpoints that were found damaged
@@ -89,7 +90,7 @@ def recover(folder: Path, state: Recoverable, *, step: int | None = None, sequen
         plan = plan_recovery(rows, history, limits, timeline=facts.timeline, step=step, sequence=sequence,
                              broken=broken, last_good=last_good)  # fmt: skip
         try:
-            recovered = _carry_out(folder, plan, state, notes, progress)
+            recovered = carry_out(folder, plan, state, notes, progress)
             recovered.damaged = tuple(broken)
             if step is None and sequence is None and plan.position.step < facts.watermarks.committed:
                 recovered.notes.append(f"step {facts.watermarks.committed} had been committed; what is left of the log ends at "
@@ -99,7 +100,7 @@ def recover(folder: Path, state: Recoverable, *, step: int | None = None, sequen
             _log.warning("%s", error)
             notes.append(str(error))
             broken[plan.checkpoint.name] = str(error)
-        except _DamagedEntry as damage:
+        except DamagedEntry as damage:
             _log.warning("%s", damage.error)
             notes.append(str(damage.error))
             good = _last_sound_boundary(plan.links) if damage.link is plan.links[-1] else damage.link.sequence - 1
@@ -108,7 +109,9 @@ def recover(folder: Path, state: Recoverable, *, step: int | None = None, sequen
     raise RecoveryError(f"{folder}: too much is damaged to recover; see `tranlogs verify`")
 
 
-class _DamagedEntry(Exception):
+class DamagedEntry(Exception):
+    """An entry of the plan cannot be read, or what another rank has of it."""
+
     def __init__(self, link: Link, error: CorruptRecord) -> None:
         self.link, self.error = link, error
 
@@ -143,9 +146,18 @@ def _before(link: Link) -> list[Location]:
     return [location for location in link.segment.locations if location.head.sequence < link.sequence]
 
 
-def _carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], progress: Progress | None) -> Recovered:
+def carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], progress: Progress | None,
+              past: tuple[dict[str, Any], Noted] | None = None) -> Recovered:  # fmt: skip
+    """Load the plan's checkpoint and redo its entries; `folder` is the journal's.
+
+    `past` goes with a checkpoint of another journal: what this one holds of before, to be set with the landing's body, and
+    what was noted since.
+
+    Raises:
+        CorruptCheckpoint, DamagedEntry: bytes are damaged; the state may be half set, and is set again by another plan.
+    """
     start = time.monotonic()
-    with Checkpoint(folder / "checkpoints" / plan.checkpoint.name) as checkpoint:
+    with Checkpoint((plan.source or folder) / "checkpoints" / plan.checkpoint.name) as checkpoint:
         if checkpoint.chain != int(plan.checkpoint.chain, 16) or checkpoint.sequence != plan.checkpoint.sequence:
             raise CorruptCheckpoint(checkpoint.folder, "it is not the checkpoint that the catalog names")
         differences = state.differences(checkpoint)
@@ -157,10 +169,11 @@ def _carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], p
         body: dict[str, Any] | None = None
         blob = b""
         divergence: Divergence | None = None
-        scalars: list[tuple[int, dict[str, float]]] = []
+        before, scalars = past or ({}, [])
+        scalars = list(scalars)
         log_bytes = 0
         replayed, total = 0, sum(link.kind == EntryKind.STEP for link in plan.links)
-        for links, entries in _chunks(plan.links):
+        for links, entries in chunks(plan.links):
             log_bytes += sum(frame.stored for entry in entries for frame in entry.frames)
             scalars += [(entry.step, entry.scalars) for entry in entries if entry.kind == EntryKind.BOUNDARY]
             steps = [entry for entry in entries if entry.kind in (EntryKind.STEP, EntryKind.IMAGE)]
@@ -172,7 +185,7 @@ def _carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], p
                     body, blob = _decoded(state, entry, link), entry.blob
         if plan.links:
             assert body is not None
-            state.set_auxiliary(body)
+            state.set_auxiliary({**body, **before})
         hit("recovery.replayed")
     end = time.monotonic()
     return Recovered(plan, plan.position, body or {}, replayed, loaded - start, end - loaded, divergence,
@@ -186,7 +199,7 @@ def _redo(state: Recoverable, entries: list[Entry], links: Sequence[Link], tick:
         return state.redo(entries, tick)
     except CorruptRecord as error:
         by_step = [link for link in links if link.kind != EntryKind.BOUNDARY and link.step == error.step]
-        raise _DamagedEntry(by_step[0] if by_step else links[0], error) from None
+        raise DamagedEntry(by_step[0] if by_step else links[0], error) from None
 
 
 def _ticker(progress: Progress | None, base: int, total: int) -> Callable[[int], None]:
@@ -201,10 +214,10 @@ def _decoded(state: Recoverable, entry: Entry, link: Link) -> Any:
     try:
         return state.decode(entry)
     except CorruptRecord as error:
-        raise _DamagedEntry(link, error) from None
+        raise DamagedEntry(link, error) from None
 
 
-def _chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry]]]:
+def chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry]]]:
     """Entries decoded in order, so many at a time, with their files open meanwhile."""
     at = 0
     readers: dict[int, SegmentReader] = {}
@@ -220,9 +233,9 @@ def _chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry]]]:
                         readers[ordinal] = stack.enter_context(SegmentReader(link.segment.path, _before(link)))
                     entry = readers[ordinal].decode(link.location)
                 except CorruptRecord as error:
-                    raise _DamagedEntry(link, error) from None
+                    raise DamagedEntry(link, error) from None
                 except OSError as error:
-                    raise _DamagedEntry(link, CorruptRecord(link.segment.path, str(error), step=link.step)) from None
+                    raise DamagedEntry(link, CorruptRecord(link.segment.path, str(error), step=link.step)) from None
                 used.add(ordinal)
                 chunk.append(link)
                 entries.append(entry)

@@ -1,0 +1,84 @@
+"""The processes that train together, and how they tell each other small things."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tranlogs.codec import tree
+from tranlogs.errors import UsageError
+
+_log = logging.getLogger("tranlogs")
+
+_CURE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+
+class Group:
+    """All processes of torch.distributed. What they tell each other is a tree of plain values: nothing is unpickled.
+
+    Attributes:
+        rank: of this process, from 0.
+        world: how many there are.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.backend = str(dist.get_backend())
+        has_cpu = "gloo" in str(dist.get_backend_config(dist.group.WORLD)) if dist.group.WORLD is not None else False
+        self._group: Any = None if has_cpu else dist.new_group(backend="gloo")  # NCCL moves what lies on GPUs only
+
+    def gather(self, value: Any) -> Sequence[Any]:
+        """Everybody's value, by rank. All must call it."""
+        blob = tree.encode(value)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        dist.all_gather(sizes, torch.tensor([len(blob)]), group=self._group)
+        longest = max(int(size) for size in sizes)
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        blobs = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
+        dist.all_gather(blobs, mine, group=self._group)
+        return [tree.decode(blob[: int(size)].numpy().tobytes()) for blob, size in zip(blobs, sizes, strict=True)]
+
+    def broadcast(self, blob: bytes, source: int) -> bytes:
+        """The bytes of rank `source`. All must call it."""
+        size = torch.tensor([len(blob)])
+        dist.broadcast(size, source, group=self._group)
+        content = torch.frombuffer(bytearray(blob), dtype=torch.uint8) if self.rank == source else None
+        if content is None:
+            content = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(content, source, group=self._group)
+        return content.numpy().tobytes()
+
+
+def is_there() -> bool:
+    """Whether this process trains together with others."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def demand_group(run: Path) -> None:
+    """Refuse to begin or recover alone what was started as one of many.
+
+    Raises:
+        UsageError: WORLD_SIZE says so, and no process group is there.
+    """
+    world = os.environ.get("WORLD_SIZE", "1")
+    if not is_there() and world.isdigit() and int(world) > 1:
+        raise UsageError(
+            f"{run}: WORLD_SIZE is {world}, but torch.distributed is not initialised, so this process cannot agree with the "
+            "others on a step. Call torch.distributed.init_process_group() before LoggedOptimizer(...) is made"
+        )
+
+
+def warn_of_restarts(rank: int) -> None:
+    """A restart by torchrun hangs in this version of torch unless a variable is set; it must be said before the first crash."""
+    may_restart = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in ("", "0")
+    shares_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if rank == 0 and may_restart and shares_store and not os.environ.get(_CURE):
+        _log.warning("torchrun --max-restarts: after a crash the restarted processes read the addresses of the dead ones and "
+                     "hang, before any code of a script runs. Start torchrun with %s=1 in the environment", _CURE)  # fmt: skip

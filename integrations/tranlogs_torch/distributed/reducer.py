@@ -1,0 +1,147 @@
+"""The reducers of DistributedDataParallel: what their sums depend on, and how a fresh one is made to round as the old did.
+
+A reducer packs gradients into buckets in the order of the parameters, and packs them anew, in the order in which they came,
+after the first backward pass. A sum over three or more processes rounds by an element's place in its bucket. So a restarted
+run would round its first steps otherwise than the run that was not interrupted, unless its reducers are *primed*: a backward
+pass of zeros in the recorded order, before the first real one.
+
+Private names of torch that this module uses: `reducer.prepare_for_forward`, `reducer.prepare_for_backward`,
+`reducer._rebuild_buckets`, `reducer._delay_all_reduce`, `logger.set_runtime_stats_and_log`, `_get_ddp_logging_data`,
+`_static_graph_delay_allreduce_enqueued`, `_comm_hooks`, `_join_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tranlogs.errors import UsageError
+
+_REFUSED = {
+    "powerSGD_hook": "PowerSGD", "batched_powerSGD_hook": "PowerSGD", "post_localSGD_hook": "post-local SGD",
+}  # fmt: skip
+
+
+class Reducer:
+    """One DistributedDataParallel module.
+
+    Attributes:
+        ddp: the module.
+        order: indices of the parameters as the rebuilt buckets hold them; None before they are rebuilt.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self.ddp: Any = ddp
+        self.order: list[int] | None = None
+        ignored = getattr(ddp, "parameters_to_ignore", ())
+        named = ddp.module.named_parameters()
+        self._parameters = [p for name, p in named if p.requires_grad and name not in ignored]  # as its indices count them
+
+    def describe(self) -> dict[str, Any]:
+        """What its sums depend on."""
+        ddp = self.ddp
+        return {
+            "bucket_bytes": int(ddp.bucket_bytes_cap), "find_unused_parameters": bool(ddp.find_unused_parameters),
+            "static_graph": bool(ddp.static_graph), "hooks": [_name(hook) for hook, _ in ddp._comm_hooks],
+        }  # fmt: skip
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether its buckets change after the first backward pass."""
+        return bool(self.ddp.static_graph or not self.ddp.find_unused_parameters)
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether ranks may run out of data one by one (`join`)."""
+        return bool(self.ddp._join_config.enable)
+
+    def hooks_told(self) -> list[str]:
+        """Communication hooks with a state that is not brought back.
+
+        Raises:
+            UsageError: the hook makes a log of gradients wrong.
+        """
+        found = []
+        for hook, state in self.ddp._comm_hooks:
+            name = _name(hook)
+            if name in _REFUSED:
+                raise UsageError(f"the communication hook {name} ({_REFUSED[name]}) keeps a state of its own on each rank, "
+                                 "which cannot be brought back yet. Use another hook, or none")  # fmt: skip
+            if state is not None and not isinstance(state, dist.ProcessGroup):
+                found.append(f"the state of the communication hook {name} is not brought back")
+        return found
+
+    def note_order(self) -> None:
+        """Rebuild the buckets now, if that is due at the next forward pass: their order is then known. All must call it."""
+        if self.order is None and self.rebuilds and self.ddp.reducer._rebuild_buckets():
+            self.ddp.logger.set_runtime_stats_and_log()
+
+    def read_order(self) -> list[int] | None:
+        """The order of the rebuilt buckets; None before they are."""
+        if self.order is None and self.rebuilds:
+            listed = self.ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
+            self.order = [int(index) for bucket in listed.split(",") for index in bucket.split()] or None
+        return self.order
+
+    def prime(self, order: list[int] | None) -> bool:
+        """Bring a fresh reducer to where the recorded one was, after at least one step. All ranks must call it.
+
+        With a static graph the first backward pass only counts, and the second one sets the order. False if the order is
+        wanted, and was not recorded.
+        """
+        reducer, parameters = self.ddp.reducer, self._parameters
+        if not self.rebuilds or (order is None and not self.ddp.static_graph):
+            return not self.rebuilds
+        indices = list(range(len(parameters))) if order is None else order
+        with _set_aside(parameters), torch.enable_grad():
+            if self.ddp.static_graph:
+                self._backward(parameters, indices)
+                reducer._delay_all_reduce()
+                self.ddp._static_graph_delay_allreduce_enqueued = True
+            if order is not None:
+                self._backward(parameters, indices)
+                reducer._rebuild_buckets()
+        self.order = order
+        return True
+
+    def _backward(self, parameters: list[nn.Parameter], order: Iterable[int]) -> None:
+        self.ddp.reducer.prepare_for_forward()
+        self.ddp.reducer.prepare_for_backward([])
+        for index in order:
+            (parameters[index] * 0).sum().backward()
+
+
+@contextmanager
+def _set_aside(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Gradients as they are, and hooks on parameters, come back behind a backward pass that means nothing."""
+    gradients = [parameter.grad for parameter in parameters]
+    found = (getattr(p, name, None) for p in parameters for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+    places: list[Any] = [hooks for hooks in found if hooks]
+    kept = [dict(hooks) for hooks in places]
+    for parameter in parameters:
+        parameter.grad = None
+    for hooks in places:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in zip(places, kept, strict=True):
+            hooks.update(before)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+
+def reducers_in(modules: Mapping[str, nn.Module]) -> list[Reducer]:
+    """The DistributedDataParallel modules among some modules and their parts."""
+    found = (m for root in modules.values() for m in root.modules() if isinstance(m, DistributedDataParallel))
+    return [Reducer(ddp) for ddp in {id(m): m for m in found}.values()]
+
+
+def _name(hook: Any) -> str:
+    return str(getattr(hook, "__name__", type(hook).__name__))

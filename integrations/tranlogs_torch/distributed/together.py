@@ -1,0 +1,248 @@
+"""What a session does besides, when its process trains together with others.
+
+Under DistributedDataParallel gradients are equal on all ranks, so the log of a step is divided among them; checkpoints are
+taken by all at the same boundary. That is decided together: at the first step, and then at every tenth boundary or so,
+where all ranks stand at the same step. Between these nothing is said.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from tranlogs.errors import UnencodableState, UsageError
+from tranlogs.journal import Journal
+from tranlogs.recovery.recover import Progress
+from tranlogs.recovery.together import Landing, RankRecovery
+from tranlogs.retention import CheckpointPolicy, EverySteps
+
+from . import adoption
+from .division import Named, Portion, digest, portions
+from .group import Group, is_there, warn_of_restarts
+from .reducer import Reducer, reducers_in
+
+if TYPE_CHECKING:
+    from ..member import Member
+    from ..state import TorchState
+
+_log = logging.getLogger("tranlogs")
+
+_SUM_OF_TWO = 2  # processes: whatever the order, it is the same
+_ASK_STEPS = 10  # how often ranks ask each other whether a checkpoint is due, and whether they are still equal
+
+
+class Together:
+    """See the module.
+
+    Args:
+        state: of this process; its modules are looked through for DistributedDataParallel.
+        policy: when a checkpoint is due.
+
+    Attributes:
+        rank: of this process, from 0.
+        world: how many train together.
+        is_divided: whether gradients are equal, as far as is known, so that each rank logs its range of them.
+    """
+
+    def __init__(self, state: TorchState, policy: CheckpointPolicy) -> None:
+        self._group = Group()
+        self.rank, self.world = self._group.rank, self._group.world
+        self._state = state
+        state.world = self.world
+        self._reducers: list[Reducer] = reducers_in(state.modules)
+        self._every = policy.steps if isinstance(policy, EverySteps) else None
+        self._spans_all = bool(self._reducers) and all(r.ddp.process_group.size() == self.world for r in self._reducers)
+        self.is_divided = self._spans_all
+        self._checked: set[str] = set()  # optimizers whose gradients were compared in this process
+        self._asked_at = self._taken_at = self._stood_at = 0  # steps
+        self._is_wanted = self._is_hurried = self._was_suspended = False
+        self._has_left = False
+        self._reduced: dict[str, tuple[list[int], bool]] = {}  # by optimizer: its groups' sizes, and what was found for them
+        self._landed: dict[str, Any] | None = None
+        self._environment: dict[str, Any] = {}
+        warn_of_restarts(self.rank)
+
+    @classmethod
+    def of(cls, state: TorchState, policy: CheckpointPolicy, rank: int | None) -> Together | None:
+        """For a process among several; None for one alone.
+
+        Raises:
+            UsageError: `rank` is not what torch.distributed says.
+        """
+        if not is_there():
+            return None
+        found = cls(state, policy)
+        if rank not in (None, found.rank):
+            raise UsageError(f"rank={rank}: torch.distributed says that this is rank {found.rank}; leave the argument out")
+        return found
+
+    # What is recorded.
+
+    def describe(self, environment: dict[str, Any]) -> None:
+        """Put what the sums depend on into the run's environment, and keep it up to date there."""
+        self._environment = environment
+        environment |= {"world": self.world, "backend": self._group.backend}
+        if self._reducers:
+            environment["reducers"] = [reducer.describe() for reducer in self._reducers]
+            environment["ddp"] = {"is_divided": self.is_divided}
+
+    def doubts(self) -> list[str]:
+        """What is not brought back.
+
+        Raises:
+            UsageError: a communication hook makes a log of gradients wrong.
+        """
+        found = [text for reducer in self._reducers for text in reducer.hooks_told()]
+        if not self._reducers:
+            found.append(
+                f"{self.world} processes train together, and model=... holds no DistributedDataParallel: each logs "
+                "all of its gradients, and what follows may round otherwise. Give the wrapped model: model=ddp"
+            )
+        return found
+
+    # Steps.
+
+    def share(self, member: Member, named: Sequence[Named]) -> list[Portion] | None:
+        """What this rank logs of a step's gradients; None for all of them."""
+        if not self._is_lockstep() or not self.is_divided or not self._is_reduced(member):
+            return None
+        if member.name not in self._checked:
+            self._checked.add(member.name)
+            digests = self._group.gather(digest(named))
+            if len(set(digests)) > 1:
+                self._fall_back(f"the gradients of rank {_first_other(digests)} are not those of rank 0")
+                return None
+        return portions(named, self.rank, self.world)
+
+    def _is_reduced(self, member: Member) -> bool:
+        """Whether all that it trains goes through a reducer."""
+        sizes = [len(group["params"]) for group in member.inner.param_groups]
+        if self._reduced.get(member.name, ([], False))[0] != sizes:
+            reduced = {id(p) for reducer in self._reducers for p in reducer.ddp.module.parameters()}
+            self._reduced[member.name] = sizes, all(id(p) in reduced for p in member.parameters())
+        return self._reduced[member.name][1]
+
+    def _fall_back(self, why: str) -> None:
+        self._divide_no_more()
+        self._is_wanted = self._is_hurried = True
+        if self.rank == 0:
+            _log.warning("%s: from here on each rank logs all of its gradients, not a share of them", why)
+
+    def _divide_no_more(self) -> None:
+        self.is_divided = False
+        if "ddp" in self._environment:
+            self._environment["ddp"]["is_divided"] = False
+
+    def _is_lockstep(self) -> bool:
+        """Whether all ranks pass the same boundaries, so that they may wait for each other there."""
+        if any(reducer.is_joining for reducer in self._reducers):  # and then they need not be equal, either
+            self._divide_no_more()
+            return False
+        return self._spans_all and not self._has_left
+
+    # Boundaries.
+
+    def at_boundary(self, journal: Journal, body: dict[str, Any], whole: Callable[[], dict[str, Any]], *, wanted: bool | None,
+                    digests: bytes) -> bool | None:  # fmt: skip
+        """Whether to take a checkpoint at this boundary; None for whatever the policy says.
+
+        Args:
+            journal: of this rank.
+            body: of the boundary; this rank's part is added to it.
+            whole: gives what a checkpoint holds of the boundary.
+            wanted: whether somebody asked for a checkpoint.
+            digests: fingerprint of all parameters; empty if only some were looked at.
+        """
+        self._state.mirror = {}
+        is_lockstep = self._is_lockstep()
+        has_stepped, self._stood_at = journal.step > self._stood_at, journal.step  # other boundaries may be this rank's alone
+        if is_lockstep and has_stepped:
+            for reducer in self._reducers:
+                reducer.note_order()
+        if self._reducers:
+            body["ddp"] = {"orders": [reducer.read_order() for reducer in self._reducers], "is_divided": self.is_divided}
+        if self._has_left:
+            return False
+        if not is_lockstep:
+            return wanted
+        self._is_wanted |= bool(wanted)
+        self._was_suspended |= journal.is_suspended
+        if not has_stepped or not self._is_time(journal.step):
+            return False
+        return self._decide(journal, whole, digests)
+
+    def _is_time(self, step: int) -> bool:
+        """Whether all ranks ask each other at this step: from what all of them know."""
+        since = step - self._taken_at
+        is_time = step // _ASK_STEPS > self._asked_at // _ASK_STEPS or (self._every is not None and since >= self._every)
+        return is_time or self._is_hurried
+
+    def _decide(self, journal: Journal, whole: Callable[[], dict[str, Any]], digests: bytes) -> bool:
+        self._asked_at, self._is_hurried = journal.step, False
+        has_gap = self._was_suspended and not journal.is_suspended  # what others hold of these steps is of no use without it
+        is_due = self._is_wanted or has_gap or journal.is_checkpoint_due()
+        said = self._group.gather({"due": is_due, "digests": xxhash.xxh3_64_hexdigest(digests) if digests else ""})
+        known = [one["digests"] for one in said if one["digests"]]
+        if self.is_divided and len(set(known)) > 1:
+            other = _first_other([one["digests"] for one in said])
+            self._fall_back(f"the parameters of rank {other} are not those of rank 0 at step {journal.step}")
+        elif not any(one["due"] for one in said):
+            return False
+        self._taken_at, self._is_wanted, self._was_suspended = journal.step, False, journal.is_suspended
+        self.mirror(whole())
+        return True
+
+    def mirror(self, whole: dict[str, Any]) -> None:
+        """All tell what is their own; the next rank's goes into this one's checkpoint, in case that loses its disk."""
+        following = (self.rank + 1) % self.world
+        try:
+            own = adoption.packed(whole)
+        except UnencodableState:  # the journal is going to meet it, too, and says so
+            own = b""
+        self._state.mirror = {following: self._group.gather(own)[following]}
+
+    # Recovery.
+
+    def recover(self, journal: Journal, built: dict[str, Any], step: int | None, progress: Progress | None) -> Landing | None:
+        """Land where all land; None if the run is fresh. `built`: this rank's own part of the state as it was built."""
+        self._state.built = built
+        folder, run_id = journal.paths.folder, journal.run.run_id
+        try:
+            return RankRecovery(folder, self.rank, self.world, run_id, self._state, self._group).recover(step, progress)
+        finally:
+            self._state.built = None
+
+    def landed(self, body: dict[str, Any]) -> None:
+        """Auxiliary state was set to a recorded boundary's."""
+        self._landed = body
+        self._state.is_shared = bool(body.get("ddp", {}).get("is_divided"))
+
+    @property
+    def landing(self) -> dict[str, Any]:
+        """The boundary that was landed on."""
+        assert self._landed is not None, "nothing was recovered"
+        return self._landed
+
+    def prime(self, step: int, checkpoint_step: int) -> list[str]:
+        """Make the reducers round as those of the run did; says where that cannot be. All ranks must call it."""
+        self._asked_at, self._taken_at, self._stood_at = step, checkpoint_step, step
+        recorded = self.landing.get("ddp", {}).get("orders", []) if step else []
+        primed = [reducer.prime(order) for reducer, order in zip(self._reducers, recorded, strict=False)]
+        if all(primed) or self.world == _SUM_OF_TWO:
+            return []
+        return ["the order of the buckets in which gradients are summed was not recorded: the next steps may round otherwise"]
+
+    def leave(self) -> None:
+        """This process says nothing to the others any more: they may be gone."""
+        self._has_left = True
+
+    def meet(self) -> None:
+        """Wait for all."""
+        self._group.gather(None)
+
+
+def _first_other(values: Sequence[str]) -> int:
+    return next(rank for rank, value in enumerate(values) if value != values[0])

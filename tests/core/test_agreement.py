@@ -1,0 +1,127 @@
+"""Where ranks land together: a pure decision, case by case."""
+
+from __future__ import annotations
+
+import pytest
+
+from tranlogs.errors import RecoveryError
+from tranlogs.recovery.agreement import Agreement, Damage, agree
+from tranlogs.recovery.holding import Anchor, Holding, Stretch
+
+
+def holding(rank: int, last: int, checkpoints: list[int], *, first: int = 0, timeline: int = 1, shared: bool = True,
+            landings: dict[int, int] | None = None) -> Holding:  # fmt: skip
+    """A journal with a boundary after each of the steps `first` to `last`."""
+    known = landings if landings is not None else {step: int(step > 0) for step in range(first, last + 1)}
+    anchors = tuple(Anchor(step, f"step-{step}", int(step > 0), 0) for step in checkpoints)
+    return Holding(rank, f"/run/rank{rank}", f"id{rank}", 3, shared, timeline, (Stretch(first, last, known),), anchors)
+
+
+def lost(rank: int) -> Holding:
+    return Holding(rank, f"/run/rank{rank}", f"new{rank}")
+
+
+def decided(*holdings: Holding, damage: Damage | None = None, step: int | None = None) -> Agreement:
+    found = agree(holdings, damage or Damage(), step)
+    assert found is not None
+    return found
+
+
+def bases(agreement: Agreement) -> list[tuple[int, int] | None]:
+    """Of each rank, whose checkpoint it loads, and of which step."""
+    return [None if base is None else (base.rank, base.anchor.step) for base in agreement.bases]
+
+
+def test_nothing_anywhere_is_a_fresh_run() -> None:
+    assert agree([lost(0), lost(1)], Damage()) is None
+
+
+def test_all_land_on_the_newest_step_of_the_slowest() -> None:
+    found = decided(holding(0, 9, [0, 7]), holding(1, 8, [0, 7]), holding(2, 9, [0, 7]))
+    assert (found.step, found.nth, found.lost, found.is_forked) == (8, 1, (), False)
+    assert bases(found) == [(0, 7), (1, 7), (2, 7)]
+
+
+def test_a_step_can_be_asked_for() -> None:
+    found = decided(holding(0, 9, [0, 7]), holding(1, 8, [0, 7]), step=5)
+    assert (found.step, bases(found)) == (5, [(0, 0), (1, 0)])
+    with pytest.raises(
+        RecoveryError, match="step 9 is not covered on all ranks: rank 0 has steps 0 to 9, rank 1 has steps 0 to"
+    ):
+        decided(holding(0, 9, [0, 7]), holding(1, 8, [0, 7]), step=9)
+
+
+def test_a_rank_whose_checkpoint_is_old_takes_the_newer_one_of_another() -> None:
+    """What the others hold begins behind the old one."""
+    found = decided(holding(0, 9, [4, 7], first=4), holding(1, 9, [0], first=0))
+    assert (found.step, bases(found)) == (9, [(0, 7), (0, 7)])
+
+
+def test_ranks_that_are_not_the_same_use_their_own_checkpoints_only() -> None:
+    found = decided(holding(0, 9, [4, 7], first=4, shared=False), holding(1, 8, [0], shared=False))
+    assert (found.step, bases(found)) == (8, [(0, 7), (1, 0)])
+
+
+def test_a_checkpoint_behind_the_end_of_sameness_serves_its_own_rank_alone() -> None:
+    """Rank 0 wrote the first checkpoint after the ranks were found to differ; rank 1 died before its own was published."""
+    found = decided(holding(0, 9, [0, 7], shared=False), holding(1, 9, [0]))
+    assert (found.step, bases(found)) == (9, [(0, 7), (1, 0)])
+
+
+def test_a_lost_journal_sends_all_to_the_newest_checkpoint() -> None:
+    found = decided(holding(0, 9, [0, 7]), lost(1), holding(2, 8, [0, 7]))
+    assert (found.step, found.lost, found.is_forked) == (7, (1,), True)
+    assert bases(found) == [(0, 7), (0, 7), (2, 7)]
+
+
+def test_a_lost_journal_of_ranks_that_are_not_the_same_cannot_be_replaced() -> None:
+    with pytest.raises(RecoveryError, match="the journals of ranks 1 are gone"):
+        decided(holding(0, 9, [0, 7], shared=False), lost(1))
+
+
+def test_a_rank_that_died_before_its_first_checkpoint_starts_as_it_was_built() -> None:
+    found = decided(holding(0, 0, [0], shared=False, landings={}), lost(1))
+    assert (found.step, bases(found), found.lost) == (0, [(0, 0), None], (1,))
+
+
+def test_a_checkpoint_that_only_one_could_write_counts_where_its_log_is_shared() -> None:
+    found = decided(holding(0, 9, [0, 7]), holding(1, 9, [0]), lost(2))
+    assert (found.step, bases(found)) == (7, [(0, 7), (0, 7), (0, 7)])
+
+
+def test_different_timelines_make_a_new_one() -> None:
+    found = decided(holding(0, 5, [0], timeline=2), holding(1, 6, [0]))
+    assert (found.step, found.timeline, found.is_forked) == (5, 2, True)
+
+
+def test_of_several_boundaries_at_a_step_the_last_that_all_have_is_meant() -> None:
+    found = decided(holding(0, 5, [0], landings={0: 0, 4: 1, 5: 3}), holding(1, 5, [0], landings={0: 0, 4: 1, 5: 2}))
+    assert (found.step, found.nth) == (5, 2)
+
+
+def test_a_checkpoint_behind_the_landing_is_not_loaded() -> None:
+    late = Holding(0, "/a", "a", 2, True, 1, (Stretch(0, 5, {0: 0, 5: 2}),), (Anchor(0, "old", 0, 0), Anchor(5, "new", 2, -1)))
+    found = decided(late, holding(1, 5, [0], landings={0: 0, 5: 1}))
+    assert (found.step, found.nth, bases(found)) == (5, 1, [(0, 0), (1, 0)])
+
+
+@pytest.mark.parametrize(
+    ("damage", "step", "expected"),
+    [
+        (Damage(checkpoints={(0, "step-7")}), 9, [(1, 7), (1, 7)]),
+        (Damage(checkpoints={(0, "step-7"), (1, "step-7")}), 9, [(0, 0), (1, 0)]),
+        (Damage(records={(1, 9)}), 8, [(0, 7), (1, 7)]),
+        (Damage(records={(1, 5)}), 9, [(0, 7), (1, 7)]),
+        (Damage(records={(1, 8)}), 7, [(0, 7), (1, 7)]),
+        (Damage(landings={(0, 9), (0, 8)}), 7, [(0, 7), (1, 7)]),
+        (Damage(records={(1, 8)}, checkpoints={(0, "step-7"), (1, "step-7")}), 7, [(0, 0), (1, 0)]),
+    ],
+)  # fmt: skip
+def test_damage_is_worked_around(damage: Damage, step: int, expected: list[tuple[int, int]]) -> None:
+    found = decided(holding(0, 9, [0, 7]), holding(1, 9, [0, 7]), damage=damage)
+    assert (found.step, bases(found)) == (step, expected)
+
+
+def test_a_holding_survives_being_sent() -> None:
+    mine = holding(1, 6, [0, 4])
+    assert Holding.unpacked(mine.packed()) == mine

@@ -1,0 +1,211 @@
+"""A process that torchrun starts: it trains one of the loops below with others, may kill itself, and writes down what came out.
+
+    torchrun ... child.py NAME RUN OUT KILLS
+
+RUN is "-" for the loop without a log. KILLS is JSON: for each start (see TORCHELASTIC_RESTART_COUNT) null, or [rank, step,
+milliseconds]: so long after the beginning of that step, or of the process (step -1), the rank dies by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from tests.torch.lab import with_plain_loops
+from tranlogs.recovery import reach
+
+EPOCHS, BATCHES, BATCH = 3, 16, 5  # on each rank
+STEPS = EPOCHS * BATCHES
+
+
+class Killer:
+    """Ends this process at the moment that was drawn for it."""
+
+    def __init__(self, kill: list[Any] | None, run: str) -> None:
+        self._at = kill[1] if kill and kill[0] == dist_rank() else None
+        self._seconds = kill[2] / 1000 if kill else 0.0
+        self._loses_disk = bool(kill and len(kill) > 3)
+        self._folder = Path(run) / f"rank{dist_rank()}"
+        self.step(-1)
+
+    def step(self, number: int) -> None:
+        """A step of this number begins."""
+        if number == self._at:
+            timer = threading.Timer(self._seconds, self._kill)
+            timer.daemon = True
+            timer.start()
+
+    def _kill(self) -> None:
+        if self._loses_disk:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dist_rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def data() -> Any:
+    """As many batches on every rank."""
+    generator = torch.Generator().manual_seed(5)
+    count = BATCHES * BATCH * int(os.environ["WORLD_SIZE"])
+    x, y = torch.randn(count, 8, generator=generator), torch.randint(0, 5, (count,), generator=generator)
+    dataset = TensorDataset(x, y)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, seed=3)
+    return DataLoader(dataset, batch_size=BATCH, sampler=sampler)
+
+
+def uneven() -> Any:
+    """More batches on the first ranks."""
+    generator = torch.Generator().manual_seed(5 + dist_rank())
+    count = BATCH * (STEPS - 9 * dist_rank())
+    dataset = TensorDataset(torch.randn(count, 8, generator=generator), torch.randint(0, 5, (count,), generator=generator))
+    return DataLoader(dataset, batch_size=BATCH, shuffle=True)
+
+
+class Net(nn.Module):
+    """Layers that are used in another order than they are registered, one of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.middle, self.into = nn.Linear(40, 5), nn.Linear(40, 40), nn.Linear(8, 40)
+        self.norm, self.drop = nn.BatchNorm1d(40), nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.drop(torch.relu(self.norm(self.into(x))))
+        return self.out(torch.relu(self.middle(torch.relu(self.middle(hidden)))))  # type: ignore[no-any-return]
+
+
+DDP: dict[str, dict[str, Any]] = {
+    "plain": {}, "views": {"gradient_as_bucket_view": True}, "static": {"static_graph": True}, "accumulation": {},
+    "buckets": {"bucket_cap_mb": 0.003}, "unused": {"find_unused_parameters": True}, "undivided": {}, "sgd": {}, "hook": {},
+    "own loop": {}, "bytes": {}, "power": {}, "far": {}, "join": {},
+}  # fmt: skip
+
+
+def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
+    """Train to the end; what came out, to be compared."""
+    killer = Killer(kill, run)
+    if name == "far":  # as if each rank's folder lay on a disk of its own machine
+        reach.is_readable = lambda holding: holding.rank == dist_rank()
+    torch.manual_seed(1)
+    model = Net()
+    seed = 100 + dist_rank()
+    torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
+    ddp = DistributedDataParallel(model, **DDP[name])
+    if name == "hook":
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        ddp.register_comm_hook(None, fp16_compress_hook)
+    if name == "power":
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+        ddp.register_comm_hook(PowerSGDState(None), powerSGD_hook)
+    inner: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if name == "sgd":
+        inner = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20,
+                               "checkpoint_every": "60KiB" if name == "bytes" else 7}  # fmt: skip
+    if run == "-":
+        optimizer = with_plain_loops(inner)
+    else:
+        from tranlogs_torch import LoggedOptimizer
+
+        optimizer = LoggedOptimizer(inner, run, ddp, **options)
+    loader = uneven() if name == "join" else data()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 11, 0.7)
+    report, losses = None, {}
+    if run != "-":
+        report = optimizer.track(scheduler=scheduler, loader=loader).recover()
+        if dist_rank() == 0:
+            told = {"step": report.step, "exact": report.exact, "timeline": report.timeline, "notes": report.notes}
+            print("recovered", json.dumps(told), flush=True)
+        assert report.exact is not False, report
+    step = report.step if report else 0
+
+    def batch(x: torch.Tensor, y: torch.Tensor, number: int) -> None:
+        nonlocal step
+        if name == "accumulation" and number % 3:
+            with ddp.no_sync():
+                nn.functional.cross_entropy(ddp(x), y).backward()
+            return
+        killer.step(step)
+        loss = nn.functional.cross_entropy(ddp(x), y)
+        loss.backward()
+        if name == "undivided":
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad.mul_(1.0 + dist_rank())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        step += 1
+        losses[step] = loss.item()
+        optimizer.note(loss=loss.item())
+
+    if name == "join":
+        with ddp.join():
+            for x, y in optimizer.batches(loader, len(loader)):
+                batch(x, y, 0)
+    elif name == "own loop":
+        for epoch in range(EPOCHS):
+            loader.sampler.set_epoch(epoch)
+            for x, y in loader:
+                batch(x, y, 0)
+    else:
+        for epoch in optimizer.epochs(EPOCHS) if run != "-" else optimizer.epochs(EPOCHS, loader):
+            loader.sampler.set_epoch(int(epoch))
+            for i, (x, y) in enumerate(epoch, start=getattr(epoch, "batch", 0)):
+                batch(x, y, i + 1)
+    if run != "-":
+        optimizer.close()
+        steps, values = optimizer.scalars["loss"]
+        losses = dict(zip(steps, values))
+    return outcome(model, inner, losses)
+
+
+def outcome(model: nn.Module, optimizer: torch.optim.Optimizer, losses: dict[int, float]) -> dict[str, Any]:
+    """Digests of everything."""
+    tensors = [*model.parameters(), *(v for p in model.parameters() for v in optimizer.state[p].values() if torch.is_tensor(v))]
+    rng = (torch.get_rng_state().numpy().tobytes(), str(np.random.get_state()), str(random.getstate()))
+    return {
+        "weights": {name: p.tolist() for name, p in model.named_parameters()},
+        "weights and state": _digest(b"".join(t.detach().numpy().tobytes() for t in tensors)),
+        "buffers": _digest(b"".join(b.numpy().tobytes() for b in model.buffers())),
+        "rng": _digest(repr(rng).encode()), "losses": {str(k): v for k, v in losses.items()},
+        "lr": [group["lr"] for group in optimizer.param_groups],
+    }  # fmt: skip
+
+
+def _digest(data: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def main(arguments: list[str]) -> None:
+    name, run, out, kills = arguments[0], arguments[1], arguments[2], json.loads(arguments[3])
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = train(name, run, kills[attempt] if attempt < len(kills) else None)
+    Path(f"{out}.{dist_rank()}").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,89 @@
+"""Ranks that die by SIGKILL under torchrun's agent: every run ends with the bits of one that nobody killed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.child import STEPS
+from tests.distributed.conftest import Launcher, Outcome
+
+pytestmark = pytest.mark.crash
+
+
+def drawn(world: int, count: int, *, last: int = STEPS) -> list[list[Any]]:
+    """Kills at random moments of random ranks: in the start, in recovery, in a step."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    chance = random.Random(seed)
+    steps = sorted(chance.choice([-1, *[chance.randrange(last)] * 4]) for _ in range(count))
+    return [[chance.randrange(world), step, chance.random() * (300 if step < 0 else 8)] for step in steps]
+
+
+def differences(found: Outcome, right: Outcome) -> list[list[str]]:
+    """By rank, what is not equal."""
+    return [[key for key in mine if mine[key] != theirs[key]] for mine, theirs in zip(found, right, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("world", "name", "kills"),
+    [
+        (3, "plain", 6), (2, "accumulation", 3), (4, "buckets", 3), (3, "static", 3), (3, "views", 2), (3, "unused", 2),
+        (3, "own loop", 3), (3, "hook", 2), (3, "bytes", 3), (3, "undivided", 3),
+        (3, "join", 2),
+    ],
+)  # fmt: skip
+def test_killed_group_ends_with_the_bits_of_one_that_was_not(
+    launcher: Launcher, tmp_path: Path, world: int, name: str, kills: int
+) -> None:
+    planned = drawn(world, kills, last=STEPS // 3 if name == "accumulation" else STEPS)
+    print(planned)
+    right = launcher.reference(world, name)
+    found = launcher.run(world, name, tmp_path / "run", planned)
+    told = launcher.told()
+    print(told)
+    assert differences(found, right) == [[]] * world
+    assert len(told) >= 2, "nobody was killed"
+    assert all(report["exact"] is True for report in told)
+    steps = [report["step"] for report in told]
+    assert steps == sorted(steps)
+
+
+def test_a_finished_step_is_lost_by_no_kill(launcher: Launcher, tmp_path: Path) -> None:
+    kills = [[rank, step, 0] for rank, step in ((0, 5), (2, 17), (1, 30))]  # as that step begins
+    found = launcher.run(3, "plain", tmp_path / "run", kills)
+    assert [report["step"] for report in launcher.told()][1:] == [5, 17, 30]
+    assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_path: Path, rank: int) -> None:
+    kills = [[rank, 25, 0, "disk"], [1, 40, 3]]
+    found = launcher.run(3, "plain", tmp_path / "run", kills)
+    first, second, third = launcher.told()
+    assert first["step"] == 0
+    assert second["step"] == 21  # of steps 22 to 25 a share is gone
+    assert any(f"the journal of rank {rank} is gone" in note for note in second["notes"])
+    assert second["exact"] is True
+    assert third["step"] >= 40
+    assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
+
+
+def test_journals_on_other_machines_come_through_the_group(launcher: Launcher, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    kills = [[1, 10, 2], [2, 25, 0, "disk"], [0, 40, 3]]
+    found = launcher.run(3, "far", run, kills)
+    steps = [report["step"] for report in launcher.told()]
+    assert steps[2] == 21
+    assert (steps[1] >= 10, steps[3] >= 40) == (True, True)
+    assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
+    assert not list(run.glob("rank*/peers"))
+
+
+def test_a_disk_that_is_lost_before_the_first_checkpoint_costs_nothing_more(launcher: Launcher, tmp_path: Path) -> None:
+    found = launcher.run(3, "plain", tmp_path / "run", [[1, 3, 0, "disk"]])
+    assert [report["step"] for report in launcher.told()] == [0, 0]
+    assert differences(found, launcher.reference(3, "plain")) == [[]] * 3

@@ -1,0 +1,127 @@
+"""The command line on a divided run: every rank's journal has a share, and a reader puts them together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.conftest import Cli
+from tests.distributed.child import STEPS
+from tests.distributed.conftest import Launcher
+from tranlogs.errors import StateMismatch, UsageError
+from tranlogs_torch import LoggedOptimizer
+
+pytestmark = pytest.mark.crash
+
+
+def test_replay_without_the_script_gives_the_weights(divided: Path, launcher: Launcher, cli: Cli, tmp_path: Path) -> None:
+    right = launcher.reference(3, "plain")
+    for run in (divided, divided / "rank1"):
+        found = cli("replay", run, "--out", tmp_path / "out.pt", "--json")
+        assert found.code == 0, found.err
+        assert (found.json["step"], found.json["exact"], found.json["replayed"]) == (STEPS, True, STEPS - 42)
+        weights = torch.load(tmp_path / "out.pt", weights_only=True)["model"]
+        assert all(weights[name].tolist() == values for name, values in right[0]["weights"].items())
+
+
+def test_verify_redoes_every_ranks_log(divided: Path, cli: Cli) -> None:
+    found = cli("verify", divided, "--replay", "--json")
+    assert found.code == 0, found.out
+    for rank in found.json["ranks"]:
+        assert rank["problems"] == []
+        assert [report["exact"] for report in rank["replays"]] == [True]
+        assert rank["replays"][0]["replayed"] == STEPS - 35
+
+
+def test_status_shows_all_ranks_and_where_they_would_land(copied: Path, cli: Cli) -> None:
+    found = cli("status", copied, "--json")
+    assert found.code == 0
+    assert [rank["rank"] for rank in found.json["ranks"]] == [0, 1, 2]
+    assert found.json["together"] == {"world": 3, "step": STEPS, "lost": [], "problems": []}
+    assert f"3 ranks go back to step {STEPS}" in cli("status", copied).out
+    shutil.rmtree(copied / "rank1")
+    found = cli("status", copied, "--json")
+    assert found.json["together"] == {"world": 3, "step": 42, "lost": [1], "problems": ["the journal of rank 1 is gone"]}
+    assert "the journal of rank 1 is gone" in cli("status", copied).out
+    assert found.code == 1
+
+
+def test_a_lost_journal_is_worked_around_and_said(copied: Path, cli: Cli, tmp_path: Path) -> None:
+    shutil.rmtree(copied / "rank2")
+    found = cli("replay", copied, "--out", tmp_path / "out.pt", "--json")
+    assert (found.code, found.json["step"], found.json["exact"]) == (0, 42, True)
+    assert any("the journal of rank 2 is gone" in note for note in found.json["notes"])
+
+
+def test_a_damaged_share_is_named_and_worked_around(copied: Path, cli: Cli, tmp_path: Path) -> None:
+    for rank in range(3):  # so that the damage lies before no checkpoint
+        for name in sorted((copied / f"rank{rank}" / "checkpoints").iterdir())[-1:]:
+            shutil.rmtree(name)
+    assert cli("replay", copied, "--to", 42, "--out", tmp_path / "right.pt").code == 0
+    (segment,) = sorted((copied / "rank1" / "log").glob("*.seg"))[:1]
+    data = bytearray(segment.read_bytes())
+    where = _last_gradient(copied / "rank1")
+    data[where] ^= 1
+    segment.write_bytes(data)
+    found = cli("replay", copied / "rank0", "--out", tmp_path / "out.pt", "--json")
+    assert found.json["step"] == STEPS - 1
+    assert found.json["exact"] is True
+    assert any("rank1" in note and f"step {STEPS}" in note for note in found.json["notes"]), found.json["notes"]
+
+
+def _last_gradient(folder: Path) -> int:
+    from tranlogs.codec.entry import EntryKind
+    from tranlogs.recovery.holding import LocalLog
+    from tranlogs.wal.reader import SegmentReader
+
+    log = LocalLog.read(folder)
+    (run,) = log.history.runs
+    last = [link for link in run if link.kind == EntryKind.STEP][-1]
+    with SegmentReader(last.segment.path) as reader:
+        entries = [reader.decode(link.location) for link in run if link.segment is last.segment]
+    return next(entry for entry in reversed(entries) if entry.kind == EntryKind.STEP).frames[0].offset
+
+
+def test_a_journal_without_checkpoints_has_its_share_of_the_log_still(copied: Path, cli: Cli, tmp_path: Path) -> None:
+    for path in (copied / "rank1" / "checkpoints").iterdir():
+        shutil.rmtree(path)
+    for rank in (0, 1):
+        found = cli("replay", copied / f"rank{rank}", "--out", tmp_path / "out.pt", "--json")
+        assert (found.json["step"], found.json["checkpoint_step"], found.json["exact"]) == (STEPS, 42, True)
+    assert any("taken from rank 0's checkpoint of step 42" in note for note in found.json["notes"])
+
+
+def test_one_process_alone_does_not_take_it_up(copied: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    with (
+        LoggedOptimizer(torch.optim.AdamW(model.parameters()), copied, model) as optimizer,
+        pytest.raises(StateMismatch, match="by 3 processes that trained together, now there is 1"),
+    ):
+        optimizer.recover()
+
+
+def test_without_a_process_group_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model = torch.nn.Linear(2, 2)
+    with (
+        LoggedOptimizer(torch.optim.AdamW(model.parameters()), tmp_path / "run", model) as optimizer,
+        pytest.raises(UsageError, match="WORLD_SIZE is 2, but"),
+    ):
+        optimizer.recover()
+
+
+def test_another_number_of_processes_is_refused(copied: Path, launcher: Launcher) -> None:
+    arguments = ["plain", str(copied), str(launcher.folder / "out"), json.dumps([])]
+    assert launcher.ask({"world": 2, "restarts": 0, "arguments": arguments})
+    assert "recorded a run of 3 processes, now there are 2" in launcher.said()
+
+
+@pytest.mark.parametrize(("name", "words"), [("power", "powerSGD_hook (PowerSGD) keeps a state of its own")])
+def test_hooks_that_a_log_cannot_serve_are_refused(launcher: Launcher, tmp_path: Path, name: str, words: str) -> None:
+    arguments = [name, str(tmp_path / "run"), str(launcher.folder / "out"), json.dumps([])]
+    assert launcher.ask({"world": 2, "restarts": 0, "arguments": arguments})
+    assert words in launcher.said()

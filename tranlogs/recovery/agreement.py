@@ -1,0 +1,135 @@
+"""Where ranks that train together recover: a pure decision over what each of them holds.
+
+what the ranks hold                                    decision
+nothing, all of them                                   a fresh run
+a common boundary N, its shares, a base below          all land on the newest such N; each loads its own checkpoint where
+                                                       the shares behind it are complete, else another rank's
+nothing, some of them (a lost journal)                 its shares are gone: all land on the newest checkpoint
+no such N                                              refused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import RecoveryError
+from .holding import Anchor, Holding, Stretch
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The checkpoint that a rank loads: of which rank, and which."""
+
+    rank: int
+    anchor: Anchor
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """All land on the `nth` boundary at `step`; `bases` has each rank's checkpoint, `lost` those whose journals are gone."""
+
+    step: int
+    nth: int
+    bases: tuple[Base | None, ...]  # None: the rank starts as it was built
+    lost: tuple[int, ...]
+    timeline: int  # the newest of all
+    is_forked: bool  # the timelines differ, or a journal begins anew
+
+
+@dataclass(slots=True)
+class Damage:
+    """What was found unreadable on the way: checkpoints, records and boundaries, each with its rank."""
+
+    checkpoints: set[tuple[int, str]] = field(default_factory=set)
+    records: set[tuple[int, int]] = field(default_factory=set)
+    landings: set[tuple[int, int]] = field(default_factory=set)
+
+    def __len__(self) -> int:
+        return len(self.checkpoints) + len(self.records) + len(self.landings)
+
+
+def agree(holdings: Sequence[Holding], damage: Damage, step: int | None = None) -> Agreement | None:
+    """Agree, or None if all is fresh. `holdings` has one a rank, in order.
+
+    Raises:
+        RecoveryError: there is no boundary on which all can land, or not at `step`.
+    """
+    held = [holding for holding in holdings if not holding.is_empty]
+    if not held:
+        return None
+    lost = tuple(holding.rank for holding in holdings if holding.is_empty)
+    new = () if any(holding.has_stepped for holding in held) else lost  # they start as they were built
+    common = set.intersection(*(holding.landings() for holding in held))
+    for target in sorted(common if step is None else common & {step}, reverse=True):
+        counts = [count for holding in held if (count := holding.count(target)) is not None]
+        nth = min(counts, default=0)
+        bases = tuple(_base(holding, holdings, damage, target, nth) for holding in holdings)
+        if all(base is not None or holding.rank in new for base, holding in zip(bases, holdings, strict=True)):
+            newest = max(holding.timeline for holding in holdings)
+            forked = bool(lost) or any(holding.timeline != newest for holding in holdings)
+            return Agreement(target, nth, bases, lost, newest, forked)
+    raise RecoveryError(_nothing(holdings, held, step))
+
+
+def _base(holding: Holding, holdings: Sequence[Holding], damage: Damage, target: int, nth: int) -> Base | None:
+    """The checkpoint from which a rank reaches the target: the newest, and of these its own."""
+    own = [Base(holding.rank, anchor) for anchor in holding.anchors]
+    held = [other for other in holdings if not other.is_empty]
+    are_same = all(other.is_shared for other in held)
+    needs_shares = any(other.is_shared for other in held)
+    foreign = [Base(other.rank, anchor) for other in held if are_same and other.rank != holding.rank
+               for anchor in other.anchors]  # fmt: skip
+    candidates = [base for base in own + foreign if base.anchor.step <= target
+                  and (base.rank, base.anchor.name) not in damage.checkpoints]  # fmt: skip
+    for base in sorted(candidates, key=lambda base: -base.anchor.step):  # stable: its own first
+        start = base.anchor.step
+        reaches = start == target if holding.is_empty else _reaches(holding, base, target, nth, damage)
+        complete = not needs_shares or start == target or all(_has_records(other, start, target, damage) for other in holdings)
+        if reaches and complete:
+            return base
+    return None
+
+
+def _reaches(holding: Holding, base: Base, target: int, nth: int, damage: Damage) -> bool:
+    """Whether a rank's own entries lead from a checkpoint to the target."""
+    start = base.anchor.step
+    own = base.rank == holding.rank
+    if own and start == target and (nth in (0, base.anchor.nth) or holding.count(target) is None):
+        return True
+    if (holding.rank, target) in damage.landings:
+        return False
+    for i, stretch in enumerate(holding.stretches):
+        if target not in stretch.landings or not _is_sound(holding.rank, stretch, start, target, damage):
+            continue
+        if own and i == base.anchor.stretch and (start < target or base.anchor.nth < nth):
+            return True
+        if not own and start in stretch.landings and (start < target or 0 < nth >= base.anchor.nth):
+            return True
+    return False
+
+
+def _has_records(holding: Holding, start: int, target: int, damage: Damage) -> bool:
+    return any(_is_sound(holding.rank, stretch, start, target, damage) for stretch in holding.stretches)
+
+
+def _is_sound(rank: int, stretch: Stretch, start: int, target: int, damage: Damage) -> bool:
+    covers = stretch.after <= start and target <= stretch.last
+    return covers and not any(r == rank and start < step <= target for r, step in damage.records)
+
+
+def _nothing(holdings: Sequence[Holding], held: Sequence[Holding], step: int | None) -> str:
+    what = f"step {step} is not covered on all ranks" if step is not None else "there is no step on which all ranks can land"
+    lost = [holding.rank for holding in holdings if holding.is_empty]
+    gone = f"; the journals of ranks {_listed(lost)} are gone" if lost else ""
+    return f"{what}: {', '.join(_told(held))}{gone}"
+
+
+def _told(held: Sequence[Holding]) -> Iterator[str]:
+    for holding in held:
+        steps = holding.landings()
+        yield f"rank {holding.rank} has steps {min(steps)} to {max(steps)}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
