@@ -18,9 +18,9 @@ from torch import nn
 from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.errors import UsageError
 from tranlogs.recovery import RecoveryReport
+from tranlogs.recovery.alone import Alone
 from tranlogs.recovery.holding import is_shared, recorded_environment
 from tranlogs.recovery.recover import Progress, Recovered, recover
-from tranlogs.recovery.together import Beside
 from tranlogs.recovery.verdict import report_of
 from tranlogs.types import AnyArray
 from tranlogs.wal.entry_writer import Position
@@ -89,15 +89,15 @@ class OfflineRun:
         if sequence is not None:
             raise UsageError(f"{self.folder}: several processes train this run, and a checkpoint holds what is the next one's "
                              "own: only they can make it")  # fmt: skip
-        beside = Beside(self.folder)  # each rank's journal has its share of the records
+        alone = Alone(self.folder)  # each rank's journal has its share of the records
         if checkpoint is None:
-            landing = beside.recovery(self.folder, self.state).recover(step, progress)
+            landing = alone.recovery(self.folder, self.state).recover(step, progress)
             if landing is None or landing.recovered is None:
                 return None
             landing.recovered.notes += landing.notes
             return landing.recovered
-        with beside.shares() as self.state.shares:
-            newest = max(beside.newest(), _step_of(self.folder, checkpoint)) if step is None else step
+        with alone.shares() as self.state.shares:
+            newest = max(alone.newest(), _step_of(self.folder, checkpoint)) if step is None else step
             return recover(self.folder, self.state, step=newest, checkpoint=checkpoint, progress=progress)
 
     def _told(self, found: Recovered, seconds: float) -> RecoveryReport:

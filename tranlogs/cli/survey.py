@@ -29,11 +29,11 @@ from ..errors import CorruptCatalog, CorruptCheckpoint, RecoveryError
 from ..journal import Owner, read_owner
 from ..lineage import is_on, lineage
 from ..rebuild import read_files
+from ..recovery.alone import Alone
 from ..recovery.facts import newest_first, scan_segment
 from ..recovery.history import ScannedSegment, build_history
 from ..recovery.holding import recorded_environment, world_of
 from ..recovery.plan import Plan, plan_recovery
-from ..recovery.together import Beside
 from ..retention.evaluation import newest_rows, protected_of, worth_of
 from ..retention.exposure import Exposure, exposures, has_store
 from .runs import settled
@@ -128,13 +128,13 @@ def survey_group(folder: Path) -> Group | None:
 
 
 def _look_together(folder: Path) -> Group:
-    beside = Beside(folder)
-    lost = [holding.rank for holding in beside.holdings if holding.is_empty]
+    alone = Alone(folder)
+    lost = [holding.rank for holding in alone.holdings if holding.is_empty]
     problems = [f"the journal of rank {rank} is gone" for rank in lost]
     try:
-        return Group(beside.world, beside.newest(), lost, problems)
+        return Group(alone.world, alone.newest(), lost, problems)
     except RecoveryError as error:
-        return Group(beside.world, None, lost, [*problems, str(error)])
+        return Group(alone.world, None, lost, [*problems, str(error)])
 
 
 def survey(folder: Path) -> Survey:

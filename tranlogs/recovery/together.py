@@ -21,10 +21,10 @@ from ..errors import CorruptCheckpoint, MissingShare, RecoveryError, UsageError,
 from ..wal.entry_writer import Position
 from .agreement import Agreement, Base, Damage, agree
 from .history import Link
-from .holding import Holding, LocalLog, boundaries, recorded_environment, world_of
+from .holding import Holding, LocalLog, boundaries
 from .plan import Plan, is_later
 from .protocol import Recoverable
-from .reach import Channel, Reach, run_id_of
+from .reach import Channel, Reach
 from .recover import DamagedEntry, Noted, Progress, Recovered, carry_out, chunks
 from .shares import Shares
 
@@ -82,7 +82,9 @@ class Landing:
 
 
 @dataclass(slots=True)
-class _Attempt:
+class Attempt:
+    """What one rank came to, as it tells the others."""
+
     damage: Damage = field(default_factory=Damage)
     error: BaseException | None = None
     digest: str = ""
@@ -91,6 +93,7 @@ class _Attempt:
     told: list[str] = field(default_factory=list)  # what was damaged, in words
 
     def packed(self) -> dict[str, Any]:
+        """Plain values, to be sent."""
         damage = {name: sorted(getattr(self.damage, name)) for name in ("checkpoints", "records", "landings")}
         return {**damage, "error": in_words(self.error) if self.error else "", "digest": self.digest, "doubts": self.doubts,
                 "told": self.told, "has_later": self.has_later}  # fmt: skip
@@ -177,8 +180,8 @@ class RankRecovery:
                     f"{self.world}. Start as many as before: a log cannot be taken up by another number yet"
                 )
 
-    def _attempt(self, agreement: Agreement, progress: Progress | None) -> tuple[_Attempt, Recovered | None]:
-        attempt = _Attempt()
+    def _attempt(self, agreement: Agreement, progress: Progress | None) -> tuple[Attempt, Recovered | None]:
+        attempt = Attempt()
         recovered: Recovered | None = None
         base = agreement.bases[self.rank]
         assert self._reach is not None
@@ -212,7 +215,7 @@ class RankRecovery:
             self.state.shares = None
         return attempt, recovered
 
-    def _note_damage(self, damage: DamagedEntry, attempt: _Attempt) -> None:
+    def _note_damage(self, damage: DamagedEntry, attempt: Attempt) -> None:
         link, error = damage.link, damage.error
         if isinstance(error, MissingShare) and error.step is not None:
             attempt.damage.records.add((error.rank, error.step))
@@ -238,7 +241,7 @@ class RankRecovery:
         return True
 
     def _landing(self, agreement: Agreement, recovered: Recovered | None, outcomes: Sequence[dict[str, Any]],
-                 attempt: _Attempt) -> Landing:  # fmt: skip
+                 attempt: Attempt) -> Landing:  # fmt: skip
         is_new = agreement.is_forked or any(outcome["has_later"] for outcome in outcomes)
         is_adopted = self.rank in agreement.lost
         landing = Landing(recovered, agreement.timeline + is_new, is_new, is_adopted, attempt.doubts, self._told)
@@ -317,7 +320,7 @@ class RankRecovery:
                 return row
         raise CorruptCheckpoint(self._folder_of(base.rank) / "checkpoints" / base.anchor.name, "it is not there")
 
-    def _adopt(self, agreement: Agreement, base: Base, attempt: _Attempt) -> Recovered:
+    def _adopt(self, agreement: Agreement, base: Base, attempt: Attempt) -> Recovered:
         row = self._row(base)
         others = [found for found in self._foreign(agreement) if found != (base.rank, base.anchor.name)]
         sources = [self._folder_of(rank) / "checkpoints" / name for rank, name in [(base.rank, base.anchor.name), *others]]
@@ -343,54 +346,6 @@ class RankRecovery:
     def _folder_of(self, rank: int) -> Path:
         assert self._reach is not None
         return self._reach.folders[rank]
-
-
-class Beside:
-    """Stands for the other ranks where nobody but one reader is there: what they hold is read from their folders.
-
-    Attributes:
-        rank: of the reader's journal.
-        world: how many trained together.
-        holdings: of all ranks.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        environment = recorded_environment(folder)
-        self.world = world_of(environment)
-        self.holdings = [self._read(folder, rank) for rank in range(self.world)]
-        own = [holding.rank for holding in self.holdings if Path(holding.folder) == folder.resolve()]
-        self.rank = own[0] if own else 0
-
-    def _read(self, folder: Path, rank: int) -> Holding:
-        beside = folder.resolve().parent / f"rank{rank}"
-        run_id = run_id_of(beside)
-        return Holding(rank, str(beside), "") if run_id is None else LocalLog.read(beside).holding(rank, beside, run_id)
-
-    def gather(self, value: Any) -> Sequence[Any]:
-        """What all ranks would say, if only this one has something to say."""
-        if "holding" in value:
-            return [{**value, "holding": holding.packed()} for holding in self.holdings]
-        if "far" in value:
-            return [value]
-        return [value if rank == self.rank else _Attempt().packed() for rank in range(self.world)]
-
-    def broadcast(self, blob: bytes, source: int) -> bytes:
-        """There is nobody who could send anything."""
-        raise AssertionError(f"rank {source} is not there")
-
-    def recovery(self, folder: Path, state: SharedState) -> RankRecovery:
-        """The recovery of the reader's rank."""
-        return RankRecovery(folder, self.rank, self.world, self.holdings[self.rank].run_id, state, self)
-
-    def shares(self) -> Shares:
-        """The journals of the others."""
-        return Shares({holding.rank: Path(holding.folder) for holding in self.holdings
-                       if holding.rank != self.rank and not holding.is_empty})  # fmt: skip
-
-    def newest(self) -> int:
-        """The step at which all would land."""
-        agreement = agree(self.holdings, Damage())
-        return 0 if agreement is None else agreement.step
 
 
 def _from_step(runs: Sequence[list[Link]], start: int, target: int) -> list[Link]:
