@@ -270,6 +270,8 @@ class AlluxioStore(Store):
         return StoreUnavailable(self.url, words)
 
     def _path(self, name: str) -> str:
+        if "?" in name or "\\" in name:  # Alluxio takes the one for the end of a path, the other for a "/"
+            raise StoreRefused(self.url, f"{name!r}: no name of an object in Alluxio has a '?' or a backslash")
         parts = name.strip("/").split("/")
         assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is no name of an object"
         return "/".join([self._root.rstrip("/"), *parts])

@@ -1,7 +1,7 @@
 """The Maven project whose dependencies are the class path of every Alluxio process. Nothing is compiled.
 
-Alluxio's own parent comes first as a bill of materials, so that third-party versions are those it was built with; the others align
-modules that it does not manage. A pom cannot say "exclude everywhere", so it is made from the lists below.
+Alluxio's own parent comes first as a bill of materials, so that third-party versions are those it was built with; the others
+align modules that it does not manage. A pom cannot say "exclude everywhere", so it is made from the lists below.
 """
 
 from __future__ import annotations
