@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tranlogs.errors import StoreUnavailable
+
 from .process import Process, command, write_log_settings
 from .settings import ROLES, Settings, memory_of, role_of
 
@@ -57,7 +59,7 @@ class Cluster:
         for name in self.names:
             self._run(name)
             if name == "master":  # the others would wait for it longer than this takes
-                self.wait(lambda: self._ask("master.web", "master")[0] in (200, 500), "the master serves", name)
+                self.wait(lambda: self._info("master.web", "master")[0] in (200, 500), "the master serves", name)
         return self.wait_ready()
 
     def wait_ready(self) -> Cluster:
@@ -144,6 +146,17 @@ class Cluster:
         """Workers that the master takes for alive."""
         return self._workers("master.web", "master")
 
+    def ask(self, method: str, port: str, path: str) -> tuple[int, bytes]:
+        """Status and body of the answer of a web server (a port by its name in STANDARD_PORTS)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.settings.ports[port], timeout=10)
+        try:
+            # A POST without a body must say no type of content.
+            connection.request(method, path, headers={"Content-Length": "0"} if method == "POST" else {})
+            answer = connection.getresponse()
+            return answer.status, answer.read().strip()
+        finally:
+            connection.close()
+
     def wait(self, is_so: Callable[[], bool], what: str, name: str | None = None) -> None:
         """Wait for a condition; `name` is the process whose death or last words explain why it never comes."""
         end = time.monotonic() + _READY_SECONDS
@@ -153,7 +166,7 @@ class Cluster:
             try:
                 if is_so():
                     return
-            except (OSError, ValueError, http.client.HTTPException):
+            except (OSError, ValueError, http.client.HTTPException, StoreUnavailable):
                 pass  # not up yet
             if time.monotonic() > end:
                 said = f":\n{self._processes[name].last_words()}" if name is not None else ""
@@ -186,25 +199,15 @@ class Cluster:
         self._processes[name] = Process(name, role, self.home, told)
 
     def _workers(self, port: str, master: str) -> int:
-        status, body = self._ask(port, master)
+        status, body = self._info(port, master)
         if status != 200:
             raise ValueError(f"status {status}")
         found: list[Any] = json.loads(body)["workers"]
         return len(found)
 
     def _proxy_serves(self) -> bool:
-        return self._request("POST", "proxy.web", "/api/v1/paths///exists")[1] == b"true"
+        return self.ask("POST", "proxy.web", "/api/v1/paths///exists")[1] == b"true"
 
-    def _ask(self, port: str, master: str) -> tuple[int, bytes]:
+    def _info(self, port: str, master: str) -> tuple[int, bytes]:
         """200 from a master that serves, 500 from one in safe mode."""
-        return self._request("GET", port, f"/api/v1/{master}/info")
-
-    def _request(self, method: str, port: str, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.settings.ports[port], timeout=10)
-        try:
-            # A POST without a body must say no type of content.
-            connection.request(method, path, headers={"Content-Length": "0"} if method == "POST" else {})
-            answer = connection.getresponse()
-            return answer.status, answer.read().strip()
-        finally:
-            connection.close()
+        return self.ask("GET", port, f"/api/v1/{master}/info")

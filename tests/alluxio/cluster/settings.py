@@ -136,7 +136,7 @@ class Settings:
         """What one process alone is told, on its command line."""
         role, number = role_of(name)
         if role == "proxy":  # short only here: a master with a short retry drops requests to persist
-            return {"alluxio.user.rpc.retry.max.duration": "10sec", "alluxio.user.file.write.init.max.duration": "10sec"}
+            return {"alluxio.user.rpc.retry.max.duration": "5sec", "alluxio.user.file.write.init.max.duration": "5sec"}
         if number is None:
             return {}
         host = f"127.0.0.{1 + number}"
@@ -172,4 +172,5 @@ _IMPATIENT = {
     "alluxio.master.lost.worker.detection.interval": "500ms",
     "alluxio.master.lost.worker.file.detection.interval": "500ms",
     "alluxio.user.block.read.retry.max.duration": "3sec",
+    "alluxio.user.rpc.retry.max.sleep": "500ms",
 }
