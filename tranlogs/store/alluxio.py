@@ -30,6 +30,7 @@ from requests.adapters import HTTPAdapter
 
 from ..config import STORE_ANSWER_SECONDS, STORE_CONNECT_SECONDS
 from ..errors import CorruptObject, StoreRefused, StoreUnavailable, TranLogsError, in_words
+from .alluxio_advice import advice
 from .base import ObjectStatus, Store
 from .part import Part
 
@@ -88,7 +89,7 @@ class AlluxioStore(Store):
 
     def get(self, name: str, into: BinaryIO) -> int:
         about = self._info(name)
-        if about is None:
+        if about is None or about.folder:
             raise CorruptObject(f"{self.url}/{name}", "it is missing")
         if not about.completed:
             raise CorruptObject(f"{self.url}/{name}", "writing it was never finished")
@@ -143,6 +144,9 @@ class AlluxioStore(Store):
             if self.stat(fresh) is None:
                 raise
         return fresh
+
+    def advice(self, problem: str) -> str:
+        return advice(problem)
 
     def close(self) -> None:
         with self._lock:

@@ -77,6 +77,10 @@ class Store(ABC):
         which may have changed."""
         return name
 
+    def advice(self, problem: str) -> str:
+        """What people can do about a problem with this store, by its words; nothing if nothing is known."""
+        return ""
+
     def close(self) -> None:  # noqa: B027 - most have none
         """Let go of connections."""
 
