@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import random
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ from tests.alluxio.cluster import Cluster
 from tests.alluxio.test_store import is_durable
 from tranlogs.errors import CorruptObject, StoreRefused, StoreUnavailable
 from tranlogs.store import ObjectStatus, Store, open_store
+from tranlogs.store.check import check_store
 from tranlogs.testing.stores import MIB, put, read
 
 CONTENT = random.Random(7).randbytes(40 * MIB)  # three blocks
@@ -77,6 +79,16 @@ def send(alluxio: Cluster, store: Store, names: Iterator[str], copies: int = 1) 
     return good[0]
 
 
+def problem_of(store: Store, words: str) -> str:
+    """The property that `tranlogs store check` names for its problem, which begins with some words."""
+    finding = check_store(store, nbytes=1000, patience_seconds=1).findings[-1]
+    assert not finding.is_good
+    assert finding.what.startswith(words)
+    named = re.search(r"alluxio(\.[a-z.]+)+[a-z]", finding.remedy)
+    assert named is not None
+    return named[0]
+
+
 def fresh_names() -> Iterator[str]:
     return (f"segment~{number}" for number in itertools.count())
 
@@ -106,6 +118,7 @@ def test_with_too_few_workers_there_are_fewer_copies(alluxio: Cluster, twice: St
     alluxio.wait(lambda: alluxio.workers() == 1, "the master knows that a worker is away", "master")
     name = send(alluxio, twice, names)
     assert status_of(twice, name).copies == 1
+    assert problem_of(twice, "1 of 2 copies in the memory of workers") == "alluxio.worker.hostname"
     alluxio.wait(lambda: is_durable(twice, name), "persisted")
     alluxio.mend()
     again = send(alluxio, twice, names, copies=2)
@@ -117,8 +130,12 @@ def test_the_job_master_comes_back(alluxio: Cluster, store: Store) -> None:
     put(store, "segment", CONTENT)
     status = status_of(store, "segment")
     assert (status.is_complete, status.is_durable, status.is_lost) == (True, False, False)
+    assert problem_of(store, "what was written is not durable") == "alluxio.job.master.hostname"
     alluxio.restart("job-master")
     alluxio.wait(lambda: is_durable(store, "segment"), "persisted")
+    report = check_store(store, nbytes=MIB)
+    assert report.is_usable
+    assert report.durable_seconds is not None
     assert read(store, "segment") == CONTENT
 
 
@@ -217,3 +234,6 @@ def test_a_proxy_without_the_rest_api_is_refused_with_the_property_to_set(alluxi
     for call in (store.names, store.delete, store.stat):  # of which such a proxy answers the second with "fine"
         with pytest.raises(StoreRefused, match=r"alluxio\.proxy\.s3\.v2\.version\.enabled=false"):
             call("object")
+    report = check_store(store)
+    assert not report.is_usable
+    assert "alluxio.proxy.s3.v2.version.enabled=false" in report.findings[-1].what

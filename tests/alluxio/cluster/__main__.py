@@ -19,9 +19,10 @@ def main() -> None:
     words.add_argument("--workers", type=int, default=2)
     words.add_argument("--memory", default="1GB", help="of each worker (default: %(default)s)")
     words.add_argument("--free-ports", action="store_true", help="any free ports instead of Alluxio's usual ones")
+    words.add_argument("--impatient", action="store_true", help="as in the tests: notice the dead within seconds")
     asked = words.parse_args()
     ports = free_ports() if asked.free_ports else STANDARD_PORTS
-    settings = Settings(workers=asked.workers, memory=asked.memory, ports=ports)
+    settings = Settings(workers=asked.workers, memory=asked.memory, is_impatient=asked.impatient, ports=ports)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with tempfile.TemporaryDirectory(prefix="tranlogs-alluxio-") as temporary:
         try:

@@ -196,7 +196,7 @@ class Cluster:
         if number is not None:
             memory_of(self.home, number).mkdir(exist_ok=True)
         told = self.settings.of_process(name, self.home) | self._told.get(name, {})
-        self._processes[name] = Process(name, role, self.home, told)
+        self._processes[name] = Process(name, role, self.home, told, is_impatient=self.settings.is_impatient)
 
     def _workers(self, port: str, master: str) -> int:
         status, body = self._info(port, master)

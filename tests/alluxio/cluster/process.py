@@ -35,8 +35,10 @@ def write_log_settings(home: Path) -> None:
     (home / "conf/log4j.properties").write_text(_LOG4J)
 
 
-def command(role: Role, home: Path, properties: Mapping[str, object], arguments: Sequence[str] = ()) -> list[str]:
-    """How a process is started. `properties` win over those of the site's file.
+def command(
+    role: Role, home: Path, properties: Mapping[str, object], arguments: Sequence[str] = (), *, is_impatient: bool = True
+) -> list[str]:
+    """How a process is started. `properties` win over those of the site's file. `is_impatient`: compile no more than needed.
 
     Raises:
         Missing: there is no JDK, or the jars cannot be got.
@@ -53,7 +55,7 @@ def command(role: Role, home: Path, properties: Mapping[str, object], arguments:
     }  # fmt: skip
     return [
         jars.java(), f"-Xmx{role.heap}", "-Xms32m", f"-XX:MaxDirectMemorySize={role.direct}", "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError",
+        "-XX:+ExitOnOutOfMemoryError", *(["-XX:TieredStopAtLevel=1"] if is_impatient else []),
         *(f"--add-opens={module}=ALL-UNNAMED" for module in _OPENED), *(f"-D{key}={value}" for key, value in told.items()),
         "-cp", f"{conf}/:{jars.class_path()}", role.main, *arguments,
     ]  # fmt: skip
@@ -62,11 +64,11 @@ def command(role: Role, home: Path, properties: Mapping[str, object], arguments:
 class Process:
     """A running process, with its output in logs/NAME.out."""
 
-    def __init__(self, name: str, role: str, home: Path, properties: Mapping[str, object]) -> None:
+    def __init__(self, name: str, role: str, home: Path, properties: Mapping[str, object], *, is_impatient: bool) -> None:
         self.name = name
         self.output = home / f"logs/{name}.out"
         # setpriv leaves itself behind: the JVM has its pid, and the kernel kills it with us.
-        words = ["setpriv", "--pdeathsig", "KILL", "--", *command(ROLES[role], home, properties)]
+        words = ["setpriv", "--pdeathsig", "KILL", "--", *command(ROLES[role], home, properties, is_impatient=is_impatient)]
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=home, env=_environment()

@@ -55,7 +55,7 @@ class Settings:
     Attributes:
         workers: how many; each has an address of its own (copies go to workers of different host names).
         memory: bytes of each worker's memory tier, as Alluxio writes them.
-        is_impatient: notice the dead, and persist, within seconds and not minutes.
+        is_impatient: start fast, and notice the dead within seconds and not minutes: for tests. Else as Alluxio comes.
         ports: by the names in STANDARD_PORTS.
         more: properties beside these.
     """
