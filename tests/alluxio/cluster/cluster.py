@@ -127,8 +127,7 @@ class Cluster:
         for name, told in list(self._told.items()):
             if told:
                 self.restart(name)
-        if not all(name in self._processes and self._processes[name].is_alive for name in self.names):
-            self.start()
+        self.start()
 
     def signal(self, number: signal.Signals, *names: str) -> None:
         """Send processes a signal: SIGSTOP, SIGCONT."""
