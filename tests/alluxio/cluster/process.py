@@ -27,6 +27,9 @@ _OPENED = (
     "java.management/sun.management", "jdk.management/com.sun.management.internal",
 )  # fmt: skip
 
+# For processes that live for seconds: what is loaded is trusted, and compiled once.
+_QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
+
 _STOP_SECONDS = 20.0
 
 
@@ -38,7 +41,7 @@ def write_log_settings(home: Path) -> None:
 def command(
     role: Role, home: Path, properties: Mapping[str, object], arguments: Sequence[str] = (), *, is_impatient: bool = True
 ) -> list[str]:
-    """How a process is started. `properties` win over those of the site's file. `is_impatient`: compile no more than needed.
+    """How a process is started. `properties` win over those of the site's file. `is_impatient`: start fast.
 
     Raises:
         Missing: there is no JDK, or the jars cannot be got.
@@ -55,7 +58,7 @@ def command(
     }  # fmt: skip
     return [
         jars.java(), f"-Xmx{role.heap}", "-Xms32m", f"-XX:MaxDirectMemorySize={role.direct}", "-XX:+UseSerialGC",
-        "-XX:+ExitOnOutOfMemoryError", *(["-XX:TieredStopAtLevel=1"] if is_impatient else []),
+        "-XX:+ExitOnOutOfMemoryError", *(_QUICK if is_impatient else []),
         *(f"--add-opens={module}=ALL-UNNAMED" for module in _OPENED), *(f"-D{key}={value}" for key, value in told.items()),
         "-cp", f"{conf}/:{jars.class_path()}", role.main, *arguments,
     ]  # fmt: skip
