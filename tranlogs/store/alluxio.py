@@ -80,10 +80,13 @@ class AlluxioStore(Store):
         start = content.tell()
         for copies in range(self.copies_wanted, 0, -1):
             content.seek(start)
+            part = Part(name, content, nbytes)
             try:
-                return self._write(name, Part(name, content, nbytes), copies)
-            except _TooFewWorkers:
-                if copies == 1:
+                return self._write(name, part, copies)
+            except StoreUnavailable as error:
+                if part.error is not None:
+                    raise part.error from None
+                if copies == 1 or not isinstance(error, _TooFewWorkers):
                     raise
         raise AssertionError("at least one copy is wanted")
 
@@ -170,8 +173,6 @@ class AlluxioStore(Store):
                 client.close(stream)
             except BaseException as error:
                 is_gone = self._undo(name, stream)
-                if part.error is not None:
-                    raise part.error from None
                 if not is_gone and isinstance(error, _FOREIGN):  # not to be tried again under this name
                     raise StoreUnavailable(self.url, f"{name}: {_words(error)}; what was written may still be there") from error
                 raise

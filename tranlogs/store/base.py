@@ -50,7 +50,11 @@ class Store(ABC):
     @abstractmethod
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
         """Write an object of `nbytes` bytes that `content` gives from its position on; nothing of it is there if that fails,
-        or a part that `stat` does not call complete, or one of another length."""
+        or a part that `stat` does not call complete, or one of another length. It may be read again (tell, seek).
+
+        Raises:
+            OSError: `content` ends early, or cannot be read.
+        """
 
     @abstractmethod
     def get(self, name: str, into: BinaryIO) -> int:

@@ -27,13 +27,13 @@ class LocalStore(Store):
         self.url = self._root.as_uri()
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
-        path = self._path(name)
+        path, part = self._path(name), Part(name, content, nbytes)
         temporary = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
         try:
             make_folder(path.parent)
             try:
                 with temporary.open("wb") as file:
-                    shutil.copyfileobj(Part(name, content, nbytes), file, 1 << 20)
+                    shutil.copyfileobj(part, file, 1 << 20)
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(temporary, path)  # commit point
@@ -42,6 +42,8 @@ class LocalStore(Store):
                 raise
             sync_folder(path.parent)
         except OSError as error:
+            if error is part.error:
+                raise
             raise self._translated(error) from error
 
     def get(self, name: str, into: BinaryIO) -> int:

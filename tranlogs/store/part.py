@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from errno import EIO
 from typing import BinaryIO
-
-from ..errors import CorruptObject
 
 _BLOCK_BYTES = 1 << 20
 
@@ -15,12 +14,12 @@ class Part:
 
     Attributes:
         nbytes: how many.
-        error: what `read` raised; whoever sends may have made an error of the network of it.
+        error: what reading the file failed with; whoever sends may have made an error of the network of it.
     """
 
     def __init__(self, name: str, file: BinaryIO, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.error: CorruptObject | None = None
+        self.error: OSError | None = None
         self._name = name
         self._file = file
         self._left = nbytes
@@ -35,16 +34,16 @@ class Part:
         """The next bytes, none at the end.
 
         Raises:
-            CorruptObject: the file ends early, or cannot be read.
+            OSError: the file ends early, or cannot be read.
         """
         wanted = self._left if size < 0 else min(size, self._left)
         try:
             block = self._file.read(wanted)
         except OSError as error:
-            self.error = CorruptObject(self._name, f"what is to be sent cannot be read ({error.strerror})")
-            raise self.error from error
+            self.error = error
+            raise
         if wanted and not block:
-            self.error = CorruptObject(self._name, f"what is to be sent ends {self._left} of {self.nbytes} bytes early")
+            self.error = OSError(EIO, f"what is to be sent ends {self._left} of {self.nbytes} bytes early", self._name)
             raise self.error
         self._left -= len(block)
         return block

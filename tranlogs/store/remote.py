@@ -53,7 +53,9 @@ class RemoteStore(Store):
         except Exception as error:
             with suppress(Exception):
                 self._files.rm_file(path)
-            raise part.error or self._translated(name, error) from error
+            if part.error is not None:
+                raise part.error from None
+            raise self._translated(name, error) from error
 
     def get(self, name: str, into: BinaryIO) -> int:
         status = self.stat(name)

@@ -46,10 +46,22 @@ class StoreConformance:
         assert read(store, f"{folder}/part") == b"part"
 
     def test_a_file_that_ends_early_is_not_called_sound(self, store: Store, folder: str) -> None:
-        with pytest.raises(CorruptObject, match="5 of 9 bytes early"):
+        with pytest.raises(OSError, match="5 of 9 bytes early"):
             store.put(f"{folder}/short", io.BytesIO(b"1234"), 9)
         status = store.stat(f"{folder}/short")
         assert status is None or not status.is_complete or status.nbytes != 9
+
+    def test_content_that_cannot_be_read_is_not_the_store_s_fault(self, store: Store, folder: str) -> None:
+        class Broken(io.BytesIO):
+            def read(self, size: int | None = -1) -> bytes:
+                if self.tell() >= 2 * MIB:
+                    raise OSError(5, "Input/output error", "segment")
+                return super().read(size)
+
+        with pytest.raises(OSError, match="Input/output error: 'segment'"):
+            store.put(f"{folder}/broken", Broken(bytes(4 * MIB)), 4 * MIB)
+        status = store.stat(f"{folder}/broken")
+        assert status is None or not status.is_complete or status.nbytes != 4 * MIB
 
     def test_an_attempt_under_a_fresh_name_leaves_the_first_alone(self, store: Store, folder: str) -> None:
         put(store, f"{folder}/object~1", b"first")
