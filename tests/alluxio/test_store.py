@@ -75,25 +75,6 @@ def test_names_that_alluxio_takes_for_others_are_refused(store: Store, name: str
         put(store, name, b"1")
 
 
-def test_what_another_cluster_left_is_read_from_the_under_store(alluxio: Cluster, store: Store) -> None:
-    names = [f"run/rank0/{number}" for number in range(3)]
-    for name in names:
-        put(store, name, name.encode() * 1000)
-    alluxio.wait(lambda: all(is_durable(store, name) for name in names), "persisted")
-    alluxio.abandon()
-    alluxio.wipe()
-    alluxio.start()
-    with open_store(store.url) as fresh:
-        status = fresh.stat(names[2])
-        assert status is not None
-        assert (status.nbytes, status.is_durable, status.copies) == (len(names[2]) * 1000, True, 0)
-        assert fresh.names("run") == names
-        for name in names:
-            assert read(fresh, name) == name.encode() * 1000
-        put(fresh, "run/rank0/3", b"more")
-        assert fresh.names("run") == [*names, "run/rank0/3"]
-
-
 def is_durable(store: Store, name: str) -> bool:
     """Whether an object is persisted."""
     status = store.stat(name)
