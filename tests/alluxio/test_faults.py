@@ -79,6 +79,19 @@ def send(alluxio: Cluster, store: Store, names: Iterator[str], copies: int = 1) 
     return good[0]
 
 
+def persisted(alluxio: Cluster, store: Store, name: str) -> str:
+    """Wait until an object is durable; its name then. A worker that is away for long makes LOST what it alone has."""
+    names = [name]
+
+    def is_so() -> bool:
+        if status_of(store, names[-1]).is_lost:
+            names.append(store.hasten(names[-1]))
+        return is_durable(store, names[-1])
+
+    alluxio.wait(is_so, "persisted")
+    return names[-1]
+
+
 def problem_of(store: Store, words: str) -> str:
     """The property that `tranlogs store check` names for its problem, which begins with some words."""
     finding = check_store(store, nbytes=1000, patience_seconds=1).findings[-1]
@@ -104,8 +117,7 @@ def test_a_process_is_killed_in_the_middle_of_a_write(alluxio: Cluster, store: S
     is_sound(store, "segment")
     name = send(alluxio, store, fresh_names())
     for each in ("before", name):
-        assert read(store, each) == CONTENT
-        alluxio.wait(lambda each=each: is_durable(store, each), "persisted")  # type: ignore[misc]
+        assert read(store, persisted(alluxio, store, each)) == CONTENT
     store.delete("segment")
     assert store.stat("segment") is None
 
