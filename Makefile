@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Kills of each crash test in `make soak`.
 KILLS ?= 60
 
-.PHONY: demo test check lint bench soak clean
+.PHONY: demo test check lint alluxio bench soak clean
 
 demo: $(VENV)/.usable
 	$(BIN)/tranlogs demo
@@ -23,6 +23,10 @@ check lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# A real Alluxio cluster on this machine to try things on, until Ctrl-C. It needs a JDK 17 and Maven.
+alluxio: $(VENV)/.ready
+	$(BIN)/python -m tests.alluxio.cluster
 
 bench: $(VENV)/.ready
 	$(BIN)/python experiments/bench.py

@@ -9,9 +9,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.alluxio.cluster import Cluster
 
 settings.register_profile(
     "tranlogs", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
@@ -24,9 +28,13 @@ os.environ.setdefault("TRANLOGS_SEED", str(random.SystemRandom().randrange(1, 10
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") is not None and os.geteuid() != 0:
-        if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
-            pytest.fail("TRANLOGS_REQUIRE_ALL=1, and this test needs root")
-        pytest.skip("needs root")
+        _cannot("this test needs root")
+
+
+def _cannot(why: str) -> NoReturn:
+    if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
+        pytest.fail(f"TRANLOGS_REQUIRE_ALL=1, and {why}")
+    pytest.skip(why)
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +52,25 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def _alluxio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    from tests.alluxio.cluster import Cluster, Missing
+
+    home = tmp_path_factory.mktemp("alluxio")
+    try:
+        with Cluster(home) as cluster:
+            yield cluster
+    except Missing as error:
+        _cannot(f"Alluxio cannot be started: {error}")
+    finally:
+        shutil.rmtree(home)
+
+
+@pytest.fixture
+def alluxio(_alluxio: Cluster) -> Iterator[Cluster]:
+    """A real Alluxio cluster with two workers, whole before and after the test. Each process of pytest-xdist has its own."""
+    _alluxio.mend()
+    yield _alluxio
+    _alluxio.mend()

@@ -30,6 +30,10 @@ SPARE_FILES_MAX = 2  # retired segment files kept for recycling
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 2.0, 60.0  # between attempts to take logging up again
 SCALARS_MAX = 256  # names of scalars that a run may note
 THREAD_SECONDS_MAX = 5.0  # for a new thread to begin, and for another one to end what it does
+STORE_CONNECT_SECONDS = 20.0  # to reach a store, and for it to take the next bytes
+STORE_ANSWER_SECONDS = 60.0  # for the next bytes of its answer
+STORE_CHECK_SECONDS = 30.0  # for an object to become durable in `tranlogs store check`
+STORE_COPIES_MAX = 16
 CATALOG_SECONDS = 0.5  # watermarks are written to the catalog this often at most
 
 

@@ -17,6 +17,7 @@ from .push import push
 from .repair import repair
 from .replay import replay
 from .status import status
+from .store import store
 from .verify import verify
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
 )  # fmt: skip
 for _function in (demo, status, log, verify, replay, repair, monitor, push, pull):
     app.command()(_function)
+app.add_typer(store)
 
 logging.getLogger("tranlogs").addHandler(logging.NullHandler())  # what matters is in the commands' own output
 

@@ -123,7 +123,7 @@ def open_checkpoint(folder: Path, row: CheckpointRow) -> Source:
 
 
 class PieceFile:
-    """A piece as a file that is read once, in turn with others that send; it knows the digest of what was read."""
+    """A piece as a file that is read in turn with others that send; it knows the digest of what was read."""
 
     def __init__(self, piece: Piece, throttle: Throttle) -> None:
         self._piece, self._throttle = piece, throttle
@@ -147,6 +147,17 @@ class PieceFile:
         self._at += len(data)
         self._digest.update(data)
         return data
+
+    def tell(self) -> int:
+        """How much was read."""
+        return self._at
+
+    def seek(self, offset: int) -> int:
+        """Begin again; a store may send it twice."""
+        assert offset == 0, "a piece is read from its start"
+        self._at = 0
+        self._digest.reset()
+        return 0
 
     def __len__(self) -> int:
         return self._piece.nbytes

@@ -50,7 +50,11 @@ class Store(ABC):
     @abstractmethod
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
         """Write an object of `nbytes` bytes that `content` gives from its position on; nothing of it is there if that fails,
-        or a part that `stat` does not call complete, or one of another length."""
+        or a part that `stat` does not call complete, or one of another length. It may be read again (tell, seek).
+
+        Raises:
+            OSError: `content` ends early, or cannot be read.
+        """
 
     @abstractmethod
     def get(self, name: str, into: BinaryIO) -> int:
@@ -76,6 +80,10 @@ class Store(ABC):
         """Ask once more that an object become durable, where that request can have been dropped; gives the object's name,
         which may have changed."""
         return name
+
+    def advice(self, problem: str) -> str:
+        """What people can do about a problem with this store, by its words; nothing if nothing is known."""
+        return ""
 
     def close(self) -> None:  # noqa: B027 - most have none
         """Let go of connections."""

@@ -7,11 +7,13 @@ import os
 import secrets
 import shutil
 from pathlib import Path
+from stat import S_ISREG
 from typing import BinaryIO
 
 from ..durable import make_folder, sync_folder
 from ..errors import CorruptObject, StoreRefused, StoreUnavailable
 from .base import ObjectStatus, Store
+from .part import Part
 
 _TEMPORARY = ".tmp-"
 _WRONG = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -25,13 +27,13 @@ class LocalStore(Store):
         self.url = self._root.as_uri()
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
-        path = self._path(name)
+        path, part = self._path(name), Part(name, content, nbytes)
         temporary = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
         try:
             make_folder(path.parent)
             try:
                 with temporary.open("wb") as file:
-                    shutil.copyfileobj(content, file, 1 << 20)
+                    shutil.copyfileobj(part, file, 1 << 20)
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(temporary, path)  # commit point
@@ -40,6 +42,8 @@ class LocalStore(Store):
                 raise
             sync_folder(path.parent)
         except OSError as error:
+            if error is part.error:
+                raise
             raise self._translated(error) from error
 
     def get(self, name: str, into: BinaryIO) -> int:
@@ -47,7 +51,7 @@ class LocalStore(Store):
         try:
             with self._path(name).open("rb") as file:
                 shutil.copyfileobj(file, into, 1 << 20)
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             raise CorruptObject(f"{self.url}/{name}", "it is missing") from None
         except OSError as error:
             raise self._translated(error) from error
@@ -55,11 +59,12 @@ class LocalStore(Store):
 
     def stat(self, name: str) -> ObjectStatus | None:
         try:
-            return ObjectStatus(self._path(name).stat().st_size)
+            about = self._path(name).stat()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self._translated(error) from error
+        return ObjectStatus(about.st_size) if S_ISREG(about.st_mode) else None
 
     def names(self, prefix: str) -> list[str]:
         folder = self._path(prefix) if prefix else self._root

@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from ..config import STORE_COPIES_MAX
 from ..errors import StoreRefused
 from .base import Store
 from .local import LocalStore
 
+ALLUXIO_PORT = 39999  # of a proxy
+
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """A store for `file:///path` (or a plain path), `alluxio://HOST:PORT/path`, or whatever fsspec knows ("s3://...").
+    """A store for `file:///path` (or a plain path), `alluxio://HOST:39999/path?replication=2`, or whatever fsspec knows
+    ("s3://bucket/path"). Nothing is asked of it yet.
 
     Raises:
         StoreRefused: the address is none, or a package that it needs is missing.
     """
     text = os.fspath(url)
-    parts = urlsplit(text)
     if "://" not in text:
         return LocalStore(Path(text).expanduser())
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise StoreRefused(text, f"it is no address ({error})") from error
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise StoreRefused(text, "a file store has no host; write file:///path")
         return LocalStore(Path(unquote(parts.path)))
-    raise StoreRefused(text, f"no store is known for {parts.scheme}://")
+    if parts.scheme == "alluxio":
+        return _alluxio(text, parts)
+    if len(parts.scheme) < 2:  # fsspec takes a letter for a drive
+        raise StoreRefused(text, "no store is known for it; write file:///path, alluxio://HOST/path, s3://bucket/path ...")
+    try:
+        from .remote import RemoteStore
+    except ImportError as error:
+        raise StoreRefused(text, f"it needs fsspec ({error}): pip install 'tranlogs[fsspec]'") from error
+    return RemoteStore(text)
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -39,3 +54,22 @@ def split_url(url: str) -> tuple[str, str]:
     if not name or base.endswith(":/") or name.endswith(":"):
         raise StoreRefused(url, "give the address of a run in it, URL/RUN")
     return (base or slash or ".") + mark + query, name
+
+
+def _alluxio(text: str, parts: SplitResult) -> Store:
+    form = f"write alluxio://HOST:{ALLUXIO_PORT}/path, with ?replication=2 for copies in the memory of two workers"
+    try:
+        host, port = parts.hostname, parts.port or ALLUXIO_PORT
+        asked = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        copies = int(asked.pop("replication", "1"))
+    except ValueError as error:
+        raise StoreRefused(text, f"{error}; {form}") from error
+    if host is None or asked or parts.fragment or parts.username is not None:
+        raise StoreRefused(text, form)
+    if not 1 <= copies <= STORE_COPIES_MAX:
+        raise StoreRefused(text, f"replication={copies}: from 1 to {STORE_COPIES_MAX}")
+    try:
+        from .alluxio import AlluxioStore
+    except ImportError as error:
+        raise StoreRefused(text, f"it needs alluxio-py ({error}): pip install 'tranlogs[alluxio]'") from error
+    return AlluxioStore(f"[{host}]" if ":" in host else host, port, unquote(parts.path), copies=copies)

@@ -1,0 +1,112 @@
+"""`check_store`: a sound store, and each way in which one can be unfit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from tranlogs.errors import StoreRefused, StoreUnavailable
+from tranlogs.store import ObjectStatus, open_store
+from tranlogs.store.check import StoreReport, check_store
+from tranlogs.store.local import LocalStore
+
+
+class Unfit(LocalStore):
+    """A folder that says, or does, something else."""
+
+    def __init__(self, root: Path, **says: object) -> None:
+        super().__init__(root)
+        self.says: dict[str, Any] = says
+        self.wrong_bytes = False
+        self.copies_wanted = 2
+        self.hastened: list[str] = []
+
+    def stat(self, name: str) -> ObjectStatus | None:
+        status = super().stat(name)
+        return status and replace(status, **{"copies": 2} | self.says)
+
+    def get(self, name: str, into: BinaryIO) -> int:
+        if self.wrong_bytes:
+            return into.write(b"wrong")
+        return super().get(name, into)
+
+    def hasten(self, name: str) -> str:
+        self.hastened.append(name)
+        return name
+
+    def advice(self, problem: str) -> str:
+        return f"mend it: {problem}"
+
+
+@dataclass
+class Clock:
+    """Time goes on only by sleeping."""
+
+    now: float = 0.0
+    slept: list[float] = field(default_factory=list)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def checked(store: LocalStore, patience_seconds: float = 10) -> StoreReport:
+    clock = Clock()
+    return check_store(store, nbytes=1 << 16, patience_seconds=patience_seconds, clock=clock, sleep=clock.sleep)
+
+
+def only_problem(report: StoreReport) -> str:
+    bad = [finding for finding in report.findings if not finding.is_good]
+    assert len(bad) == 1
+    assert bad[0].remedy == f"mend it: {bad[0].what}"
+    assert not report.is_usable
+    return bad[0].what
+
+
+@pytest.mark.parametrize("scheme", ["file", "local"])
+def test_a_sound_store_is_usable_and_left_empty(tmp_path: Path, scheme: str) -> None:
+    report = check_store(open_store(f"{scheme}://{tmp_path}"), nbytes=1 << 20)
+    assert report.is_usable
+    assert None not in (report.round_trip_seconds, report.write_rate, report.read_rate, report.durable_seconds)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("says", "problem"),
+    [
+        ({"is_complete": False}, "what was written is there with 65536 bytes only"),
+        ({"nbytes": 3}, "what was written is there with 3 bytes only"),
+        ({"copies": 1}, "1 of 2 copies in the memory of workers"),
+        ({"copies": None}, "0 of 2 copies in the memory of workers"),
+        ({"is_durable": False, "is_lost": True}, "what was written was lost before it was durable"),
+        ({"is_durable": False}, "what was written is not durable after 10 s"),
+    ],
+)
+def test_what_a_store_says_of_an_object(tmp_path: Path, says: dict[str, object], problem: str) -> None:
+    store = Unfit(tmp_path, **says)
+    assert only_problem(checked(store)) == problem
+    assert list(tmp_path.iterdir()) == []
+    assert len(store.hastened) == ("not durable" in problem)  # once, before it is given up
+
+
+def test_bytes_that_differ(tmp_path: Path) -> None:
+    store = Unfit(tmp_path)
+    store.wrong_bytes = True
+    assert only_problem(checked(store)) == "what is read is not what was written"
+
+
+@pytest.mark.parametrize("method", ["stat", "put", "get", "delete"])
+@pytest.mark.parametrize("kind", [StoreRefused, StoreUnavailable])
+def test_an_error_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, kind: type[Exception]) -> None:
+    def fail(*_: object) -> None:
+        raise kind("url://", "no answer")
+
+    store = Unfit(tmp_path)
+    monkeypatch.setattr(store, method, fail)
+    assert "store url://: no answer" in only_problem(checked(store))

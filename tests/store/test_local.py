@@ -1,0 +1,35 @@
+"""A folder as a store."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from tranlogs.errors import StoreRefused
+from tranlogs.store import Store, open_store
+from tranlogs.testing.stores import StoreConformance, put
+
+
+class TestLocalStore(StoreConformance):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return open_store((tmp_path / "store").as_uri())
+
+
+def test_an_object_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    class Failing(io.BytesIO):
+        def read(self, _: int | None = None) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    store = open_store(tmp_path)
+    with pytest.raises(OSError, match="Input/output error"):
+        store.put("object", Failing(), 10)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("1")
+    with pytest.raises(StoreRefused, match="Not a directory"):
+        put(open_store(tmp_path / "file"), "object", b"1")

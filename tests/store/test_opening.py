@@ -1,0 +1,63 @@
+"""From a URL to a store, and what is none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tranlogs.errors import StoreRefused
+from tranlogs.store import open_store
+from tranlogs.store.alluxio import AlluxioStore
+from tranlogs.store.local import LocalStore
+
+
+def test_a_path_and_a_file_url_are_a_folder(tmp_path: Path) -> None:
+    for address in (tmp_path, str(tmp_path), tmp_path.as_uri(), f"file://localhost{tmp_path}"):
+        store = open_store(address)
+        assert isinstance(store, LocalStore)
+        assert store.url == tmp_path.as_uri()
+
+
+@pytest.mark.parametrize(
+    ("address", "shown", "copies"),
+    [
+        ("alluxio://host", "alluxio://host:39999/", 1),
+        ("alluxio://host:1/a/b/", "alluxio://host:1/a/b", 1),
+        ("alluxio://host/a%20b?replication=2", "alluxio://host:39999/a%20b?replication=2", 2),
+        ("alluxio://[::1]:5/a", "alluxio://[::1]:5/a", 1),
+    ],
+)
+def test_alluxio(address: str, shown: str, copies: int) -> None:
+    store = open_store(address)
+    assert isinstance(store, AlluxioStore)
+    assert (store.url, store.copies_wanted) == (shown, copies)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "alluxio:///path", "alluxio://host:port/", "alluxio://host:99999/", "alluxio://host/?replication=0",
+        "alluxio://host/?replication=x", "alluxio://host/?replication=1000", "alluxio://host/?copies=2", "alluxio://host/?x",
+        "alluxio://me@host/", "alluxio://host/#x", "file://host/path", "alluxio://[::1", "://", "x://",
+    ],
+)  # fmt: skip
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(StoreRefused):
+        open_store(address)
+
+
+@pytest.mark.parametrize(
+    ("package", "address", "extra"),
+    [("alluxio", "alluxio://host/", "tranlogs[alluxio]"), ("fsspec", "s3://bucket/", "tranlogs[fsspec]")],
+)
+def test_a_missing_package_is_named_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, package: str, address: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "tranlogs.store.alluxio", raising=False)
+    monkeypatch.delitem(sys.modules, "tranlogs.store.remote", raising=False)
+    with pytest.raises(StoreRefused) as refused:
+        open_store(address)
+    assert extra in str(refused.value)

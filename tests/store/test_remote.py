@@ -1,0 +1,65 @@
+"""fsspec's file systems as stores, here those of memory and of local folders."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from tranlogs.errors import StoreRefused, StoreUnavailable
+from tranlogs.store import Store, open_store
+from tranlogs.store.remote import RemoteStore
+from tranlogs.testing.stores import StoreConformance, put, read
+
+
+class TestMemory(StoreConformance):
+    @pytest.fixture
+    def store(self) -> Iterator[Store]:
+        root = f"/{uuid.uuid4().hex}"
+        yield open_store(f"memory:/{root}")
+        fsspec.filesystem("memory").rm(root, recursive=True)
+
+
+class TestLocal(StoreConformance):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return open_store(f"local://{tmp_path}/store")
+
+
+def test_an_unknown_address_is_refused() -> None:
+    with pytest.raises(StoreRefused, match="store nonsense://x: Protocol not known: nonsense"):
+        open_store("nonsense://x")
+
+
+def test_a_package_that_is_missing_is_named() -> None:
+    with pytest.raises(StoreRefused, match="to be installed"):
+        open_store("sftp://host/path")
+
+
+def test_passwords_are_not_shown() -> None:
+    store = RemoteStore("memory://user:secret@host/path")
+    assert store.url == "memory://host/path"
+
+
+def test_errors_of_the_file_system_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = RemoteStore("memory://folder")
+    put(store, "object", b"1")
+
+    def fail(error: Exception) -> None:
+        def call(*_: object, **__: object) -> None:
+            raise error
+
+        for name in ("open", "info", "find", "rm_file"):
+            monkeypatch.setattr(store._files, name, call)
+
+    calls = [lambda: put(store, "object", b"1"), lambda: read(store, "object"), lambda: store.stat("object"),
+             lambda: store.names("folder"), lambda: store.delete("object")]  # fmt: skip
+    for error, kind in ((PermissionError("no right"), StoreRefused), (OSError("reset"), StoreUnavailable),
+                        (RuntimeError("anything"), StoreUnavailable)):  # fmt: skip
+        fail(error)
+        for call in calls:
+            with pytest.raises(kind, match=str(error)):
+                call()
