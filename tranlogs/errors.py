@@ -124,8 +124,10 @@ class NotRecovered(UsageError):
 class NotARun(UsageError):
     """The folder is no run of TranLogs."""
 
-    def __init__(self, path: Path, why: str = "no run is there") -> None:
-        super().__init__(f"{path}: {why}. Give the folder that was passed as run=...")
+    def __init__(
+        self, path: Path, why: str = "no run is there", remedy: str = "Give the folder that was passed as run=..."
+    ) -> None:
+        super().__init__(f"{path}: {why}. {remedy}".rstrip())
 
 
 class StoreRefused(UsageError):

@@ -17,10 +17,10 @@ def bytes_of(text: str, what: str) -> int:
     """Of "512MiB", "2GB", "1048576".
 
     Raises:
-        UsageError: it is no size; the message says of what.
+        UsageError: it is no size; the message says of what. A small number without a unit is none: it was forgotten.
     """
     number, unit = _parts(text)
-    if number is None or unit not in {"", *BYTES}:
+    if number is None or unit not in {"", *BYTES} or (not unit and 0 < number < BYTES["mib"]):
         raise UsageError(f'{what} {text!r}: give a size like "512MiB" or "2GB"')
     return int(number * BYTES.get(unit, 1))
 

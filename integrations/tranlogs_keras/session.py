@@ -15,7 +15,7 @@ from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.config import JournalConfig, fitting_segment_bytes
 from tranlogs.errors import DataError, UsageError
 from tranlogs.journal import Journal, JournalPaths
-from tranlogs.journal.beside import start_beside
+from tranlogs.journal.beside import start_beside, store_of
 from tranlogs.recovery import Divergence, RecoveryReport
 from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Recovered, recover
@@ -71,7 +71,7 @@ class Session:
         self._build()
         self.journal = self._open_journal()
         self.monitor = start_beside(settings.monitor, self.journal.paths)
-        self.shipping = ship_along(settings.store if settings.monitor is None else None, self.journal.paths)
+        self.shipping = ship_along(store_of(settings.monitor, settings.store)[0] if self._ships else None, self.journal.paths)
         try:
             self._put_together(number, callbacks)
         except BaseException:
@@ -86,7 +86,8 @@ class Session:
         step_bytes = sum(math.prod(v.shape) * 4 for v in self.model.trainable_variables)
         config["segment_bytes"] = settings.segment_bytes or fitting_segment_bytes(step_bytes)
         with progress_bar() as progress:
-            bring_absent(settings.store, JournalPaths.of(self.run, settings.rank), progress)
+            url, self._ships = store_of(settings.monitor, settings.store)
+            bring_absent(url, JournalPaths.of(self.run, settings.rank), progress)
         journal = Journal.open(
             self.run,
             rank=settings.rank,

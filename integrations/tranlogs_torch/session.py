@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from tranlogs.config import JournalConfig
 from tranlogs.errors import NotRecovered, UsageError
 from tranlogs.journal import Journal, JournalPaths
-from tranlogs.journal.beside import start_beside
+from tranlogs.journal.beside import start_beside, store_of
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Progress, Recovered, recover
@@ -75,12 +75,13 @@ class Session:
         self.together = Together.of(self.state, policy, rank)
         rank = (rank or 0) if self.together is None else self.together.rank
         with progress_bar() as progress:
-            bring_absent(store, JournalPaths.of(run, rank), progress)
+            url, is_own = store_of(monitor, store)
+            bring_absent(url, JournalPaths.of(run, rank), progress)
         self.journal = Journal.open(run, rank=rank, framework="torch", environment=self.environment, config=config,
                                     policy=policy, retention=retention)  # fmt: skip
         self.journal.adapt = adapt.adapt
         self.monitor = start_beside(monitor, self.journal.paths)
-        self.shipping = ship_along(store if monitor is None else None, self.journal.paths)
+        self.shipping = ship_along(url if is_own else None, self.journal.paths)
         self.staging = Staging() if config.handover == "thread" else None
         self.shells: dict[str, Any] = {}
         self.scalars = ScalarHistory()

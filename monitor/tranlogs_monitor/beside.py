@@ -11,9 +11,9 @@ from tranlogs.journal.beside import Beside
 from tranlogs.retention import Monitor
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
+from tranlogs.shipping import LAG_SECONDS
 from tranlogs.threads import start_thread
 
-from .archiving import StoreSettings
 from .daemon import Daemon
 from .settings import Settings
 
@@ -35,11 +35,10 @@ def start_beside(paths: JournalPaths, monitor: Monitor) -> Beside:
 
 
 class MonitorThread:
-    """The daemon in a thread. Whatever ends it is said once, and training goes on."""
+    """The daemon in a thread. Whatever ends it is said once, and training goes on. The trainer ships by itself."""
 
     def __init__(self, paths: JournalPaths, monitor: Monitor) -> None:
         settings = Settings(Budget(monitor.budget_bytes), interval_seconds=monitor.interval_seconds,
-                            store=None if monitor.store is None else StoreSettings(monitor.store),
                             compaction=Compaction() if monitor.compact else None)  # fmt: skip
         self._folder = paths.folder
         self._daemon = Daemon([paths.folder], settings, find=lambda _: [paths])
@@ -69,7 +68,7 @@ class MonitorProcess:
         if monitor.compact:
             command += ["--compact"]
         if monitor.store is not None:
-            command += ["--store", monitor.store]
+            command += ["--store", monitor.store, "--max-lag", f"{LAG_SECONDS:g}s"]
         with open(folder / LOG_NAME, "ab") as log:
             done = subprocess.run(["/bin/sh", "-c", _SPAWN, "sh", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   stderr=log, start_new_session=True, check=True, pass_fds=())  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tranlogs.clock import Clock, SystemClock
-from tranlogs.errors import NotARun, TranLogsError, UsageError, in_words
+from tranlogs.errors import LogUnavailable, NotARun, TranLogsError, UsageError, in_words
 from tranlogs.journal import JournalPaths, read_owner
 from tranlogs.journal.owner import OwnerLock
 from tranlogs.shipping import Archiver
@@ -77,6 +77,8 @@ class Daemon:
         compaction = None if settings.is_dry_run else settings.compaction
         self._compactor = None if compaction is None else Compactor(compaction, self._clock)
         self._stop = threading.Event()
+        self._has_said_nothing = False
+        self._refused: dict[Path, str] = {}  # journals that cannot be watched, and why
 
     def stop(self) -> None:
         """End `run` after the evaluation under way; from any thread, or a signal handler."""
@@ -136,20 +138,40 @@ class Daemon:
     def _look_for_journals(self) -> None:
         found: dict[Path, JournalPaths] = {}
         for root in self._roots:
-            for paths in self._find(root):
-                found[paths.folder] = paths
+            try:
+                found |= {paths.folder: paths for paths in self._find(root)}
+            except OSError as error:
+                _log.warning("%s: cannot be looked at now: %s", root, in_words(error))
+                found |= {folder: watched.watch.paths for folder, watched in self._watched.items()}
+        if not found and not self._has_said_nothing:
+            self._has_said_nothing = True
+            _log.warning("no run is in %s yet; it is looked for at each evaluation", ", ".join(map(str, self._roots)))
         for folder in self._watched.keys() - found.keys():
             self._watched.pop(folder).close()
             self._on_gone(folder)
             _log.info("%s: it is gone", folder)
         for folder in found.keys() - self._watched.keys():
-            held = self._locked(folder)
-            if held is None and not self._settings.is_dry_run:
+            try:
+                held = self._locked(folder)
+                if held is None and not self._settings.is_dry_run:
+                    continue
+                archiver = self._archives.begin(found[folder]) if self._archives is not None else None
+            except (UsageError, LogUnavailable, OSError) as error:  # it holds up no other; tried again at each evaluation
+                if self._is_named(folder) and isinstance(error, UsageError):
+                    raise
+                if self._refused.get(folder) != in_words(error):
+                    self._refused[folder] = in_words(error)
+                    _log.warning("%s: is not watched: %s", folder, in_words(error))
                 continue
-            archiver = self._archives.begin(found[folder]) if self._archives is not None else None
+            self._refused.pop(folder, None)
             watch = JournalWatch(found[folder], self._settings, self._clock, self._compactor)
             self._watched[folder] = _Watched(watch, held, archiver)
             _log.info("%s: is watched", folder)
+
+    def _is_named(self, folder: Path) -> bool:
+        """Whether a journal, or its run, was given by name: then it is no use to go on without it."""
+        named = [root.absolute() for root in self._roots]
+        return folder.absolute() in named or folder.absolute().parent in named
 
     def _locked(self, folder: Path) -> OwnerLock | None:
         if self._settings.is_dry_run:

@@ -44,7 +44,8 @@ def state_of(shown: Shown) -> State:
         return State("problem" if problems else "attention", said[0], tuple(said[1:]))
     committed = seen.rows.marks.committed
     if not _is_alive(seen):
-        return State("idle", f"No process trains. The next one goes on after step {committed:,}.")
+        how = "" if seen.owner is None or not seen.owner.has_closed else " The run was closed."
+        return State("idle", f"No process trains.{how} The next one goes on after step {committed:,}.")
     if not committed:
         return State("fine", "The run holds no step yet.")
     return State("fine", f"All steps up to {committed:,} are safe if the process dies.")
@@ -82,11 +83,20 @@ def _newest_checkpoint(seen: Seen) -> CheckpointRow | None:
 
 def _attention(seen: Seen) -> list[str]:
     store = seen.rows.store
-    found = [f"Nothing is shipped to {store.url} now: {store.problem}."] if store is not None and store.problem else []
+    owner = seen.owner
+    found = (
+        [
+            f"Process {owner.pid} on {owner.host} died without closing the run; the next one goes on after step "
+            f"{seen.rows.marks.committed:,}."
+        ]
+        if owner is not None and not owner.is_alive and not owner.has_closed
+        else []
+    )
+    found += [f"Nothing is shipped to {store.url} now: {store.problem}."] if store is not None and store.problem else []
     if not seen.pruning.wants_checkpoint:
         return found
     what = "its trainer is asked for a checkpoint, behind which there is more to give up." if _is_alive(seen) else \
-        "no trainer is there to take a checkpoint. Give it a larger budget, or let it train on."  # fmt: skip
+        "no trainer is there to take a checkpoint. --compact makes one from the log; or give it a larger budget."  # fmt: skip
     return [*found, f"What recovery needs is above the budget ({bytes_in_words(seen.pruning.bytes_after)}): {what}"]
 
 

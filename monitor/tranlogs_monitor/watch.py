@@ -24,6 +24,7 @@ from tranlogs.clock import Clock
 from tranlogs.journal import JournalPaths, Owner, read_owner
 from tranlogs.journal.opening import settle_segments
 from tranlogs.lineage import is_on
+from tranlogs.quantities import bytes_in_words, count
 from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, newest_lineage, plan_pruning
 from tranlogs.retention.decay import Worth, evaluate
 from tranlogs.retention.evaluation import last_row, worth_of
@@ -65,7 +66,8 @@ class Seen:
 
     Attributes:
         at: when, in seconds since 1970.
-        rows: of the catalog, before anything was done.
+        rows: of the catalog, after what was done.
+        before: of the catalog, before that.
         owner: the trainer, or the last one.
         worth: values of the sealed segments.
         anchor: the newest checkpoint that is known to be sound.
@@ -86,6 +88,7 @@ class Seen:
     seconds: float = 0.0
     protected: dict[int, bool] = field(default_factory=dict)
     budget_bytes: int | None = None
+    before: Rows | None = None
 
     @property
     def did_nothing(self) -> bool:
@@ -130,8 +133,10 @@ class JournalWatch:
         limits = newest_lineage(rows.checkpoints, rows.timelines)
         protected = {row.ordinal: is_protected(row, anchor, limits) for row in rows.segments if row.state == "sealed"}
         pruning = self._pruned(catalog, rows, worth, now, owner)
-        seen = Seen(now, rows, owner, worth, anchor, pruning, sealed, time.perf_counter() - start, protected,
-                    self._settings.budget.nbytes)  # fmt: skip
+        is_changed = bool(pruning.segments or pruning.checkpoints) and not self._settings.is_dry_run
+        after: Rows = catalog.read(Rows.of) if is_changed else rows
+        seen = Seen(now, after, owner, worth, anchor, pruning, sealed, time.perf_counter() - start, protected,
+                    self._settings.budget.nbytes, rows)  # fmt: skip
         if not self._settings.is_dry_run:
             with catalog.transaction() as tables:
                 evaluations.write(tables, self._row(seen), worth, protected)
@@ -153,8 +158,9 @@ class JournalWatch:
             return 0
         left = settle_segments(self.paths, catalog, sync=True, still=self._is_abandoned)
         if left or was_alive:
-            _log.warning("%s: process %d on %s writes it no more; %d segments that it left were sealed", self.paths.folder,
-                         owner.pid, owner.host, left)  # fmt: skip
+            how, level = ("closed it", logging.INFO) if owner.has_closed else ("died without closing it", logging.WARNING)
+            _log.log(level, "%s: process %d on %s %s; %s that it left were sealed", self.paths.folder, owner.pid, owner.host,
+                     how, count(left, "segment"))  # fmt: skip
         return left
 
     def _is_abandoned(self) -> bool:
@@ -162,6 +168,10 @@ class JournalWatch:
         return owner is None or not owner.is_alive
 
     # Pruning.
+
+    def _is_held(self, tables: Tables) -> bool:
+        """Whether a trainer has recovered, maybe to an older step, and the catalog does not say yet where it will go on."""
+        return tables.request("hold") is not None and not self._is_abandoned()
 
     def _pruned(self, catalog: Catalog, rows: Rows, worth: Worth, now: float, owner: Owner | None) -> Pruning:
         values, budget = worth.as_dict(), self._settings.budget
@@ -178,7 +188,7 @@ class JournalWatch:
         if self._settings.is_dry_run:
             return plan
         if plan.segments or plan.checkpoints or plan.wants_checkpoint:
-            plan = prune(catalog, decide)
+            plan = prune(catalog, decide, self._is_held)
             self._tell(plan, owner)
         elif self._has_said:
             self._has_said = ""
@@ -191,17 +201,21 @@ class JournalWatch:
 
     def _tell(self, plan: Pruning, owner: Owner | None) -> None:
         if plan.segments or plan.checkpoints:
-            _log.info("%s: %d segments and %d checkpoints go: %d of %d bytes are left", self.paths.folder, len(plan.segments),
-                      len(plan.checkpoints), plan.bytes_after, plan.bytes_before)  # fmt: skip
+            _log.info("%s: %s and %s go: %s of %s are left", self.paths.folder, count(len(plan.segments), "segment"),
+                      count(len(plan.checkpoints), "checkpoint"), bytes_in_words(plan.bytes_after),
+                      bytes_in_words(plan.bytes_before))  # fmt: skip
         if not plan.wants_checkpoint:
             self._has_said = ""
             return
         done = "its trainer is asked for a checkpoint" if owner is not None and owner.is_alive else \
-            "no trainer is there to take a checkpoint: give it a larger budget, or let it train on"  # fmt: skip
+            "no trainer is there to take a checkpoint: --compact makes one from the log, or give more room"  # fmt: skip
         if done != self._has_said:
             self._has_said = done
             _log.warning(
-                "%s: over its budget with protected data alone (%d bytes); %s", self.paths.folder, plan.bytes_after, done
+                "%s: over its budget with protected data alone (%s); %s",
+                self.paths.folder,
+                bytes_in_words(plan.bytes_after),
+                done,
             )
 
     def _row(self, seen: Seen) -> EvaluationRow:

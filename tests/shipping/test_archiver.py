@@ -359,7 +359,7 @@ def test_an_old_machine_that_comes_back_does_not_spoil_the_new_ones_store(memory
     trained(old, 14)
     made = archiver(old, store)
     try:
-        assert "has shipped this run there since" in made.turn().problem
+        assert "was shipped there since" in made.turn().problem
     finally:
         made.close()
     assert_comes_back(store, "a/rank0", memory_path / "third", 18)
@@ -377,12 +377,64 @@ def test_a_machine_that_is_overtaken_while_it_ships_stops(memory_path: Path) -> 
         assert ship(new, store).archived == 18
         trained(old, 25)
         for _ in range(100):
-            if "another process ships" in made.turn().problem or "has shipped" in made.progressed().problem:
+            if "was shipped there" in made.turn().problem:
                 break
             made.wait(0.02)
-        assert made.progressed().problem
+        assert made.progressed().is_refused
+        assert made.progressed().archived == 12, "of what it holds nothing newer has come to the store"
     finally:
         made.close()
+
+
+def test_a_copy_of_the_folder_is_another_writer(memory_path: Path) -> None:
+    """Of two copies of a run that train on, the store takes the first that ships, and refuses the other."""
+    one, other, store = memory_path / "one/a", memory_path / "other/a", FaultyStore()
+    trained(one, 12)
+    ship(one, store)
+    shutil.copytree(one, other)
+    trained(one, 25)
+    assert ship(one, store).archived == 25
+    trained(other, 18)
+    made = archiver(other, store)
+    try:
+        assert "was shipped there since" in made.turn().problem
+    finally:
+        made.close()
+    assert (marks(other).committed, marks(other).archived) == (18, 12)
+    assert_comes_back(store, "a/rank0", memory_path / "third", 25)
+
+
+def test_a_folder_that_vanished_from_under_the_store_is_not_made_anew(memory_path: Path) -> None:
+    run, root = memory_path / "a", memory_path / "store"
+    store = LocalStore(root)
+    trained(run, 12)
+    ship(run, store)
+    shutil.rmtree(root)
+    trained(run, 25)
+    made = archiver(run, store)
+    try:
+        for _ in range(20):
+            made.turn()
+            made.wait(0.02)
+        assert "vanished" in made.progressed().problem
+        assert marks(run).archived <= 12
+        assert not root.exists()
+    finally:
+        made.close()
+
+
+def test_a_store_that_forgets_its_manifests_is_looked_through_at_once(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 12)
+    made = archiver(run, store)
+    try:
+        drain(made)
+        store.objects.clear()
+        trained(run, 25)
+        assert drain(made).archived == 25
+    finally:
+        made.close()
+    assert_comes_back(store, "a/rank0", memory_path / "b", 25)
 
 
 def test_a_catalog_that_was_rebuilt_finds_its_store_again(memory_path: Path) -> None:

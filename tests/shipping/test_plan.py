@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from tranlogs.catalog import CheckpointRow, SegmentRow, ShippedRow, TimelineRow
 from tranlogs.retention.keep import KeepAll, KeepLatest
 from tranlogs.shipping.manifest import Shipped
-from tranlogs.shipping.plan import Look, plan_giving_up, plan_sending, reach
+from tranlogs.shipping.plan import Look, chain_from, plan_giving_up, plan_sending, reach
 
 ONE = [TimelineRow(1)]
 
@@ -21,16 +22,24 @@ def segment(ordinal: int, base: int, last: int, *, timeline: int = 1, used: int 
 
 
 def checkpoint(step: int, *, timeline: int = 1, nbytes: int = 500) -> CheckpointRow:
-    return CheckpointRow(f"c{step}", step, step, "00", timeline, nbytes, float(step))
+    return CheckpointRow(f"c{step}", step, step, f"{step:02x}", timeline, nbytes, float(step))
 
 
 def shipped(*rows: SegmentRow | CheckpointRow, is_durable: bool = True) -> dict[str, Shipped]:
     found = {}
     for row in rows:
         name = row.file if isinstance(row, SegmentRow) else row.name
-        end = row.last_step if isinstance(row, SegmentRow) else 0
-        found[name] = Shipped(row, ShippedRow(name, {}, end, end, is_durable))
+        found[name] = Shipped(row, ShippedRow(name, {}, is_durable=is_durable, **places(row)))
     return found
+
+
+def places(row: SegmentRow | CheckpointRow) -> dict[str, Any]:
+    """Digests are the numbers themselves."""
+    if isinstance(row, CheckpointRow):
+        return {}
+    end = f"{row.last_sequence:02x}"
+    return {"boundary_step": row.last_step, "boundary_sequence": row.last_sequence, "boundary_chain": end,
+            "base_chain": f"{row.base_sequence:02x}", "end_sequence": row.last_sequence, "end_chain": end}  # fmt: skip
 
 
 def sent(look: Look, there: dict[str, Shipped], keep: object = None, **more: object) -> list[str]:
@@ -116,8 +125,23 @@ def test_a_checkpoint_in_the_middle_of_a_segment() -> None:
 
 def test_a_segment_that_ends_without_a_boundary_counts_up_to_the_last_one() -> None:
     row = segment(1, 0, 10)
-    there = [Shipped(row, ShippedRow("s1", {}, 9, 9, True))]
+    place = {**places(row), "boundary_step": 9, "boundary_sequence": 9, "boundary_chain": "09"}
+    there = [Shipped(row, ShippedRow("s1", {}, **place))]
     assert reach([checkpoint(0)], there, ONE, Look([], [], ONE).limits) == 9
+
+
+def test_what_came_after_the_last_boundary_before_a_crash_is_no_way_on() -> None:
+    """Segment 1 ends with entries that no boundary followed; after the crash the log went on from its boundary, in 2 and 3."""
+    first, second, third = segment(1, 0, 24), segment(2, 20, 23), segment(3, 23, 40)
+    there = [
+        Shipped(first, ShippedRow("s1", {}, **{**places(first), "boundary_step": 20, "boundary_sequence": 20,
+                                               "boundary_chain": "14", "end_chain": "lost"})),
+        Shipped(second, ShippedRow("s2", {}, **places(second))), Shipped(third, ShippedRow("s3", {}, **places(third))),
+    ]  # fmt: skip
+    limits = Look([], [], ONE).limits
+    assert reach([checkpoint(0)], there, ONE, limits) == 40
+    assert [one.objects.name for one in chain_from(checkpoint(0), there, ONE, limits)] == ["s1", "s2", "s3"]
+    assert reach([checkpoint(0)], [there[0], there[2]], ONE, limits) == 20, "numbers alone say nothing"
 
 
 def test_the_store_is_as_far_as_the_newest_timeline_reaches() -> None:

@@ -70,6 +70,10 @@ class Watermarks:
     persisted: int = 0
     at: float = 0.0
 
+    def at_most(self, step: int) -> Watermarks:
+        """Of a run that was wound back to a step."""
+        return Watermarks(step, min(self.synced, step), min(self.archived, step), min(self.persisted, step), self.at)
+
 
 @dataclass(frozen=True, slots=True)
 class Incident:
@@ -126,16 +130,25 @@ class StoreRow:
     problem: str = ""
     objects_bytes: int = 0
     under_replicated: int = 0  # objects with fewer copies than wanted
+    host: str = ""  # the machine and folder that `writer` names: a copy of the journal is another writer
 
 
 @dataclass(frozen=True, slots=True)
 class ShippedRow:
-    """A segment or checkpoint that the store holds: its parts there by file, each [name, bytes, xxh3_128 in hex]."""
+    """A segment or checkpoint that the store holds: its parts there by file, each [name, bytes, xxh3_128 in hex].
+
+    Of a segment also where its chain comes from (`base_chain`, the digest that its first entry names), and where another
+    segment can go on from: its last entry, or after a crash its newest boundary. Digests are 16 hex digits.
+    """
 
     name: str  # of the segment's file, or the checkpoint's folder
     files: dict[str, list[list[Any]]]
     boundary_step: int = 0  # the newest boundary in a segment
     boundary_sequence: int = 0
+    boundary_chain: str = ""
+    base_chain: str = ""
+    end_sequence: int = 0
+    end_chain: str = ""
     is_durable: bool = False
     at: float = 0.0
 

@@ -70,6 +70,8 @@ def monitor(
                     None if max_age is None else seconds_of(max_age, "--max-age"), max_segments, max_checkpoints)  # fmt: skip
     decay = Decay(None if life is None else seconds_of(life, "--life"), alpha_covered, alpha_newer, alpha_archived,
                   alpha_persisted)  # fmt: skip
+    if store is None and (max_lag is not None or bandwidth is not None or take_over):
+        raise UsageError("--max-lag, --bandwidth and --take-over are for shipping: give --store URL, too")
     if once and store is not None:
         raise UsageError("--once evaluates, and ships nothing; `tranlogs push RUN URL` ships a run once")
     shipping = None
@@ -98,7 +100,7 @@ def _as_dict(paths: Any, seen: Any) -> dict[str, Any]:
         "goes": [{"name": name, "why": why} for name, why in plan.reasons.items()],
         "segments": [{"ordinal": row.ordinal, "file": row.file, "steps": [row.base_step + 1, row.last_step], "bytes": row.size,
                       "value": seen.worth.of(row.ordinal), "protected": seen.protected[row.ordinal]}
-                     for row in seen.rows.segments if row.state == "sealed"],
+                     for row in (seen.before or seen.rows).segments if row.state == "sealed"],
     }  # fmt: skip
 
 
@@ -119,7 +121,7 @@ def _show_table(found: list[tuple[Any, Any]]) -> None:
             ("over budget", "with protected data alone: a checkpoint is wanted" if plan.wants_checkpoint else "no"),
         ]))  # fmt: skip
         rows = []
-        for row in seen.rows.segments:
+        for row in (seen.before or seen.rows).segments:
             value = seen.worth.of(row.ordinal)
             why = plan.reasons.get(row.file, "protected" if seen.protected.get(row.ordinal, True) else "stays")
             if row.state == "sealed":

@@ -50,6 +50,6 @@ def _show(found: list[Any]) -> None:
         screen.console().print(screen.facts([
             ("journal", one.folder), ("step", f"{one.step}, from the checkpoint of step {one.checkpoint_step}"),
             ("read", screen.size(one.nbytes)),
-            *([("lost", screen.problem(f"{one.steps_lost} steps that the store should have"))] if one.steps_lost else []),
+            *([("lost", f"{one.steps_lost} steps cannot be read from the store any more")] if one.steps_lost else []),
             *(("note", note) for note in one.notes),
         ]))  # fmt: skip

@@ -74,7 +74,8 @@ def _push(paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience:
         archiver.close()
     found = archiver.progressed()
     return {"folder": paths.folder, "store": f"{store.url}/{place}", "committed": before.watermarks.committed,
-            "archived": found.archived, "persisted": found.persisted, "problem": problem or None}  # fmt: skip
+            "archived": max(found.archived, before.watermarks.archived),
+            "persisted": max(found.persisted, before.watermarks.persisted), "problem": problem or None}  # fmt: skip
 
 
 def _seal_left(paths: JournalPaths) -> None:
@@ -104,6 +105,8 @@ def _drain(archiver: Archiver, before: Survey, patience: float, progress: Progre
             progress("push", total - now.bytes_left, total)
         if now.archived >= before.watermarks.committed and now.persisted >= now.archived:
             return ""
+        if now.is_refused:
+            return now.problem
         if now != last:
             last, since = now, time.monotonic()
         if time.monotonic() - since > patience:
@@ -122,5 +125,5 @@ def _show(found: list[dict[str, Any]]) -> None:
             ("durable there", f"step {one['persisted']}"),
         ]
         if one["problem"]:
-            rows.append(("problem", screen.problem(one["problem"])))
+            rows.append(("problem", one["problem"]))
         screen.console().print(screen.facts(rows))

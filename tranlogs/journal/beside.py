@@ -48,6 +48,12 @@ def as_monitor(monitor: str | Monitor | None, budget: str | int | None = None, s
     return made
 
 
+def store_of(monitor: Monitor | None, store: str | None) -> tuple[str | None, bool]:
+    """The store of a run, and whether the trainer's own process ships to it: a monitor in a process of its own does that."""
+    url = store if store is not None or monitor is None else monitor.store
+    return url, monitor is None or monitor.mode == "thread"
+
+
 def start_beside(monitor: Monitor | None, paths: JournalPaths) -> Beside:
     """Start it for a journal that this process writes. That it cannot be started is a warning."""
     if monitor is None:

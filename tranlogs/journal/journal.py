@@ -81,6 +81,8 @@ class Journal:
         self._is_replay_measured = False
         self.load_seconds = 0.0
         self._due = CheckpointDue(policy, catalog, clock)
+        if not self.is_fresh:
+            self._hold()
         self._has_said_failed = False
         atexit.register(self.close)
 
@@ -130,6 +132,21 @@ class Journal:
 
     # Where to go on.
 
+    def _hold(self) -> None:
+        """Ask monitors to leave everything as it is until this process begins to write: only it knows where it will go on."""
+        try:
+            with self.catalog.transaction() as tables:
+                tables.put_request("hold", {"pid": self._pid})
+        except _FAILURES as error:  # nor can a monitor change the catalog, then
+            _log.debug("the hold could not be written down: %s", error)
+
+    def _release_hold(self) -> None:
+        try:
+            with self.catalog.transaction() as tables:
+                tables.delete("request/hold")
+        except _FAILURES as error:  # it ends with this process, too
+            _log.debug("the hold could not be taken back: %s", error)
+
     def go_on_from(self, position: Position, *, new_timeline: bool = False, number: int | None = None,
                    damaged: Collection[str] = (), checkpoint: CheckpointRow | None = None,
                    log_bytes: int = 0) -> None:  # fmt: skip
@@ -154,6 +171,8 @@ class Journal:
             number = number or max((row.number for row in self.catalog.timelines()), default=1) + 1
             self._timeline = TimelineRow(number, position.timeline, position.sequence, position.step, self.clock.now())
             self._position = replace(position, timeline=number)
+        elif not self.is_fresh:  # it goes on at the newest step, which is protected in any case
+            self._release_hold()
         self._frontier, self._committed, self._synced = self._position, position.step, position.step
 
     @property
@@ -186,9 +205,10 @@ class Journal:
             set_aside(self.catalog, self.paths.checkpoints, name)
         if self._timeline is not None:
             with self.catalog.transaction() as tables:
+                tables.delete("request/hold")  # from here on the catalog tells where it goes on
                 tables.put(timeline_key(self._timeline.number), self._timeline)
                 now, step = tables.get("watermarks", Watermarks) or Watermarks(), self._position.step
-                tables.put("watermarks", replace(now, committed=step, synced=min(now.synced, step)))
+                tables.put("watermarks", now.at_most(step))
         self._open_log(self._position, counts=self._suspension is None)
         about = self._describe(self._position)
         self._checkpointer = Checkpointer(self.paths.checkpoints, self.catalog, self.clock, about, self._published)

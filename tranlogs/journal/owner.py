@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..errors import RunInUse
@@ -31,6 +31,7 @@ class Owner:
     pid: int
     since: float
     is_alive: bool = True
+    has_closed: bool = False  # in order, and did not die
 
 
 class OwnerLock:
@@ -42,6 +43,7 @@ class OwnerLock:
         Raises:
             RunInUse: another live process holds it.
         """
+        self._folder, self._role = folder, role
         self._path = os.path.realpath(folder / f"{role}.lock")
         if self._path in _owned_here:
             raise RunInUse(folder, socket.gethostname(), os.getpid())
@@ -59,18 +61,20 @@ class OwnerLock:
         _say_who(folder, role)
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Give the lock back, in order: who looks later sees that its holder did not die."""
         if self._fd >= 0:
+            _say_who(self._folder, self._role, has_closed=True)
             _owned_here.discard(self._path)
             os.close(self._fd)
             self._fd = -1
 
 
-def _say_who(folder: Path, role: str) -> None:
+def _say_who(folder: Path, role: str, *, has_closed: bool = False) -> None:
     info = folder / f"{role}.json"
     temporary = info.with_suffix(".json.tmp")
     try:
-        temporary.write_text(json.dumps(asdict(Owner(socket.gethostname(), os.getpid(), time.time()))))
+        owner = Owner(socket.gethostname(), os.getpid(), time.time(), has_closed=has_closed)
+        temporary.write_text(json.dumps(asdict(owner)))
         os.replace(temporary, info)
     except OSError:  # a full disk: the lock holds all the same, and nobody is better than somebody else
         temporary.unlink(missing_ok=True)
@@ -82,7 +86,7 @@ def read_owner(folder: Path, role: str = "owner") -> Owner | None:
     info = _read_info(folder, role)
     if info is None:
         return None
-    return Owner(info.host, info.pid, info.since, _is_locked(folder, role))
+    return replace(info, is_alive=_is_locked(folder, role))
 
 
 def _is_locked(folder: Path, role: str) -> bool:
@@ -111,7 +115,8 @@ def _holder(fd: int) -> int | None:
 def _read_info(folder: Path, role: str) -> Owner | None:
     try:
         content = json.loads((folder / f"{role}.json").read_text())
-        owner = Owner(str(content["host"])[:255], int(content["pid"]), float(content["since"]))
+        has_closed = content.get("has_closed") is True
+        owner = Owner(str(content["host"])[:255], int(content["pid"]), float(content["since"]), has_closed=has_closed)
         return owner if 0 <= owner.pid < 1 << 31 and 0 <= owner.since < _SINCE_MAX else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # whatever stands there
         return None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..catalog import Catalog, CheckpointRow, PrunedRow, SegmentRow, TimelineRow, segment_key
+from ..catalog import Catalog, CheckpointRow, PrunedRow, SegmentRow, Tables, TimelineRow, segment_key
 from ..durable import sync_folder
 from ..failpoints import hit
 from ..lineage import is_on
@@ -70,12 +70,16 @@ def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retiremen
     return plan
 
 
-def prune(catalog: Catalog, decide: Decide) -> Pruning:
+def prune(catalog: Catalog, decide: Decide, is_held: Callable[[Tables], bool] = lambda tables: False) -> Pruning:
     """Decide what goes and retire it, in one transaction: nothing that the decision is based on changes in between.
+
+    Nothing goes while a trainer that has recovered, and not begun to write, holds it.
 
     If only protected data are left above the budget, the trainer is asked for a checkpoint in the same transaction.
     """
     with catalog.transaction() as tables:  # commit point: from here on nobody plans with what goes
+        if is_held(tables):
+            return Pruning()
         checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
         plan = decide(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow))
         if plan.checkpoints or plan.segments:

@@ -1,12 +1,12 @@
 """To a store and back: sealed segments and checkpoints are sent, a manifest there names what counts, a new machine pulls it."""
 
-from .along import Along, bring_absent, ship_along
+from .along import LAG_SECONDS, Along, bring_absent, ship_along
 from .archiver import Archiver, Limits, Progressed
 from .manifest import Manifest, place_of, read_newest
 from .pull import Pulled, find_run, pull
 from .throttle import Throttle
 
 __all__ = [
-    "Along", "Archiver", "Limits", "Manifest", "Progressed", "Pulled", "Throttle", "bring_absent", "find_run", "place_of",
-    "pull", "read_newest", "ship_along",
+    "LAG_SECONDS", "Along", "Archiver", "Limits", "Manifest", "Progressed", "Pulled", "Throttle", "bring_absent", "find_run",
+    "place_of", "pull", "read_newest", "ship_along",
 ]  # fmt: skip

@@ -76,13 +76,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """How far shipping is: items and bytes still to be sent, the marks, and what is in the way ("" for nothing)."""
+    """How far shipping is: items and bytes still to be sent, the marks, what is in the way ("" for nothing), and whether trying
+    again would not help."""
 
     items_left: int
     bytes_left: int
     archived: int
     persisted: int
     problem: str = ""
+    is_refused: bool = False
 
 
 class Archiver:
@@ -109,7 +111,7 @@ class Archiver:
         self._left_out: dict[str, float] = {}  # until when
         self._threads: list[threading.Thread] = []
         self._failing = ""  # what failed last: "turn" or "send"
-        self._failures, self._resume_at, self._problem = 0, 0.0, ""
+        self._failures, self._resume_at, self._problem, self._is_refused = 0, 0.0, "", False
         self._stopped, self._is_woken = False, False
 
     # The thread that decides.
@@ -252,24 +254,25 @@ class Archiver:
             self._left_out[upload.name] = self._clock.monotonic() + _LEFT_OUT_SECONDS
         is_gone = isinstance(error, FileNotFoundError) or "pruned" in str(error)
         _log.log(logging.INFO if is_gone else logging.WARNING, "%s: %s is not shipped: %s", self._paths.folder, upload.name,
-                 in_words(error))  # fmt: skip
+                 "it was pruned before" if is_gone else in_words(error))  # fmt: skip
 
     # What goes wrong.
 
     def _succeeded(self, what: str) -> None:
         with self._changed:
             if self._failing == what or (self._failing and not self._uploads):
-                self._failing, self._failures, self._problem = "", 0, ""
+                self._failing, self._failures, self._problem, self._is_refused = "", 0, "", False
                 _log.info("%s: is shipped to %s again", self._paths.folder, self._store.url)
 
     def _failed(self, what: str, error: BaseException) -> None:
         """Remember a failure and when to try again; each is said once."""
         with self._changed:
-            is_new = self._failing != what or self._failures == 0
-            self._failing, self._problem = what, in_words(error)
+            is_refused = isinstance(error, StoreRefused)
+            is_new = self._failing != what or self._failures == 0 or (is_refused and self._problem != in_words(error))
+            self._failing, self._problem, self._is_refused = what, in_words(error), is_refused
             self._failures += 1
             pause = min(RETRY_SECONDS_MIN * 2 ** min(self._failures - 1, 10), RETRY_SECONDS_MAX) * random.uniform(0.5, 1.0)
-            pause = RETRY_SECONDS_MAX if isinstance(error, StoreRefused) else pause
+            pause = RETRY_SECONDS_MAX if is_refused else pause
             self._resume_at = self._clock.monotonic() + pause
         if is_new:
             _log.warning("%s: cannot be shipped now, and is tried again: %s", self._paths.folder, self._problem)
@@ -278,7 +281,7 @@ class Archiver:
         """How far it is, without a turn."""
         with self._changed:
             bytes_left = sum(_nbytes(upload.row) for upload in self._uploads.values())
-            return Progressed(len(self._uploads), bytes_left, *self._ledger.marks, self._problem)
+            return Progressed(len(self._uploads), bytes_left, *self._ledger.marks, self._problem, self._is_refused)
 
 
 def _nbytes(row: SegmentRow | CheckpointRow) -> int:

@@ -25,6 +25,10 @@ class Census:
         """Whether it is time for the next."""
         return self._clock.monotonic() >= self._next_at
 
+    def hurry(self) -> None:
+        """Something is missing: take the next one at once."""
+        self._next_at = 0.0
+
     def take(self, shipped: Mapping[str, Shipped], writer: str, under_way: Collection[str] = ()) -> list[str]:
         """The names of items of which something is missing. What this writer left half sent before it began is deleted (by
         the first census), and what others left, after a time of grace.

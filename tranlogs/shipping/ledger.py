@@ -7,6 +7,7 @@ of the store without asking it.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import socket
 from collections.abc import Collection, Iterable, Sequence
@@ -26,7 +27,7 @@ from ..catalog import (
 )
 from ..clock import Clock
 from ..config import CATALOG_SECONDS
-from ..errors import CorruptCatalog, LogUnavailable, RunInUse, StoreRefused, StoreUnavailable
+from ..errors import CorruptCatalog, LogUnavailable, RunInUse, StoreRefused
 from ..failpoints import hit
 from ..journal.opening import JournalPaths
 from ..journal.owner import OwnerLock
@@ -58,10 +59,11 @@ class Ledger:
         self.shipped: dict[str, Shipped] = {}
         self._manifest: Manifest | None = None
         self._manifest_name = ""
-        self._number = 0
+        self._number = self._known = 0  # of the newest manifest that was tried, or is known to be there
         self._written: dict[str, ShippedRow] = {}  # rows of the catalog
         self._row: StoreRow | None = None
         self._attached_to = 0  # which of its files
+        self._whereabouts = f"{socket.gethostname()}:{os.path.realpath(paths.folder)}"
         self._lock: OwnerLock | None = None
         self._sealing_until = 0.0
         self._durability = Durability(store, clock)
@@ -93,8 +95,8 @@ class Ledger:
         """Look at what the store has of this journal, once.
 
         Raises:
-            StoreRefused: it holds another run, or another machine goes on with this one.
-            StoreUnavailable: it does not answer, or another process ships this journal.
+            StoreRefused: it holds another run, or another machine goes on with this one, or another process ships it.
+            StoreUnavailable: it does not answer.
         """
         if self.is_attached:
             return
@@ -105,6 +107,9 @@ class Ledger:
             raise CorruptCatalog(catalog.path, "the run's row is missing")
         row: StoreRow | None = catalog.read(lambda tables: tables.get("store", StoreRow))
         row = row if row is not None and row.url == self._store.url else None
+        if row is not None and row.host and row.host != self._whereabouts:  # the folder was copied, or moved
+            row = replace(row, writer=secrets.token_hex(8))
+        names = manifest_names(self._store, self._place)  # first: what is published from here on is somebody else's
         found, notes = read_newest(self._store, self._place)
         for note in notes:
             _log.warning("%s: %s; an older manifest is used", self._paths.folder, note)
@@ -115,23 +120,27 @@ class Ledger:
         self.writer = row.writer if row is not None else secrets.token_hex(8)
         self._manifest = found
         self.shipped = {} if found is None else dict(found.shipped) if self._is_own(found, row) else self._common(found)
-        names = manifest_names(self._store, self._place)
         self._manifest_name = names[0] if names and found is not None else ""
         self._number = max([found.number if found is not None else 0, *(writer_of(name)[0] for name in names)])
-        self._row = replace(row or StoreRow(self._store.url, self.writer), number=self._number, problem="")
+        self._known = self._number
+        row = row or StoreRow(self._store.url, self.writer)
+        self._row = replace(row, number=self._number, problem="", host=self._whereabouts)
         self._written = {one.name: one for one in catalog.read(lambda tables: tables.rows("shipped/", ShippedRow))}
         with catalog.transaction() as tables:
             tables.put("store", self._row)
         self._drop_missing(self._census.take(self.shipped, self.writer))
         self.is_attached, self._attached_to = True, self._catalog.opened
-        _log.info("%s: is shipped to %s/%s, which holds %d objects", self._paths.folder, self._store.url, self._place,
-                  sum(len(one.names()) for one in self.shipped.values()))  # fmt: skip
+        count = sum(len(one.names()) for one in self.shipped.values())
+        where = f"{self._store.url}/{self._place}"
+        _log.info("%s: is shipped to %s from now on (%d objects are there)", self._paths.folder, where, count)
 
     def _take_lock(self) -> None:
         try:
             self._lock = self._lock or OwnerLock(self._paths.folder, "shipper")
         except RunInUse as error:
-            raise StoreUnavailable(self._store.url, f"process {error.pid} on {error.host} ships {self._paths.folder}") from None
+            raise StoreRefused(
+                self._store.url, f"process {error.pid} on {error.host} ships {self._paths.folder} there"
+            ) from None
 
     def _demand_ours(self, found: Manifest, run: RunRow, row: StoreRow | None) -> None:
         where = f"{self._store.url}/{self._place}"
@@ -139,8 +148,9 @@ class Ledger:
             raise StoreRefused(where, f"another run lies there ({found.run.run_id[:8]}, this one is {run.run_id[:8]}); "
                                "give another address")  # fmt: skip
         if not self._is_own(found, row) and not self._takes_over:
-            raise StoreRefused(where, f"host {found.host} has shipped this run there since (manifest {found.number}); stop it, "
-                               "or give another address, or go on from what it shipped: pull it, or --take-over")  # fmt: skip
+            raise StoreRefused(where, f"another copy of this run, on host {found.host}, was shipped there since (manifest "
+                               f"{found.number}). Stop it, or give another address; to go on from what it shipped, pull that; "
+                               "to go on from here all the same, --take-over")  # fmt: skip
 
     def _is_own(self, found: Manifest, row: StoreRow | None) -> bool:
         """Whether what the store has is this journal's own past: it wrote it, or was pulled from it, or lost its catalog."""
@@ -181,11 +191,17 @@ class Ledger:
         self._number += 1  # an attempt that fails may be there all the same
         manifest = Manifest(self._number, self.writer, socket.gethostname(), self._clock.now(), run, tuple(look.timelines),
                             shipped)  # fmt: skip
+        self._demand_alone(manifest_names(self._store, self._place))
         name = publish(self._store, self._place, manifest)  # commit point
         names = manifest_names(self._store, self._place)
-        if names[:1] != [name]:
-            self.is_attached = False
-            raise StoreRefused(f"{self._store.url}/{self._place}", f"another process ships this run there ({names[:1]})")
+        try:
+            self._demand_alone(names)
+        except StoreRefused:
+            self._store.delete(name)
+            raise
+        self._known = self._number
+        if self._manifest_name and self._manifest_name not in names:  # the one before it is gone: who knows what else
+            self._census.hurry()
         self._manifest, self._manifest_name = manifest, name
         self._durability.forget_manifest()
         useless = replaced + [part for item in gone for part in self.shipped[item].names()]
@@ -193,6 +209,18 @@ class Ledger:
         delete_older(self._store, names)
         for part in useless:
             self._store.delete(part)
+
+    def _demand_alone(self, names: Sequence[str]) -> None:
+        """Check that nobody else has published since this journal did, or was attached.
+
+        Raises:
+            StoreRefused: somebody has.
+        """
+        others = [number for number, writer in map(writer_of, names) if writer != self.writer and number > self._known]
+        if others:
+            self.is_attached = False
+            raise StoreRefused(f"{self._store.url}/{self._place}", "another copy of this run was shipped there meanwhile "
+                               f"(manifest {max(others)})")  # fmt: skip
 
     def look_after(self, look: Look, persist_seconds: float, under_way: Collection[str]) -> None:
         """Ask what is durable by now, what was lost, and once an hour whether everything is still there."""
@@ -274,7 +302,9 @@ class Ledger:
         try:
             if self._row is None or self._row.problem != problem:
                 catalog = self._catalog.current()
-                row = catalog.read(lambda tables: tables.get("store", StoreRow)) or StoreRow(self._store.url, self.writer)
+                row = catalog.read(lambda tables: tables.get("store", StoreRow))
+                if row is None or row.url != self._store.url:
+                    row = StoreRow(self._store.url, secrets.token_hex(8), host=self._whereabouts)
                 self._row = replace(row, problem=problem)
                 with catalog.transaction() as tables:
                     tables.put("store", self._row)

@@ -69,22 +69,63 @@ def _is_wanted(row: SegmentRow, limits: Limits, horizon: int) -> bool:
     return row.state == "sealed" and row.last_sequence > horizon and (limit is None or row.base_sequence < limit)
 
 
-def chain_from(start: CheckpointRow, segments: Sequence[Shipped], limits: Limits) -> list[Shipped]:
-    """The segments that lead on from a checkpoint without a hole."""
-    at, found = start.sequence, []
-    for one in sorted(segments, key=lambda one: (one.row.base_sequence, one.row.ordinal)):  # type: ignore[union-attr]
-        row = one.row
-        assert isinstance(row, SegmentRow)
-        end = _end(row, limits)
-        if row.base_sequence <= at < end:
-            at = end
-            found.append(one)
+def chain_from(start: CheckpointRow, segments: Sequence[Shipped], timelines: Sequence[TimelineRow],
+               limits: Limits) -> list[Shipped]:  # fmt: skip
+    """The segments that lead on from a checkpoint, each linked to the one before by the digest that its first entry names, the
+    way that leads furthest. As a log is chained, so is this: sequence numbers alone say nothing after a crash, behind which the
+    log goes on from its newest boundary, beside what came after that.
+    """
+    ours = [one for one in segments if limits.get(_row(one).timeline, -1) != -1]
+    parents = {row.number: (row.parent, row.fork_sequence) for row in timelines if row.number in limits and row.parent}
+    forks = [one for one in ours if parents.get(_row(one).timeline, (0, -1))[1] == _row(one).base_sequence]
+    ends: dict[tuple[int, str], list[Shipped]] = {}
+    for one in ours:
+        ends.setdefault((_row(one).base_sequence, one.objects.base_chain), []).append(one)
+    best: dict[str, tuple[int, Shipped | None]] = {}
+    for one in sorted(ours, key=lambda one: (_row(one).base_sequence, _row(one).ordinal), reverse=True):
+        best[one.objects.name] = _furthest(one, ends, forks, parents, limits, best)
+    firsts = sorted((one for one in ours if _begins(one, start)), key=lambda one: -_row(one).base_sequence)
+    chosen: Shipped | None = max(firsts, key=lambda one: best[one.objects.name][0], default=None)
+    found = []
+    while chosen is not None:
+        found.append(chosen)
+        chosen = best[chosen.objects.name][1]
     return found
 
 
-def _end(row: SegmentRow, limits: Limits) -> int:
-    limit = limits.get(row.timeline, -1)
-    return row.last_sequence if limit is None else min(row.last_sequence, limit)
+def _row(one: Shipped) -> SegmentRow:
+    assert isinstance(one.row, SegmentRow)
+    return one.row
+
+
+def _begins(one: Shipped, start: CheckpointRow) -> bool:
+    """Whether a checkpoint lies in a segment, or just before it."""
+    if _row(one).base_sequence == start.sequence:
+        return one.objects.base_chain == start.chain
+    is_same = _row(one).timeline == start.timeline
+    return is_same and _row(one).base_sequence < start.sequence <= one.objects.boundary_sequence
+
+
+def _furthest(one: Shipped, ends: dict[tuple[int, str], list[Shipped]], forks: Sequence[Shipped],
+              parents: dict[int, tuple[int, int]], limits: Limits,
+              best: dict[str, tuple[int, Shipped | None]]) -> tuple[int, Shipped | None]:  # fmt: skip
+    """The sequence number that the log comes to by way of a segment, and the next one on the way."""
+    row, place = _row(one), one.objects
+    limit = limits[row.timeline]
+    follows = [*ends.get((place.end_sequence, place.end_chain), []),
+               *ends.get((place.boundary_sequence, place.boundary_chain), [])]  # fmt: skip
+    own = place.boundary_sequence
+    if limit is not None:  # left for another timeline, at a boundary
+        own = min(own, limit)
+        follows = [other for other in follows if _row(other).timeline != row.timeline or _row(other).base_sequence < limit]
+        follows += [other for other in forks if parents[_row(other).timeline][0] == row.timeline
+                    and row.base_sequence < _row(other).base_sequence <= place.boundary_sequence]  # fmt: skip
+    found: tuple[int, Shipped | None] = own, None
+    for other in follows:
+        furthest = best.get(other.objects.name, (0, None))[0]
+        if other is not one and furthest > found[0]:
+            found = furthest, other
+    return found
 
 
 def reach(checkpoints: Sequence[CheckpointRow], segments: Sequence[Shipped], timelines: Sequence[TimelineRow],
@@ -95,12 +136,12 @@ def reach(checkpoints: Sequence[CheckpointRow], segments: Sequence[Shipped], tim
         return 0
     start = max(ours, key=lambda row: row.sequence)
     step = start.step
-    for one in chain_from(start, segments, limits):
-        limit = limits.get(one.row.timeline)
+    for one in chain_from(start, segments, timelines, limits):
+        limit = limits.get(_row(one).timeline)
         if limit is None or one.objects.boundary_sequence <= limit:
             step = max(step, one.objects.boundary_step)
         else:  # a timeline was left within it: at a boundary
-            step = max(step, *(row.fork_step for row in timelines if row.parent == one.row.timeline and row.number in limits))
+            step = max(step, *(row.fork_step for row in timelines if row.parent == _row(one).timeline and row.number in limits))
     return step
 
 

@@ -22,7 +22,10 @@ from ..catalog import Catalog, CheckpointRow, SegmentRow, StoreRow, Watermarks, 
 from ..durable import make_folder, sync_folder
 from ..errors import CorruptObject, NotARun, UsageError
 from ..failpoints import hit
-from ..lineage import is_on
+from ..lineage import is_on, lineage
+from ..recovery.facts import open_for_reading
+from ..recovery.history import build_history
+from ..recovery.plan import plan_recovery
 from ..store import Store, open_store, split_url
 from .manifest import MANIFESTS, Manifest, Shipped, read_newest
 from .plan import Look, chain_from, reach
@@ -73,6 +76,8 @@ def find_run(url: str) -> tuple[str, list[str]]:
         raise UsageError(f"{url}: the store holds no run there")
     if len(runs) > 1:
         raise UsageError(f"{url} holds several runs: {', '.join(sorted(runs))}; give the address of one of them")
+    if "" in runs:
+        raise UsageError(f"{url} is one rank of a run; give the address of the run, {base}")
     if runs != {name}:  # the address of the folder around the run
         base, found = url, {place.removeprefix(f"{name}/") for place in found}
     return base, sorted(found, key=lambda place: (len(place), place))
@@ -100,7 +105,8 @@ def pull(store: Store, place: str, folder: Path, *, everything: bool = False, pr
     for _ in range(_LOOKS_MAX):
         manifest = newest
         if manifest is None:
-            raise NotARun(folder, f"the store {store.url} holds no journal at {place}" + "".join(f"; {note}" for note in notes))
+            why = f"the store {store.url} holds no journal at {place}" + "".join(f"; {note}" for note in notes)
+            raise NotARun(folder, why, "Give the address of a run in it: URL/RUN")
         pulled = Pulled(folder, notes=notes)
         got = _fetch(store, manifest, folder, everything, progress, pulled)
         if got and not pulled.steps_lost:
@@ -110,7 +116,7 @@ def pull(store: Store, place: str, folder: Path, *, everything: bool = False, pr
             break
     assert manifest is not None
     if not manifest.checkpoints:
-        raise NotARun(folder, f"no checkpoint of it has come to the store {store.url} yet")
+        raise NotARun(folder, f"no checkpoint of it has come to the store {store.url} yet", "")
     if not got:
         raise CorruptObject(f"{store.url}/{place}", "no checkpoint of it can be read: " + "; ".join(pulled.notes))
     _finish(store, manifest, folder, got, pulled)
@@ -130,7 +136,7 @@ def _fetch(store: Store, manifest: Manifest, folder: Path, everything: bool, pro
     for row in sorted(rows.values(), key=lambda row: row.sequence, reverse=True):
         if not is_on(row, limits):
             continue
-        chain = chain_from(row, manifest.segments, limits)
+        chain = chain_from(row, manifest.segments, manifest.timelines, limits)
         batch = list(manifest.shipped.values()) if everything else [manifest.shipped[row.name], *chain]
         fetched = _fetch_all(store, batch, target, progress, pulled)
         if row.name in fetched:
@@ -238,6 +244,17 @@ def _fetch_file(store: Store, path: Path, parts: Sequence[Sequence[Any]]) -> int
         raise
 
 
+def _judge(target: Path, pulled: Pulled) -> None:
+    """Ask recovery itself how far it comes with what was brought."""
+    facts = open_for_reading(target)
+    limits = lineage(facts.timelines, facts.timeline)
+    plan = plan_recovery(facts.checkpoints, build_history(facts.segments, limits), limits, timeline=facts.timeline)
+    if plan.position.step < pulled.step:
+        pulled.notes.append(f"the log that was brought ends at step {plan.position.step}, not at {pulled.step}")
+        pulled.steps_lost += pulled.step - plan.position.step
+        pulled.step = plan.position.step
+
+
 def _finish(store: Store, manifest: Manifest, folder: Path, got: Sequence[Shipped], pulled: Pulled) -> None:
     """The catalog of what was brought, and the rename that makes it a journal."""
     target = folder.with_name(folder.name + _SUFFIX)
@@ -254,8 +271,10 @@ def _finish(store: Store, manifest: Manifest, folder: Path, got: Sequence[Shippe
                 else:
                     tables.put(f"checkpoint/{one.row.name}", one.row)
                 tables.put(f"shipped/{one.objects.name}", one.objects)
-            tables.put("watermarks", Watermarks(pulled.step, pulled.step, pulled.step, pulled.step, manifest.at))
             tables.put("store", StoreRow(store.url, secrets.token_hex(8), manifest.number, manifest.at))
+        _judge(target, pulled)
+        with catalog.transaction() as tables:
+            tables.put("watermarks", Watermarks(pulled.step, pulled.step, pulled.step, pulled.step, manifest.at))
     finally:
         catalog.close()
     (target / "catalog.lmdb-lock").unlink(missing_ok=True)

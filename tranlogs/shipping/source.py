@@ -7,17 +7,18 @@ the open files go on to be.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from ..catalog import CheckpointRow, SegmentRow
 from ..checkpoint import Checkpoint
 from ..checkpoint.layout import MANIFEST, META, STATE
-from ..codec.entry import EntryKind
+from ..codec.entry import EntryKind, Head
 from ..config import PART_BYTES_MAX
 from ..errors import CorruptRecord, LogUnavailable
 from ..wal.reader import SegmentReader
@@ -44,14 +45,12 @@ class Source:
     Attributes:
         fds: its open files, by name.
         sizes: bytes that are sent of each.
-        boundary_step: the newest boundary in a segment.
-        boundary_sequence: its number.
+        places: of a segment, for its row (`ShippedRow`).
     """
 
     fds: dict[str, int]
     sizes: dict[str, int]
-    boundary_step: int = 0
-    boundary_sequence: int = 0
+    places: dict[str, Any] = field(default_factory=dict)
 
     def pieces(self) -> Iterator[Piece]:
         """In order."""
@@ -80,11 +79,21 @@ def open_segment(folder: Path, row: SegmentRow) -> Source:
         if not locations or locations[-1].head.sequence < row.last_sequence:
             raise CorruptRecord(path, "entries at its end are missing")
         end = max(row.used_bytes, _verified(reader, locations))
-        ends = [one.head for one in locations if one.head.kind == EntryKind.BOUNDARY]
-        newest = ends[-1] if ends else None
         fd = os.dup(reader.fd)  # with its lock
     nbytes = min(-(-end // locations[0].page_bytes) * locations[0].page_bytes, os.fstat(fd).st_size)
-    return Source({row.file: fd}, {row.file: nbytes}, newest.step if newest else 0, newest.sequence if newest else 0)
+    return Source({row.file: fd}, {row.file: nbytes}, _places([one.head for one in locations]))
+
+
+def _places(heads: Sequence[Head]) -> dict[str, Any]:
+    """Where the chain comes from, and where it can go on."""
+    first, last = heads[0], heads[-1]
+    found: dict[str, Any] = {"base_chain": f"{first.chain:016x}", "end_sequence": last.sequence}
+    found["end_chain"] = f"{last.chain if last.kind == EntryKind.SEGMENT else last.digest:016x}"
+    for head in reversed(heads):
+        if head.kind == EntryKind.BOUNDARY:
+            found |= {"boundary_step": head.step, "boundary_sequence": head.sequence, "boundary_chain": f"{head.digest:016x}"}
+            break
+    return found
 
 
 def _verified(reader: SegmentReader, locations: list[Location]) -> int:

@@ -112,7 +112,7 @@ class Upload:
             file, part = self._parts[number]
             files.setdefault(file, []).append(part)
         source = self._source
-        return Shipped(self.row, ShippedRow(self.name, files, source.boundary_step, source.boundary_sequence, at=now))
+        return Shipped(self.row, ShippedRow(self.name, files, at=now, **source.places))
 
     def close(self) -> None:
         """Send no more of it; its files are let go as soon as nobody reads them."""

@@ -25,11 +25,13 @@ class LocalStore(Store):
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.abspath(root))
         self.url = self._root.as_uri()
+        self._was_there = False
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
         path, part = self._path(name), Part(name, content, nbytes)
         temporary = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
         try:
+            self._demand_root()
             make_folder(path.parent)
             try:
                 with temporary.open("wb") as file:
@@ -45,6 +47,14 @@ class LocalStore(Store):
             if error is part.error:
                 raise
             raise self._translated(error) from error
+
+    def _demand_root(self) -> None:
+        """A folder that was there and is gone may be a disk that was unmounted: nothing is to be written below its place."""
+        is_there = self._root.is_dir()
+        if self._was_there and not is_there:
+            raise StoreUnavailable(self.url, "the folder has vanished; is its disk mounted?")
+        make_folder(self._root)
+        self._was_there = True
 
     def get(self, name: str, into: BinaryIO) -> int:
         before = into.tell()

@@ -1,0 +1,64 @@
+"""A trainer has recovered to an older step and has not begun to write: a monitor that looks now takes nothing from under it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.monitor.test_watch import watching
+from tests.shipping.ships import toy, trained
+from tranlogs.catalog import Catalog
+from tranlogs.config import MIB, JournalConfig
+from tranlogs.retention import EverySteps, KeepAll
+from tranlogs.retention.budget import Budget
+from tranlogs.testing.toy import open_toy
+
+LIMITS = [Budget(11 * MIB), Budget(checkpoints_max=2, segments_max=4)]
+
+
+@pytest.mark.parametrize("budget", LIMITS, ids=["budget", "rules"])
+def test_what_a_rewind_needs_stays(memory_path: Path, budget: Budget) -> None:
+    run = memory_path / "run"
+    trained(run, 60, retention=KeepAll())
+    config = JournalConfig(durability="process", segment_bytes=2 * MIB)
+    trainer = open_toy(run, config=config, policy=EverySteps(1000), retention=KeepAll())
+    trainer.recover(step=25)
+    trainer.state.lr *= 2  # another history from here on
+    watch = watching(trainer, budget=budget)
+    assert watch.evaluate().did_nothing, "only the trainer knows where it will go on"
+    trainer.train(40)
+    assert not watch.evaluate().did_nothing, "now the catalog does, too"
+    watch.close()
+    trainer.journal.wait_checkpoint()
+    trainer.journal.close()
+    again = toy(run, every=1000, retention=KeepAll())
+    assert again.journal.step == 40
+    assert again.state.everything() == trainer.state.everything()
+    again.journal.close()
+
+
+def test_one_that_goes_on_at_the_newest_step_holds_nothing_up(memory_path: Path) -> None:
+    run = memory_path / "run"
+    trained(run, 60, retention=KeepAll())
+    trainer = toy(run, retention=KeepAll())
+    watch = watching(trainer, budget=LIMITS[0])
+    assert not watch.evaluate().did_nothing
+    watch.close()
+    trainer.journal.close()
+
+
+def test_a_dead_trainer_holds_nothing(memory_path: Path) -> None:
+    run = memory_path / "run"
+    trained(run, 60, retention=KeepAll())
+    catalog = Catalog.open(run / "rank0", writable=True)
+    with catalog.transaction() as tables:
+        tables.put_request("hold", {"pid": 1})
+    trainer = toy(run, retention=KeepAll())
+    trainer.journal.close()
+    with catalog.transaction() as tables:
+        tables.put_request("hold", {"pid": 1})
+    watch = watching(trainer, budget=LIMITS[0])
+    assert not watch.evaluate().did_nothing
+    watch.close()
+    catalog.close()
