@@ -75,7 +75,7 @@ def slowdown(*, quick: bool) -> dict[str, Any]:
 def _compared(name: str, trainer: Trainer, options: list[str] | None, pairs: int, seconds: float) -> dict[str, Any]:
     """Blocks of steps without and with a daemon, in turn; which comes first changes from pair to pair."""
     ratios, steps_without = [], []
-    shares = []  # of a processor, that the daemon took
+    cpu = wall = 0.0  # that the daemon took, in the blocks that it ran in
     daemon = None if options is None else Daemon(trainer.run, ["--budget", "4GiB", "--interval", "1s", *options])
     try:
         trainer.train(seconds / 3)
@@ -88,7 +88,7 @@ def _compared(name: str, trainer: Trainer, options: list[str] | None, pairs: int
                 before, start = daemon.cpu_seconds() if daemon else 0.0, time.perf_counter()
                 step[is_beside] = trainer.train(seconds)
                 if daemon is not None and is_beside:
-                    shares.append((daemon.cpu_seconds() - before) / (time.perf_counter() - start))
+                    cpu, wall = cpu + daemon.cpu_seconds() - before, wall + time.perf_counter() - start
                     daemon.pause()
             ratios.append(step[True] / step[False])
             steps_without.append(step[False])
@@ -96,7 +96,7 @@ def _compared(name: str, trainer: Trainer, options: list[str] | None, pairs: int
         if daemon is not None:
             daemon.close()
     low, middle, high = quartiles(ratios)
-    share = quartiles(shares)[1] if shares else None
+    share = cpu / wall if wall else None
     told = "" if share is None else f"   {share:.3f} of a processor"
     print(f"  {name:26s} {shown(ratios)}   step {quartiles(steps_without)[1] * 1e3:.1f} ms{told}", flush=True)
     return {"median": middle, "q25": low, "q75": high, "seconds": quartiles(steps_without)[1], "cpu_share": share}
