@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,10 @@ def elsewhere(folder: Path, code: str) -> str:
     """Run code on the catalog in another process."""
     program = f"from pathlib import Path\nfrom tranlogs.catalog import *\nfolder = Path({str(folder)!r})\n{code}"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def ordinals(tables: Tables) -> list[int]:
+    return [row.ordinal for row in tables.rows("segment/", SegmentRow)]
 
 
 def test_rows_come_back(catalog: Catalog) -> None:
@@ -271,3 +277,53 @@ def test_a_catalog_that_another_thread_reads_is_not_closed_under_it(tmp_path: Pa
     anew = Catalog.open(tmp_path)
     assert anew is not again
     anew.close()
+
+
+def test_rows_that_are_kept_follow_every_write(catalog: Catalog) -> None:
+    with catalog.transaction() as tables:
+        tables.put(segment_key(3), SEGMENT)
+        assert ordinals(tables) == [3]
+        tables.put(segment_key(4), replace(SEGMENT, ordinal=4))
+        assert ordinals(tables) == [3, 4]
+        tables.delete(segment_key(3))
+        assert ordinals(tables) == [4]
+    assert catalog.read(ordinals) == catalog.read(ordinals) == [4]
+    elsewhere(catalog.path.parent, "with Catalog.open(folder, writable=True).transaction() as t: t.delete(segment_key(4))")
+    assert catalog.read(ordinals) == []
+
+
+def test_rows_of_a_transaction_that_came_to_nothing_are_not_kept(catalog: Catalog) -> None:
+    def fail() -> None:
+        with catalog.transaction() as tables:
+            tables.put(segment_key(3), SEGMENT)
+            assert ordinals(tables) == [3]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert catalog.read(ordinals) == []
+    with catalog.transaction() as tables:  # of the same number
+        assert ordinals(tables) == []
+        tables.put(segment_key(5), replace(SEGMENT, ordinal=5))
+    assert catalog.read(ordinals) == [5]
+
+
+def test_rows_of_another_file_are_not_taken_for_those_of_this_one(catalog: Catalog, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Catalog.open(tmp_path / "other", writable=True)
+    for ordinal, one in enumerate((catalog, other)):
+        with one.transaction() as tables:
+            tables.put(segment_key(ordinal), replace(SEGMENT, ordinal=ordinal))
+    assert catalog.read(ordinals) == [0]
+    other.close()
+    os.replace(other.path, catalog.path)
+    catalog._is_doubtful = True
+    assert catalog.read(ordinals) == [1]
+
+
+def test_keys_are_those_under_the_prefix(catalog: Catalog) -> None:
+    with catalog.transaction() as tables:
+        for key in ("evaluatio", "evaluation/1", "evaluation/2", "evaluation0"):
+            tables.put(key, SEGMENT)
+    assert catalog.read(lambda tables: tables.keys("evaluation/")) == ["evaluation/1", "evaluation/2"]
+    assert catalog.read(lambda tables: tables.keys("x")) == []

@@ -113,7 +113,7 @@ class Catalog:
             self._written += 1
             try:
                 with self._begin(write=True) as txn:
-                    yield Tables(txn, self.path, self._known)
+                    yield Tables(txn, self.path, self._known, txn.id() - 1)
                     hit("catalog.before_commit")
                 hit("catalog.after_commit")
             except (lmdb.Error, OSError) as error:
@@ -128,7 +128,7 @@ class Catalog:
         """
         try:
             with self._begin() as txn:
-                return look(Tables(txn, self.path, self._known))
+                return look(Tables(txn, self.path, self._known, txn.id()))
         except (lmdb.Error, LogUnavailable, ValueError, KeyError, TypeError) as error:
             raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
 
@@ -214,6 +214,7 @@ class Catalog:
             raise LogUnavailable(str(error)) from error
         self._env, self.writable = open_environment(self.path, writable, self._map_bytes), writable
         self._inode = os.stat(self.path).st_ino
+        self._known.clear()  # numbers of transactions are those of one file
         self._is_doubtful = False
 
     def _close_environment(self) -> bool:
