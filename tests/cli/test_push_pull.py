@@ -70,7 +70,7 @@ def test_damage_in_the_store_is_named_and_the_exit_code_is_1(cli: Cli, run: Path
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("nothing://there", "no store is known for nothing://"),
+        ("nothing://there", "store nothing://there: Protocol not known"),
         ("file://host/path", "a file store has no host"),
         ("/proc/tranlogs/store", "/proc/tranlogs"),
     ],

@@ -202,13 +202,13 @@ def test_several_journals_have_a_row_each_and_problems_come_first(
     copy.close()
     board.note(tmp_path / "z-broken" / "rank0", "the catalog is missing")
     browser.open(f"http://127.0.0.1:{port}/")
-    assert text(browser, ".hero h2") == "1 of 3 journals wants looking after."
+    assert text(browser, ".hero h2") == "2 of 3 journals want looking after."
     names = browser.value("[...document.querySelectorAll('.row strong')].map((one) => one.textContent)")
-    assert names == [str(tmp_path / name / "rank0") for name in ("z-broken", "run", "a & b <c>")]
-    browser.value("document.querySelectorAll('.row')[2].click()")
+    assert names == [str(tmp_path / name / "rank0") for name in ("z-broken", "a & b <c>", "run")]
+    browser.value("document.querySelectorAll('.row')[1].click()")
     browser.wait_for("document.readyState === 'complete' && document.querySelector('#headline') !== null && charts.size === 0")
-    assert text(browser, "#headline") == "No process trains. The next one goes on after step 31."
-    assert text(browser, "h1") == names[2]
+    assert text(browser, "#headline").endswith("died without closing the run; the next one goes on after step 31.")
+    assert text(browser, "h1") == names[1]
     assert browser.complaints == []
 
 

@@ -40,9 +40,19 @@ def test_a_live_run_is_fine(run: ToyTrainer) -> None:
     assert (state.level, state.headline) == ("fine", "All steps up to 31 are safe if the process dies.")
 
 
-def test_a_run_that_nobody_trains_is_idle(run: ToyTrainer, tmp_path: Path) -> None:
+def test_a_run_that_was_closed_is_idle(run: ToyTrainer) -> None:
+    run.journal.close()
+    state = state_of(Shown("run", seen_at(run.journal.paths.folder)))
+    assert (state.level, state.headline) == (
+        "idle",
+        "No process trains. The run was closed. The next one goes on after step 31.",
+    )
+
+
+def test_a_run_whose_trainer_died_wants_attention(run: ToyTrainer, tmp_path: Path) -> None:
     state = state_of(Shown("run", seen_at(killed(run, tmp_path / "copy") / "rank0")))
-    assert (state.level, state.headline) == ("idle", "No process trains. The next one goes on after step 31.")
+    assert state.level == "attention"
+    assert state.headline.endswith("died without closing the run; the next one goes on after step 31.")
 
 
 def test_a_budget_that_is_too_small_wants_attention(run: ToyTrainer) -> None:

@@ -135,6 +135,8 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
     if has_store(marks, found.store):
         rows += [("archived", f"step {marks.archived}: in the store"),
                  ("persisted", f"step {marks.persisted}: durable in the store")]  # fmt: skip
+    if found.store is not None:
+        rows.append(("store", found.store.url if not found.store.problem else f"not shipped now: {found.store.problem}"))
     rows += [(_DIES[one.scope], f"loses {one.in_words()}") for one in found.exposures()]
     rows += watched(found)
     rows += [
@@ -155,7 +157,9 @@ def _writer(found: Survey) -> str:
     if owner is None:
         return "nobody"
     who = f"process {owner.pid} on {owner.host}, since {screen.moment(owner.since)}"
-    return who if owner.is_alive else f"nobody (last: {who})"
+    if owner.is_alive:
+        return who
+    return f"nobody (closed by {who})" if owner.has_closed else f"nobody (died without closing: {who})"
 
 
 def _crash(found: Survey) -> str:

@@ -115,8 +115,8 @@ def _holder(fd: int) -> int | None:
 def _read_info(folder: Path, role: str) -> Owner | None:
     try:
         content = json.loads((folder / f"{role}.json").read_text())
-        has_closed = content.get("has_closed") is True
-        owner = Owner(str(content["host"])[:255], int(content["pid"]), float(content["since"]), has_closed=has_closed)
+        owner = Owner(str(content["host"])[:255], int(content["pid"]), float(content["since"]),
+                      has_closed=content.get("has_closed") is True)  # fmt: skip
         return owner if 0 <= owner.pid < 1 << 31 and 0 <= owner.since < _SINCE_MAX else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # whatever stands there
         return None
