@@ -10,6 +10,8 @@ from tests.monitor.test_watch import watching
 from tests.shipping.ships import toy, trained
 from tranlogs.catalog import Catalog
 from tranlogs.config import MIB, JournalConfig
+from tranlogs.errors import RecoveryError
+from tranlogs.recovery import recover
 from tranlogs.retention import EverySteps, KeepAll
 from tranlogs.retention.budget import Budget
 from tranlogs.testing.toy import open_toy
@@ -62,3 +64,17 @@ def test_a_dead_trainer_holds_nothing(memory_path: Path) -> None:
     assert not watch.evaluate().did_nothing
     watch.close()
     catalog.close()
+
+
+def test_what_was_pruned_while_a_rewind_was_read_is_not_built_on(memory_path: Path) -> None:
+    run = memory_path / "run"
+    trained(run, 60, retention=KeepAll())
+    trainer = open_toy(run, config=JournalConfig(durability="process", segment_bytes=2 * MIB), retention=KeepAll())
+    found = recover(trainer.journal.paths.folder, trainer.state, step=25)
+    assert found is not None
+    watch = watching(trainer, budget=LIMITS[1])
+    assert not watch.evaluate().did_nothing
+    watch.close()
+    with pytest.raises(RecoveryError, match="a monitor pruned it while it was being recovered"):
+        trainer.journal.go_on_from(found.position, new_timeline=found.plan.has_later)
+    trainer.journal.close()

@@ -16,14 +16,14 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from ..catalog import Catalog, CheckpointRow, RunRow, TimelineRow, Watermarks, timeline_key
+from ..catalog import Catalog, CheckpointRow, PrunedRow, RunRow, TimelineRow, Watermarks, timeline_key
 from ..checkpoint import Snapshot
 from ..clock import Clock, SystemClock
 from ..codec import tree
 from ..codec.entry import EntryKind
 from ..config import RESERVE_BYTES_MIN, JournalConfig
 from ..durable import make_folder
-from ..errors import CorruptCatalog, LogUnavailable, NotRecovered, UnencodableState, UsageError, in_words
+from ..errors import CorruptCatalog, LogUnavailable, NotRecovered, RecoveryError, UnencodableState, UsageError, in_words
 from ..failpoints import hit
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
 from ..retention.prune import retire, set_aside
@@ -81,8 +81,7 @@ class Journal:
         self._is_replay_measured = False
         self.load_seconds = 0.0
         self._due = CheckpointDue(policy, catalog, clock)
-        if not self.is_fresh:
-            self._hold()
+        self._pruned_before: PrunedRow | None = catalog.read(lambda tables: tables.get("pruned", PrunedRow))
         self._has_said_failed = False
         atexit.register(self.close)
 
@@ -133,19 +132,20 @@ class Journal:
     # Where to go on.
 
     def _hold(self) -> None:
-        """Ask monitors to leave everything as it is until this process begins to write: only it knows where it will go on."""
+        """Ask monitors to prune nothing until this process begins to write: only it knows where it will go on.
+
+        Raises:
+            RecoveryError: one has pruned since the run was opened, and may have taken what this goes on from.
+        """
         try:
             with self.catalog.transaction() as tables:
+                has_pruned = tables.get("pruned", PrunedRow) != self._pruned_before
                 tables.put_request("hold", {"pid": self._pid})
         except _FAILURES as error:  # nor can a monitor change the catalog, then
             _log.debug("the hold could not be written down: %s", error)
-
-    def _release_hold(self) -> None:
-        try:
-            with self.catalog.transaction() as tables:
-                tables.delete("request/hold")
-        except _FAILURES as error:  # it ends with this process, too
-            _log.debug("the hold could not be taken back: %s", error)
+            return
+        if has_pruned:
+            raise RecoveryError(f"{self.paths.folder}: a monitor pruned it while it was being recovered. Start again")
 
     def go_on_from(self, position: Position, *, new_timeline: bool = False, number: int | None = None,
                    damaged: Collection[str] = (), checkpoint: CheckpointRow | None = None,
@@ -171,8 +171,7 @@ class Journal:
             number = number or max((row.number for row in self.catalog.timelines()), default=1) + 1
             self._timeline = TimelineRow(number, position.timeline, position.sequence, position.step, self.clock.now())
             self._position = replace(position, timeline=number)
-        elif not self.is_fresh:  # it goes on at the newest step, which is protected in any case
-            self._release_hold()
+            self._hold()
         self._frontier, self._committed, self._synced = self._position, position.step, position.step
 
     @property
