@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -76,9 +77,10 @@ def _say_who(folder: Path, role: str, *, has_closed: bool = False) -> None:
         owner = Owner(socket.gethostname(), os.getpid(), time.time(), has_closed=has_closed)
         temporary.write_text(json.dumps(asdict(owner)))
         os.replace(temporary, info)
-    except OSError:  # a full disk: the lock holds all the same, and nobody is better than somebody else
-        temporary.unlink(missing_ok=True)
-        info.unlink(missing_ok=True)
+    except OSError:  # a full disk, or a dying one: the lock holds all the same, and nobody is better than somebody else
+        for path in (temporary, info):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def read_owner(folder: Path, role: str = "owner") -> Owner | None:
