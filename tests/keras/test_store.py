@@ -6,21 +6,17 @@ import shutil
 from pathlib import Path
 
 from tests.keras.lab import Lab
-from tests.monitor.test_beside import wait_until
-from tranlogs.catalog import Catalog
+from tests.monitor.test_beside import is_running, wait_until
+from tranlogs.journal import read_owner
 
 
 def test_a_fit_whose_disk_is_lost_goes_on_from_the_store(torch: Lab, tmp_path: Path) -> None:
     run, options = tmp_path / "run", {"store": str(tmp_path / "store"), "monitor": ["process", None, False, None, "0.1s"]}
     assert torch.run("fit", run=str(run), die=["batch", 13], options=options).was_killed
-
-    def marks() -> tuple[int, int]:
-        catalog = Catalog.open(run / "rank0")
-        found = catalog.watermarks()
-        catalog.close()
-        return found.persisted, found.committed
-
-    wait_until(lambda: marks()[0] == marks()[1] > 0, "the monitor's shipping of what was left")
+    wait_until(lambda: read_owner(run / "rank0", "monitor") is not None, "the monitor")
+    monitor = read_owner(run / "rank0", "monitor")
+    assert monitor is not None
+    wait_until(lambda: not is_running(monitor.pid), "the monitor's end, when it has shipped what was left")
     shutil.rmtree(run)
     whole = torch.value("fit", run=str(run), options={"store": str(tmp_path / "store")})
     assert whole["report"]["exact"] is True
