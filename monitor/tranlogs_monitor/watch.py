@@ -159,7 +159,7 @@ class JournalWatch:
         left = settle_segments(self.paths, catalog, sync=True, still=self._is_abandoned)
         if left or was_alive:
             how, level = ("closed it", logging.INFO) if owner.has_closed else ("died without closing it", logging.WARNING)
-            _log.log(level, "%s: process %d on %s %s; %s that it left were sealed", self.paths.folder, owner.pid, owner.host,
+            _log.log(level, "%s: process %d on %s %s; sealed what it left: %s", self.paths.folder, owner.pid, owner.host,
                      how, count(left, "segment"))  # fmt: skip
         return left
 

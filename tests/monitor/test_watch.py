@@ -163,7 +163,7 @@ def test_a_dead_trainers_log_is_sealed_at_once(run: ToyTrainer, tmp_path: Path, 
     assert not seen.owner.is_alive
     assert seen.sealed == 2  # the open one, and the one that was ready
     assert sealed(seen) == [5, 10, 15, 20, 25, 30, 31]
-    assert "died without closing it; 2 segments that it left were sealed" in caplog.text
+    assert "died without closing it; sealed what it left: 2 segments" in caplog.text
     assert len(list((copy / "log").glob("*.seg"))) == 7, "the segment that was never written is not kept"
     again = open_toy(copy.parent, sizes=(7, 300))
     assert again.recover().step == 31
