@@ -129,6 +129,21 @@ def test_a_store_that_fails_now_and_then_holds_up_nothing_for_good(memory_path: 
     assert_comes_back(store, "a/rank0", memory_path / "b", 27)
 
 
+def test_memory_that_is_used_up_while_a_part_is_sent_loses_no_part(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    chance = iter(range(10**6))
+
+    def spoil(name: str, data: bytes) -> bytes:
+        if next(chance) % 3 == 0:
+            raise MemoryError
+        return data
+
+    store.spoils = spoil
+    assert ship(run, store).archived == 15
+    assert_comes_back(store, "a/rank0", memory_path / "b", 15)
+
+
 def test_a_store_that_is_away_is_said_once_and_waited_for(memory_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run, store = memory_path / "a", FaultyStore()
     trained(run, 5)

@@ -17,19 +17,7 @@ from dataclasses import dataclass, field
 from ..catalog import CheckpointRow, SegmentRow
 from ..clock import Clock
 from ..config import RETRY_SECONDS_MAX, RETRY_SECONDS_MIN
-from ..errors import (
-    CannotRead,
-    CorruptCatalog,
-    CorruptCheckpoint,
-    CorruptObject,
-    CorruptRecord,
-    LogUnavailable,
-    StoreRefused,
-    StoreUnavailable,
-    TranLogsError,
-    UnknownFormat,
-    in_words,
-)
+from ..errors import CorruptCheckpoint, CorruptRecord, StoreRefused, TranLogsError, in_words
 from ..journal.opening import JournalPaths
 from ..retention.keep import KeepLatest, RetentionPolicy
 from ..store import Store
@@ -43,16 +31,7 @@ from .upload import Upload
 
 _log = logging.getLogger(__name__)
 
-_STORE_ERRORS = (
-    StoreUnavailable,
-    StoreRefused,
-    LogUnavailable,
-    CorruptCatalog,
-    CorruptObject,
-    UnknownFormat,
-    CannotRead,
-    OSError,
-)
+_FAILURES = (TranLogsError, OSError, MemoryError)  # none of them ends shipping
 _LEFT_OUT_SECONDS = 600.0  # until what could not be opened is tried again
 _TURN_SECONDS = 1.0
 
@@ -158,7 +137,7 @@ class Archiver:
             try:
                 self._turn()
                 self._succeeded("turn")
-            except _STORE_ERRORS as error:
+            except _FAILURES as error:
                 self._failed("turn", error)
         self._ledger.write_problem(self._problem)
         return self.progressed()
@@ -228,7 +207,7 @@ class Archiver:
                     self._succeeded("send")
             except (CorruptRecord, CorruptCheckpoint, FileNotFoundError) as error:
                 self._leave_out(upload, error)
-            except (TranLogsError, OSError, MemoryError) as error:
+            except _FAILURES as error:
                 if claimed is None:
                     self._leave_out(upload, error)
                 else:

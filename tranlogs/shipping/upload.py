@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ..catalog import CheckpointRow, SegmentRow, ShippedRow
-from ..errors import LogUnavailable, StoreRefused, StoreUnavailable
+from ..errors import StoreRefused, StoreUnavailable
 from ..failpoints import hit
 from ..store import Store
 from .manifest import OBJECTS, Shipped
@@ -83,7 +83,7 @@ class Upload:
             status, digest = store.stat(name), content.digest()
             if digest is None or status is None or not status.is_complete or status.nbytes != piece.nbytes:
                 raise StoreUnavailable(store.url, f"{name} was written, and is not there as it was written ({status})")
-        except (StoreUnavailable, StoreRefused, LogUnavailable, OSError):
+        except BaseException:  # whatever it was, the piece is to be claimed again
             with self._lock:
                 self._under_way -= 1
                 self._todo.insert(0, claimed)

@@ -51,6 +51,9 @@ class PatientStore(Store):
     def hasten(self, name: str) -> str:
         return self._call(_Watched(None), lambda: self._store.hasten(name))
 
+    def advice(self, problem: str) -> str:
+        return self._store.advice(problem)
+
     def close(self) -> None:
         self._store.close()
 
