@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections import Counter, deque
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import tranlogs.failpoints
+from tranlogs.cli.survey import survey
 from tranlogs_keras import TranLogsCallback
 from tranlogs_keras.offline import OfflineRun
 
@@ -292,6 +294,23 @@ class DeathAtBeginning(Death):
         self._reached("batch-begin")
 
 
+class DeathBehindCheckpoint(Death):
+    """["batch", n], once a checkpoint behind the first one is published and the log goes that far, if it must be waited for."""
+
+    def __init__(self, place: list[Any] | None, journal: Path) -> None:
+        super().__init__(place)
+        self._journal = journal
+
+    def _reached(self, name: str) -> None:
+        while self._place == [name, _SEEN[name] + 1] and not self._is_behind():
+            time.sleep(0.01)
+        super()._reached(name)
+
+    def _is_behind(self) -> bool:
+        found = survey(self._journal)
+        return 0 < max((row.step for row in found.checkpoints), default=0) <= found.watermarks.committed
+
+
 class BatchRate(keras.callbacks.Callback):
     """Another learning rate at each batch."""
 
@@ -381,7 +400,8 @@ def optimizer_of(name: str) -> Any:
 def fit(run: str | None, *, data: str = "arrays", model: str = "cnn", optimizer: str = "adam-schedule", jit: bool = False,
         eager: bool = False, executions: int = 1, epochs: int = EPOCHS, validation: bool = False, others: Any = (),
         die: list[Any] | None = None, failpoint: str = "", policy: str | None = None, seed: int = 11,
-        options: dict[str, Any] | None = None, backup: str | None = None) -> dict[str, Any]:  # fmt: skip
+        behind_checkpoint: bool = False, options: dict[str, Any] | None = None,
+        backup: str | None = None) -> dict[str, Any]:  # fmt: skip
     """Train, under TranLogs if a run is given, under BackupAndRestore if a folder for it is; the bits at the end."""
     tranlogs.failpoints._rules = tranlogs.failpoints._parse(failpoint)
     keras.utils.set_random_seed(seed)
@@ -407,8 +427,10 @@ def fit(run: str | None, *, data: str = "arrays", model: str = "cnn", optimizer:
     if validation:
         x, y = digits()
         arguments["validation_data"] = (x[:20], y[:20])
-    death = DeathAtBeginning if die and die[0] == "batch-begin" else Death
-    history = made.fit(**arguments, epochs=epochs, verbose=0, callbacks=[*callbacks, *beside, death(die)])
+    death = DeathAtBeginning(die) if die and die[0] == "batch-begin" else Death(die)
+    if behind_checkpoint:
+        death = DeathBehindCheckpoint(die, Path(str(run)) / "rank0")
+    history = made.fit(**arguments, epochs=epochs, verbose=0, callbacks=[*callbacks, *beside, death])
     report = callbacks[0].report if run is not None else None
     return {"state": state_of(made), "history": plain(history.history), "epochs": list(history.epoch),
             "beside": [attributes(callback) for callback in beside], "report": report and report.as_dict()}  # fmt: skip

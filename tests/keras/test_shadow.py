@@ -10,6 +10,7 @@ import pytest
 from tests.keras.lab import Lab
 
 EVERY_STEP = {"checkpoint_every": 1, "keep": 100, "fingerprint": "full"}
+KILLED: dict[str, Any] = {"die": ["batch", 13], "behind_checkpoint": True, "options": EVERY_STEP}
 
 
 @pytest.mark.parametrize(
@@ -24,13 +25,13 @@ EVERY_STEP = {"checkpoint_every": 1, "keep": 100, "fingerprint": "full"}
 )
 def test_it_has_the_bytes_of_the_callbacks_own(backend: Lab, options: dict[str, Any], tmp_path: Path) -> None:
     run = str(tmp_path / "run")
-    assert backend.run("fit", run=run, die=["batch", 13], **({"options": EVERY_STEP} | options)).was_killed
+    assert backend.run("fit", run=run, **(KILLED | options)).was_killed
     assert backend.value("shadow", run=run) == {"state.safetensors": True, "meta.bin": True, "manifest.json": True}
 
 
 def test_the_place_of_a_tf_dataset_is_not_known_without_the_script(tensorflow: Lab, tmp_path: Path) -> None:
     run = str(tmp_path / "run")
-    assert tensorflow.run("fit", run=run, data="dataset", die=["batch", 13], options=EVERY_STEP).was_killed
+    assert tensorflow.run("fit", run=run, data="dataset", **KILLED).was_killed
     ended = tensorflow.run("shadow", run=run)
     assert ended.code != 0
     assert "its checkpoints hold the place of a tf.data iterator" in ended.output
