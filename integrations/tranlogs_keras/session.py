@@ -17,10 +17,11 @@ from tranlogs.errors import DataError, UsageError
 from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.beside import start_beside, store_of
 from tranlogs.recovery import Divergence, RecoveryReport
+from tranlogs.recovery.facts import mended_note
 from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Recovered, recover
 from tranlogs.recovery.verdict import report_of, verdict
-from tranlogs.shipping import bring_absent, ship_along
+from tranlogs.shipping import Spare, bring_absent, ship_along
 from tranlogs.wal.reader import Entry
 
 from . import adapt, environment, private, rng
@@ -71,7 +72,8 @@ class Session:
         self._build()
         self.journal = self._open_journal()
         self.monitor = start_beside(settings.monitor, self.journal.paths)
-        self.shipping = ship_along(store_of(settings.monitor, settings.store)[0] if self._ships else None, self.journal.paths)
+        url, is_own = store_of(settings.monitor, settings.store)
+        self.shipping, self.spare = ship_along(url if is_own else None, self.journal.paths), Spare(self.journal.paths, url)
         try:
             self._put_together(number, callbacks)
         except BaseException:
@@ -86,7 +88,7 @@ class Session:
         step_bytes = sum(math.prod(v.shape) * 4 for v in self.model.trainable_variables)
         config["segment_bytes"] = settings.segment_bytes or fitting_segment_bytes(step_bytes)
         with progress_bar() as progress:
-            url, self._ships = store_of(settings.monitor, settings.store)
+            url, _ = store_of(settings.monitor, settings.store)
             bring_absent(url, JournalPaths.of(self.run, settings.rank), progress)
         journal = Journal.open(
             self.run,
@@ -176,18 +178,26 @@ class Session:
     def _newest_meta(self) -> dict[str, Any] | None:
         """What the newest readable checkpoint tells; None in a fresh run."""
         for row in sorted(self.journal.catalog.checkpoints(), key=lambda row: row.sequence, reverse=True):
+            path = self.journal.paths.checkpoints / row.name
             try:
-                with Checkpoint(self.journal.paths.checkpoints / row.name) as checkpoint:
-                    found: dict[str, Any] = checkpoint.meta(make_array=adapt.from_array)
-                    return found
+                return self._meta_of(path)
             except DataError as error:
                 _log.debug("%s", error)
+                if source := self.spare.replace(row.name):
+                    self.journal.notes.append(mended_note(path, source))
+                    return self._meta_of(path)
         return None
+
+    @staticmethod
+    def _meta_of(path: Path) -> dict[str, Any]:
+        with Checkpoint(path) as checkpoint:
+            found: dict[str, Any] = checkpoint.meta(make_array=adapt.from_array)
+            return found
 
     def _recover(self) -> Position:
         start = time.monotonic()
         self.backend.prepare_apply(self.model)
-        found = recover(self.journal.paths.folder, self.state, progress=self.settings.progress())
+        found = recover(self.journal.paths.folder, self.state, progress=self.settings.progress(), spare=self.spare)
         assert found is not None, "a run with a checkpoint holds something"
         self.journal.go_on_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
@@ -206,7 +216,7 @@ class Session:
     def _begin_next(self) -> int:
         """A fit that follows another one of the run: what the script did to the model in between holds."""
         nothing = _Nothing()
-        found = recover(self.journal.paths.folder, nothing)
+        found = recover(self.journal.paths.folder, nothing, spare=self.spare)
         assert found is not None, "a run with a checkpoint holds something"
         # The chain starts anew: nothing links this fit's log with the one before but the checkpoint at its beginning.
         position = replace(found.position, sequence=found.position.sequence + 1, chain=secrets.randbits(64))

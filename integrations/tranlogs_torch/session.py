@@ -30,7 +30,7 @@ from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.together import Landing
 from tranlogs.recovery.verdict import report_of
 from tranlogs.retention import Monitor, as_policy, as_retention
-from tranlogs.shipping import bring_absent, ship_along
+from tranlogs.shipping import Spare, bring_absent, ship_along
 from tranlogs.wal.entry_writer import Tensor
 
 from . import adapt, environment, naming
@@ -81,7 +81,7 @@ class Session:
                                     policy=policy, retention=retention)  # fmt: skip
         self.journal.adapt = adapt.adapt
         self.monitor = start_beside(monitor, self.journal.paths)
-        self.shipping = ship_along(url if is_own else None, self.journal.paths)
+        self.shipping, self.spare = ship_along(url if is_own else None, self.journal.paths), Spare(self.journal.paths, url)
         self.staging = Staging() if config.handover == "thread" else None
         self.shells: dict[str, Any] = {}
         self.scalars = ScalarHistory()
@@ -143,7 +143,7 @@ class Session:
         landing: Landing | None = None
         if self.together is None:
             demand_group(self.run)
-            found = recover(self.journal.paths.folder, self.state, step=step, progress=progress)
+            found = recover(self.journal.paths.folder, self.state, step=step, progress=progress, spare=self.spare)
         else:
             self.together.doubts()  # refuses what cannot be, before anything is touched
             landing = self.together.recover(self.journal, self.auxiliary.read(), step, progress)

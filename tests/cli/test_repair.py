@@ -53,3 +53,27 @@ def test_a_run_in_use_is_refused(cli: Cli, run: Path) -> None:
         lock.release()
     assert called.code == 2
     assert "writes this run" in called.err
+
+
+def test_damaged_parts_are_replaced_by_the_copies_of_the_store(cli: Cli, run: Path, tmp_path: Path) -> None:
+    store = (tmp_path / "store").as_uri()
+    assert cli("push", run, store).code == 0
+    segment = next(row for row in cli("status", run, "--json").json["ranks"][0]["segments"] if row["state"] == "sealed")
+    path = run / "rank0" / "log" / segment["file"]
+    with path.open("r+b") as file:
+        file.truncate(segment["used_bytes"] // 2)
+    checkpoint = max((run / "rank0" / "checkpoints").iterdir())
+    (checkpoint / "meta.bin").unlink()
+    assert cli("verify", run).code == 1
+    called = cli("repair", run, "--json")
+    assert (called.code, called.json["ranks"][0]["left"]) == (0, [])
+    assert {line.partition(" ")[0] for line in called.json["ranks"][0]["done"]} == {path.name, checkpoint.name}
+    assert cli("verify", run).code == 0
+
+
+def test_what_no_copy_is_of_is_named(cli: Cli, run: Path) -> None:
+    checkpoint = max((run / "rank0" / "checkpoints").iterdir())
+    (checkpoint / "meta.bin").unlink()
+    called = cli("repair", run)
+    assert called.code == 1
+    assert checkpoint.name in called.out

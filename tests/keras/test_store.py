@@ -22,3 +22,13 @@ def test_a_fit_whose_disk_is_lost_goes_on_from_the_store(torch: Lab, tmp_path: P
     assert whole["report"]["exact"] is True
     assert whole["report"]["step"] >= 12
     assert whole["state"] == torch.value("fit", run=str(tmp_path / "whole"))["state"]
+
+
+def test_what_is_damaged_here_comes_from_the_store(torch: Lab, tmp_path: Path) -> None:
+    run, options = tmp_path / "run", {"store": str(tmp_path / "store")}
+    assert torch.value("fit", run=str(run), epochs=1, options=options)["report"]["step"] == 0
+    for path in [*(run / "rank0/checkpoints").glob("*/state.safetensors"), *(run / "rank0/log").glob("*.seg")]:
+        path.write_bytes(path.read_bytes()[:100])
+    whole = torch.value("fit", run=str(run), epochs=2, options=options)
+    assert (whole["report"]["exact"], whole["report"]["step"]) == (True, 10)
+    assert whole["state"] == torch.value("fit", run=str(tmp_path / "whole"), epochs=2)["state"]

@@ -17,12 +17,17 @@ from tranlogs.testing.toy import ToyTrainer, open_toy
 SIZES = (7, 3000, 40_000)  # a step takes a third of a megabyte
 
 
-def toy(run: Path, *, every: int = 10, segment_bytes: int = 2 * MIB, **options: Any) -> ToyTrainer:
+def toy(run: Path, **options: Any) -> ToyTrainer:
     """A trainer that rolls its log every few steps; recovered."""
-    config = JournalConfig(durability="process", segment_bytes=segment_bytes)
-    trainer = open_toy(run, config=config, policy=EverySteps(every), **options)
+    trainer = open_only(run, **options)
     trainer.recover()
     return trainer
+
+
+def open_only(run: Path, *, every: int = 10, segment_bytes: int = 2 * MIB, **options: Any) -> ToyTrainer:
+    """The same before its recovery."""
+    config = JournalConfig(durability="process", segment_bytes=segment_bytes)
+    return open_toy(run, config=config, policy=EverySteps(every), **options)
 
 
 def trained(run: Path, until: int, **options: Any) -> None:

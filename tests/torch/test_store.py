@@ -76,6 +76,18 @@ def test_a_trainer_that_is_killed_and_whose_disk_is_lost_goes_on_from_the_store(
     assert same(found, train(tmp_path / "other", None, 25))
 
 
+def test_what_is_damaged_here_comes_from_the_store(tmp_path: Path) -> None:
+    run, store = tmp_path / "run", str(tmp_path / "store")
+    train(run, store, 10)
+    harmed = [*(run / "rank0/checkpoints").glob("*/state.safetensors"), *(run / "rank0/log").glob("*.seg")]
+    for path in harmed:
+        path.write_bytes(path.read_bytes()[:100])
+    landed: list[int] = []
+    found = train(run, store, 15, lambda optimizer, step: landed.append(step))
+    assert landed[0] == 11
+    assert same(found, train(tmp_path / "other", None, 15))
+
+
 def test_a_run_does_not_begin_anew_because_its_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, store = tmp_path / "run", str(tmp_path / "store")
     train(run, store, 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from .command import FINE, PROBLEM, Json, Optimizers, Run, command, show_json
 if TYPE_CHECKING:
     from ..journal import JournalPaths
     from ..recovery import RecoveryReport
+    from ..recovery.recover import Progress
     from ..verify import Problem
 
 _MIB = 1 << 20
@@ -54,7 +55,7 @@ def verify(
     found = []
     for paths in journals_of(run):
         with progress_bar() as progress:
-            about = _read(paths, progress or _silent)
+            about = check_journal(paths, progress)
             if replay:
                 redo = partial(_replay, paths, optimizer or (), bool(about.problems), progress)
                 about.replays, problems = settled(paths.folder, redo, lambda found: found[1])
@@ -71,9 +72,11 @@ def _silent(what: str, done: int, total: int) -> None:
     pass
 
 
-def _read(paths: JournalPaths, progress: Callable[[str, int, int], None]) -> Verified:
+def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
+    """Read all of a journal."""
     from ..verify import Checked, verify_journal
 
+    progress = progress or _silent
     about, total = Verified(paths.folder), _bytes_in(paths)
     for finding in verify_journal(paths.folder):
         if isinstance(finding, Checked):

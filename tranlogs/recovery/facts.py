@@ -13,6 +13,7 @@ from ..rebuild import Found, read_files
 from ..wal.reader import SegmentReader
 from ..wal.scan import Location, scan
 from .history import ScannedSegment
+from .protocol import Spare
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class Facts:
     timelines: list[TimelineRow]
     watermarks: Watermarks = field(default_factory=Watermarks)
     notes: list[str] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)  # files of sealed segments of which entries are damaged or missing
 
     @property
     def timeline(self) -> int:
@@ -67,14 +69,44 @@ def open_for_reading(folder: Path) -> Facts:
     notes += found.notes
     timelines = {**found.timelines, **{row.number: row for row in known.timelines}}
     newest = max(timelines)
-    segments = []
+    segments, torn = [], []
     for row in newest_first([*known.segments, *found.segments]):
         if row.state != "retired":
             segment = scan_segment(folder / "log" / row.file, row, notes, newest)
             segments += [segment] if segment is not None else []
+            torn += [row.file] if row.state == "sealed" and not _is_whole(segment, row) else []
     checkpoints = [row for row in known.checkpoints if row.state == "published"] + found.checkpoints
     checkpoints.sort(key=lambda row: (row.timeline, row.sequence))
-    return Facts(checkpoints, segments, [timelines[number] for number in sorted(timelines)], known.watermarks, notes)
+    return Facts(checkpoints, segments, [timelines[number] for number in sorted(timelines)], known.watermarks, notes,
+                 torn)  # fmt: skip
+
+
+def open_mended(folder: Path, spare: Spare | None) -> Facts:
+    """The facts, after what of the log is torn was replaced as far as there are copies; the notes say what was.
+
+    Raises:
+        UnknownFormat: a newer version wrote the run.
+    """
+    facts = open_for_reading(folder)
+    if spare is None or not facts.torn:
+        return facts
+    mended = [mended_note(folder / "log" / name, source) for name in facts.torn if (source := spare.replace(name))]
+    if mended:
+        facts = open_for_reading(folder)
+        facts.notes += mended
+    return facts
+
+
+def mended_note(path: Path, source: str) -> str:
+    """What is said of a file that was replaced."""
+    return f"{path}: it was damaged, and replaced by the copy in {source}"
+
+
+def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
+    if segment is None:
+        return False
+    found = {one.head.sequence for one in segment.locations if one.head.kind != EntryKind.SEGMENT}
+    return len(found) >= row.last_sequence - row.base_sequence
 
 
 def newest_first(rows: list[SegmentRow]) -> list[SegmentRow]:

@@ -53,3 +53,15 @@ class Recoverable(Protocol):
     def fingerprint_kind(self) -> str:
         """In words, what the comparison after each step covered."""
         ...
+
+
+class Spare(Protocol):
+    """Copies of a journal's files that lie elsewhere."""
+
+    def replace(self, name: str) -> str:
+        """Put a sound copy of a segment (named by its file) or a checkpoint (by its folder) in its place.
+
+        Returns:
+            Where it came from, in words; "" if there is none.
+        """
+        ...

@@ -18,10 +18,10 @@ from ..lineage import lineage
 from ..wal.entry_writer import Position
 from ..wal.reader import Entry, SegmentReader
 from ..wal.scan import Location
-from .facts import Facts, open_for_reading, scan_segment
+from .facts import Facts, mended_note, open_for_reading, open_mended, scan_segment
 from .history import History, Link, build_history
 from .plan import Plan, plan_recovery
-from .protocol import Divergence, Recoverable
+from .protocol import Divergence, Recoverable, Spare
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,8 @@ class Recovered:
 
 
 def recover(folder: Path, state: Recoverable, *, step: int | None = None, sequence: int | None = None,
-            checkpoint: str | None = None, progress: Progress | None = None) -> Recovered | None:  # fmt: skip
+            checkpoint: str | None = None, progress: Progress | None = None,
+            spare: Spare | None = None) -> Recovered | None:  # fmt: skip
     """Bring `state` to the newest boundary (or to `step`). None if the run holds nothing yet.
 
     Args:
@@ -72,12 +73,13 @@ def recover(folder: Path, state: Recoverable, *, step: int | None = None, sequen
         sequence: number of the last entry to be redone; None for all.
         checkpoint: name of the checkpoint to start from; None takes the one that gives the shortest replay.
         progress: told what is done.
+        spare: asked for a sound copy of what is damaged, which then takes its place.
 
     Raises:
         StateMismatch: `state` does not fit the run; nothing was touched.
         RecoveryError: no sound checkpoint is left, or `step` is not covered.
     """
-    facts = open_for_reading(folder)
+    facts = open_mended(folder, spare)
     if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
         return None
     rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]
@@ -98,10 +100,15 @@ def recover(folder: Path, state: Recoverable, *, step: int | None = None, sequen
             return recovered
         except CorruptCheckpoint as error:
             _log.warning("%s", error)
+            if _is_mended(spare, folder / "checkpoints" / plan.checkpoint.name, notes):
+                continue
             notes.append(str(error))
             broken[plan.checkpoint.name] = str(error)
         except DamagedEntry as damage:
             _log.warning("%s", damage.error)
+            if _is_mended(spare, damage.link.segment.path, notes):
+                history = build_history(open_for_reading(folder).segments, limits)
+                continue
             notes.append(str(damage.error))
             good = _last_sound_boundary(plan.links) if damage.link is plan.links[-1] else damage.link.sequence - 1
             ordinal = damage.link.segment.row.ordinal
@@ -114,6 +121,14 @@ class DamagedEntry(Exception):
 
     def __init__(self, link: Link, error: CorruptRecord) -> None:
         self.link, self.error = link, error
+
+
+def _is_mended(spare: Spare | None, path: Path, notes: list[str]) -> bool:
+    """Whether a sound copy has taken the place of a damaged segment or checkpoint; it is then said in the notes."""
+    source = "" if spare is None else spare.replace(path.name)
+    if source:
+        notes.append(mended_note(path, source))
+    return bool(source)
 
 
 def _last_sound_boundary(links: Sequence[Link]) -> int:

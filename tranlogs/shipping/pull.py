@@ -14,9 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
-
-import xxhash
 
 from ..catalog import Catalog, CheckpointRow, SegmentRow, StoreRow, Watermarks, segment_key, timeline_key
 from ..durable import make_folder, sync_folder
@@ -27,6 +24,7 @@ from ..recovery.facts import open_for_reading
 from ..recovery.history import build_history
 from ..recovery.plan import plan_recovery
 from ..store import Store, open_store, split_url
+from .fetch import fetch_item
 from .manifest import MANIFESTS, Manifest, Shipped, read_newest
 from .plan import Look, chain_from, reach
 
@@ -162,7 +160,7 @@ def _fetch_all(store: Store, items: Sequence[Shipped], target: Path, progress: P
     """The names of the items that were read whole."""
     total, done, fetched = sum(one.nbytes for one in items), 0, set()
     with ThreadPoolExecutor(_THREADS, "tranlogs-pull") as pool:
-        for one, result in [(one, pool.submit(_fetch_item, store, one, target)) for one in items]:
+        for one, result in [(one, pool.submit(fetch_item, store, one, target)) for one in items]:
             try:
                 pulled.nbytes += result.result()
                 fetched.add(one.objects.name)
@@ -175,73 +173,6 @@ def _fetch_all(store: Store, items: Sequence[Shipped], target: Path, progress: P
             if progress is not None:
                 progress("pull", done, total)
     return fetched
-
-
-def _fetch_item(store: Store, one: Shipped, target: Path) -> int:
-    """Read one segment or checkpoint, unless it is there; gives the bytes read."""
-    is_segment = isinstance(one.row, SegmentRow)
-    folder = target / "log" if is_segment else target / "checkpoints" / one.objects.name
-    make_folder(folder)
-    nbytes = 0
-    for name, parts in one.objects.files.items():
-        if not _is_there(folder / name, parts):
-            nbytes += _fetch_file(store, folder / name, parts)
-    sync_folder(folder)
-    return nbytes
-
-
-def _is_there(path: Path, parts: Sequence[Sequence[Any]]) -> bool:
-    if not path.exists() or path.stat().st_size != sum(part[1] for part in parts):
-        return False
-    with path.open("rb") as file:
-        return all(_digest(file, nbytes) == digest for _, nbytes, digest in parts)
-
-
-def _digest(file: BinaryIO, nbytes: int) -> str:
-    found, left = xxhash.xxh3_128(), nbytes
-    while left:
-        data = file.read(min(left, 1 << 20))
-        if not data:
-            break
-        found.update(data)
-        left -= len(data)
-    return found.hexdigest()
-
-
-class _Checked:
-    """A file that is written and knows the digest of what was written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.digest, self.nbytes = file, xxhash.xxh3_128(), 0
-
-    def write(self, data: bytes) -> int:
-        self.digest.update(data)
-        self.nbytes += len(data)
-        return self._file.write(data)
-
-    def tell(self) -> int:
-        return self.nbytes
-
-
-def _fetch_file(store: Store, path: Path, parts: Sequence[Sequence[Any]]) -> int:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            for name, nbytes, digest in parts:
-                into = _Checked(file)
-                store.get(name, cast(BinaryIO, into))
-                if into.nbytes != nbytes:
-                    raise CorruptObject(f"{store.url}/{name}", f"it has {into.nbytes} bytes instead of {nbytes}")
-                if into.digest.hexdigest() != digest:
-                    raise CorruptObject(f"{store.url}/{name}", "its checksum differs")
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
-        os.replace(temporary, path)
-        return size
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _judge(target: Path, pulled: Pulled) -> None:

@@ -50,8 +50,8 @@ class LocalStore(Store):
 
     def _demand_root(self) -> None:
         """A folder that was there and is gone may be a disk that was unmounted: nothing is to be written below its place."""
-        is_there = self._root.is_dir()
-        if self._was_there and not is_there:
+        was_there = self._was_there  # asked first: another thread may be making it
+        if not self._root.is_dir() and was_there:
             raise StoreUnavailable(self.url, "the folder has vanished; is its disk mounted?")
         make_folder(self._root)
         self._was_there = True

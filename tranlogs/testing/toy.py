@@ -15,6 +15,7 @@ from ..codec.entry import EntryKind
 from ..codec.tree import to_numpy
 from ..journal import Journal
 from ..recovery import Divergence, RecoveryReport, recover
+from ..recovery.protocol import Spare
 from ..types import AnyArray, Array, dense
 from ..wal.reader import Entry
 
@@ -119,9 +120,9 @@ class ToyTrainer:
     def __init__(self, journal: Journal, state: ToyState) -> None:
         self.journal, self.state = journal, state
 
-    def recover(self, step: int | None = None) -> RecoveryReport:
+    def recover(self, step: int | None = None, spare: Spare | None = None) -> RecoveryReport:
         """Go on where the run stopped."""
-        found = recover(self.journal.paths.folder, self.state, step=step)
+        found = recover(self.journal.paths.folder, self.state, step=step, spare=spare)
         if found is None:
             self.journal.start()
             self.journal.checkpoint(self.state.snapshot(), wait=True)

@@ -1,0 +1,177 @@
+"""Damage in a journal that is shipped: the store's copy takes its place, and no step is lost."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.shipping.ships import open_only, ship, trained
+from tranlogs.checkpoint import Checkpoint
+from tranlogs.journal import JournalPaths
+from tranlogs.recovery.facts import open_for_reading
+from tranlogs.retention.keep import KeepAll
+from tranlogs.shipping import Spare
+from tranlogs.store import LocalStore
+from tranlogs.testing.toy import ToyTrainer, uninterrupted
+from tranlogs.verify import Problem, verify_run
+from tranlogs.wal.reader import SegmentReader
+
+STEPS = 27
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    (tmp_path / "store").mkdir()
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def run(memory_path: Path, store: LocalStore) -> Path:
+    """Closed at step 27, with checkpoints at 0, 10 and 20; all of it is in the store."""
+    trained(memory_path / "a", STEPS, retention=KeepAll())
+    assert ship(memory_path / "a", store, keep=KeepAll()).persisted == STEPS
+    return memory_path / "a"
+
+
+def problems(run: Path) -> list[Problem]:
+    return [one for one in verify_run(run) if isinstance(one, Problem)]
+
+
+def invert(path: Path, offset: int, nbytes: int = 1) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        data = file.read(nbytes)
+        file.seek(offset)
+        file.write(bytes(byte ^ 0xFF for byte in data))
+
+
+def last_segment(run: Path) -> Path:
+    return max((one for one in open_for_reading(run / "rank0").segments), key=lambda one: one.row.last_sequence).path
+
+
+def checkpoint_of(run: Path, step: int) -> Path:
+    [folder] = (run / "rank0/checkpoints").glob(f"step-{step:010d}-*")
+    return folder
+
+
+def harm_values(run: Path) -> str:
+    path = last_segment(run)
+    with SegmentReader(path) as reader:
+        [segment] = [one for one in open_for_reading(run / "rank0").segments if one.path == path]
+        step = next(entry for entry in reader.entries(list(segment.locations)) if entry.frames and entry.step == STEPS)
+        invert(path, step.frames[-1].offset)
+    return path.name
+
+
+def harm_heads(run: Path) -> str:
+    path = last_segment(run)
+    [segment] = [one for one in open_for_reading(run / "rank0").segments if one.path == path]
+    for location in segment.locations:
+        invert(path, location.offset, 64)
+    return path.name
+
+
+def lose_segment(run: Path) -> str:
+    path = last_segment(run)
+    path.unlink()
+    return path.name
+
+
+def shorten_segment(run: Path) -> str:
+    path = last_segment(run)
+    with path.open("r+b") as file:
+        file.truncate(100_000)
+    return path.name
+
+
+def harm_checkpoints(run: Path) -> str:
+    """All but the first: without a copy the whole run would be redone."""
+    for step in (10, 20):
+        folder = checkpoint_of(run, step)
+        with Checkpoint(folder) as checkpoint:
+            last = checkpoint.manifest["state"]["bytes"] - 1
+        invert(folder / "state.safetensors", last)
+    return checkpoint_of(run, 20).name
+
+
+def lose_checkpoint(run: Path) -> str:
+    folder = checkpoint_of(run, 20)
+    shutil.rmtree(folder)
+    return folder.name
+
+
+def recovered(run: Path, url: str | None = None) -> tuple[ToyTrainer, tuple[str, ...]]:
+    trainer = open_only(run, retention=KeepAll())
+    report = trainer.recover(spare=Spare(JournalPaths.of(run), url))
+    assert trainer.state.everything() == uninterrupted(report.step).everything()
+    return trainer, report.notes
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [harm_values, harm_heads, lose_segment, shorten_segment, harm_checkpoints, lose_checkpoint],
+    ids=lambda f: f.__name__,
+)
+def test_no_step_is_lost_to_damage(run: Path, store: LocalStore, harm: Callable[[Path], str]) -> None:
+    name = harm(run)
+    assert problems(run)
+    trainer, notes = recovered(run)  # the catalog knows the store
+    assert trainer.journal.step == STEPS
+    assert any(name in note and store.url in note for note in notes), notes
+    trainer.train(30)
+    assert trainer.state.everything() == uninterrupted(30).everything()
+    trainer.journal.close()
+    left = [str(one) for one in problems(run)]
+    assert not [text for text in left if name in text], left
+
+
+def test_without_a_copy_it_is_worked_around(run: Path, store: LocalStore) -> None:
+    name = harm_values(run)
+    for path in Path(str(store.url).removeprefix("file://")).rglob(f"*{name}*"):
+        path.write_bytes(b"nothing")
+    trainer, notes = recovered(run)
+    assert trainer.journal.step == STEPS - 1
+    assert any(name in note and "checksum" in note for note in notes), notes
+    trainer.journal.close()
+
+
+def test_a_store_that_is_gone_does_no_harm(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    name = harm_values(run)
+    shutil.rmtree(tmp_path / "store")
+    trainer, _ = recovered(run)
+    assert trainer.journal.step == STEPS - 1
+    assert any(name in text and "no copy" in text for text in caplog.messages), caplog.messages
+    trainer.journal.close()
+
+
+def test_what_another_run_has_there_is_not_taken(run: Path, memory_path: Path, store: LocalStore, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    trained(other / "a", 5)
+    (tmp_path / "elsewhere").mkdir()
+    elsewhere = LocalStore(tmp_path / "elsewhere")
+    ship(other / "a", elsewhere)
+    harm_values(run)
+    trainer, _ = recovered(run, elsewhere.url)
+    assert trainer.journal.step == STEPS - 1
+    trainer.journal.close()
+
+
+def test_a_sound_run_asks_no_store(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str) -> None:
+        raise AssertionError(f"{url} was opened")
+
+    monkeypatch.setattr("tranlogs.shipping.spare.open_store", refuse)
+    trainer, notes = recovered(run)
+    assert (trainer.journal.step, notes) == (STEPS, ())
+    trainer.journal.close()
+
+
+def test_a_name_is_asked_for_once(run: Path) -> None:
+    spare, name = Spare(JournalPaths.of(run)), harm_values(run)
+    assert spare.replace(name)
+    harm_values(run)
+    assert not spare.replace(name)
