@@ -193,3 +193,35 @@ def test_status_changes_nothing_in_the_run(cli: Cli, run: Path) -> None:
 def test_train_is_repeatable(tmp_path: Path) -> None:
     a, b = train(tmp_path / "a"), train(tmp_path / "b")
     assert all((x == y).all() for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_a_folder_of_runs_has_a_line_for_each(cli: Cli, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "other")
+    (tmp_path / "none").mkdir()
+    found = cli("status", tmp_path, "--json")
+    assert found.code == 0
+    assert [Path(line["run"]).name for line in found.json["runs"]] == ["other", "run"]
+    for line in found.json["runs"]:
+        assert (line["ranks"], line["state"], line["committed"], line["lands"]) == (1, "closed", STEPS, STEPS)
+    shown = cli("status", tmp_path)
+    assert shown.code == 0
+    assert all(name in shown.out for name in ("other", "run", "closed"))
+    assert max(len(line) for line in shown.out.splitlines()) <= 80
+
+
+def test_a_damaged_run_in_a_folder_of_runs_is_a_problem(cli: Cli, run: Path, tmp_path: Path) -> None:
+    (run / "rank0" / "catalog.lmdb").write_bytes(b"nothing")
+    found = cli("status", tmp_path)
+    assert found.code == 1
+    assert "catalog" in found.out
+
+
+def test_a_folder_without_runs_is_refused(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    assert cli("status", tmp_path).code == 2
+
+
+def test_one_run_of_a_folder_is_watched(cli: Cli, run: Path, tmp_path: Path) -> None:
+    found = cli("status", tmp_path, "--watch")
+    assert found.code == 2
+    assert str(run) in found.err

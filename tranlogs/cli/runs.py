@@ -33,6 +33,20 @@ def journals_of(run: Path) -> list[JournalPaths]:
     return [JournalPaths(path) for path in sorted(found, key=lambda path: int(path.name[4:]))]
 
 
+def runs_below(folder: Path) -> list[tuple[Path, list[JournalPaths]]]:
+    """The runs that lie in a folder, by name, each with its journals; none if the folder is a run itself."""
+    if not folder.is_dir() or _is_journal(folder):
+        return []
+    found = []
+    for path in sorted(folder.iterdir()):
+        try:
+            if not _is_journal(path) and path.is_dir():
+                found.append((path, journals_of(path)))
+        except NotARun:
+            continue
+    return found
+
+
 def journal_of(run: Path) -> JournalPaths:
     """The one journal that is meant; of ranks that trained one model together any of them, which has the others' to help it.
 

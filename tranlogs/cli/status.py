@@ -16,6 +16,7 @@ from .command import FINE, PROBLEM, Json, Run, command, show_json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from .overview import RunLine
     from .survey import Group, Survey
 
 _ROWS_MAX = 12  # of a table on the screen; JSON has all
@@ -30,12 +31,14 @@ def status(
     interval: Annotated[str, typer.Option(help="With --watch: between two looks.")] = "2s",
     as_json: Json = False,
 ) -> int:
-    """Show how far a run is, what it holds, and what would be lost now."""
+    """Show how far a run is, what it holds, and what would be lost now; of a folder with runs in it, a line for each."""
     from ..quantities import seconds_of
 
     seconds = seconds_of(interval, "--interval")
     if seconds <= 0:
         raise UsageError(f"--interval {interval}: must be more than nothing")
+    if lines := _runs_in(run):
+        return _overview(run, lines, watch, as_json=as_json)
     if watch:
         return _watch(run, seconds, as_json=as_json)
     found, group = _look(run)
@@ -46,6 +49,34 @@ def status(
 
         screen.console().print(_screen(found, group, _ROWS_MAX))
     return _code(found, group)
+
+
+def _runs_in(folder: Path) -> list[RunLine]:
+    from ..errors import NotARun
+    from .overview import run_line
+    from .runs import journals_of, runs_below
+
+    try:
+        journals_of(folder)
+        return []
+    except NotARun:
+        return [run_line(run, journals) for run, journals in runs_below(folder)]
+
+
+def _overview(folder: Path, lines: Sequence[RunLine], watch: bool, *, as_json: bool) -> int:
+    from . import screen
+    from .overview import overview_screen
+
+    if watch:
+        names = ", ".join(str(line.run) for line in lines[:3])
+        raise UsageError(f"{folder} holds {screen.count(len(lines), 'run')}: --watch one of them ({names}), or see "
+                         "`tranlogs monitor --http`")  # fmt: skip
+    problems = [problem for line in lines for problem in line.problems]
+    if as_json:
+        show_json({"folder": folder, "problems": problems, "runs": lines})
+    else:
+        screen.console().print(overview_screen(lines))
+    return PROBLEM if problems else FINE
 
 
 def _watch(run: Path, seconds: float, *, as_json: bool) -> int:
