@@ -19,6 +19,7 @@ TREE_DEPTH_MAX = 64
 META_BYTES_MAX = 256 * MIB  # a record's description; more is a damaged length
 CATALOG_BYTES = 256 * MIB  # address space of the catalog's map, not disk; doubled where a stopped reader pins old pages ...
 CATALOG_BYTES_GROWN_MAX = 64 * GIB  # ... up to this
+CATALOG_BYTES_RESERVED = 1 * MIB  # behind what it uses: commits that give space back on a full disk
 PART_BYTES_MAX = 64 * MIB  # of an object in a store; larger files become several
 SEGMENT_BYTES_MIN = 1 * MIB
 SEGMENT_RECORDS_WANTED = 8  # a segment has room for so many of the largest records seen ...

@@ -18,6 +18,7 @@ import pytest
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import UsageError
 from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.retention.keep import KeepAll
 from tranlogs.testing import disks
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
@@ -257,3 +258,29 @@ def test_the_journal_says_nothing_but_warnings(
     train(trainer, 20)
     assert free_bytes(disk) >= 0
     assert all(record.levelno <= logging.WARNING for record in caplog.records)
+
+
+def test_a_monitor_gives_space_back_on_a_disk_without_any(disk: Path) -> None:
+    config = JournalConfig(durability="machine", segment_bytes=MIB)
+    trainer = open_toy(disk / "run", sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepAll())
+    trainer.recover()
+    train(trainer, 14)
+    trainer.journal.close()
+    fill(disk)
+    assert free_bytes(disk) < 4096
+    command = [
+        sys.executable,
+        "-c",
+        "from tranlogs.cli import main; main()",
+        "monitor",
+        str(disk / "run"),
+        "--once",
+        "--budget",
+        "8MiB",
+    ]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    assert free_bytes(disk) > 4 * MIB, ended.stderr
+    again = open_toy(disk / "run", sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepAll())
+    assert again.recover().step == 14
+    again.journal.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tranlogs.catalog import SegmentRow, Tables
 from tranlogs.codec.entry import EntryKind
 from tranlogs.config import GROUP_BYTES_MAX, MIB, TINY_BYTES_MAX, JournalConfig
 from tranlogs.errors import LogUnavailable, UnencodableState
@@ -21,6 +22,7 @@ from tranlogs.wal import entry_writer
 from tranlogs.wal.entry_writer import Position
 from tranlogs.wal.log import WriteAheadLog
 from tranlogs.wal.reader import Entry, SegmentReader
+from tranlogs.wal.segment import Segment
 
 
 @pytest.fixture
@@ -38,6 +40,30 @@ def only_entry(bare: BareLog) -> tuple[SegmentReader, Entry]:
     (link,) = bare.links()
     reader = SegmentReader(link.segment.path)
     return reader, reader.decode(link.location)
+
+
+def test_a_segment_is_closed_before_the_catalog_calls_it_sealed(bare: BareLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on it may be retired, and its file made a new segment, by other threads."""
+    closed, sealed = set[str](), list[tuple[str, bool]]()
+    close, put = Segment.close, Tables.put
+
+    def closing(segment: Segment) -> None:
+        close(segment)
+        closed.add(segment.path.name)
+
+    def putting(tables: Tables, key: str, row: object) -> None:
+        if isinstance(row, SegmentRow) and row.state == "sealed":
+            sealed.append((row.file, row.file in closed))
+        put(tables, key, row)
+
+    monkeypatch.setattr(Segment, "close", closing)
+    monkeypatch.setattr(Tables, "put", putting)
+    log = bare.open()
+    append_step(log, 1)
+    log.roll()
+    append_step(log, 2)
+    log.close()
+    assert [was_closed for _, was_closed in sealed] == [True, True]
 
 
 def test_what_was_appended_is_found_in_order(bare: BareLog) -> None:

@@ -23,7 +23,7 @@ import lmdb
 from ..config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, FORMAT_VERSION, THREAD_SECONDS_MAX
 from ..errors import CannotRead, CorruptCatalog, LogUnavailable, UnknownFormat
 from ..failpoints import hit
-from .environment import open_environment, reading, verify_file
+from .environment import open_environment, reading, reserve, verify_file
 from .rows import CheckpointRow, Incident, RunRow, SegmentRow, TimelineRow, Watermarks
 from .tables import Known, Tables
 
@@ -151,6 +151,7 @@ class Catalog:
         try:
             if write and self._written % _READER_CHECK == 0:
                 env.reader_check()  # processes that were killed while they read pin what they read
+                reserve(self.path, env)
             return env.begin(write=write)
         except BaseException:
             self._leave()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import lmdb.verify
 
+from ..config import CATALOG_BYTES_RESERVED
 from ..durable import allocate_lock_file
 from ..errors import CannotRead, CorruptCatalog, LogUnavailable
 
@@ -70,6 +73,22 @@ def reading(env: lmdb.Environment) -> Iterator[str]:
 _DAMAGE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
 
 
+def reserve(path: Path, env: lmdb.Environment) -> None:
+    """Allocate what the next transactions need, so that a full disk does not keep a monitor from giving space back.
+
+    LMDB writes behind what the file holds, and looks for its end nowhere. A disk that has no space for it now is no error.
+    """
+    end = (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"]) + CATALOG_BYTES_RESERVED
+    with suppress(OSError):
+        if os.stat(path).st_size < end:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                size = os.fstat(fd).st_size
+                os.posix_fallocate(fd, size, max(end - size, 1))
+            finally:
+                os.close(fd)
+
+
 def open_environment(path: Path, writable: bool, map_bytes: int) -> lmdb.Environment:
     options: dict[str, Any] = {"subdir": False, "map_size": map_bytes, "max_dbs": 0, "lib_version": 0}
     try:
@@ -77,6 +96,7 @@ def open_environment(path: Path, writable: bool, map_bytes: int) -> lmdb.Environ
             allocate_lock_file(path)
             env = lmdb.open(str(path), sync=True, lock=True, **options)
             env.reader_check()  # processes that were killed while they read
+            reserve(path, env)
             return env
         try:
             return lmdb.open(str(path), readonly=True, lock=True, **options)

@@ -291,13 +291,13 @@ class WriteAheadLog:
     def _record_sealed(self, segment: Segment, last: Position) -> None:
         hit("wal.seal")
         used = segment.used_bytes
+        segment.close()  # first: once the catalog says "sealed", the file may be retired and reused by other threads
         with self._catalog.transaction() as tables:
             row = tables.get(segment_key(segment.ordinal), SegmentRow)
             assert row is not None
             tables.put(segment_key(segment.ordinal), replace(
                 row, state="sealed", last_sequence=last.sequence, last_step=last.step, used_bytes=used,
                 sealed_at=self._clock.now()))  # fmt: skip
-        segment.close()
 
     def _discard_failed(self, sealing: list[tuple[Segment, Position]]) -> None:
         for segment, _ in sealing:
