@@ -13,7 +13,7 @@ from tranlogs.catalog import Catalog
 from tranlogs.checkpoint.shadow import Shadow, shadow_folder
 from tranlogs.clock import SystemClock
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.opening import settle_segments
+from tranlogs.journal.opening import open_catalog, settle_segments
 from tranlogs.recovery.shadow import plan_shadow, write_shadow
 from tranlogs.wal.entry_writer import Position
 
@@ -58,7 +58,7 @@ def checkpoints(journal: Path) -> list[int]:
 
 def beside_its_own(journal: Path, run: Callable[[Path], Any]) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """The newest checkpoint of a run that nobody writes, and the one made from the log and the first checkpoint."""
-    catalog = Catalog.open(journal, writable=True)
+    catalog, _ = open_catalog(JournalPaths(journal), 0, "", [])  # a kill may have come before it knew the newest checkpoint
     settle_segments(JournalPaths(journal), catalog, sync=False)
     own = max(catalog.checkpoints(), key=lambda row: row.sequence)
     catalog.close()
