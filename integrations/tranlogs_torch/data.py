@@ -25,6 +25,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from tranlogs.errors import UsageError
 
 from . import adapt
+from .distributed.group import size
+from .redivision import Rest, division_of, redivided, rest_of
 from .rng import get_rng, set_rng
 from .sampler import Draws, SamplerStates, SeekableSampler
 from .worker_seeds import SeededDataset, check_workers, seeded
@@ -42,6 +44,7 @@ class Cursor:
         order: running hash of them, where they are read again and not drawn again.
         opened: random state before `iter(loader)`.
         samplers: the samplers' states then.
+        rest: where the epoch was divided anew, among another number of processes (redivision.py); None if it was not.
         draws: index batches drawn so far; None before the first, and where the loader has no indices.
         live: the iterator; None before it is opened.
     """
@@ -50,6 +53,7 @@ class Cursor:
     order: int = 0
     opened: dict[str, Any] | None = None
     samplers: list[Any] = field(default_factory=list)
+    rest: Rest | None = None
     draws: Draws | None = None
     live: Iterator[Any] | None = None
 
@@ -96,7 +100,7 @@ class LoaderPosition:
         if not self.is_iterable and not inspect.isgeneratorfunction(self.loader_class.__iter__):
             self._index = SeekableSampler(sampler, self.generators, on_doubt)
             loader.__dict__[name] = self._index  # the public setter refuses
-        self._index_name = name
+        self._index_name, self._sampler = name, sampler
         self.worker_seeds = worker_seeds if self._index is not None and loader.num_workers else None
         if self.worker_seeds is not None:
             check_workers(loader)
@@ -105,6 +109,7 @@ class LoaderPosition:
         self.passes, self.leads, self._is_entered, self._finished = bytearray(), False, False, 0
         self.pass_kind: int | None = None
         self.was_companion = False
+        self._redivided = ""  # what was done with the position of another number of processes
         self._is_resized = False  # other batches follow anyhow, which was said
         self.doubts: list[str] = []
         self._looked_at = 0  # the epoch before which the samplers' contents were last compared
@@ -146,7 +151,8 @@ class LoaderPosition:
             "samplers": cursor.samplers if cursor.batch else self._samplers.read(),
             "generators": [g.get_state() for g in self.generators], "sizes": self._sizes(),
             "passes": bytes(self.passes), "pass_kind": self.pass_kind, "leads": self.leads, "doubts": list(self.doubts),
-            "was_companion": self.was_companion,
+            "was_companion": self.was_companion, "world": size(), "division": division_of(self._sampler),
+            "rest": cursor.rest if cursor.batch else None,
         }  # fmt: skip
 
     def _sizes(self) -> dict[str, Any]:
@@ -158,17 +164,21 @@ class LoaderPosition:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at a recorded position when the next epoch (or the rest of one) is opened."""
+        is_resized = state.get("world", size()) != size()
+        self._redivided = ""
+        if is_resized:
+            state, self._redivided = redivided(state, self.loader, self._sampler, size())
         self.epoch, self.taken, self._workers = state["epoch"], state["taken"], state["workers"]
-        self.cursor = Cursor(state["batch"], state["order"], state["opened"], state["samplers"])
+        self.cursor = Cursor(state["batch"], state["order"], state["opened"], state["samplers"], state.get("rest"))
         self._resume, self.entered = state, state.get("entered")
         self.passes, self.pass_kind = bytearray(state.get("passes", b"")), state.get("pass_kind")
         self.leads, self.doubts = state.get("leads", False), list(state.get("doubts", ()))
         self.was_companion = state.get("was_companion", False)
         now = self._sizes()
-        self._is_resized = state.get("sizes", now) != now
+        self._is_resized = state.get("sizes", now) != now or state.get("is_redrawn", False)
         for what, was in state.get("sizes", now).items():
             if was != now[what]:
-                self._on_doubt(f"the loader's {what} was {was}, now it is {now[what]}: other batches follow", True)
+                self._on_doubt(f"the loader's {what} was {was}, now it is {now[what]}: other batches follow", not is_resized)
         self._set_sources(state)
 
     def set_back(self) -> None:
@@ -186,7 +196,7 @@ class LoaderPosition:
         """What a resume cannot bring back of this loader, in words."""
         is_amid = self.batch or (self.loader.persistent_workers and self.taken)  # those draw on from epoch to epoch
         caveat = self._caveat() if is_amid else None
-        return [*self.doubts, *([caveat] if caveat else [])]
+        return [*self.doubts, *(text for text in (self._redivided, caveat) if text)]
 
     def _caveat(self) -> str | None:
         """What a resume in the middle of an epoch, or between two with persistent workers, cannot bring back."""
@@ -357,8 +367,10 @@ class LoaderPosition:
     def _new_draws(self, resume: dict[str, Any] | None) -> Draws | None:
         if self._index is not None:
             has_workers = getattr(self.loader, "_iterator", None) is not None and self.loader.persistent_workers
+            rest = self.cursor.rest
             self.cursor.draws = Draws(resume, partial(seeded, self.epoch) if self.worker_seeds else None,
-                                      rounds_now=2 if self.loader.num_workers and not has_workers else 1)  # fmt: skip
+                                      rounds_now=2 if self.loader.num_workers and not has_workers else 1,
+                                      rest=None if rest is None else partial(rest_of, self._sampler, rest))  # fmt: skip
         return self.cursor.draws
 
     def _skip_batches(self, iterator: Iterator[Any], recorded: int) -> None:

@@ -227,6 +227,7 @@ class Member:
             body["clip"] = self._clip
         if self._share is not None and not self._is_image and session.together is not None:
             body["share"] = (session.together.rank, session.together.world)
+            body["copies"] = session.together.copies
         if self._is_image:
             session.journal.append_step(self._image(body), body)
         else:

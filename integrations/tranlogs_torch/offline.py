@@ -19,7 +19,7 @@ from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.errors import UsageError
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.alone import Alone
-from tranlogs.recovery.holding import is_shared, recorded_environment
+from tranlogs.recovery.holding import is_of_group, recorded_environment, world_of
 from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import report_of
 from tranlogs.types import AnyArray
@@ -84,14 +84,15 @@ class OfflineRun:
 
     def _recover(self, step: int | None, sequence: int | None, checkpoint: str | None,
                  progress: Progress | None) -> Recovered | None:  # fmt: skip
-        if not is_shared(recorded_environment(self.folder)):
+        environment = recorded_environment(self.folder)
+        if not is_of_group(environment) or (sequence is not None and world_of(environment) == 1):
             return recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
         if sequence is not None:
             raise UsageError(f"{self.folder}: several processes train this run, and a checkpoint holds what is the next one's "
                              "own: only they can make it")  # fmt: skip
-        alone = Alone(self.folder)  # each rank's journal has its share of the records
+        alone = Alone(self.folder, step=step, checkpoint=checkpoint)  # each rank's journal has its share of the records
         if checkpoint is None:
-            landing = alone.recovery(self.folder, self.state).recover(step, progress)
+            landing = alone.recovery(self.state).recover(step, progress)
             if landing is None or landing.recovered is None:
                 return None
             landing.recovered.notes += landing.notes

@@ -61,6 +61,8 @@ class LoggedOptimizer(Optimizer):
         budget: what the run may take on disk, like "20GiB"; kept by the monitor.
         store: URL where the run is shipped to, below its folder's name, by the monitor if there is one, else by this process.
             A run that is not here is brought from there before training begins.
+        copies: of each share of the log of processes that train together: with 2 the rank before keeps it, too, so that a
+            journal which is lost with its disk costs no step.
 
     Raises:
         RunInUse: another live process trains on this run.
@@ -76,7 +78,7 @@ class LoggedOptimizer(Optimizer):
                  optimizer_state: bool = True, fingerprint: Mode = "auto", name: str = "main", rank: int | None = None,
                  segment_bytes: int | None = None, handover: Literal["direct", "thread"] | None = None,
                  worker_seeds: Literal["batch"] | None = None, monitor: Literal["thread", "process"] | Monitor | None = None,
-                 budget: str | int | None = None, store: str | None = None) -> None:  # fmt: skip
+                 budget: str | int | None = None, store: str | None = None, copies: int = 1) -> None:  # fmt: skip
         _check(optimizer, log)
         beside = as_monitor(monitor, budget, store)
         if worker_seeds not in (None, "batch"):
@@ -86,7 +88,7 @@ class LoggedOptimizer(Optimizer):
         session = Session(run, model, checkpoint_every=checkpoint_every, keep=keep, durability=durability,
                           fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes or _fitting(parameters),
                           handover=handover, on_cuda=on_cuda, worker_seeds=worker_seeds, monitor=beside,
-                          store=store)  # fmt: skip
+                          store=store, copies=copies)  # fmt: skip
         try:
             self._join(optimizer, session, name, log, optimizer_state)
         except BaseException:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ class Draws:
         is_encodable: whether index batches can be logged; None before the first is seen.
         rounds: how often the sampler was iterated over when the epoch was opened: with new workers twice, the first in vain.
         rounds_now: how often that is going to be, where an epoch is resumed.
+        rest: gives what is drawn instead of the sampler's own, where an epoch was divided anew (redivision.py).
     """
 
     resume: dict[str, Any] | None = None
@@ -48,6 +49,7 @@ class Draws:
     is_encodable: bool | None = None
     rounds: int = 0
     rounds_now: int = 1
+    rest: Callable[[], Iterable[Any]] | None = None
 
     def consume(self, indices: Any) -> None:
         """Count an index batch as seen by the loop: a running hash over the epoch."""
@@ -113,7 +115,7 @@ class SeekableSampler:
                 draws.rounds += 1
                 iter(self.sampler)
         draws.rounds += 1
-        return self._draw(iter(self.sampler), draws)
+        return self._draw(iter(self.sampler if draws.rest is None else draws.rest()), draws)
 
     def _draw(self, inner: Iterator[Any], draws: Draws) -> Iterator[Any]:
         resume, draws.resume = draws.resume, None

@@ -25,9 +25,9 @@ from tranlogs.errors import NotRecovered, UsageError
 from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.beside import start_beside, store_of
 from tranlogs.recovery import RecoveryReport
+from tranlogs.recovery.landing import Landing
 from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Progress, Recovered, recover
-from tranlogs.recovery.together import Landing
 from tranlogs.recovery.verdict import report_of
 from tranlogs.retention import Monitor, as_policy, as_retention
 from tranlogs.shipping import Spare, bring_absent, ship_along
@@ -38,7 +38,7 @@ from .adapt import to_array
 from .auxiliary import Auxiliary
 from .caveats import caveats, verdict
 from .data import Epoch, LoaderPosition
-from .distributed import Together
+from .distributed import Together, is_of_many, recover_alone, settle_in
 from .distributed.group import demand_group
 from .fingerprint import Digests, Mode
 from .member import Member
@@ -59,7 +59,7 @@ class Session:
     def __init__(self, run: str | Path, models: naming.Models, *, checkpoint_every: Any, keep: Any, durability: str,
                  fingerprint: Mode, rank: int | None, segment_bytes: int | None, handover: str | None,
                  on_cuda: bool, worker_seeds: str | None = None, monitor: Monitor | None = None,
-                 store: str | None = None) -> None:  # fmt: skip
+                 store: str | None = None, copies: int = 1) -> None:  # fmt: skip
         self.run = Path(run)
         settings: dict[str, Any] = {"durability": durability, "handover": handover or ("thread" if on_cuda else "direct")}
         if segment_bytes is not None:
@@ -72,11 +72,15 @@ class Session:
         self.auxiliary = Auxiliary(self.state, self.boundary, self._opening, self._doubt, self.plain.adopt, worker_seeds)
         self.writes = ForeignWrites(self.state, self.members)
         self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
-        self.together = Together.of(self.state, policy, rank)
+        self.together = Together.of(self.state, policy, rank, copies)
         rank = (rank or 0) if self.together is None else self.together.rank
         with progress_bar() as progress:
             url, is_own = store_of(monitor, store)
-            bring_absent(url, JournalPaths.of(run, rank), progress)
+            has_come = bring_absent(url, JournalPaths.of(run, rank), progress) is not None
+            left = 1 if self.together is None else self.together.world
+            while rank == 0 and has_come:  # those of ranks that are none now hold their shares
+                has_come = bring_absent(url, JournalPaths.of(run, left), progress) is not None
+                left += 1
         self.journal = Journal.open(run, rank=rank, framework="torch", environment=self.environment, config=config,
                                     policy=policy, retention=retention)  # fmt: skip
         self.journal.adapt = adapt.adapt
@@ -95,6 +99,7 @@ class Session:
         self._implicit: dict[str, Any] | None = None  # after a step in a loop of the user's own: random state, and buffers
         self._is_forward_seen = True
         self._boundary_at = time.perf_counter()
+        self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
         self._report: RecoveryReport | None = None
         self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
         self._doubts: list[tuple[str, bool]] = []  # what of the data cannot be brought back, and whether it is wrong
@@ -143,11 +148,17 @@ class Session:
         landing: Landing | None = None
         if self.together is None:
             demand_group(self.run)
-            found = recover(self.journal.paths.folder, self.state, step=step, progress=progress, spare=self.spare)
+            if is_of_many(self.journal.paths.folder):
+                landing = recover_alone(self.journal, self.state, step, progress)
         else:
             self.together.doubts()  # refuses what cannot be, before anything is touched
             landing = self.together.recover(self.journal, self.auxiliary.read(), step, progress)
+        if landing is None and self.together is None:
+            found = recover(self.journal.paths.folder, self.state, step=step, progress=progress, spare=self.spare)
+        else:
             found = None if landing is None else landing.recovered
+        if landing is not None:
+            self.environment["since"] = landing.since
         if found is None:
             if step not in (None, 0):
                 raise UsageError(f"{self.run}: step {step} cannot be recovered: the run holds nothing yet")
@@ -155,6 +166,8 @@ class Session:
             self._report = RecoveryReport()
             return self._report
         self._describe()
+        if landing is not None:
+            self._landed = settle_in(self.state, landing, self._landed)
         is_new, number = (found.plan.has_later, None) if landing is None else (landing.is_new, landing.timeline)
         self.journal.go_on_from(found.position, new_timeline=is_new, number=number, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
@@ -178,19 +191,23 @@ class Session:
 
     def _land_together(self, landing: Landing, found: Recovered) -> None:
         """What all ranks do before any of them goes on."""
-        assert self.together is not None
+        together, doubts = self.together, landing.doubts
+        body = {**self._landed, "scalars": self.scalars.pack()}
         if landing.is_new:  # in all journals, before the first record: else a crash could leave steps of two histories
             self.journal.start()
-        if landing.is_adopted:
-            self.journal.checkpoint(self.state.snapshot(self.together.landing), wait=True)
-        doubts = [
-            *landing.doubts,
-            *self.together.doubts(),
-            *self.together.prime(found.position.step, found.plan.checkpoint.step),
-        ]
+        if landing.is_begun and together is not None:
+            together.mirror(body)
+        if landing.is_begun or landing.is_adopted:
+            self.journal.checkpoint(self.state.snapshot(body), wait=True)
+        if together is not None:
+            step = found.position.step
+            doubts += [
+                *together.doubts(),
+                *together.prime(body, step, step if landing.is_begun else found.plan.checkpoint.step),
+            ]
+            together.meet()
         self._doubts += [(text, False) for text in doubts]
         found.notes += landing.notes
-        self.together.meet()
 
     @property
     def report(self) -> RecoveryReport:
@@ -419,9 +436,9 @@ class Session:
             _log.warning("%s: the run is closed: this step and those after it are not logged", self.run)
 
     def _set_auxiliary(self, body: dict[str, Any]) -> None:
+        self._landed = body
+        self.state.is_shared = bool(body.get("ddp", {}).get("is_divided"))
         self.auxiliary.write(body)
-        if self.together is not None:
-            self.together.landed(body)
         if "scalars" in body:
             self.scalars.unpack(body["scalars"])
 

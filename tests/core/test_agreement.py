@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tranlogs.errors import RecoveryError
@@ -125,3 +127,41 @@ def test_damage_is_worked_around(damage: Damage, step: int, expected: list[tuple
 def test_a_holding_survives_being_sent() -> None:
     mine = holding(1, 6, [0, 4])
     assert Holding.unpacked(mine.packed()) == mine
+
+
+def kept_by(rank: int, last: int, checkpoints: list[int]) -> Holding:
+    """A journal that has copies of the next rank's shares."""
+    return replace(holding(rank, last, checkpoints), copies=2)
+
+
+def test_a_lost_journal_costs_nothing_where_the_rank_before_has_copies() -> None:
+    found = decided(kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7]))
+    assert (found.step, found.lost, found.beside, bases(found)) == (9, (1,), (1,), [(0, 7), (0, 7), (2, 7)])
+    found = decided(lost(0), kept_by(1, 9, [0, 7]), kept_by(2, 8, [0, 7]))
+    assert (found.step, found.beside, bases(found)) == (8, (0,), [(2, 7), (1, 7), (2, 7)])
+
+
+def test_two_neighbours_that_are_lost_cost_the_steps_since_the_checkpoint() -> None:
+    found = decided(kept_by(0, 9, [0, 7]), lost(1), lost(2), kept_by(3, 9, [0, 7]))
+    assert (found.step, found.lost, found.beside) == (7, (1, 2), (1,))
+
+
+def test_a_damaged_copy_of_a_lost_share_is_worked_around() -> None:
+    found = decided(kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7]), damage=Damage(records={(1, 9)}))
+    assert (found.step, found.beside) == (8, (1,))
+
+
+def test_with_copies_the_first_boundary_of_a_step_is_meant() -> None:
+    twice = {0: 0, 8: 1, 9: 2}
+    found = decided(replace(holding(0, 9, [0], landings=twice), copies=2), lost(1))
+    assert (found.step, found.nth, found.beside) == (9, 1, (1,))
+
+
+def test_a_journal_that_came_from_a_store_counts_as_lost_where_that_leads_further() -> None:
+    late = holding(1, 5, [0])
+    found = decided(holding(0, 9, [0, 7]), late, holding(2, 9, [0, 7]))
+    assert (found.step, found.lost, found.behind, found.is_forked) == (7, (1,), (1,), True)
+    found = decided(kept_by(0, 9, [0, 7]), late, kept_by(2, 9, [0, 7]))
+    assert (found.step, found.beside, found.behind) == (9, (1,), (1,))
+    found = decided(holding(0, 9, [0, 4]), late, holding(2, 9, [0, 4]))
+    assert (found.step, found.lost, found.behind) == (5, (), ())

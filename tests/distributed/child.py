@@ -15,6 +15,9 @@ import shutil
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +31,18 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.torch.lab import with_plain_loops
 from tranlogs.recovery import reach
+from tranlogs.shipping import along
 
 EPOCHS, BATCHES, BATCH = 3, 16, 5  # on each rank
 STEPS = EPOCHS * BATCHES
+SAMPLES = 240  # of the data that any number of ranks can share
 
 
 class Killer:
     """Ends this process at the moment that was drawn for it."""
 
     def __init__(self, kill: list[Any] | None, run: str) -> None:
-        self._at = kill[1] if kill and kill[0] == dist_rank() else None
+        self.at = kill[1] if kill and kill[0] == dist_rank() else None
         self._seconds = kill[2] / 1000 if kill else 0.0
         self._loses_disk = bool(kill and len(kill) > 3)
         self._folder = Path(run) / f"rank{dist_rank()}"
@@ -45,10 +50,14 @@ class Killer:
 
     def step(self, number: int) -> None:
         """A step of this number begins."""
-        if number == self._at:
+        if number != self.at:
+            return
+        if self._seconds:
             timer = threading.Timer(self._seconds, self._kill)
             timer.daemon = True
             timer.start()
+        else:
+            self._kill()
 
     def _kill(self) -> None:
         if self._loses_disk:
@@ -56,14 +65,26 @@ class Killer:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for something that a thread does."""
+    while not is_so():
+        time.sleep(0.01)
+
+
+def die_when(folder: Path, name: str, *_: Any, **options: Any) -> None:
+    """Die by SIGKILL as soon as something of that name is in a folder."""
+    wait_until(lambda: bool(list(folder.glob(name))))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def dist_rank() -> int:
     return int(os.environ["RANK"])
 
 
-def data() -> Any:
-    """As many batches on every rank."""
+def data(samples: int | None = None) -> Any:
+    """As many batches on every rank; or so many samples, whatever the number of ranks is."""
     generator = torch.Generator().manual_seed(5)
-    count = BATCHES * BATCH * int(os.environ["WORLD_SIZE"])
+    count = samples or BATCHES * BATCH * int(os.environ["WORLD_SIZE"])
     x, y = torch.randn(count, 8, generator=generator), torch.randint(0, 5, (count,), generator=generator)
     dataset = TensorDataset(x, y)
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, seed=3)
@@ -94,20 +115,22 @@ class Net(nn.Module):
 DDP: dict[str, dict[str, Any]] = {
     "plain": {}, "views": {"gradient_as_bucket_view": True}, "static": {"static_graph": True}, "accumulation": {},
     "buckets": {"bucket_cap_mb": 0.003}, "unused": {"find_unused_parameters": True}, "undivided": {}, "sgd": {}, "hook": {},
-    "own loop": {}, "bytes": {}, "power": {}, "far": {}, "join": {},
+    "own loop": {}, "bytes": {}, "power": {}, "far": {}, "join": {}, "resized": {}, "far resized": {},
+    "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
+    "resized store": {},
 }  # fmt: skip
 
 
 def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     """Train to the end; what came out, to be compared."""
     killer = Killer(kill, run)
-    if name == "far":  # as if each rank's folder lay on a disk of its own machine
+    if name.startswith("far"):  # as if each rank's folder lay on a disk of its own machine
         reach.is_readable = lambda holding: holding.rank == dist_rank()
     torch.manual_seed(1)
     model = Net()
     seed = 100 + dist_rank()
     torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
-    ddp = DistributedDataParallel(model, **DDP[name])
+    ddp: Any = model if "bare" in name else DistributedDataParallel(model, **DDP[name])
     if name == "hook":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
@@ -119,15 +142,20 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     inner: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if name == "sgd":
         inner = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
-    options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20,
+    options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "copies": 2 if "copies" in name else 1,
                                "checkpoint_every": "60KiB" if name == "bytes" else 7}  # fmt: skip
     if run == "-":
         optimizer = with_plain_loops(inner)
     else:
         from tranlogs_torch import LoggedOptimizer
 
+        if "store" in name:
+            along.LAG_SECONDS = 0.1
+            options["store"] = f"{run}.store"
         optimizer = LoggedOptimizer(inner, run, ddp, **options)
-    loader = uneven() if name == "join" else data()
+        if name == "resized torn" and kill and dist_rank() == 1:
+            optimizer.session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", "step-*-t002-*")
+    loader = uneven() if name == "join" else data(SAMPLES if "resized" in name else None)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 11, 0.7)
     report, losses = None, {}
     if run != "-":
@@ -135,6 +163,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if dist_rank() == 0:
             told = {"step": report.step, "exact": report.exact, "timeline": report.timeline, "notes": report.notes}
             print("recovered", json.dumps(told), flush=True)
+        Path(f"{run}.landed{dist_rank()}").write_text(json.dumps([report.step, everything(model, inner, scheduler)]))
         assert report.exact is not False, report
     step = report.step if report else 0
 
@@ -144,6 +173,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             with ddp.no_sync():
                 nn.functional.cross_entropy(ddp(x), y).backward()
             return
+        if step == killer.at and "store" in name:
+            wait_until(lambda: optimizer.session.journal.catalog.watermarks().archived >= step - 1)
         killer.step(step)
         loss = nn.functional.cross_entropy(ddp(x), y)
         loss.backward()
@@ -157,6 +188,10 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         step += 1
         losses[step] = loss.item()
         optimizer.note(loss=loss.item())
+        if "resized" in name:
+            told = [step, loader.sampler.epoch, x[:, 0].tolist(), everything(model, inner, scheduler)]
+            with open(f"{run}.seen{dist_rank()}", "a") as file:
+                file.write(json.dumps(told) + "\n")
 
     if name == "join":
         with ddp.join():
@@ -177,6 +212,13 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         steps, values = optimizer.scalars["loss"]
         losses = dict(zip(steps, values))
     return outcome(model, inner, losses)
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> str:
+    """A digest of what is the same on all ranks."""
+    tensors = [*model.parameters(), *(v for p in model.parameters() for v in optimizer.state[p].values())]
+    values = b"".join(t.detach().numpy().tobytes() for t in tensors)
+    return _digest(values + json.dumps([scheduler.state_dict(), [g["lr"] for g in optimizer.param_groups]]).encode())
 
 
 def outcome(model: nn.Module, optimizer: torch.optim.Optimizer, losses: dict[int, float]) -> dict[str, Any]:

@@ -131,8 +131,12 @@ def _screen(found: Sequence[Survey], group: Group | None, rows_max: int) -> Rend
 def _together(group: Group) -> list[RenderableType]:
     from . import screen
 
-    lands = "nothing could be recovered" if group.step is None else f"{group.world} ranks go back to step {group.step}"
-    return [screen.facts([("together", f"a crash now: {lands}")]), *(screen.problem(message) for message in group.problems)]
+    ranks = "1 rank goes" if group.world == 1 else f"{group.world} ranks go"
+    lands = "nothing could be recovered" if group.step is None else f"{ranks} back to step {group.step}"
+    left = ", ".join(map(str, group.left))
+    told = [("together", f"a crash now: {lands}")]
+    told += [("left behind", f"rank {left}: trained before the run went on with {group.world}")] if left else []
+    return [screen.facts(told), *(screen.problem(message) for message in group.problems)]
 
 
 def _parts(found: Survey, rows_max: int) -> list[RenderableType]:

@@ -32,7 +32,7 @@ from ..rebuild import read_files
 from ..recovery.alone import Alone
 from ..recovery.facts import newest_first, scan_segment
 from ..recovery.history import ScannedSegment, build_history
-from ..recovery.holding import recorded_environment, world_of
+from ..recovery.holding import is_of_group, recorded_environment, world_of
 from ..recovery.plan import Plan, plan_recovery
 from ..retention.evaluation import newest_rows, protected_of, worth_of
 from ..retention.exposure import Exposure, exposures, has_store
@@ -112,29 +112,34 @@ def _evaluation(row: EvaluationRow) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Where ranks that train together would land now; `step` is None where that cannot be."""
+    """Where ranks that train together would land now; `step` is None where that cannot be.
+
+    `lost` are ranks whose journals are gone, `left` those whose journals are there, and that do not train any more.
+    """
 
     world: int
     step: int | None
     lost: list[int]
+    left: list[int]
     problems: list[str]
 
 
 def survey_group(folder: Path) -> Group | None:
     """Look at a journal together with those of the other ranks; None if one process trained alone."""
-    if world_of(recorded_environment(folder)) == 1:
+    environment = recorded_environment(folder)
+    if world_of(environment) == 1 and not is_of_group(environment):
         return None
     return settled(folder, lambda: _look_together(folder), lambda found: found.problems)
 
 
 def _look_together(folder: Path) -> Group:
     alone = Alone(folder)
-    lost = [holding.rank for holding in alone.holdings if holding.is_empty]
+    lost = [holding.rank for holding in alone.era.holdings if holding.is_empty]
     problems = [f"the journal of rank {rank} is gone" for rank in lost]
     try:
-        return Group(alone.world, alone.newest(), lost, problems)
+        return Group(alone.world, alone.newest(), lost, alone.left, problems)
     except RecoveryError as error:
-        return Group(alone.world, None, lost, [*problems, str(error)])
+        return Group(alone.world, None, lost, alone.left, [*problems, str(error)])
 
 
 def survey(folder: Path) -> Survey:

@@ -5,16 +5,21 @@ nothing, all of them                                   a fresh run
 a common boundary N, its shares, a base below          all land on the newest such N; each loads its own checkpoint where
                                                        the shares behind it are complete, else another rank's
 nothing, some of them (a lost journal)                 its shares are gone: all land on the newest checkpoint
+the same, with copies of its shares on the rank before all land on the newest boundary; the lost rank redoes what that one has
+a journal that ends much earlier (from a store)        the same as if it were gone, if that leads further
 no such N                                              refused
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from ..errors import RecoveryError
 from .holding import Anchor, Holding, Stretch
+
+_APART_MAX = 1  # steps between ranks that died together
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,10 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """All land on the `nth` boundary at `step`; `bases` has each rank's checkpoint, `lost` those whose journals are gone."""
+    """All land on the `nth` boundary at `step`; `bases` has each rank's checkpoint, `lost` those whose journals are gone.
+
+    `beside` are those of the lost of which the rank before has copies, `behind` those whose journals are there and end earlier.
+    """
 
     step: int
     nth: int
@@ -35,6 +43,8 @@ class Agreement:
     lost: tuple[int, ...]
     timeline: int  # the newest of all
     is_forked: bool  # the timelines differ, or a journal begins anew
+    beside: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -55,6 +65,21 @@ def agree(holdings: Sequence[Holding], damage: Damage, step: int | None = None) 
     Raises:
         RecoveryError: there is no boundary on which all can land, or not at `step`.
     """
+    found = _agree(holdings, damage, step)
+    if found is None or step is not None:
+        return found
+    ends = {holding.rank: max(holding.landings()) for holding in holdings if not holding.is_empty}
+    behind = tuple(rank for rank, end in ends.items() if end + _APART_MAX < max(ends.values()))
+    if behind:
+        without = [replace(holding, stretches=(), anchors=()) if holding.rank in behind else holding for holding in holdings]
+        with suppress(RecoveryError):
+            other = _agree(without, damage, None)
+            if other is not None and other.step > found.step:
+                return replace(other, behind=behind)
+    return found
+
+
+def _agree(holdings: Sequence[Holding], damage: Damage, step: int | None) -> Agreement | None:
     held = [holding for holding in holdings if not holding.is_empty]
     if not held:
         return None
@@ -64,16 +89,21 @@ def agree(holdings: Sequence[Holding], damage: Damage, step: int | None = None) 
     for target in sorted(common if step is None else common & {step}, reverse=True):
         counts = [count for holding in held if (count := holding.count(target)) is not None]
         nth = min(counts, default=0)
-        bases = tuple(_base(holding, holdings, damage, target, nth) for holding in holdings)
-        if all(base is not None or holding.rank in new for base, holding in zip(bases, holdings, strict=True)):
-            newest = max(holding.timeline for holding in holdings)
-            forked = bool(lost) or any(holding.timeline != newest for holding in holdings)
-            return Agreement(target, nth, bases, lost, newest, forked)
+        has_copies = any(holding.copies > 1 for holding in held)  # of what was a rank's own at the first boundary of a step
+        for place in [min(nth, 1), nth] if lost and has_copies and nth > 1 else [nth]:
+            bases = tuple(_base(holding, holdings, damage, target, place) for holding in holdings)
+            if all(base is not None or holding.rank in new for base, holding in zip(bases, holdings, strict=True)):
+                newest = max(holding.timeline for holding in holdings)
+                forked = bool(lost) or any(holding.timeline != newest for holding in holdings)
+                beside = tuple(rank for rank in lost if _base_beside(rank, holdings, damage, target, place) is not None)
+                return Agreement(target, place, bases, lost, newest, forked, beside)
     raise RecoveryError(_nothing(holdings, held, step))
 
 
 def _base(holding: Holding, holdings: Sequence[Holding], damage: Damage, target: int, nth: int) -> Base | None:
     """The checkpoint from which a rank reaches the target: the newest, and of these its own."""
+    if holding.is_empty and (beside := _base_beside(holding.rank, holdings, damage, target, nth)) is not None:
+        return beside
     own = [Base(holding.rank, anchor) for anchor in holding.anchors]
     held = [other for other in holdings if not other.is_empty]
     are_same = all(other.is_shared for other in held)
@@ -85,7 +115,8 @@ def _base(holding: Holding, holdings: Sequence[Holding], damage: Damage, target:
     for base in sorted(candidates, key=lambda base: -base.anchor.step):  # stable: its own first
         start = base.anchor.step
         reaches = start == target if holding.is_empty else _reaches(holding, base, target, nth, damage)
-        complete = not needs_shares or start == target or all(_has_records(other, start, target, damage) for other in holdings)
+        complete = not needs_shares or start == target or all(_has_shares(other, holdings, start, target, damage)
+                                                                            for other in holdings)  # fmt: skip
         if reaches and complete:
             return base
     return None
@@ -107,6 +138,27 @@ def _reaches(holding: Holding, base: Base, target: int, nth: int, damage: Damage
         if not own and start in stretch.landings and (start < target or 0 < nth >= base.anchor.nth):
             return True
     return False
+
+
+def _base_beside(rank: int, holdings: Sequence[Holding], damage: Damage, target: int, nth: int) -> Base | None:
+    """The checkpoint from which a lost rank comes to the target by what the rank before holds of it."""
+    keeper = copy_of(rank, holdings)
+    return None if keeper is None or keeper.is_empty else _base(keeper, holdings, damage, target, nth)
+
+
+def copy_of(rank: int, holdings: Sequence[Holding]) -> Holding | None:
+    """What the rank before holds, if it has copies of this one's shares and of what is its own."""
+    before = holdings[(rank - 1) % len(holdings)]
+    return before if before.copies > 1 and before.rank != rank else None
+
+
+def _has_shares(holding: Holding, holdings: Sequence[Holding], start: int, target: int, damage: Damage) -> bool:
+    """Whether a rank's shares of some steps are there, in its own journal or as copies."""
+    if _has_records(holding, start, target, damage):
+        return True
+    keeper = copy_of(holding.rank, holdings)
+    is_damaged = any(rank == holding.rank and start < step <= target for rank, step in damage.records)
+    return keeper is not None and not is_damaged and _has_records(keeper, start, target, damage)
 
 
 def _has_records(holding: Holding, start: int, target: int, damage: Damage) -> bool:

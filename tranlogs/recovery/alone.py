@@ -6,38 +6,51 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint import Checkpoint
+from ..errors import RecoveryError
 from .agreement import Damage, agree
-from .holding import Holding, LocalLog, recorded_environment, world_of
+from .eras import Era, eras_of, settle
+from .holding import holdings_of, journals_beside, read_eras, since_of
+from .landing import Attempt, SharedState
 from .reach import run_id_of
 from .shares import Shares
-from .together import Attempt, RankRecovery, SharedState
+from .together import RankRecovery
 
 
 class Alone:
     """Stands for the other ranks where nobody but one reader is there: what they hold is read from their folders.
 
     Attributes:
-        rank: of the reader's journal.
-        world: how many trained together.
-        holdings: of all ranks.
+        era: what is read: the newest in which the reader's journal has a part, or that of `checkpoint`, or of `step`.
+        world: how many trained together in it.
+        rank: of the reader's journal, or of the first one there if it has no part in it.
+        left: ranks whose journals are beside, and which do not train any more.
     """
 
-    def __init__(self, folder: Path) -> None:
-        environment = recorded_environment(folder)
-        self.world = world_of(environment)
-        self.holdings = [self._read(folder, rank) for rank in range(self.world)]
-        own = [holding.rank for holding in self.holdings if Path(holding.folder) == folder.resolve()]
-        self.rank = own[0] if own else 0
-
-    def _read(self, folder: Path, rank: int) -> Holding:
-        beside = folder.resolve().parent / f"rank{rank}"
-        run_id = run_id_of(beside)
-        return Holding(rank, str(beside), "") if run_id is None else LocalLog.read(beside).holding(rank, beside, run_id)
+    def __init__(self, folder: Path, *, step: int | None = None, checkpoint: str | None = None) -> None:
+        folder = folder.resolve()
+        beside = journals_beside(folder)
+        known = [
+            holding for rank, path in beside for holding in holdings_of(read_eras(path), rank, path, run_id_of(path) or "")
+        ]
+        eras = eras_of(known)
+        if not eras:
+            raise RecoveryError(f"{folder}: it holds nothing yet")
+        newest = max((h.since for h in known if h.folder == str(folder) and not h.is_empty), default=eras[0].since)
+        if checkpoint is not None:
+            with Checkpoint(folder / "checkpoints" / checkpoint) as found:
+                newest = since_of(found.manifest["environment"])
+        self.era = _chosen([era for era in eras if era.since <= newest], step)
+        self.world = self.era.world
+        self.left = [rank for rank, _ in beside if rank >= eras[0].world]
+        own = [holding.rank for holding in self.era.holdings if holding.folder == str(folder)]
+        held = [holding.rank for holding in self.era.holdings if not holding.is_empty]
+        self.rank = own[0] if own else held[0]
 
     def gather(self, value: Any) -> Sequence[Any]:
         """What all ranks would say, if only this one has something to say."""
-        if "holding" in value:
-            return [{**value, "holding": holding.packed()} for holding in self.holdings]
+        if "holdings" in value:
+            return [{**value, "holdings": [holding.packed()]} for holding in self.era.holdings]
         if "far" in value:
             return [value]
         return [value if rank == self.rank else Attempt().packed() for rank in range(self.world)]
@@ -46,16 +59,26 @@ class Alone:
         """There is nobody who could send anything."""
         raise AssertionError(f"rank {source} is not there")
 
-    def recovery(self, folder: Path, state: SharedState) -> RankRecovery:
+    def recovery(self, state: SharedState) -> RankRecovery:
         """The recovery of the reader's rank."""
-        return RankRecovery(folder, self.rank, self.world, self.holdings[self.rank].run_id, state, self)
+        own = self.era.holdings[self.rank]
+        return RankRecovery(Path(own.folder), self.rank, self.world, own.run_id, state, self)
 
     def shares(self) -> Shares:
         """The journals of the others."""
-        return Shares({holding.rank: Path(holding.folder) for holding in self.holdings
-                       if holding.rank != self.rank and not holding.is_empty})  # fmt: skip
+        return Shares({holding.rank: Path(holding.folder) for holding in self.era.holdings
+                       if holding.rank != self.rank and not holding.is_empty}, self.era.since)  # fmt: skip
 
     def newest(self) -> int:
         """The step at which all would land."""
-        agreement = agree(self.holdings, Damage())
+        agreement = agree(self.era.holdings, Damage())
         return 0 if agreement is None else agreement.step
+
+
+def _chosen(eras: Sequence[Era], step: int | None) -> Era:
+    """The era in which a recovery would land."""
+    try:
+        settled = settle(eras, Damage(), step)
+    except RecoveryError:  # the newest one's own words say why
+        return eras[0]
+    return eras[0] if settled is None else settled.era

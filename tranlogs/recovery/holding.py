@@ -2,13 +2,16 @@
 
 A rank can land on its own boundaries only. What it has redone up to there may come from its own checkpoint or, where the
 state is the same on all ranks, from another rank's.
+
+What one number of processes trained is an *era*. It is named by the timeline with which it began (`since`), and a journal may
+hold parts of several: a run of four that goes on with two begins an era, and so does one of two that goes on with four.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +67,9 @@ class Holding:
         timeline: the newest one.
         stretches: of its log.
         anchors: its checkpoints.
+        since: the timeline with which the era began.
+        copies: of each share: 2 if the journal has the next rank's shares, too, and what is that one's own.
+        keeper: the process that sends it to those that cannot read it; -1 for that of its own rank.
     """
 
     rank: int
@@ -74,6 +80,9 @@ class Holding:
     timeline: int = 1
     stretches: tuple[Stretch, ...] = ()
     anchors: tuple[Anchor, ...] = ()
+    since: int = 1
+    copies: int = 1
+    keeper: int = -1
 
     @property
     def is_empty(self) -> bool:
@@ -110,44 +119,102 @@ class Holding:
 
 @dataclass(slots=True)
 class LocalLog:
-    """A journal's facts and its chained entries."""
+    """What a journal holds of one era: its facts and its chained entries."""
 
     facts: Facts
     limits: Limits
     history: History
     checkpoints: list[CheckpointRow] = field(default_factory=list)  # of the newest timeline's lineage
+    recorded: dict[str, Any] = field(default_factory=dict)  # the environment
+    former: Limits = field(default_factory=dict)  # what it goes back to of eras before
 
     @classmethod
-    def read(cls, folder: Path) -> LocalLog:
-        """Read a journal, as for a recovery."""
-        facts = open_for_reading(folder)
-        limits = lineage(facts.timelines, facts.timeline)
-        rows = [row for row in facts.checkpoints if is_on(row, limits)]
-        return cls(facts, limits, build_history(facts.segments, limits), rows)
+    def read(cls, folder: Path, since: int) -> LocalLog:
+        """What a journal holds of an era; nothing if it has no part in it."""
+        found = read_eras(folder)
+        there = (log for log in found if log.since == since and not log.is_empty)
+        return next(there, cls(replace(found[0].facts, segments=[]), {}, History()))
+
+    @classmethod
+    def of(cls, facts: Facts, folder: Path, limits: Limits | None = None) -> LocalLog:
+        """What facts about a journal say of its newest era; `limits` of its lineage, if a later one has set them."""
+        log = cls(facts, limits or lineage(facts.timelines, facts.timeline), History())
+        log._fill()
+        log.recorded = _environment(folder, [row.name for row in log.checkpoints]) or log._said_by_segments()
+        if log.since > 1:
+            log.former = {number: limit for number, limit in log.limits.items() if number < log.since}
+            log.limits = {number: limit for number, limit in log.limits.items() if number >= log.since}
+            log._fill()
+        return log
+
+    def _fill(self) -> None:
+        self.history = build_history(self.facts.segments, self.limits)
+        self.checkpoints = [row for row in self.facts.checkpoints if is_on(row, self.limits)]
+
+    @property
+    def since(self) -> int:
+        """The timeline with which the era began."""
+        return since_of(self.recorded)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to recover from."""
+        return not self.checkpoints and not self.history.runs
 
     def holding(self, rank: int, folder: Path, run_id: str) -> Holding:
         """What others need to know of it."""
-        if not self.checkpoints and not self.history.runs:
-            return Holding(rank, str(folder.resolve()), run_id)
-        environment = _environment(folder, [row.name for row in self.checkpoints]) or self.environment()
+        if self.is_empty:
+            return Holding(rank, str(folder.resolve()), run_id, timeline=self.facts.timeline)
         runs = self.history.runs
         stretches = tuple(_stretch(run) for run in runs)
         anchors = tuple(Anchor(row.step, row.name, _nth(runs, row), self._follows(row)) for row in self.checkpoints)
-        return Holding(rank, str(folder.resolve()), run_id, world_of(environment), is_shared(environment), self.facts.timeline,
-                       stretches, anchors)  # fmt: skip
+        world = world_of(self.recorded)
+        return Holding(rank, str(folder.resolve()), run_id, world, world == 1 or is_shared(self.recorded), self.facts.timeline,
+                       stretches, anchors, self.since, copies_of(self.recorded))  # fmt: skip
 
-    def environment(self) -> dict[str, Any]:
-        """What the segments say of it; empty if there are none."""
+    def _said_by_segments(self) -> dict[str, Any]:
+        """The environment that the newest segment with an entry tells; empty if there is none."""
         for segment in reversed(self.facts.segments):
-            for location in segment.locations:
-                if location.head.kind == EntryKind.SEGMENT:
-                    with contextlib.suppress(CorruptRecord, OSError), SegmentReader(segment.path) as reader:
-                        return dict(reader.decode(location).body()["environment"])
+            heads = [location for location in segment.locations if location.head.kind == EntryKind.SEGMENT]
+            if segment.row.timeline not in self.limits or len(segment.locations) == len(heads):
+                continue
+            for location in heads:
+                with contextlib.suppress(CorruptRecord, OSError), SegmentReader(segment.path) as reader:
+                    return dict(reader.decode(location).body()["environment"])
         return {}
 
     def _follows(self, row: CheckpointRow) -> int:
         links = self.history.after(row.sequence, int(row.chain, 16))
         return next((i for i, run in enumerate(self.history.runs) if links and run[-1] is links[-1]), -1)
+
+
+def read_eras(folder: Path) -> list[LocalLog]:
+    """What a journal holds, by era, the newest first; some may be empty. The first one's facts are those of all."""
+    facts = open_for_reading(folder)
+    found = [LocalLog.of(facts, folder)]
+    while True:
+        newest = found[-1]
+        before = min(newest.limits) if newest.is_empty else newest.since
+        older = [row for row in facts.timelines if row.number in newest.former or (not newest.former and row.number < before)]
+        if not older:
+            break
+        numbers = {row.number for row in older}
+        segments = [segment for segment in facts.segments if segment.row.timeline in numbers]
+        facts = replace(facts, timelines=older, segments=segments)
+        found.append(LocalLog.of(facts, folder, newest.former))
+    return found
+
+
+def holdings_of(logs: Sequence[LocalLog], rank: int, folder: Path, run_id: str) -> list[Holding]:
+    """What a journal holds, by era, the newest first; at least one, which may be empty."""
+    there = [log for log in logs if not log.is_empty] or logs[:1]
+    return [log.holding(rank, folder, run_id) for log in there]
+
+
+def journals_beside(folder: Path) -> list[tuple[int, Path]]:
+    """The journals of a run, by rank; `folder` is that of one of them."""
+    found = ((path.name[4:], path) for path in folder.resolve().parent.glob("rank*"))
+    return sorted((int(number), path) for number, path in found if number.isdigit() and (path / "log").is_dir())
 
 
 def boundaries(run: Collection[Link]) -> Iterator[tuple[int, Link]]:
@@ -174,8 +241,14 @@ def _nth(runs: list[list[Link]], row: CheckpointRow) -> int:
 
 def recorded_environment(folder: Path) -> dict[str, Any]:
     """What the newest checkpoint that can be opened says of the environment, or else the log; empty if there is nothing."""
-    names = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
-    return _environment(folder, names) or LocalLog.read(folder).environment()
+    names = sorted((path.name for path in (folder / "checkpoints").glob("step-*")), key=_by_timeline)
+    return _environment(folder, names) or next((log.recorded for log in read_eras(folder) if log.recorded), {})
+
+
+def _by_timeline(name: str) -> tuple[str, str]:
+    """An era that went back has smaller steps than the one before it."""
+    step, _, rest = name.removeprefix("step-").partition("-")
+    return rest.partition("-")[0], step
 
 
 def world_of(environment: dict[str, Any]) -> int:
@@ -183,9 +256,24 @@ def world_of(environment: dict[str, Any]) -> int:
     return int(environment.get("world", 1))
 
 
+def since_of(environment: dict[str, Any]) -> int:
+    """With which timeline so many processes began to train it."""
+    return int(environment.get("since", 1))
+
+
 def is_shared(environment: dict[str, Any]) -> bool:
     """Whether weights and optimizer state were the same on all of them, and records may be shares."""
     return bool(environment.get("ddp", {}).get("is_divided"))
+
+
+def copies_of(environment: dict[str, Any]) -> int:
+    """In how many journals each share lies."""
+    return int(environment.get("ddp", {}).get("copies", 1))
+
+
+def is_of_group(environment: dict[str, Any]) -> bool:
+    """Whether several processes trained it with the same weights, now or in an era before."""
+    return is_shared(environment) or since_of(environment) > 1
 
 
 def _environment(folder: Path, names: list[str]) -> dict[str, Any]:

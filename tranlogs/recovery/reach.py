@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,9 +53,11 @@ class Reach:
     def __init__(self, folder: Path, rank: int, holdings: Sequence[Holding], channel: Channel) -> None:
         self._rank, self._channel = rank, channel
         self._copies = folder / "peers"
-        self.folders = {holding.rank: Path(holding.folder) for holding in holdings if not holding.is_empty}
-        self._far = {holding.rank for holding in holdings if not holding.is_empty and not is_readable(holding)}
-        self._senders: list[int] = []
+        held = {holding.rank: holding for holding in holdings if not holding.is_empty}
+        self.folders = {owner: Path(holding.folder) for owner, holding in held.items()}
+        self._keepers = {owner: owner if holding.keeper < 0 else holding.keeper for owner, holding in held.items()}
+        self._far = {owner for owner, holding in held.items() if self._keepers[owner] != rank and not is_readable(holding)}
+        self._sent: list[int] = []  # whose journals come through the group
         self._fetched: set[tuple[int, str]] = set()
         self._error: OSError | None = None
 
@@ -65,13 +67,13 @@ class Reach:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._copies, ignore_errors=True)
 
-    def fetch_logs(self, own: Iterable[Path]) -> None:
-        """Bring the logs that any rank cannot read; `own` are this rank's segments. All must call it."""
+    def fetch_logs(self, kept: Mapping[int, Iterable[Path]]) -> None:
+        """Bring the logs that any rank cannot read; `kept` are segments of those that this one sends. All must call it."""
         shutil.rmtree(self._copies, ignore_errors=True)
         far = self._channel.gather({"far": sorted(self._far)})
-        self._senders = sorted({rank for one in far for rank in one["far"]})
-        for owner in self._senders:
-            self._transfer(owner, list(own) if owner == self._rank else [])
+        self._sent = sorted({rank for one in far for rank in one["far"]})
+        for owner in self._sent:
+            self._transfer(owner, list(kept.get(owner, ())))
         for rank in self._far:
             self.folders[rank] = self._copies / f"rank{rank}"
 
@@ -79,9 +81,10 @@ class Reach:
         """Bring checkpoints, by owner and name, that not all can read. All must call it, with the same ones."""
         for owner, name in sorted(set(wanted) - self._fetched):
             self._fetched.add((owner, name))
-            if owner in self._senders:
+            if owner in self._sent:
                 folder = self.folders[owner] / "checkpoints" / name
-                self._transfer(owner, sorted(folder.iterdir()) if owner == self._rank and folder.is_dir() else [])
+                is_here = self._keepers[owner] == self._rank and folder.is_dir()
+                self._transfer(owner, sorted(folder.iterdir()) if is_here else [])
 
     def demand(self) -> None:
         """Raise what went wrong while copies were written."""
@@ -90,15 +93,15 @@ class Reach:
 
     def _transfer(self, owner: int, paths: Sequence[Path]) -> None:
         """Send files of a journal to all; those that cannot read it write them down."""
-        base = self.folders[owner]
-        files: list[Any] = tree.decode(self._channel.broadcast(tree.encode(_listed(paths, base)), owner))
+        base, keeper = self.folders[owner].resolve(), self._keepers[owner]
+        files: list[Any] = tree.decode(self._channel.broadcast(tree.encode(_listed(paths, base)), keeper))
         for name, nbytes in files:
-            chunks = _chunks(base / name, nbytes) if owner == self._rank else iter(())
+            chunks = _chunks(base / name, nbytes) if keeper == self._rank else iter(())
             target = self._copies / f"rank{owner}" / name if owner in self._far else None
             if target is not None:
                 self._write(target, b"", mode="wb")
             for _ in range(0, nbytes, _CHUNK_BYTES):
-                chunk = zstandard.decompress(self._channel.broadcast(next(chunks, b""), owner))
+                chunk = zstandard.decompress(self._channel.broadcast(next(chunks, b""), keeper))
                 if target is not None:
                     self._write(target, chunk, mode="ab")
 

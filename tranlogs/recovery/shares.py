@@ -1,12 +1,13 @@
 """Records that ranks divided among themselves, put together again from their journals.
 
 Under data parallelism the gradients of a step are the same on all ranks, so each logs a range of their elements. A record
-says so in its body: `share` = (rank, number of ranks). Who wants to redo the step reads the others' journals, which takes no
-lock of theirs and blocks nobody.
+says so in its body: `share` = (rank, number of ranks), and `copies` = 2 if it has the next rank's range, too. Who wants to
+redo the step reads the others' journals, which takes no lock of theirs and blocks nobody.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,11 +27,11 @@ Decode = Callable[[Entry], Any]
 
 
 class PeerLog:
-    """The step records of another rank's journal."""
+    """The step records of another rank's journal, of the era that began with the timeline `since`."""
 
-    def __init__(self, rank: int, folder: Path) -> None:
+    def __init__(self, rank: int, folder: Path, since: int) -> None:
         self.rank, self.folder = rank, folder
-        log = LocalLog.read(folder)
+        log = LocalLog.read(folder, since)
         self._links = {link.step: link for run in log.history.runs for link in run if link.kind == EntryKind.STEP}
         self._starts = sorted(row.sequence for row in log.checkpoints)
         self._readers: dict[int, SegmentReader] = {}
@@ -77,10 +78,10 @@ class PeerLog:
 
 
 class Shares:
-    """The journals of all ranks but one's own. Use it as a context."""
+    """The journals of all ranks but one's own, of one era. Use it as a context."""
 
-    def __init__(self, folders: Mapping[int, Path]) -> None:
-        self._folders = folders
+    def __init__(self, folders: Mapping[int, Path], since: int) -> None:
+        self._folders, self._since = folders, since
         self._peers: dict[int, PeerLog] = {}
 
     def __enter__(self) -> Shares:
@@ -100,17 +101,23 @@ class Shares:
         if "share" not in body or isinstance(entry, WholeEntry):
             return entry
         rank, world = body["share"]
-        parts = [entry]
+        parts, missing = {rank: entry}, {}
         for other in range(world):
             if other != rank:
-                parts.append(self._part(other, entry.step, body, decode))
-        return WholeEntry(parts)
+                try:
+                    parts[other] = self._part(other, entry.step, body, decode)
+                except MissingShare as error:
+                    missing[other] = error
+        for other, why in missing.items():
+            if body.get("copies", 1) == 1 or (other - 1) % world not in parts:
+                raise why
+        return WholeEntry(list(parts.values()))
 
     def _part(self, rank: int, step: int, body: dict[str, Any], decode: Decode) -> Entry:
         if rank not in self._folders:
             raise MissingShare(f"rank {rank}", rank, "its journal is not there", step=step)
         if rank not in self._peers:
-            self._peers[rank] = PeerLog(rank, self._folders[rank])
+            self._peers[rank] = PeerLog(rank, self._folders[rank], self._since)
         peer = self._peers[rank]
         entry = peer.entry(step)
         try:
@@ -154,17 +161,29 @@ class WholeEntry(Entry):
         nbytes = total * itemsize
         data = out[:nbytes] if out is not None and out.nbytes >= nbytes else np.empty(nbytes, np.uint8)
         at = 0
-        for frame, part in sorted(located, key=_offset):
+        for offset, copies in itertools.groupby(sorted(located, key=_offset), key=_offset):
+            frames = list(copies)
+            frame, part = frames[0]
             piece = frame.spec.piece
-            if piece is None or _layout(frame) != _layout(first) or piece.offset[0] != at:
+            if piece is None or any(_layout(frame) != _layout(first) for frame, _ in frames) or offset != at:
                 raise CorruptRecord(part.reader.path, f"its shares do not fit together at element {at}", step=self.step,
                                     tensor=name)  # fmt: skip
             end = at + piece.length[0]
-            part.reader.read_dense(frame, self.step, data[at * itemsize : end * itemsize])
+            self._read_one(frames, data[at * itemsize : end * itemsize])
             at = end
         if at != total:
             raise CorruptRecord(self.reader.path, f"elements {at} to {total} are in no share", step=self.step, tensor=name)
         return Array(spec.dtype, spec.shape, data, spec.strides)
+
+    def _read_one(self, copies: Sequence[tuple[Frame, Entry]], out: Bytes) -> None:
+        """A range of a tensor, from the first copy that is sound."""
+        for i, (frame, part) in enumerate(copies):
+            try:
+                part.reader.read_dense(frame, self.step, out)
+                return
+            except CorruptRecord:
+                if i + 1 == len(copies):
+                    raise
 
     def _located(self, name: str) -> list[tuple[Frame, Entry]]:
         return [(frame, part) for part in self.parts for frame in part._by_name().get(name, ())]

@@ -3,100 +3,40 @@
 Every rank reads its own journal and tells the others what it holds; from the same facts all come to the same agreement,
 without a leader. Damage that one finds on the way is told to all, and they agree anew. Only a `Channel` connects the ranks, so
 the same code serves processes (torch.distributed) and a reader that looks at all journals by itself.
+
+There may be another number of processes now than the run was recorded by. Journals without a process are then read by one
+that finds them beside its own, and a process without a part in the run redoes what another rank recorded.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..catalog import CheckpointRow
 from ..checkpoint import Checkpoint
 from ..codec.entry import EntryKind
 from ..errors import CorruptCheckpoint, MissingShare, RecoveryError, UsageError, in_words
 from ..wal.entry_writer import Position
-from .agreement import Agreement, Base, Damage, agree
+from .agreement import Agreement, Base, Damage
+from .change import told_of_change, told_of_loss
+from .eras import Era, Settled, distinct, eras_of, settle
 from .history import Link
-from .holding import Holding, LocalLog, boundaries
+from .holding import Holding, LocalLog, boundaries, holdings_of, journals_beside, read_eras
+from .landing import Attempt, Landing, SharedState
 from .plan import Plan, is_later
-from .protocol import Recoverable
-from .reach import Channel, Reach
+from .reach import Channel, Reach, run_id_of
 from .recover import DamagedEntry, Noted, Progress, Recovered, carry_out, chunks
 from .shares import Shares
 
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX = 1000
-
-
-class SharedState(Recoverable, Protocol):
-    """A state whose records may be shares.
-
-    Attributes:
-        shares: where to find the others'; None outside of a recovery.
-    """
-
-    shares: Shares | None
-
-    def adopt(self, sources: Sequence[Path], rank: int, *, is_start: bool) -> list[str]:
-        """Set all state of a rank whose journal is gone from other ranks' checkpoints of the same step.
-
-        Args:
-            sources: folders of checkpoints, the first of which gives what all ranks share.
-            rank: whose own part is wanted: one of the checkpoints may have it.
-            is_start: whether no step was taken yet: what was built is right for the part that is nowhere.
-
-        Returns:
-            What is not as it was, in words.
-        """
-        ...
-
-    def digest(self) -> str:
-        """A digest of what is the same on all ranks; empty where there is no such thing."""
-        ...
-
-
-@dataclass(slots=True)
-class Landing:
-    """The outcome for one rank.
-
-    Attributes:
-        recovered: as of a recovery alone; None if the rank starts as it was built.
-        timeline: the number of the timeline on which all go on.
-        is_new: whether that timeline is a new one.
-        is_adopted: whether the rank's own journal was gone, so that it must begin with a checkpoint.
-        doubts: what is not as it was, in words.
-        notes: what else should be told.
-    """
-
-    recovered: Recovered | None
-    timeline: int
-    is_new: bool
-    is_adopted: bool
-    doubts: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Attempt:
-    """What one rank came to, as it tells the others."""
-
-    damage: Damage = field(default_factory=Damage)
-    error: BaseException | None = None
-    digest: str = ""
-    has_later: bool = False
-    doubts: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)  # what was damaged, in words
-
-    def packed(self) -> dict[str, Any]:
-        """Plain values, to be sent."""
-        damage = {name: sorted(getattr(self.damage, name)) for name in ("checkpoints", "records", "landings")}
-        return {**damage, "error": in_words(self.error) if self.error else "", "digest": self.digest, "doubts": self.doubts,
-                "told": self.told, "has_later": self.has_later}  # fmt: skip
 
 
 class RankRecovery:
@@ -114,8 +54,9 @@ class RankRecovery:
     def __init__(self, folder: Path, rank: int, world: int, run_id: str, state: SharedState, channel: Channel) -> None:
         self.folder, self.rank, self.world, self.run_id, self.state, self._channel = folder, rank, world, run_id, state, channel
         self._reach: Reach | None = None
-        self._log: LocalLog | None = None
-        self._holdings: list[Holding] = []
+        self._logs: list[LocalLog] = []
+        self._known: list[Holding] = []  # of all journals and eras
+        self._settled: Settled | None = None
         self._damage = Damage()
         self._told: list[str] = []  # of damage that was met
 
@@ -125,23 +66,24 @@ class RankRecovery:
         Raises:
             StateMismatch: the state does not fit the run.
             RecoveryError: there is no such boundary, or another rank could not recover.
-            UsageError: the ranks ask for different steps, or their number has changed.
+            UsageError: the ranks ask for different steps, or so many processes cannot take up the run.
         """
-        self._meet(step)
-        with Reach(self.folder, self.rank, self._holdings, self._channel) as self._reach:
-            assert self._log is not None
-            if any(holding.is_shared for holding in self._holdings):
-                self._reach.fetch_logs(segment.path.resolve() for segment in self._log.facts.segments)
+        kept = self._meet(step)
+        with Reach(self.folder, self.rank, self._known, self._channel) as self._reach:
+            if any(holding.is_shared for holding in self._known):
+                self._reach.fetch_logs(kept)
             return self._land(step, progress)
 
     def _land(self, step: int | None, progress: Progress | None) -> Landing | None:
         assert self._reach is not None
+        eras = eras_of(self._known)
         for _ in range(_ATTEMPTS_MAX):
-            agreement = agree(self._holdings, self._damage, step)
-            if agreement is None:
+            self._settled = settle(eras, self._damage, step)
+            if self._settled is None:
                 return None
-            self._reach.fetch_checkpoints(self._foreign(agreement))
-            attempt, recovered = self._attempt(agreement, progress)
+            self._demand_shared()
+            self._reach.fetch_checkpoints(self._foreign())
+            attempt, recovered = self._attempt(progress)
             outcomes = self._channel.gather(attempt.packed())
             if attempt.error is not None:
                 raise attempt.error
@@ -149,19 +91,27 @@ class RankRecovery:
             if failed:
                 raise RecoveryError(f"{self.folder.parent}: another rank could not recover: {'; '.join(failed)}")
             if not self._learn(outcomes):
-                return self._landing(agreement, recovered, outcomes, attempt)
+                return self._landing(recovered, outcomes, attempt)
         raise RecoveryError(f"{self.folder.parent}: too much is damaged to recover; see `tranlogs verify`")
 
-    def _meet(self, step: int | None) -> None:
-        """Tell all what each holds."""
+    def _meet(self, step: int | None) -> dict[int, list[Path]]:
+        """Tell all what each holds; gives the segments of the journals that this process can send to the others."""
         error: Exception | None = None
-        holding = Holding(self.rank, str(self.folder.resolve()), self.run_id)
+        mine = [Holding(self.rank, str(self.folder.resolve()), self.run_id)]
+        kept: dict[int, list[Path]] = {}
         try:
-            self._log = LocalLog.read(self.folder)
-            holding = self._log.holding(self.rank, self.folder, self.run_id)
+            self._logs = read_eras(self.folder)
+            kept[self.rank] = [segment.path.resolve() for segment in self._logs[0].facts.segments]
+            mine = holdings_of(self._logs, self.rank, self.folder, self.run_id)
+            for rank, folder in self._without_process():
+                logs = read_eras(folder)
+                theirs = holdings_of(logs, rank, folder, run_id_of(folder) or "")
+                mine += [replace(holding, keeper=self.rank) for holding in theirs]
+                kept[rank] = [segment.path.resolve() for segment in logs[0].facts.segments]
         except Exception as caught:  # the others wait
             error = caught
-        said = self._channel.gather({"holding": holding.packed(), "step": step, "error": in_words(error) if error else ""})
+        said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "step": step,
+                                     "error": in_words(error) if error else ""})  # fmt: skip
         if error is not None:
             raise error
         failed = [f"rank {rank}: {one['error']}" for rank, one in enumerate(said) if one["error"]]
@@ -169,36 +119,78 @@ class RankRecovery:
             raise RecoveryError(f"{self.folder.parent}: another rank cannot read its journal: {'; '.join(failed)}")
         if len({one["step"] for one in said}) > 1:
             raise UsageError(f"recover(step=...) must name the same step on all ranks, not {[one['step'] for one in said]}")
-        self._holdings = [Holding.unpacked(one["holding"]) for one in said]
-        self._demand_same_world()
+        self._known = distinct([Holding.unpacked(packed) for one in said for packed in one["holdings"]])
+        return kept
 
-    def _demand_same_world(self) -> None:
-        for holding in self._holdings:
-            if not holding.is_empty and holding.world != self.world:
-                raise UsageError(
-                    f"{self.folder.parent}: rank {holding.rank} recorded a run of {holding.world} processes, now there are "
-                    f"{self.world}. Start as many as before: a log cannot be taken up by another number yet"
-                )
+    def _without_process(self) -> list[tuple[int, Path]]:
+        """Journals beside this one of ranks that are none now."""
+        return [(rank, folder) for rank, folder in journals_beside(self.folder) if rank >= self.world]
 
-    def _attempt(self, agreement: Agreement, progress: Progress | None) -> tuple[Attempt, Recovered | None]:
+    def _demand_shared(self) -> None:
+        era = self._era
+        if era.world != self.world and not era.is_shared:
+            raise UsageError(
+                f"{self.folder.parent}: {era.world} processes recorded the run, now there "
+                f"{'is 1' if self.world == 1 else f'are {self.world}'}, and each of them logged all of its gradients, so that "
+                f"their weights need not be the same. Start {era.world}"
+            )
+
+    @property
+    def _era(self) -> Era:
+        assert self._settled is not None
+        return self._settled.era
+
+    @property
+    def _agreement(self) -> Agreement:
+        assert self._settled is not None
+        return self._settled.agreement
+
+    @property
+    def _has_part(self) -> bool:
+        """Whether this rank has a journal of what is recovered."""
+        return self.rank < self._era.world and self.rank not in self._agreement.lost
+
+    @property
+    def _is_begun(self) -> bool:
+        """Whether an era begins: with another number of processes, or because a newer one is given up."""
+        assert self._settled is not None
+        return self._era.world != self.world or not self._settled.is_newest
+
+    @property
+    def _is_beside(self) -> bool:
+        """Whether this rank's journal is gone, and the rank before has copies of it."""
+        return self.rank in self._agreement.beside
+
+    def _donor(self) -> int:
+        """Whose journal is redone: one's own, that of the rank before if it has copies of it, or the first that is there."""
+        if self._is_beside:
+            return (self.rank - 1) % self._era.world
+        return self.rank if self._has_part else next(h.rank for h in self._era.holdings if h.rank not in self._agreement.lost)
+
+    def _attempt(self, progress: Progress | None) -> tuple[Attempt, Recovered | None]:
         attempt = Attempt()
         recovered: Recovered | None = None
-        base = agreement.bases[self.rank]
+        agreement, donor = self._agreement, self._donor()
+        base = agreement.bases[donor if self._is_newcomer else self.rank]
         assert self._reach is not None
         try:
             self._reach.demand()
-            if self.rank in agreement.lost:
+            self.state.world = self._era.world
+            if not (self._has_part or self._is_newcomer or self._is_beside):
                 if base is not None:
-                    recovered = self._adopt(agreement, base, attempt)
+                    recovered = self._adopt(base, attempt)
                 attempt.has_later = True
             else:
                 assert base is not None
-                with Shares(self._peers()) as shares:
+                log = self._log_of(donor)
+                with Shares(self._peers(donor), self._era.since) as shares:
                     self.state.shares = shares
-                    plan = self._plan(agreement, base)
-                    past = self._past(plan) if plan.source is not None and plan.links else None
-                    recovered = carry_out(self.folder, plan, self.state, self._notes(), progress, past)
+                    plan = self._plan(log, donor, base)
+                    past = self._past(log, plan) if plan.source is not None and plan.links else None
+                    recovered = carry_out(self._folder_of(donor), plan, self.state, log.facts.notes, progress, past)
                 attempt.has_later = recovered.plan.has_later
+                if donor != self.rank:
+                    recovered.position = self._beginning(recovered.position.step)
             attempt.digest = self.state.digest()
         except CorruptCheckpoint as damage:
             _log.warning("%s", damage)
@@ -216,16 +208,16 @@ class RankRecovery:
         return attempt, recovered
 
     def _note_damage(self, damage: DamagedEntry, attempt: Attempt) -> None:
-        link, error = damage.link, damage.error
+        link, error, owner = damage.link, damage.error, self._donor()
         if isinstance(error, MissingShare) and error.step is not None:
             attempt.damage.records.add((error.rank, error.step))
         elif link.kind == EntryKind.BOUNDARY:
-            attempt.damage.landings.add((self.rank, link.step))
+            attempt.damage.landings.add((owner, link.step))
         elif link.kind == EntryKind.IMAGE:  # it lies between two steps
-            attempt.damage.landings.add((self.rank, link.step))
-            attempt.damage.records.add((self.rank, link.step + 1))
+            attempt.damage.landings.add((owner, link.step))
+            attempt.damage.records.add((owner, link.step + 1))
         else:
-            attempt.damage.records.add((self.rank, link.step))
+            attempt.damage.records.add((owner, link.step))
 
     def _learn(self, outcomes: Sequence[dict[str, Any]]) -> bool:
         """Whether any rank met damage that was not known."""
@@ -240,17 +232,24 @@ class RankRecovery:
             raise RecoveryError(f"{self.folder.parent}: damage that was known was met again; see `tranlogs verify`")
         return True
 
-    def _landing(self, agreement: Agreement, recovered: Recovered | None, outcomes: Sequence[dict[str, Any]],
-                 attempt: Attempt) -> Landing:  # fmt: skip
-        is_new = agreement.is_forked or any(outcome["has_later"] for outcome in outcomes)
-        is_adopted = self.rank in agreement.lost
-        landing = Landing(recovered, agreement.timeline + is_new, is_new, is_adopted, attempt.doubts, self._told)
+    def _landing(self, recovered: Recovered | None, outcomes: Sequence[dict[str, Any]], attempt: Attempt) -> Landing:
+        agreement, era = self._agreement, self._era
+        newest = max(holding.timeline for holding in self._known)
+        is_new = agreement.is_forked or self._is_begun or any(outcome["has_later"] for outcome in outcomes)
+        timeline = newest + is_new
+        since = timeline if self._is_begun else era.since
+        landing = Landing(recovered, timeline, is_new, since, self._is_begun, era.world != self.world, not self._has_part,
+                          doubts=attempt.doubts, notes=self._told)  # fmt: skip
+        if self._is_newcomer:
+            first = next(holding.run_id for holding in era.holdings if not holding.is_empty)
+            landing.newcomer = f"{first} {timeline} {self.rank}"
+        if landing.is_resized:
+            landing.doubts += told_of_change(agreement.step, era.world, self.world)
         if recovered is not None:
             recovered.damaged = tuple(name for rank, name in self._damage.checkpoints if rank == self.rank)
-        if agreement.lost and agreement.step:
-            ranks = ", ".join(map(str, agreement.lost))
-            landing.notes.append(f"the journal of rank {ranks} is gone, and with it a share of every step: all ranks go back "
-                                 f"to the checkpoint of step {agreement.step}")  # fmt: skip
+        if self._is_beside:
+            landing.beside = self.rank
+        landing.notes += told_of_loss(agreement, era.world)
         for rank, outcome in enumerate(outcomes):
             landing.doubts += [text for text in outcome["doubts"] if rank != self.rank]
         digests = {outcome["digest"] for outcome in outcomes if outcome["digest"]}
@@ -261,12 +260,17 @@ class RankRecovery:
 
     # Plans.
 
-    def _plan(self, agreement: Agreement, base: Base) -> Plan:
-        log = self._log
-        assert log is not None
+    @property
+    def _is_newcomer(self) -> bool:
+        """Whether the run did not have this rank, or has nothing that was its own."""
+        base = self._agreement.bases[self.rank] if self.rank < self._era.world else None
+        return not self._has_part and (self.rank >= self._era.world or (base is None and self._is_begun))
+
+    def _plan(self, log: LocalLog, donor: int, base: Base) -> Plan:
+        """How the state comes from the journal of `donor` (`log`)."""
         row = self._row(base)
-        source = None if base.rank == self.rank else self._folder_of(base.rank)
-        links = self._links(agreement, base, row)
+        source = None if base.rank == donor else self._folder_of(base.rank)
+        links = self._links(log, donor, base, row)
         timeline = log.facts.timeline
         position = Position(row.sequence, row.step, int(row.chain, 16), timeline)
         if links:
@@ -276,11 +280,17 @@ class RankRecovery:
                                            f"{row.step}",)  # fmt: skip
         return Plan(row, tuple(links), position, is_later(log.history, log.checkpoints, position), notes, source)
 
-    def _past(self, plan: Plan) -> tuple[dict[str, Any], Noted]:
+    def _beginning(self, step: int) -> Position:
+        """Where a journal goes on that does not hold what was redone: behind all that it has, and chained to nothing."""
+        facts = self._logs[0].facts
+        last = [row.sequence for row in facts.checkpoints]
+        last += [location.head.sequence for segment in facts.segments for location in segment.locations[-1:]]
+        return Position(max(last, default=0) + 1, step, secrets.randbits(64), 0)
+
+    def _past(self, log: LocalLog, plan: Plan) -> tuple[dict[str, Any], Noted]:
         """What the loop had noted on this rank before the plan's entries: another rank's checkpoint does not know it."""
-        assert self._log is not None
-        for row in reversed(self._log.checkpoints):
-            links = self._log.history.after(row.sequence, int(row.chain, 16))
+        for row in reversed(log.checkpoints):
+            links = log.history.after(row.sequence, int(row.chain, 16))
             end = next((i for i, link in enumerate(links) if link is plan.links[0]), None)
             if end is None:
                 continue
@@ -291,14 +301,13 @@ class RankRecovery:
                 return {key: body[key] for key in ("scalars",) if key in body}, noted
         return {}, []
 
-    def _links(self, agreement: Agreement, base: Base, row: CheckpointRow) -> list[Link]:
-        """This rank's own entries between the base and the landing."""
-        assert self._log is not None
-        runs, target, nth = self._log.history.runs, agreement.step, agreement.nth
-        if base.rank == self.rank:
-            if row.step == target and (nth in (0, base.anchor.nth) or self._holdings[self.rank].count(target) is None):
+    def _links(self, log: LocalLog, donor: int, base: Base, row: CheckpointRow) -> list[Link]:
+        """The donor's own entries between the base and the landing."""
+        runs, target, nth = log.history.runs, self._agreement.step, self._agreement.nth
+        if base.rank == donor:
+            if row.step == target and (nth in (0, base.anchor.nth) or self._era.holdings[donor].count(target) is None):
                 return []
-            links = self._log.history.after(row.sequence, int(row.chain, 16))
+            links = log.history.after(row.sequence, int(row.chain, 16))
         else:
             links = _from_step(runs, row.step, target)
         for run in runs:
@@ -306,42 +315,41 @@ class RankRecovery:
             if len(landings) >= max(nth, 1) and run[-1] is links[-1]:
                 landing = landings[max(nth, 1) - 1]
                 return links[: next(i for i, link in enumerate(links) if link is landing) + 1]
-        raise AssertionError(f"the agreement on step {target} does not fit the log of rank {self.rank}")
+        raise AssertionError(f"the agreement on step {target} does not fit the log of rank {donor}")
 
     def _row(self, base: Base) -> CheckpointRow:
         """What the catalog of the base's owner says of it."""
-        if base.rank == self.rank:
-            assert self._log is not None
-            rows = self._log.checkpoints
-        else:
-            rows = LocalLog.read(self._folder_of(base.rank)).checkpoints
-        for row in rows:
+        for row in self._log_of(base.rank).checkpoints:
             if row.name == base.anchor.name:
                 return row
         raise CorruptCheckpoint(self._folder_of(base.rank) / "checkpoints" / base.anchor.name, "it is not there")
 
-    def _adopt(self, agreement: Agreement, base: Base, attempt: Attempt) -> Recovered:
+    def _adopt(self, base: Base, attempt: Attempt) -> Recovered:
         row = self._row(base)
-        others = [found for found in self._foreign(agreement) if found != (base.rank, base.anchor.name)]
+        others = [found for found in self._foreign() if found != (base.rank, base.anchor.name)]
         sources = [self._folder_of(rank) / "checkpoints" / name for rank, name in [(base.rank, base.anchor.name), *others]]
-        attempt.doubts += self.state.adopt(sources, self.rank, is_start=not any(h.has_stepped for h in self._holdings))
-        position = Position(1, row.step, int(self.run_id[:16], 16), 1)
+        attempt.doubts += self.state.adopt(sources, self.rank, is_start=not any(h.has_stepped for h in self._era.holdings))
+        position = self._beginning(row.step)
         return Recovered(Plan(row, (), position, True, ()), position, {}, 0, 0.0, 0.0, None, [], [], 0)
 
-    def _notes(self) -> list[str]:
-        return list(self._log.facts.notes) if self._log is not None else []
-
-    def _foreign(self, agreement: Agreement) -> list[tuple[int, str]]:
+    def _foreign(self) -> list[tuple[int, str]]:
         """Checkpoints that some rank loads and another one wrote, by owner and name."""
+        agreement, era = self._agreement, self._era
         found = [(base.rank, base.anchor.name) for rank, base in enumerate(agreement.bases) if base and base.rank != rank]
-        if agreement.lost:  # one of them has what was the lost rank's own
-            found += [(holding.rank, anchor.name) for holding in self._holdings for anchor in holding.anchors
+        if agreement.lost or self.world > era.world:  # what was a lost rank's own is in one of them; a newcomer loads any
+            found += [(holding.rank, anchor.name) for holding in era.holdings for anchor in holding.anchors
                       if anchor.step == agreement.step]  # fmt: skip
+            found += [(base.rank, base.anchor.name) for base in agreement.bases if base]
         return list(dict.fromkeys(found))
 
-    def _peers(self) -> dict[int, Path]:
-        assert self._reach is not None
-        return {rank: folder for rank, folder in self._reach.folders.items() if rank != self.rank}
+    def _peers(self, donor: int) -> dict[int, Path]:
+        return {holding.rank: self._folder_of(holding.rank) for holding in self._era.holdings
+                if holding.rank != donor and holding.rank not in self._agreement.lost}  # fmt: skip
+
+    def _log_of(self, rank: int) -> LocalLog:
+        """What a journal holds of the era; copies of others' grow while ranks recover, so they are read anew."""
+        own = [log for log in self._logs if rank == self.rank and log.since == self._era.since]
+        return own[0] if own else LocalLog.read(self._folder_of(rank), self._era.since)
 
     def _folder_of(self, rank: int) -> Path:
         assert self._reach is not None

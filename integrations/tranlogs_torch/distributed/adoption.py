@@ -56,7 +56,7 @@ def adopt(state: TorchState, sources: Sequence[Path], rank: int, built: dict[str
     if blob:
         state.set_auxiliary(unpacked(blob))
         return []
-    state.set_auxiliary({**boundary, "rng": _seeded(f"{sources[0].name} {rank}")})
+    state.set_auxiliary({**boundary, "rng": seeded(f"{sources[0].name} {rank}")})
     return [f"the journal of rank {rank} is gone, and what was its own is nowhere else: it goes on with the buffers of another "
             "rank, and with new random numbers"]  # fmt: skip
 
@@ -76,7 +76,7 @@ def _meta(checkpoint: Checkpoint) -> dict[str, Any]:
     return meta
 
 
-def _seeded(name: str) -> dict[str, Any]:
+def seeded(name: str) -> dict[str, Any]:
     """Random states that depend on the name alone."""
     seed = xxhash.xxh3_64_intdigest(name.encode())
     torch.manual_seed(seed & (1 << 63) - 1)

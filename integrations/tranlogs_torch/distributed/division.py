@@ -37,6 +37,11 @@ class Portion:
         return content
 
 
+def shares(named: Sequence[Named], rank: int, world: int, copies: int) -> list[Portion]:
+    """A rank's part of the gradients, and those of the ranks behind it of which it keeps copies."""
+    return [portion for i in range(copies) for portion in portions(named, (rank + i) % world, world)]
+
+
 def portions(named: Sequence[Named], rank: int, world: int) -> list[Portion]:
     """A rank's part of the gradients. Sparse and empty ones go to one rank each, whole."""
     dense = [g.layout is torch.strided and g.numel() > 0 for _, g in named]

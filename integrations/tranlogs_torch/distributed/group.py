@@ -45,6 +45,20 @@ class Group:
         dist.all_gather(blobs, mine, group=self._group)
         return [tree.decode(blob[: int(size)].numpy().tobytes()) for blob, size in zip(blobs, sizes, strict=True)]
 
+    def pass_back(self, blob: bytes) -> bytes:
+        """Give bytes to the rank before this one; those of the rank behind it. All must call it."""
+        before, behind = (self.rank - 1) % self.world, (self.rank + 1) % self.world
+        size, theirs = torch.tensor([len(blob)]), torch.zeros(1, dtype=torch.int64)
+        content = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        sent = [dist.isend(one, before, group=self._group) for one in (size, content)]
+        dist.recv(theirs, behind, group=self._group)
+        found = torch.empty(int(theirs), dtype=torch.uint8)
+        dist.recv(found, behind, group=self._group)
+        for one in sent:
+            if one is not None:
+                one.wait()
+        return found.numpy().tobytes()
+
     def broadcast(self, blob: bytes, source: int) -> bytes:
         """The bytes of rank `source`. All must call it."""
         size = torch.tensor([len(blob)])
@@ -54,6 +68,23 @@ class Group:
             content = torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(content, source, group=self._group)
         return content.numpy().tobytes()
+
+
+class Solo:
+    """One process that takes up what several have recorded: it has nobody to ask."""
+
+    def gather(self, value: Any) -> Sequence[Any]:
+        """Its own value."""
+        return [value]
+
+    def broadcast(self, blob: bytes, source: int) -> bytes:
+        """What it gave itself."""
+        return blob
+
+
+def size() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def is_there() -> bool:

@@ -15,14 +15,17 @@ import xxhash
 
 from tranlogs.errors import UnencodableState, UsageError
 from tranlogs.journal import Journal
+from tranlogs.recovery.landing import Landing
 from tranlogs.recovery.recover import Progress
-from tranlogs.recovery.together import Landing, RankRecovery
+from tranlogs.recovery.together import RankRecovery
 from tranlogs.retention import CheckpointPolicy, EverySteps
 
 from . import adoption
-from .division import Named, Portion, digest, portions
+from .beside import Beside, check_copies
+from .division import Named, Portion, digest, shares
 from .group import Group, is_there, warn_of_restarts
 from .reducer import Reducer, reducers_in
+from .resized import demand_unused
 
 if TYPE_CHECKING:
     from ..member import Member
@@ -40,6 +43,7 @@ class Together:
     Args:
         state: of this process; its modules are looked through for DistributedDataParallel.
         policy: when a checkpoint is due.
+        copies: in how many journals each share lies.
 
     Attributes:
         rank: of this process, from 0.
@@ -47,9 +51,11 @@ class Together:
         is_divided: whether gradients are equal, as far as is known, so that each rank logs its range of them.
     """
 
-    def __init__(self, state: TorchState, policy: CheckpointPolicy) -> None:
+    def __init__(self, state: TorchState, policy: CheckpointPolicy, copies: int = 1) -> None:
         self._group = Group()
         self.rank, self.world = self._group.rank, self._group.world
+        self.copies = check_copies(copies, self.world)
+        self._beside = Beside(self._group)
         self._state = state
         state.world = self.world
         self._reducers: list[Reducer] = reducers_in(state.modules)
@@ -61,20 +67,20 @@ class Together:
         self._is_wanted = self._is_hurried = self._was_suspended = False
         self._has_left = False
         self._reduced: dict[str, tuple[list[int], bool]] = {}  # by optimizer: its groups' sizes, and what was found for them
-        self._landed: dict[str, Any] | None = None
         self._environment: dict[str, Any] = {}
         warn_of_restarts(self.rank)
 
     @classmethod
-    def of(cls, state: TorchState, policy: CheckpointPolicy, rank: int | None) -> Together | None:
+    def of(cls, state: TorchState, policy: CheckpointPolicy, rank: int | None, copies: int) -> Together | None:
         """For a process among several; None for one alone.
 
         Raises:
-            UsageError: `rank` is not what torch.distributed says.
+            UsageError: `rank` is not what torch.distributed says, or `copies` has no meaning.
         """
         if not is_there():
+            check_copies(copies, 1)
             return None
-        found = cls(state, policy)
+        found = cls(state, policy, copies)
         if rank not in (None, found.rank):
             raise UsageError(f"rank={rank}: torch.distributed says that this is rank {found.rank}; leave the argument out")
         return found
@@ -87,14 +93,17 @@ class Together:
         environment |= {"world": self.world, "backend": self._group.backend}
         if self._reducers:
             environment["reducers"] = [reducer.describe() for reducer in self._reducers]
-            environment["ddp"] = {"is_divided": self.is_divided}
+            environment["ddp"] = {"is_divided": self.is_divided, "copies": self.copies}
 
     def doubts(self) -> list[str]:
         """What is not brought back.
 
         Raises:
-            UsageError: a communication hook makes a log of gradients wrong.
+            UsageError: a communication hook makes a log of gradients wrong, or there is nothing to keep copies of.
         """
+        if self.copies > 1 and not self.is_divided:
+            raise UsageError("copies=2: each process logs all of its gradients here, which are its own, so that there are no "
+                             "shares to keep copies of. Leave the argument out")  # fmt: skip
         found = [text for reducer in self._reducers for text in reducer.hooks_told()]
         if not self._reducers:
             found.append(
@@ -115,7 +124,7 @@ class Together:
             if len(set(digests)) > 1:
                 self._fall_back(f"the gradients of rank {_first_other(digests)} are not those of rank 0")
                 return None
-        return portions(named, self.rank, self.world)
+        return shares(named, self.rank, self.world, self.copies)
 
     def _is_reduced(self, member: Member) -> bool:
         """Whether all that it trains goes through a reducer."""
@@ -164,6 +173,8 @@ class Together:
                 reducer.note_order()
         if self._reducers:
             body["ddp"] = {"orders": [reducer.read_order() for reducer in self._reducers], "is_divided": self.is_divided}
+        if is_lockstep and has_stepped and self.copies > 1 and self.is_divided:
+            body |= self._beside.exchange(body)
         if self._has_left:
             return False
         if not is_lockstep:
@@ -196,13 +207,18 @@ class Together:
         return True
 
     def mirror(self, whole: dict[str, Any]) -> None:
-        """All tell what is their own; the next rank's goes into this one's checkpoint, in case that loses its disk."""
+        """All tell what is their own; the next rank's goes into this one's checkpoint, in case that loses its disk.
+
+        With copies it goes into the boundary, too, as into any other; that of `whole` is this one then.
+        """
         following = (self.rank + 1) % self.world
         try:
-            own = adoption.packed(whole)
+            own = adoption.packed({key: value for key, value in whole.items() if key != "beside"})
         except UnencodableState:  # the journal is going to meet it, too, and says so
             own = b""
         self._state.mirror = {following: self._group.gather(own)[following]}
+        if self.copies > 1 and self.is_divided:
+            whole |= self._beside.exchange(whole)
 
     # Recovery.
 
@@ -210,26 +226,22 @@ class Together:
         """Land where all land; None if the run is fresh. `built`: this rank's own part of the state as it was built."""
         self._state.built = built
         folder, run_id = journal.paths.folder, journal.run.run_id
+        demand_unused(folder, self.world)
         try:
             return RankRecovery(folder, self.rank, self.world, run_id, self._state, self._group).recover(step, progress)
         finally:
             self._state.built = None
 
-    def landed(self, body: dict[str, Any]) -> None:
-        """Auxiliary state was set to a recorded boundary's."""
-        self._landed = body
-        self._state.is_shared = bool(body.get("ddp", {}).get("is_divided"))
+    def prime(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:
+        """Make the reducers round as those of the run did; says where that cannot be. All ranks must call it.
 
-    @property
-    def landing(self) -> dict[str, Any]:
-        """The boundary that was landed on."""
-        assert self._landed is not None, "nothing was recovered"
-        return self._landed
-
-    def prime(self, step: int, checkpoint_step: int) -> list[str]:
-        """Make the reducers round as those of the run did; says where that cannot be. All ranks must call it."""
+        Args:
+            body: the boundary that was landed on.
+            step: of it.
+            checkpoint_step: of the checkpoint that all have.
+        """
         self._asked_at, self._taken_at, self._stood_at = step, checkpoint_step, step
-        recorded = self.landing.get("ddp", {}).get("orders", []) if step else []
+        recorded = body.get("ddp", {}).get("orders", []) if step else []
         primed = [reducer.prime(order) for reducer, order in zip(self._reducers, recorded, strict=False)]
         if all(primed) or self.world == _SUM_OF_TWO:
             return []

@@ -1,0 +1,61 @@
+"""A run that goes on with another number of processes than recorded it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tranlogs.errors import RunInUse, UsageError
+from tranlogs.journal import Journal, read_owner
+from tranlogs.recovery.holding import is_of_group, journals_beside, recorded_environment
+from tranlogs.recovery.landing import Landing
+from tranlogs.recovery.recover import Progress
+from tranlogs.recovery.together import RankRecovery
+
+from .adoption import seeded
+from .beside import settle_beside
+from .group import Solo
+
+if TYPE_CHECKING:
+    from ..state import TorchState
+
+
+def is_of_many(folder: Path) -> bool:
+    """Whether one process alone finds in a run what several have trained, now or before; `folder` is its journal's."""
+    return any(is_of_group(recorded_environment(path)) for _, path in journals_beside(folder))
+
+
+def recover_alone(journal: Journal, state: TorchState, step: int | None, progress: Progress | None) -> Landing | None:
+    """Bring one process to where the several that recorded the run would land; None if the run is fresh."""
+    demand_unused(journal.paths.folder, 1)
+    return RankRecovery(journal.paths.folder, 0, 1, journal.run.run_id, state, Solo()).recover(step, progress)
+
+
+def demand_unused(folder: Path, world: int) -> None:
+    """Refuse to go on with fewer processes while one of those before still writes its journal.
+
+    Raises:
+        RunInUse: that is so.
+    """
+    for rank, path in journals_beside(folder):
+        owner = read_owner(path) if rank >= world else None
+        if owner is not None and owner.is_alive:
+            raise RunInUse(path, owner.host, owner.pid)
+
+
+def settle_in(state: TorchState, landing: Landing, body: dict[str, Any]) -> dict[str, Any]:
+    """Make the boundary that was landed on (`body`) this process's own; gives it back as it is then.
+
+    Raises:
+        UsageError: the ranks were not equal there, so that another number of them cannot go on from it.
+    """
+    about = body.get("ddp")
+    if landing.is_resized and about is not None and not about["is_divided"]:
+        raise UsageError("the weights of the processes that recorded the run were not the same any more, so that only as many "
+                         "as before can go on with it")  # fmt: skip
+    if landing.beside >= 0:
+        return settle_beside(state, landing, body)
+    if landing.newcomer:
+        body = {**body, "rng": seeded(landing.newcomer)}
+        state.set_auxiliary(body)
+    return body

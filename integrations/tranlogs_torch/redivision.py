@@ -1,0 +1,90 @@
+"""The position in the data when another number of processes goes on: the rest of the epoch is divided anew.
+
+A DistributedSampler deals out one order of the epoch, which depends on its seed and the epoch alone: after k batches of b
+samples on each of W processes the first k·b·W of it are consumed. So W' processes go on with what is behind them, and each
+sample of the epoch comes once. Of any other sampler it is not known how it divides: the epoch goes on at the same part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+Rest = tuple[int, int]  # batches of the epoch on this process when it was divided anew; samples consumed by all until then
+
+
+def division_of(sampler: Any) -> dict[str, Any] | None:
+    """What a DistributedSampler's order depends on, and among how many it is dealt out; None for any other sampler.
+
+    Args:
+        sampler: a loader's batch sampler, or its sampler where it makes no batches.
+    """
+    own = sampler.sampler if type(sampler) is BatchSampler else sampler
+    if type(own) is not DistributedSampler:
+        return None
+    return {"replicas": own.num_replicas, "seed": own.seed, "shuffle": own.shuffle}
+
+
+def redivided(state: dict[str, Any], loader: DataLoader[Any], sampler: Any, world: int) -> tuple[dict[str, Any], str]:
+    """A recorded position of another number of processes, as one of this number; and what was done, in words.
+
+    Args:
+        state: of the position.
+        loader: to go on with.
+        sampler: its own one, below any proxy.
+        world: how many processes there are now.
+    """
+    if not state["batch"]:
+        return state, ""
+    consumed = _consumed(state, loader, division_of(sampler))
+    if consumed is None:
+        return _at_same_part(state, sampler, world)
+    replicas = division_of(sampler)["replicas"]  # type: ignore[index]
+    at = max(1, consumed // ((loader.batch_size or 1) * replicas))
+    index = {**state["index"], "drawn": 0, "seen": 0, "ahead": [], "order": 0}
+    left = max(0, state["sizes"]["samples"] - consumed)
+    told = (f"the data: what {_processes(state['world'])} had not consumed of the epoch ({left} samples) is divided among "
+            f"{world}, so that each sample comes once")  # fmt: skip
+    return {**state, "batch": at, "index": index, "rest": (at, consumed)}, told
+
+
+def _consumed(state: dict[str, Any], loader: DataLoader[Any], now: dict[str, Any] | None) -> int | None:
+    """How much of the epoch's order all processes had consumed; None where it is not the order that is drawn now."""
+    was = state["division"]
+    if was is None or now is None or (was["seed"], was["shuffle"]) != (now["seed"], now["shuffle"]) or state["index"] is None:
+        return None
+    if state["sizes"]["samples"] != len(loader.dataset):  # type: ignore[arg-type]
+        return None
+    start, consumed = state["rest"] or (0, 0)
+    return int(consumed + (state["batch"] - start) * (state["sizes"]["batch_size"] or 1) * was["replicas"])
+
+
+def _at_same_part(state: dict[str, Any], sampler: Any, world: int) -> tuple[dict[str, Any], str]:
+    before, index = state["world"], state["index"]
+    at = max(1, state["batch"] * before // world)
+    if index is not None:
+        index = {**index, "drawn": at, "seen": at, "ahead": None}
+    kind = type(getattr(sampler, "sampler", sampler)).__name__
+    told = (f"the data: what {kind} draws may depend on the number of processes, so the epoch goes on at its batch {at}, as "
+            f"far in it as {_processes(before)} had come: some of its samples can come twice or not at all")  # fmt: skip
+    return {**state, "batch": at, "index": index, "rest": None, "is_redrawn": True}, told
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def rest_of(sampler: Any, rest: Rest) -> Iterable[Any]:
+    """What is left of the epoch behind the samples that were consumed: this process's part, as the sampler would batch it."""
+    own: Any = sampler.sampler if isinstance(sampler, BatchSampler) else sampler
+    whole: DistributedSampler[Any] = DistributedSampler(own.dataset, 1, 0, own.shuffle, own.seed)
+    whole.set_epoch(own.epoch)
+    left = list(whole)[rest[1] :]
+    if left and not own.drop_last:
+        missing = -len(left) % own.num_replicas
+        left += (left * (missing // len(left) + 1))[:missing]
+    left = left[: len(left) // own.num_replicas * own.num_replicas]
+    mine = left[own.rank :: own.num_replicas]
+    return BatchSampler(mine, sampler.batch_size, sampler.drop_last) if isinstance(sampler, BatchSampler) else mine
