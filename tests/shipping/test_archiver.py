@@ -197,10 +197,12 @@ def test_what_is_lost_before_it_was_durable_is_sent_again(memory_path: Path) -> 
     found = ship(run, store)
     assert (found.archived, found.persisted) == (15, 0)
     store.lost = {name for name in store.objects if "/log/" in name}
+    store.fails = lambda called, name: called == "put"  # nor does it take anything now
     made = archiver(run, store)
     try:
         made.turn()
         assert marks(run).archived < 15, "what is lost does not count"
+        store.fails = lambda called, name: False
         store.is_durable = True
         found = drain(made)
     finally:
@@ -225,6 +227,16 @@ def test_a_request_to_persist_that_was_dropped_is_made_again(memory_path: Path) 
         assert drain(made).persisted == 5
     finally:
         made.close()
+    assert_comes_back(store, "a/rank0", memory_path / "b", 5)
+
+
+def test_what_the_store_will_not_make_durable_by_itself_is_asked_for_at_once(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 5)
+    store.is_durable = False
+    ship(run, store)
+    store.is_durable, store.forgotten = True, {name for name in store.objects if "/log/" in name}
+    assert ship(run, store, persist_seconds=1e9).persisted == 5
     assert_comes_back(store, "a/rank0", memory_path / "b", 5)
 
 
