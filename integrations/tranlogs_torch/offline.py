@@ -114,11 +114,17 @@ class OfflineRun:
             seconds=seconds,
         )  # fmt: skip
 
-    def export(self, path: Path) -> list[str]:
-        """Write the replayed state to a file (see `export`); returns what it does not hold, one sentence each.
+    def export(self, path: Path, form: str | None = None, progress: Progress | None = None) -> list[str]:
+        """Write the replayed state to a file or folder (see `export`); returns what it does not hold, one sentence each.
+
+        Args:
+            path: what to write.
+            form: "pt", "safetensors" or "dcp"; None for what the file's name says.
+            progress: told what is done.
 
         Raises:
-            UsageError: the file's name or folder, or the state, does not allow it.
+            UsageError: the name or folder, or the state, does not allow it.
+            DataError: what was written does not read back as it was.
         """
         if self.report is None:
             raise UsageError("replay() comes before export()")
@@ -131,7 +137,7 @@ class OfflineRun:
         held = {name for keys in state.keys.values() for name in keys.values()}
         rest = {name: p.detach() for name, p in state.parameters.items() if f"param/{name}" not in held}
         return export.write(path, export.Exported(
-            self.report.step, models, rest, state.optimizers, state.name_of, state.body["tracked"]))  # fmt: skip
+            self.report.step, models, rest, state.optimizers, state.name_of, state.body["tracked"]), form, progress)  # fmt: skip
 
 
 def _step_of(folder: Path, checkpoint: str) -> int:
