@@ -15,8 +15,8 @@ def check_target(path: Path, form: str | None = None) -> None:
     """
     if form is not None:
         raise UsageError(
-            f"{path}: this is a Keras run, and `tranlogs export` writes those of PyTorch. `tranlogs replay RUN --out FILE.keras` "
-            "(for keras.models.load_model) or FILE.weights.h5 (for model.load_weights) writes this one"
+            f"{path}: this is a Keras run, and `tranlogs export` writes those of PyTorch. This one is written by `tranlogs "
+            "replay RUN --out FILE.keras` (for keras.models.load_model) or FILE.weights.h5 (for model.load_weights)"
         )
     if not path.name.endswith((".weights.h5", ".keras")):
         raise UsageError(f"{path}: this is a Keras run: the name must end in .weights.h5 (for model.load_weights) or .keras")

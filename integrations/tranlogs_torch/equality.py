@@ -30,8 +30,8 @@ def demand_equal(path: Path, wanted: Any, found: Any, progress: Progress | None 
         if progress is not None:
             progress("compared", i + 1, len(leaves))
     if differing:
-        name = ".".join(map(str, differing[0]))
-        raise DataError(path, f"{name} reads back otherwise than it was written, so nothing was kept. Look after the disk")
+        which = ".".join(map(str, differing[0]))
+        raise DataError(path, f"{which} reads back otherwise than it was written, so nothing was kept. Look after the disk")
 
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:

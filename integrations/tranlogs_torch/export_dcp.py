@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.optim import Optimizer
 
 from tranlogs.durable import publishing_folder
@@ -60,14 +59,17 @@ def write(path: Path, content: Mapping[str, Any], optimizers: Mapping[str, Optim
         UsageError: the format does not hold the state, or something is at `path`.
         DataError: what was written does not read back.
     """
+    from torch.distributed.checkpoint.state_dict_loader import load  # takes its time
+    from torch.distributed.checkpoint.state_dict_saver import save
+
     check_target(path)
     nested, notes = _nested(content, optimizers, names)
     nested = _storable(path, nested, "", notes)
     with publishing_folder(path) as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is no process group
-        dcp.save(nested, checkpoint_id=temporary, no_dist=True)
+        save(nested, checkpoint_id=temporary, no_dist=True)
         found = _empty(nested)
-        dcp.load(found, checkpoint_id=temporary, no_dist=True)
+        load(found, checkpoint_id=temporary, no_dist=True)
         demand_equal(path, nested, found, progress)
     return notes
 
@@ -117,9 +119,9 @@ def _optimizers_as_one(optimizers: Mapping[str, Optimizer], names: Mapping[int, 
                     without.append(name)
                 flat |= {f"param_groups.{name}.{key}": value for key, value in settings.items()}
         if without and len(without) < sum(len(group["params"]) for group in optimizer.param_groups):
-            notes.append(f"optimizer {which} has no state for {', '.join(without[:3])}{' ...' if len(without) > 3 else ''}, which "
-                         "never had a gradient; where the loading program has one, it needs DefaultLoadPlanner("
-                         "allow_partial_load=True)")  # fmt: skip
+            more = " ..." if len(without) > 3 else ""
+            notes.append(f"optimizer {which} has no state for {', '.join(without[:3])}{more}, which had no gradient yet: where "
+                         "the loading program has one, it needs DefaultLoadPlanner(allow_partial_load=True)")  # fmt: skip
     made: Nest = {"state": state, "param_groups": groups}
     taken = {f"param_groups.{i}.{key}" for i, group in enumerate(groups) for key in group}
     return made | flat if taken.isdisjoint(flat) else made

@@ -29,6 +29,7 @@ from . import environment, export, shadow
 from .adapt import from_array, make_array, make_extension
 from .caveats import lost_attributes, verdict
 from .classes import OptimizerClasses, make_optimizer
+from .starting.survey import import_source
 from .state import TorchState
 
 
@@ -41,6 +42,7 @@ class OfflineRun:
     """
 
     check_target = staticmethod(export.check_target)
+    import_source = staticmethod(import_source)
 
     def __init__(self, folder: Path, *, optimizers: Sequence[str] = ()) -> None:
         self.folder = folder
@@ -136,8 +138,9 @@ class OfflineRun:
         }
         held = {name for keys in state.keys.values() for name in keys.values()}
         rest = {name: p.detach() for name, p in state.parameters.items() if f"param/{name}" not in held}
-        return export.write(path, export.Exported(
-            self.report.step, models, rest, state.optimizers, state.name_of, state.body["tracked"]), form, progress)  # fmt: skip
+        tracked = state.body["tracked"]
+        exported = export.Exported(self.report.step, models, rest, state.optimizers, state.name_of, tracked)
+        return export.write(path, exported, form, progress)
 
 
 def _step_of(folder: Path, checkpoint: str) -> int:

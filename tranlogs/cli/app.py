@@ -11,6 +11,7 @@ from .. import __version__
 from . import command
 from .demo import demo
 from .export import export
+from .importing import import_
 from .log import log
 from .monitor import monitor
 from .pull import pull
@@ -27,6 +28,7 @@ app = typer.Typer(
 )  # fmt: skip
 for _function in (demo, status, log, verify, replay, export, repair, monitor, push, pull):
     app.command()(_function)
+app.command("import")(import_)
 app.add_typer(store)
 
 logging.getLogger("tranlogs").addHandler(logging.NullHandler())  # what matters is in the commands' own output

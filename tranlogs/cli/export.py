@@ -17,9 +17,7 @@ from .replay import rebuild
 def export(
     run: Run,
     target: Annotated[Path, typer.Argument(metavar="TARGET", show_default=False, help="File or folder; it must not be there.")],
-    form: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", show_default=False, help="dcp (a folder), safetensors or pt.")
-    ],
+    form: Annotated[str, typer.Option("--to", metavar="FORMAT", show_default=False, help="dcp (a folder), safetensors or pt.")],
     step: Annotated[int | None, typer.Option("--step", min=0, help="Which state (default: that of the newest step).")] = None,
     optimizer: Optimizers = None,
     as_json: Json = False,

@@ -64,6 +64,14 @@ def offline_of(paths: JournalPaths, optimizers: Sequence[str] = ()) -> OfflineRu
     return offline_run(paths.folder, optimizers=optimizers)
 
 
+def importer_of(name: str) -> Callable[[Path, Path | None, dict[str, Any], Progress | None], dict[str, Any]]:
+    """What reads a framework's checkpoints, says what is in them, and puts it into the folder of a run that is to begin."""
+    importer: Callable[..., dict[str, Any]] = _load(
+        "tranlogs.frameworks", name, f"such files are read with {name}"
+    ).import_source
+    return importer
+
+
 def demo_of(name: str) -> Callable[..., int]:
     """The demo of a framework."""
     found: Callable[..., int] = _load("tranlogs.demos", name, f"the demo needs {name}")
