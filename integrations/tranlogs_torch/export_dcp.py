@@ -115,7 +115,7 @@ def _optimizers_as_one(optimizers: Mapping[str, Optimizer], names: Mapping[int, 
             for name, parameter in zip(members, group["params"], strict=True):
                 if optimizer.state.get(parameter):
                     state[name] = dict(optimizer.state[parameter])
-                elif parameter.requires_grad:
+                else:
                     without.append(name)
                 flat |= {f"param_groups.{name}.{key}": value for key, value in settings.items()}
         if without and len(without) < sum(len(group["params"]) for group in optimizer.param_groups):

@@ -100,7 +100,7 @@ def _loaded(folder: Path, name: str, place: Place, *, is_trusted: bool) -> Any:
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=not is_trusted)
     except Exception as error:  # whatever torch makes of damaged bytes
-        why = str(error).partition("\n")[0]
+        why = str(error).partition("\n")[0].partition(". ")[0]
         raise _damaged(folder, place, name, f"it cannot be read with weights_only=True ({why})") from None
 
 

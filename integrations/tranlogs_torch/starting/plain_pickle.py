@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
@@ -73,6 +74,21 @@ class _Machine:
         self._records, self._values, self._makers = records, values, makers
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
+        push, memo = self._stack.append, self._memo
+        self._does: dict[str, Callable[[Any], None]] = {
+            **dict.fromkeys(_VALUES, push), **{name: partial(_push, push, value) for name, value in _CONSTANTS.items()},
+            **{name: partial(self._tuple, count) for name, count in _TUPLES.items()},
+            "PROTO": _nothing, "FRAME": _nothing, "MARK": partial(_push, push, _MARK),
+            "EMPTY_DICT": lambda _: push({}), "EMPTY_LIST": lambda _: push([]), "EMPTY_TUPLE": lambda _: push(()),
+            "TUPLE": lambda _: push(tuple(self._to_mark())), "MEMOIZE": self._memoize,
+            "BINPUT": self._put, "LONG_BINPUT": self._put,
+            "BINGET": lambda argument: push(memo[argument]), "LONG_BINGET": lambda argument: push(memo[argument]),
+            "APPEND": lambda _: self._append([self._stack.pop()]), "APPENDS": lambda _: self._append(self._to_mark()),
+            "SETITEM": lambda _: self._set([self._stack.pop(), self._stack.pop()][::-1]),
+            "SETITEMS": lambda _: self._set(self._to_mark()),
+            "GLOBAL": lambda argument: push(self._named(argument.replace(" ", ".", 1))), "STACK_GLOBAL": self._stack_global,
+            "NEWOBJ": self._make, "REDUCE": self._make, "BUILD": self._build,
+        }  # fmt: skip
 
     def run(self, data: bytes) -> Any:
         for opcode, argument, _ in pickletools.genops(data):
@@ -82,59 +98,40 @@ class _Machine:
                 if self._stack:
                     raise Refused("it holds more than one value")
                 return value
-            self._do(name, argument)
+            if name not in self._does:
+                raise Refused(f"it uses {name}, which such a pickle does not need")
+            self._does[name](argument)
         raise Refused("it does not end")
 
-    def _do(self, name: str, argument: Any) -> None:
-        stack = self._stack
-        if name in ("PROTO", "FRAME"):
-            return
-        if name in _VALUES:
-            stack.append(argument)
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name == "MARK":
-            stack.append(_MARK)
-        elif name in ("EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE"):
-            stack.append({"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}[name]())
-        elif name in _TUPLES:
-            stack.append(tuple([stack.pop() for _ in range(_TUPLES[name])][::-1]))
-        elif name == "TUPLE":
-            stack.append(tuple(self._to_mark()))
-        elif name in ("APPEND", "APPENDS"):
-            self._append([stack.pop()] if name == "APPEND" else self._to_mark())
-        elif name in ("SETITEM", "SETITEMS"):
-            self._set([stack.pop(), stack.pop()][::-1] if name == "SETITEM" else self._to_mark())
-        elif name == "MEMOIZE":
-            self._memo[len(self._memo)] = stack[-1]
-        elif name in ("BINPUT", "LONG_BINPUT"):
-            self._memo[argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(self._memo[argument])
-        else:
-            self._do_object(name, argument)
+    def _memoize(self, _: Any) -> None:
+        self._memo[len(self._memo)] = self._stack[-1]
 
-    def _do_object(self, name: str, argument: Any) -> None:
-        stack = self._stack
-        if name == "GLOBAL":
-            stack.append(self._named(argument.replace(" ", ".", 1)))
-        elif name == "STACK_GLOBAL":
-            member, module = stack.pop(), stack.pop()
-            stack.append(self._named(f"{module}.{member}"))
-        elif name in ("NEWOBJ", "REDUCE"):
-            arguments, made = stack.pop(), stack.pop()
-            if not isinstance(made, _Global) or type(arguments) is not tuple:
-                raise Refused("it calls something that is no class of it")
-            if any(map(_is_internal, arguments)):
-                raise Refused(f"it makes a {made.name} of something that is no plain value")
-            stack.append(Record(made.name) if made.make is None else made.make(*arguments))
-        elif name == "BUILD":
-            state = stack.pop()
-            if not isinstance(stack[-1], Record):
-                raise Refused("it sets the state of something that is no record")
-            stack[-1].state = state
-        else:
-            raise Refused(f"it uses {name}, which such a pickle does not need")
+    def _put(self, argument: Any) -> None:
+        self._memo[argument] = self._stack[-1]
+
+    def _tuple(self, count: int, _: Any) -> None:
+        items = tuple(self._stack[-count:])
+        if len(items) < count:
+            raise Refused("it is damaged: a tuple of nothing")
+        self._stack[-count:] = [items]
+
+    def _stack_global(self, _: Any) -> None:
+        member, module = self._stack.pop(), self._stack.pop()
+        self._stack.append(self._named(f"{module}.{member}"))
+
+    def _make(self, _: Any) -> None:
+        arguments, made = self._stack.pop(), self._stack.pop()
+        if not isinstance(made, _Global) or type(arguments) is not tuple:
+            raise Refused("it calls something that is no class of it")
+        if any(map(_is_internal, arguments)):
+            raise Refused(f"it makes a {made.name} of something that is no plain value")
+        self._stack.append(Record(made.name) if made.make is None else made.make(*arguments))
+
+    def _build(self, _: Any) -> None:
+        state = self._stack.pop()
+        if not isinstance(self._stack[-1], Record):
+            raise Refused("it sets the state of something that is no record")
+        self._stack[-1].state = state
 
     def _named(self, name: str) -> Any:
         if name in self._values:
@@ -163,6 +160,14 @@ class _Machine:
             if not isinstance(key, (str, int, Record)):
                 raise Refused(f"a key is a {type(key).__name__}")
             target[key] = value
+
+
+def _nothing(_: Any) -> None:
+    """What says nothing of the value."""
+
+
+def _push(push: Callable[[Any], None], value: Any, _: Any) -> None:
+    push(value)
 
 
 def _is_internal(value: Any) -> bool:

@@ -97,7 +97,7 @@ def _of_pt(path: Path) -> Any:
     except OSError as error:
         raise UsageError(f"{path}: it cannot be read ({error.strerror or error})") from None
     except Exception as error:  # whatever torch makes of a damaged or foreign file
-        why = " ".join(str(error).replace("\n", " ").split())[:300]
+        why = str(error).partition("\n")[0].partition(". ")[0]
         raise UsageError(f"{path}: torch.load(weights_only=True) does not read it ({type(error).__name__}: {why}). If you know "
                          "who wrote it, load it in a script of your own and save the state_dicts alone") from None  # fmt: skip
 
