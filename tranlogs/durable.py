@@ -6,6 +6,7 @@ Publish = temporary name, fsync, rename, fsync the folder. The rename is the com
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -119,6 +120,33 @@ def publishing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)  # commit point
     except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+@contextmanager
+def publishing_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder to write files into; at the end of the block it becomes `path`, or it is gone after an error.
+
+    Raises:
+        OSError: something is at `path` by then; it stays.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for folder, _, names in os.walk(temporary):
+            for name in names:
+                fd = os.open(os.path.join(folder, name), os.O_RDONLY)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            sync_folder(Path(folder))
+        os.rename(temporary, path)  # commit point
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_folder(path.parent)
 

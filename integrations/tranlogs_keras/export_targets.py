@@ -7,12 +7,17 @@ from pathlib import Path
 from tranlogs.errors import UsageError
 
 
-def check_target(path: Path) -> None:
-    """Whether a file can be written there, in a format that its name says.
+def check_target(path: Path, form: str | None = None) -> None:
+    """Whether a file can be written there, in a format that its name says; one that is named (`form`) is PyTorch's.
 
     Raises:
         UsageError: it cannot.
     """
+    if form is not None:
+        raise UsageError(
+            f"{path}: this is a Keras run, and `tranlogs export` writes those of PyTorch. This one is written by `tranlogs "
+            "replay RUN --out FILE.keras` (for keras.models.load_model) or FILE.weights.h5 (for model.load_weights)"
+        )
     if not path.name.endswith((".weights.h5", ".keras")):
         raise UsageError(f"{path}: this is a Keras run: the name must end in .weights.h5 (for model.load_weights) or .keras")
     if not path.parent.is_dir():

@@ -90,8 +90,13 @@ class OfflineRun:
         self._found.demand(position)
         return snapshot(self.state, self._found)
 
-    def export(self, path: Path) -> list[str]:
+    def export(self, path: Path, form: str | None = None, progress: Progress | None = None) -> list[str]:
         """Write the replayed state to a file; returns what it does not hold, one sentence each.
+
+        Args:
+            path: what to write; its name says the format.
+            form: None: Keras's formats are not named.
+            progress: told what is done.
 
         Raises:
             UsageError: the file's name or folder, or what the run recorded of its model, does not allow it.
@@ -100,7 +105,11 @@ class OfflineRun:
 
         if self.report is None:
             raise UsageError("replay() comes before export()")
-        return write(path, self.state)
+        check_target(path, form)
+        notes = write(path, self.state)
+        if progress is not None:
+            progress("written", 1, 1)
+        return notes
 
 
 def _backend_of(folder: Path) -> str:

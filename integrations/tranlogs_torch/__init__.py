@@ -3,5 +3,6 @@
 from tranlogs.recovery import RecoveryReport
 
 from .optimizer import LoggedOptimizer
+from .starting import StartFrom
 
-__all__ = ["LoggedOptimizer", "RecoveryReport"]
+__all__ = ["LoggedOptimizer", "RecoveryReport", "StartFrom"]

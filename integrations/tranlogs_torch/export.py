@@ -1,4 +1,4 @@
-"""Write a replayed state to a file that other programs load.
+"""Write a replayed state for other programs. What was written is read back and compared before it is published.
 
 FILE.safetensors  one tensor each under the keys that `model.load_state_dict` wants (several models: "g.weight");
                   optimizer state as "optimizer/NAME/PARAMETER/KEY"
@@ -8,6 +8,7 @@ FILE.pt           a dict for `torch.load(weights_only=True)`:
                     "parameters"  what no model holds, by the names in the log
                     "optimizers"  by name, as `optimizer.load_state_dict` wants them
                     "tracked"     by name, as `load_state_dict` of what was tracked wants them
+FOLDER            of torch.distributed.checkpoint: see export_dcp.py
 """
 
 from __future__ import annotations
@@ -26,9 +27,14 @@ from torch.optim import Optimizer
 import tranlogs
 from tranlogs.durable import publishing
 from tranlogs.errors import UsageError
+from tranlogs.recovery.recover import Progress
 from tranlogs.types import Extension
 
+from . import export_dcp
+from .equality import demand_equal
+
 StateDict = dict[str, torch.Tensor]
+_FORMATS = ("dcp", "pt", "safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +58,50 @@ class Exported:
     tracked: Mapping[str, Any]
 
 
-def check_target(path: Path) -> None:
-    """Whether a file can be written there, in a format that its name says.
+def check_target(path: Path, form: str | None = None) -> None:
+    """Whether this can be written there: in the format that is named, or else that the file's name says.
 
     Raises:
         UsageError: it cannot.
     """
-    if path.name.endswith(".weights.h5"):
+    if form is not None and form not in _FORMATS:
+        raise UsageError(f"{form!r}: this run is PyTorch's, and can be written as {', '.join(_FORMATS)}")
+    if form is None and path.name.endswith(".weights.h5"):
         raise UsageError(f"{path}: this run is PyTorch's, and such files are Keras's. Use .safetensors or .pt")
-    if path.suffix not in (".pt", ".safetensors"):
-        raise UsageError(f"{path}: the name must end in .safetensors or .pt")
-    if path.suffix == ".safetensors" and importlib.util.find_spec("safetensors") is None:
+    if form is None and path.suffix not in (".pt", ".safetensors"):
+        raise UsageError(f"{path}: the name must end in .safetensors or .pt (for a folder of torch.distributed.checkpoint: "
+                         "`tranlogs export RUN --to dcp FOLDER`)")  # fmt: skip
+    if _format_of(path, form) == "safetensors" and importlib.util.find_spec("safetensors") is None:
         raise UsageError(f"{path}: this format needs a package: pip install safetensors")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: there is no folder {path.parent}")
-    if path.is_dir():
+    if _format_of(path, form) == "dcp":
+        export_dcp.check_target(path)
+    elif path.is_dir():
         raise UsageError(f"{path} is a folder")
 
 
-def write(path: Path, state: Exported) -> list[str]:
-    """Write the file, all of it or nothing; returns what it does not hold, one sentence each."""
-    check_target(path)
-    return _write_safetensors(path, state) if path.suffix == ".safetensors" else _write_pt(path, state)
+def write(path: Path, state: Exported, form: str | None = None, progress: Progress | None = None) -> list[str]:
+    """Write it, all or nothing; returns what the file does not hold, one sentence each."""
+    check_target(path, form)
+    form = _format_of(path, form)
+    if form == "safetensors":
+        return _write_safetensors(path, state, progress)
+    content, notes = _content(state)
+    if form == "dcp":
+        return [*notes, *export_dcp.write(path, content, state.optimizers, state.names, progress)]
+    with publishing(path) as temporary:
+        torch.save(content, temporary)
+        demand_equal(path, content, _loaded(temporary, path), progress)
+    return notes
 
 
-def _write_pt(path: Path, state: Exported) -> list[str]:
+def _format_of(path: Path, form: str | None) -> str:
+    return form or path.suffix.removeprefix(".")
+
+
+def _content(state: Exported) -> tuple[dict[str, Any], list[str]]:
+    """Everything as plain values, and what is otherwise than in the run."""
     notes: list[str] = []
     content: dict[str, Any] = {"tranlogs": tranlogs.__version__, "step": state.step}
     if set(state.models) == {""}:
@@ -87,18 +112,15 @@ def _write_pt(path: Path, state: Exported) -> list[str]:
         content["parameters"] = state.parameters
     content["optimizers"] = {name: optimizer.state_dict() for name, optimizer in state.optimizers.items()}
     content["tracked"] = {name: _portable(value, f"tracked object {name!r}", notes) for name, value in state.tracked.items()}
-    with publishing(path) as temporary:
-        torch.save(content, temporary)
-        _try_to_load(temporary, path)
-    return list(dict.fromkeys(notes))
+    return content, list(dict.fromkeys(notes))
 
 
-def _try_to_load(file: Path, path: Path) -> None:
+def _loaded(file: Path, path: Path) -> Any:
     """What is promised is tried before it is published."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that sparse tensors take time to check
         try:
-            torch.load(file, weights_only=True, mmap=True)
+            return torch.load(file, weights_only=True, mmap=True)
         except Exception as error:
             raise UsageError(f"{path}: the state holds what weights_only=True does not load: {error}") from None
 
@@ -122,8 +144,8 @@ def _portable(value: Any, path: str, notes: list[str]) -> Any:
     return value
 
 
-def _write_safetensors(path: Path, state: Exported) -> list[str]:
-    from safetensors.torch import save_file
+def _write_safetensors(path: Path, state: Exported, progress: Progress | None) -> list[str]:
+    from safetensors.torch import load_file, save_file
 
     notes = []
     tensors: StateDict = {}
@@ -145,6 +167,7 @@ def _write_safetensors(path: Path, state: Exported) -> list[str]:
     about = {"format": "pt", "tranlogs": tranlogs.__version__, "step": str(state.step)}
     with publishing(path) as temporary:
         save_file(_apart(tensors), temporary, about)
+        demand_equal(path, tensors, load_file(temporary), progress)
     return list(dict.fromkeys(notes))
 
 

@@ -29,6 +29,7 @@ from . import environment, export, shadow
 from .adapt import from_array, make_array, make_extension
 from .caveats import lost_attributes, verdict
 from .classes import OptimizerClasses, make_optimizer
+from .starting.survey import import_source
 from .state import TorchState
 
 
@@ -41,6 +42,7 @@ class OfflineRun:
     """
 
     check_target = staticmethod(export.check_target)
+    import_source = staticmethod(import_source)
 
     def __init__(self, folder: Path, *, optimizers: Sequence[str] = ()) -> None:
         self.folder = folder
@@ -115,11 +117,17 @@ class OfflineRun:
             seconds=seconds,
         )  # fmt: skip
 
-    def export(self, path: Path) -> list[str]:
-        """Write the replayed state to a file (see `export`); returns what it does not hold, one sentence each.
+    def export(self, path: Path, form: str | None = None, progress: Progress | None = None) -> list[str]:
+        """Write the replayed state to a file or folder (see `export`); returns what it does not hold, one sentence each.
+
+        Args:
+            path: what to write.
+            form: "pt", "safetensors" or "dcp"; None for what the file's name says.
+            progress: told what is done.
 
         Raises:
-            UsageError: the file's name or folder, or the state, does not allow it.
+            UsageError: the name or folder, or the state, does not allow it.
+            DataError: what was written does not read back as it was.
         """
         if self.report is None:
             raise UsageError("replay() comes before export()")
@@ -131,8 +139,9 @@ class OfflineRun:
         }
         held = {name for keys in state.keys.values() for name in keys.values()}
         rest = {name: p.detach() for name, p in state.parameters.items() if f"param/{name}" not in held}
-        return export.write(path, export.Exported(
-            self.report.step, models, rest, state.optimizers, state.name_of, state.body["tracked"]))  # fmt: skip
+        tracked = state.body["tracked"]
+        exported = export.Exported(self.report.step, models, rest, state.optimizers, state.name_of, tracked)
+        return export.write(path, exported, form, progress)
 
 
 def _step_of(folder: Path, checkpoint: str) -> int:

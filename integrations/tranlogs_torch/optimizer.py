@@ -28,6 +28,7 @@ from .naming import Models
 from .rehearsal import nested
 from .scalars import Curve
 from .session import Session
+from .starting import StartFrom
 
 _SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_step_supports_amp_scaling"]
 _SHARED += [f"_optimizer_{name}_hooks" for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post",
@@ -167,19 +168,25 @@ class LoggedOptimizer(Optimizer):
         self.session.track(**things)
         return self
 
-    def recover(self, step: int | None = None) -> RecoveryReport:
+    def recover(self, step: int | None = None, *, start_from: StartFrom | str | Path | None = None) -> RecoveryReport:
         """Bring model, optimizers and all that is tracked back to the newest boundary, or to `step`.
 
         On a fresh run it writes the first checkpoint. Training on from an older step starts a new timeline.
 
+        Args:
+            step: where to land.
+            start_from: a .pt or .safetensors file, or a folder of torch.distributed.checkpoint, that a fresh run starts from:
+                its weights, and the states of optimizers and of what is tracked where they are in it. Else it is not looked at.
+
         Raises:
+            UsageError: what is to be started from cannot be read, or does not fit; nothing was touched.
             StateMismatch: what was built does not fit the run; nothing was touched.
             RecoveryError: no sound checkpoint is left, or `step` is not covered.
         """
         from tranlogs.recovery.progress import progress_bar
 
         with progress_bar() as progress:
-            return self.session.recover(step, progress)
+            return self.session.recover(step, progress, start_from)
 
     @property
     def report(self) -> RecoveryReport:

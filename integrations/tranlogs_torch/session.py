@@ -47,6 +47,7 @@ from .remembered import Remembered
 from .rng import get_rng
 from .scalars import ScalarHistory
 from .staging import Staging
+from .starting import Built, Start, StartFrom, find_start
 from .state import TorchState
 from .writes import ForeignWrites
 
@@ -102,6 +103,7 @@ class Session:
         self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
         self._report: RecoveryReport | None = None
         self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
+        self._origin_told: list[str] | None = None  # of what a fresh run started from
         self._doubts: list[tuple[str, bool]] = []  # what of the data cannot be brought back, and whether it is wrong
         self._handles = [m.register_forward_pre_hook(_ForwardHook(self._before_forward)) for m in self.modules.values()]
         atexit.register(self._at_exit)
@@ -137,8 +139,9 @@ class Session:
 
     # Recovery.
 
-    def recover(self, step: int | None = None, progress: Progress | None = None) -> RecoveryReport:
-        """Bring everything back to the newest boundary, or to `step`."""
+    def recover(self, step: int | None = None, progress: Progress | None = None,
+                start_from: StartFrom | str | Path | None = None) -> RecoveryReport:  # fmt: skip
+        """Bring everything back to the newest boundary, or to `step`; a fresh run starts from what is given or was imported."""
         if self._has_begun:
             if self._report is not None and self.steps_since_boundary == 0 and self.journal.step == self._report.step:
                 return self._report  # a notebook cell run twice
@@ -146,6 +149,11 @@ class Session:
         start = time.monotonic()
         self.state.refresh()  # a group may have been added since
         landing: Landing | None = None
+        origin = find_start(self.run, start_from)
+        if self.together is not None:
+            self.together.demand_same_start(origin.identity if origin else "", is_fresh=self.journal.is_fresh)
+        if origin is not None and self.journal.is_fresh and (self.together is None or origin.identity):
+            self._load(origin, progress)  # a journal that was lost comes back over it
         if self.together is None:
             demand_group(self.run)
             if is_of_many(self.journal.paths.folder):
@@ -162,8 +170,10 @@ class Session:
         if found is None:
             if step not in (None, 0):
                 raise UsageError(f"{self.run}: step {step} cannot be recovered: the run holds nothing yet")
+            if origin is not None and self._origin_told is None:
+                self._load(origin, progress)
+            self._report = RecoveryReport(notes=tuple(self._origin_told or ()))
             self.begin(is_first=landing is None)
-            self._report = RecoveryReport()
             return self._report
         self._describe()
         if landing is not None:
@@ -188,6 +198,13 @@ class Session:
         self._recovered = found, time.monotonic() - start
         self._report = self._told(*self._recovered)
         return self._report
+
+    def _load(self, origin: Start, progress: Progress | None) -> None:
+        """Load what a fresh run starts from into what was built."""
+        self.state.given = {which: self.state.given_now(which) for which in self.members}
+        optimizers = {name: member.inner for name, member in self.members.items()}
+        names = {name: self.state.group_names(name) for name in self.members}
+        self._origin_told = origin.load(Built(self.modules, optimizers, names, self.auxiliary.tracked), progress)
 
     def _land_together(self, landing: Landing, found: Recovered) -> None:
         """What all ranks do before any of them goes on."""
@@ -242,10 +259,12 @@ class Session:
         if not self.journal.is_fresh:
             raise NotRecovered(self.run, self.journal.catalog.watermarks().committed)
         demand_group(self.run)
+        if self._origin_told is None and find_start(self.run, None) is not None:
+            raise UsageError(f"{self.run}: weights were imported for this run, which recover() loads: call it before the loop")
         self._has_begun = True
         self._describe()
         self.state.refresh()
-        self.state.given = {which: self.state.given_now(which) for which in self.members}
+        self.state.given = self.state.given or {which: self.state.given_now(which) for which in self.members}
         self.writes.remember(self.journal.step)
         self.journal.start()
         body = self.auxiliary.read()

@@ -9,7 +9,7 @@ import tranlogs
 
 from .conftest import Cli
 
-COMMANDS = ("demo", "status", "log", "verify", "replay", "repair", "monitor", "push", "pull", "store")
+COMMANDS = ("demo", "status", "log", "verify", "replay", "export", "import", "repair", "monitor", "push", "pull", "store")
 HEAVY = ("torch", "tensorflow", "keras", "numpy", "lmdb", "rich", "zstandard", "xxhash")
 
 

@@ -58,6 +58,11 @@ def test_names_of_files_are_checked_first(torch: Lab, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
     assert "must end in .weights.h5" in " ".join((done.stderr + done.stdout).split())
+    command = [COMMAND, "export", str(tmp_path / "run"), "--to", "dcp", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "this is a Keras run" in done.stderr
+    assert "--out FILE.keras` (for keras.models.load_model)" in done.stderr
 
 
 def test_constraints_and_what_weight_decay_leaves_out_are_known_without_the_script(torch: Lab, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import typer
 from .. import __version__
 from . import command
 from .demo import demo
+from .export import export
+from .importing import import_
 from .log import log
 from .monitor import monitor
 from .pull import pull
@@ -24,8 +26,9 @@ app = typer.Typer(
     name="tranlogs", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     epilog="Exit codes: 0 fine, 1 the run has a problem that the output names, 2 wrong usage. Each command has --json.",
 )  # fmt: skip
-for _function in (demo, status, log, verify, replay, repair, monitor, push, pull):
+for _function in (demo, status, log, verify, replay, export, repair, monitor, push, pull):
     app.command()(_function)
+app.command("import")(import_)
 app.add_typer(store)
 
 logging.getLogger("tranlogs").addHandler(logging.NullHandler())  # what matters is in the commands' own output

@@ -25,8 +25,8 @@ class OfflineRun(Protocol):
     def __init__(self, folder: Path, *, optimizers: Sequence[str] = ()) -> None: ...
 
     @staticmethod
-    def check_target(path: Path) -> None:
-        """Raise UsageError if `export` could not write this file."""
+    def check_target(path: Path, form: str | None = None) -> None:
+        """Raise UsageError if `export` could not write this, in the format named, or else that its name says."""
         ...
 
     def replay(self, *, step: int | None = None, sequence: int | None = None, checkpoint: str | None = None,
@@ -38,8 +38,8 @@ class OfflineRun(Protocol):
         """The state as the run's own checkpoint at `position` would hold it, byte for byte; UsageError if in doubt."""
         ...
 
-    def export(self, path: Path) -> list[str]:
-        """Write it to a file; returns what that does not hold."""
+    def export(self, path: Path, form: str | None = None, progress: Progress | None = None) -> list[str]:
+        """Write it to a file or folder; returns what that does not hold."""
         ...
 
 
@@ -62,6 +62,14 @@ def offline_of(paths: JournalPaths, optimizers: Sequence[str] = ()) -> OfflineRu
     if optimizers and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     return offline_run(paths.folder, optimizers=optimizers)
+
+
+def importer_of(name: str) -> Callable[[Path, Path | None, dict[str, Any], Progress | None], dict[str, Any]]:
+    """What reads a framework's checkpoints, says what is in them, and puts it into the folder of a run that is to begin."""
+    importer: Callable[..., dict[str, Any]] = _load(
+        "tranlogs.frameworks", name, f"such files are read with {name}"
+    ).import_source
+    return importer
 
 
 def demo_of(name: str) -> Callable[..., int]:

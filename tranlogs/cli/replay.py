@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,28 +27,49 @@ def replay(
     optimizers and tracked objects for torch.load(weights_only=True); a .safetensors file the tensors under the names that
     model.load_state_dict wants.
     """
+    return rebuild(run, out, None, to, optimizer or (), as_json=as_json)
+
+
+def rebuild(run: Path, target: Path, form: str | None, step: int | None, optimizers: Sequence[str], *, as_json: bool) -> int:
+    """Replay a run, write its state, and say what was done; the exit code.
+
+    Args:
+        run: folder of the run.
+        target: what to write.
+        form: name of the format; None for what the target's name says.
+        step: where to land; None for the newest.
+        optimizers: classes of the user's own.
+        as_json: for programs.
+
+    Raises:
+        UsageError: the target cannot be written, or the run not be replayed.
+    """
     from ..recovery.progress import progress_bar
     from .frameworks import framework_of, offline_of
     from .runs import journal_of
 
     paths = journal_of(run)
-    framework_of(paths).check_target(out)
-    offline = offline_of(paths, optimizer or ())
+    framework_of(paths).check_target(target, form)
+    offline = offline_of(paths, optimizers)
     with progress_bar() as progress:
-        report = offline.replay(step=to, progress=progress)
-    about = {**report.as_dict(), "file": None, "bytes": 0}
-    if report.exact is False:  # wrong weights are never given out
-        first = report.first_divergent_step
-        until = "" if first is None else f": --to {first - 1} is the last step that is known to be right"
-        about["notes"] = [*report.notes, f"{out} is not written{until}"]
-    else:
-        about["notes"] = [*report.notes, *offline.export(out)]
-        about |= {"file": out, "bytes": out.stat().st_size}
+        report = offline.replay(step=step, progress=progress)
+        about = {**report.as_dict(), "file": None, "bytes": 0}
+        if report.exact is False:  # wrong weights are never given out
+            first = report.first_divergent_step
+            until = "" if first is None else f": step {first - 1} is the last that is known to be right"
+            about["notes"] = [*report.notes, f"{target} is not written{until}"]
+        else:
+            about["notes"] = [*report.notes, *offline.export(target, form, progress)]
+            about |= {"file": target, "bytes": _nbytes(target)}
     if as_json:
         show_json(about)
     else:
         _show(about)
     return PROBLEM if report.exact is False else FINE
+
+
+def _nbytes(target: Path) -> int:
+    return sum(path.stat().st_size for path in target.iterdir()) if target.is_dir() else target.stat().st_size
 
 
 def _show(about: dict[str, Any]) -> None:

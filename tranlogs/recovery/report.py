@@ -42,11 +42,11 @@ class RecoveryReport:
         return asdict(self)
 
     def __str__(self) -> str:
+        told = "".join(f"\n  {note}" for note in self.notes)
         if self.checkpoint_step is None:
-            return "fresh run: step 0"
+            return f"fresh run: step 0{told}"
         since = "" if self.first_divergent_step is None else f" from step {self.first_divergent_step}"
         verdict = {True: "bit-exact", False: f"NOT exact{since}", None: "not verified"}
-        told = "".join(f"\n  {note}" for note in self.notes)
         return (
             f"recovered to step {self.step} (checkpoint {self.checkpoint_step} + {self.replayed} replayed, "
             f"{self.seconds:.2f} s, {verdict[self.exact]}){told}"

@@ -222,6 +222,17 @@ class Together:
 
     # Recovery.
 
+    def demand_same_start(self, identity: str, *, is_fresh: bool) -> None:
+        """All must start from the same. All ranks must call it.
+
+        Raises:
+            UsageError: they do not.
+        """
+        said = self._group.gather({"identity": identity, "is_fresh": is_fresh})
+        if all(one["is_fresh"] for one in said) and len({one["identity"] for one in said}) > 1:
+            other = _first_other([one["identity"] for one in said])
+            raise UsageError(f"rank {other} starts from something else than rank 0, or from nothing: all must see the same")
+
     def recover(self, journal: Journal, built: dict[str, Any], step: int | None, progress: Progress | None) -> Landing | None:
         """Land where all land; None if the run is fresh. `built`: this rank's own part of the state as it was built."""
         self._state.built = built

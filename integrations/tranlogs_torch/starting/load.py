@@ -1,0 +1,189 @@
+"""Load the parts of a source into what a script has built: all is compared first, then loaded as a script would do it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tranlogs.errors import UsageError
+
+from .. import naming
+from ..equality import have_same_bits
+from .matching import Match, match_names
+from .optimizer_state import Unfit, fitted
+from .settings import StartFrom
+from .source import Parts, StateDict
+
+_SHOWN_MAX = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What the script has built.
+
+    Attributes:
+        modules: by prefix.
+        optimizers: by name.
+        names: of each optimizer's parameters, by group.
+        tracked: what has `load_state_dict`, by name.
+    """
+
+    modules: Mapping[str, nn.Module]
+    optimizers: Mapping[str, Optimizer]
+    names: Mapping[str, Sequence[Sequence[str]]]
+    tracked: Mapping[str, Any]
+
+
+def load(start: StartFrom, parts: Parts, built: Built) -> list[str]:
+    """Load; returns what was taken and what was left, one sentence each.
+
+    Raises:
+        UsageError: it does not fit, and how. Nothing was touched then.
+    """
+    if not built.modules:
+        raise UsageError(f"{start.path}: a run starts from it by the names of its weights: give LoggedOptimizer(model=...)")
+    problems: list[str] = []
+    weights: dict[str, StateDict] = {}
+    reading: dict[str, str] = {}
+    chosen = set()
+    for prefix, module in built.modules.items():
+        try:
+            key = parts.key_of_model(prefix.removesuffix("."), start.model if len(built.modules) == 1 else None)
+        except UsageError as error:
+            raise UsageError(f"{start.path}: {error}") from None
+        chosen.add(key)
+        weights[prefix] = _weights(start, parts.weights[key], prefix, module, problems, reading)
+    states = {} if start.only_weights or problems else _states(parts, built, reading, problems)
+    if problems:
+        raise UsageError(_refused(start, problems))
+    for prefix, module in built.modules.items():
+        module.load_state_dict(weights[prefix], strict=False)
+    for which, state in states.items():
+        built.optimizers[which].load_state_dict(state)
+    return [f"started from {start.path}", *_others(start, parts, built, states, chosen)]
+
+
+# Weights.
+
+
+def _weights(start: StartFrom, source: StateDict, prefix: str, module: nn.Module, problems: list[str],
+             reading: dict[str, str]) -> StateDict:  # fmt: skip
+    """What to load under the module's own names. `reading` learns the log's names of parameters by the source's."""
+    from torch.distributed.tensor import DTensor  # takes its time
+
+    now = module.state_dict()
+    if any(isinstance(value, DTensor) for value in now.values()):
+        raise UsageError(f"{start.path}: the model is sharded, and a source is loaded whole. Load it in the script of a fresh "
+                         "run, by torch.distributed.checkpoint.load and set_model_state_dict, before recover()")  # fmt: skip
+    actual = {short: name for name, short in naming.clean_names(now).items()}
+    logged = naming.state_keys({prefix: module})[prefix]
+    match = match_names(source, actual, same=lambda name: logged.get(name, name), may_lack=start.missing,
+                        may_drop=start.unexpected)  # fmt: skip
+    problems += _names_told(match)
+    found = {actual[short]: source[name] for name, short in match.names.items()}
+    for name, value in found.items():
+        problems += _tensor_told(name, value, now[name], may_cast=start.cast)
+    given: dict[str, str] = {}
+    for name, short in match.names.items():
+        first = given.setdefault(logged.get(short, short), name)
+        if isinstance(source[name], torch.Tensor) and not _are_same(source[first], source[name]):
+            problems.append(f"{first} and {name} are one tensor in the model, and differ in the source")
+        if logged.get(short, "").startswith("param/"):
+            reading[name] = reading[prefix + name] = logged[short].removeprefix("param/")
+    return found
+
+
+def _are_same(a: Any, b: Any) -> bool:
+    return a is b or (isinstance(a, torch.Tensor) and have_same_bits(a, b))
+
+
+def _names_told(match: Match) -> list[str]:
+    if match.is_ambiguous:
+        return ["its names fit in more than one way: rename them, so that they are those of model.state_dict()"]
+    told = [f"missing: {name}" for name in match.missing]
+    return told + [f"unexpected: {name}" for name in match.unexpected]
+
+
+def _tensor_told(name: str, value: Any, now: Any, *, may_cast: bool) -> list[str]:
+    if not isinstance(now, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return (
+            []
+            if isinstance(now, torch.Tensor) == isinstance(value, torch.Tensor)
+            else [f"{name}: only one of them is a tensor"]
+        )
+    if value.shape != now.shape:
+        return [f"{name}: {list(value.shape)} there, {list(now.shape)} now"]
+    if value.dtype != now.dtype and not may_cast:
+        return [f"{name}: {_plain(value.dtype)} there, {_plain(now.dtype)} now"]
+    return []
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _refused(start: StartFrom, problems: Sequence[str]) -> str:
+    shown = "".join(f"\n  - {problem}" for problem in problems[:_SHOWN_MAX])
+    more = f"\n  ... and {len(problems) - _SHOWN_MAX} more" if len(problems) > _SHOWN_MAX else ""
+    return (f"{start.path} does not fit what was built (nothing was changed):{shown}{more}\nWhat may be missing, left out or "
+            "converted is named: missing=, unexpected=, cast=True, only_weights=True of StartFrom, or the options of `tranlogs "
+            "import`")  # fmt: skip
+
+
+# What else has a state.
+
+
+def _states(parts: Parts, built: Built, reading: Mapping[str, str], problems: list[str]) -> dict[str, StateDict]:
+    """What to load into each optimizer."""
+    states = {}
+    for which, optimizer in built.optimizers.items():
+        source = parts.optimizers.get(which)
+        if source is None and len(built.optimizers) == len(parts.optimizers) == 1:
+            (source,) = parts.optimizers.values()
+        if source is None and parts.optimizers:
+            problems.append(
+                f"optimizer {which!r}: the source has none of that name, but {', '.join(map(repr, parts.optimizers))}"
+            )
+        if source is not None:
+            try:
+                states[which] = fitted(source, optimizer, built.names[which], reading)
+            except Unfit as why:
+                problems.append(f"optimizer {which!r}: {why}")
+    return states
+
+
+def _others(start: StartFrom, parts: Parts, built: Built, states: Mapping[str, StateDict], chosen: set[str]) -> list[str]:
+    """Load what is tracked; say what was taken and what was not."""
+    others = parts.others | {key: weights for key, weights in parts.weights.items() if key not in chosen}
+    taken = []
+    for name, thing in built.tracked.items():
+        if start.only_weights or name not in others:
+            continue
+        try:
+            thing.load_state_dict(_keyed_as(thing.state_dict(), others[name]))
+        except Exception as error:
+            raise UsageError(f"{start.path}: {name!r} did not take its state from there ({type(error).__name__}: {error}). "
+                             "The weights are loaded already: build all anew, with only_weights=True") from error  # fmt: skip
+        taken.append(name)
+    came = [*(f"optimizer {which}" for which in states), *taken]
+    fresh = [*(f"optimizer {which}" for which in built.optimizers if which not in states),
+             *(name for name in built.tracked if name not in taken)]  # fmt: skip
+    unused = [key for key in others if key not in taken]
+    unused += [] if states else [which or "optimizer" for which in parts.optimizers]
+    unused += parts.left
+    told = {"with the weights came": came, "as built": fresh, "not used": unused}
+    return [f"{what}: {', '.join(names)}" for what, names in told.items() if names]
+
+
+def _keyed_as(own: Any, given: Any) -> Any:
+    """The given state, with numbers for keys where a thing's own state has them: folders hold them as strings."""
+    if not isinstance(given, Mapping) or not isinstance(own, Mapping):
+        return given
+    has_numbers = bool(own) and all(isinstance(key, int) for key in own) and all(str(key).isdigit() for key in given)
+    made = {int(key) if has_numbers else key: value for key, value in given.items()}
+    return {key: _keyed_as(own.get(key), value) for key, value in made.items()}
