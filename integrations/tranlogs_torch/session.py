@@ -157,10 +157,10 @@ class Session:
         if self.together is None:
             demand_group(self.run)
             if is_of_many(self.journal.paths.folder):
-                landing = recover_alone(self.journal, self.state, step, progress)
+                landing = recover_alone(self.journal, self.state, step, progress, self.spare)
         else:
             self.together.doubts()  # refuses what cannot be, before anything is touched
-            landing = self.together.recover(self.journal, self.auxiliary.read(), step, progress)
+            landing = self.together.recover(self.journal, self.auxiliary.read(), step, progress, self.spare)
         if landing is None and self.together is None:
             found = recover(self.journal.paths.folder, self.state, step=step, progress=progress, spare=self.spare)
         else:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Cli
+from tests.distributed.child import STEPS
 from tests.distributed.conftest import Launcher
 from tests.distributed.test_world import landed, seen
+from tranlogs.codec.entry import EntryKind
+from tranlogs.recovery.facts import open_for_reading
+from tranlogs.wal.reader import SegmentReader
 
 pytestmark = pytest.mark.crash
 
@@ -31,3 +37,31 @@ def test_a_lost_disk_comes_back_from_the_store(launcher: Launcher, tmp_path: Pat
     launcher.run(2, "resized store", run)
     assert [path.name for path in sorted(run.iterdir())] == ["rank0", "rank1", "rank2"]
     assert landed(run, 2) == [[newest, steps[newest][0][2]]] * 2
+
+
+def damage_last_share(journal: Path) -> None:
+    """Flip a bit in what a rank has of the last step."""
+    for segment in open_for_reading(journal).segments:
+        with SegmentReader(segment.path) as reader:
+            entries = list(reader.entries(list(segment.locations)))
+        for entry in entries:
+            if entry.kind == EntryKind.STEP and entry.step == STEPS:
+                with segment.path.open("r+b") as file:
+                    file.seek(entry.frames[0].offset)
+                    byte = file.read(1)[0]
+                    file.seek(-1, os.SEEK_CUR)
+                    file.write(bytes([byte ^ 1]))
+
+
+def test_what_is_damaged_in_a_journal_comes_from_the_store(copied: Path, launcher: Launcher, cli: Cli, tmp_path: Path) -> None:
+    right = launcher.reference(3, "plain")
+    assert cli("push", copied, (tmp_path / "store").as_uri()).code == 0
+    damage_last_share(copied / "rank1")
+    (copied / "rank2/checkpoints" / max(os.listdir(copied / "rank2/checkpoints")) / "meta.bin").unlink()
+    for path in (copied / "rank0/log").glob("*.seg"):
+        path.unlink()
+    outcome = launcher.run(3, "plain", copied)
+    [told] = launcher.told()
+    assert (told["step"], told["exact"]) == (STEPS, True)
+    assert sum("replaced by the copy in" in note for note in told["notes"]) >= 3
+    assert outcome == right

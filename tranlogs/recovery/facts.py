@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class Facts:
     timelines: list[TimelineRow]
     watermarks: Watermarks = field(default_factory=Watermarks)
     notes: list[str] = field(default_factory=list)
-    torn: list[str] = field(default_factory=list)  # files of sealed segments of which entries are damaged or missing
+    torn_paths: list[Path] = field(default_factory=list)  # of sealed segments of which entries are damaged or missing
 
     @property
     def timeline(self) -> int:
@@ -74,7 +74,7 @@ def open_for_reading(folder: Path) -> Facts:
         if row.state != "retired":
             segment = scan_segment(folder / "log" / row.file, row, notes, newest)
             segments += [segment] if segment is not None else []
-            torn += [row.file] if row.state == "sealed" and not _is_whole(segment, row) else []
+            torn += [folder / "log" / row.file] if row.state == "sealed" and not _is_whole(segment, row) else []
     checkpoints = [row for row in known.checkpoints if row.state == "published"] + found.checkpoints
     checkpoints.sort(key=lambda row: (row.timeline, row.sequence))
     return Facts(checkpoints, segments, [timelines[number] for number in sorted(timelines)], known.watermarks, notes,
@@ -88,13 +88,18 @@ def open_mended(folder: Path, spare: Spare | None) -> Facts:
         UnknownFormat: a newer version wrote the run.
     """
     facts = open_for_reading(folder)
-    if spare is None or not facts.torn:
-        return facts
-    mended = [mended_note(folder / "log" / name, source) for name in facts.torn if (source := spare.replace(name))]
-    if mended:
+    told = mended(spare, facts.torn_paths)
+    if told:
         facts = open_for_reading(folder)
-        facts.notes += mended
+        facts.notes += told
     return facts
+
+
+def mended(spare: Spare | None, paths: Iterable[Path]) -> list[str]:
+    """Replace damaged segments and checkpoints as far as there are copies; gives what was, one sentence each."""
+    if spare is None:
+        return []
+    return [mended_note(path, source) for path in paths if (source := spare.replace(path.name))]
 
 
 def mended_note(path: Path, source: str) -> str:

@@ -18,7 +18,7 @@ from ..lineage import lineage
 from ..wal.entry_writer import Position
 from ..wal.reader import Entry, SegmentReader
 from ..wal.scan import Location
-from .facts import Facts, mended_note, open_for_reading, open_mended, scan_segment
+from .facts import Facts, mended, open_for_reading, open_mended, scan_segment
 from .history import History, Link, build_history
 from .plan import Plan, plan_recovery
 from .protocol import Divergence, Recoverable, Spare
@@ -125,10 +125,9 @@ class DamagedEntry(Exception):
 
 def _is_mended(spare: Spare | None, path: Path, notes: list[str]) -> bool:
     """Whether a sound copy has taken the place of a damaged segment or checkpoint; it is then said in the notes."""
-    source = "" if spare is None else spare.replace(path.name)
-    if source:
-        notes.append(mended_note(path, source))
-    return bool(source)
+    told = mended(spare, [path])
+    notes += told
+    return bool(told)
 
 
 def _last_sound_boundary(links: Sequence[Link]) -> int:

@@ -26,10 +26,12 @@ from ..wal.entry_writer import Position
 from .agreement import Agreement, Base, Damage
 from .change import told_of_change, told_of_loss
 from .eras import Era, Settled, distinct, eras_of, settle
+from .facts import mended
 from .history import Link
 from .holding import Holding, LocalLog, boundaries, holdings_of, journals_beside, read_eras
 from .landing import Attempt, Landing, SharedState
 from .plan import Plan, is_later
+from .protocol import Spare
 from .reach import Channel, Reach, run_id_of
 from .recover import DamagedEntry, Noted, Progress, Recovered, carry_out, chunks
 from .shares import Shares
@@ -37,6 +39,7 @@ from .shares import Shares
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX = 1000
+_DAMAGES = ("checkpoints", "records", "landings")
 
 
 class RankRecovery:
@@ -49,10 +52,13 @@ class RankRecovery:
         run_id: of the journal.
         state: what is brought back.
         channel: connects the ranks.
+        spare: asked for sound copies of what is damaged in the rank's journal, which then take its place.
     """
 
-    def __init__(self, folder: Path, rank: int, world: int, run_id: str, state: SharedState, channel: Channel) -> None:
+    def __init__(self, folder: Path, rank: int, world: int, run_id: str, state: SharedState, channel: Channel,
+                 spare: Spare | None = None) -> None:  # fmt: skip
         self.folder, self.rank, self.world, self.run_id, self.state, self._channel = folder, rank, world, run_id, state, channel
+        self._spare = spare
         self._reach: Reach | None = None
         self._logs: list[LocalLog] = []
         self._known: list[Holding] = []  # of all journals and eras
@@ -90,8 +96,10 @@ class RankRecovery:
             failed = [f"rank {rank}: {outcome['error']}" for rank, outcome in enumerate(outcomes) if outcome["error"]]
             if failed:
                 raise RecoveryError(f"{self.folder.parent}: another rank could not recover: {'; '.join(failed)}")
-            if not self._learn(outcomes):
+            if not any(outcome[kind] for outcome in outcomes for kind in _DAMAGES):
                 return self._landing(recovered, outcomes, attempt)
+            if not self._mend(outcomes):
+                self._learn(outcomes)
         raise RecoveryError(f"{self.folder.parent}: too much is damaged to recover; see `tranlogs verify`")
 
     def _meet(self, step: int | None) -> dict[int, list[Path]]:
@@ -101,6 +109,9 @@ class RankRecovery:
         kept: dict[int, list[Path]] = {}
         try:
             self._logs = read_eras(self.folder)
+            if self._logs and (told := mended(self._spare, self._logs[0].facts.torn_paths)):
+                self._told += told
+                self._logs = read_eras(self.folder)
             kept[self.rank] = [segment.path.resolve() for segment in self._logs[0].facts.segments]
             mine = holdings_of(self._logs, self.rank, self.folder, self.run_id)
             for rank, folder in self._without_process():
@@ -219,18 +230,30 @@ class RankRecovery:
         else:
             attempt.damage.records.add((owner, link.step))
 
-    def _learn(self, outcomes: Sequence[dict[str, Any]]) -> bool:
-        """Whether any rank met damage that was not known."""
+    def _mend(self, outcomes: Sequence[dict[str, Any]]) -> bool:
+        """Put sound copies in the place of what was met as damaged, each rank in its own journal; whether any rank could."""
+        damaged = {kind: [item for outcome in outcomes for rank, item in outcome[kind] if rank == self.rank]
+                   for kind in _DAMAGES}  # fmt: skip
+        steps = {*damaged["records"], *damaged["landings"]}
+        paths = [self.folder / "checkpoints" / name for name in damaged["checkpoints"]]
+        paths += [segment.path for log in self._logs[:1] for segment in log.facts.segments
+                  if any(location.head.step in steps for location in segment.locations)]  # fmt: skip
+        told = mended(self._spare, paths)
+        if told:
+            self._logs = read_eras(self.folder)
+        mended_anywhere = [text for outcome in self._channel.gather({"mended": told}) for text in outcome.get("mended", ())]
+        self._told += mended_anywhere
+        return bool(mended_anywhere)
+
+    def _learn(self, outcomes: Sequence[dict[str, Any]]) -> None:
+        """Take in what damage the ranks have met."""
         before = len(self._damage)
         self._told += [text for outcome in outcomes for text in outcome["told"]]
         for outcome in outcomes:
-            for name in ("checkpoints", "records", "landings"):
-                getattr(self._damage, name).update(map(tuple, outcome[name]))
-        if not any(outcome[name] for outcome in outcomes for name in ("checkpoints", "records", "landings")):
-            return False
+            for kind in _DAMAGES:
+                getattr(self._damage, kind).update(map(tuple, outcome[kind]))
         if len(self._damage) == before:
             raise RecoveryError(f"{self.folder.parent}: damage that was known was met again; see `tranlogs verify`")
-        return True
 
     def _landing(self, recovered: Recovered | None, outcomes: Sequence[dict[str, Any]], attempt: Attempt) -> Landing:
         agreement, era = self._agreement, self._era

@@ -9,6 +9,7 @@ from tranlogs.errors import RunInUse, UsageError
 from tranlogs.journal import Journal, read_owner
 from tranlogs.recovery.holding import is_of_group, journals_beside, recorded_environment
 from tranlogs.recovery.landing import Landing
+from tranlogs.recovery.protocol import Spare
 from tranlogs.recovery.recover import Progress
 from tranlogs.recovery.together import RankRecovery
 
@@ -25,10 +26,11 @@ def is_of_many(folder: Path) -> bool:
     return any(is_of_group(recorded_environment(path)) for _, path in journals_beside(folder))
 
 
-def recover_alone(journal: Journal, state: TorchState, step: int | None, progress: Progress | None) -> Landing | None:
+def recover_alone(journal: Journal, state: TorchState, step: int | None, progress: Progress | None,
+                  spare: Spare) -> Landing | None:  # fmt: skip
     """Bring one process to where the several that recorded the run would land; None if the run is fresh."""
     demand_unused(journal.paths.folder, 1)
-    return RankRecovery(journal.paths.folder, 0, 1, journal.run.run_id, state, Solo()).recover(step, progress)
+    return RankRecovery(journal.paths.folder, 0, 1, journal.run.run_id, state, Solo(), spare).recover(step, progress)
 
 
 def demand_unused(folder: Path, world: int) -> None:

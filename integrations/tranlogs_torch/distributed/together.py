@@ -16,6 +16,7 @@ import xxhash
 from tranlogs.errors import UnencodableState, UsageError
 from tranlogs.journal import Journal
 from tranlogs.recovery.landing import Landing
+from tranlogs.recovery.protocol import Spare
 from tranlogs.recovery.recover import Progress
 from tranlogs.recovery.together import RankRecovery
 from tranlogs.retention import CheckpointPolicy, EverySteps
@@ -233,13 +234,14 @@ class Together:
             other = _first_other([one["identity"] for one in said])
             raise UsageError(f"rank {other} starts from something else than rank 0, or from nothing: all must see the same")
 
-    def recover(self, journal: Journal, built: dict[str, Any], step: int | None, progress: Progress | None) -> Landing | None:
+    def recover(self, journal: Journal, built: dict[str, Any], step: int | None, progress: Progress | None,
+                spare: Spare) -> Landing | None:  # fmt: skip
         """Land where all land; None if the run is fresh. `built`: this rank's own part of the state as it was built."""
         self._state.built = built
         folder, run_id = journal.paths.folder, journal.run.run_id
         demand_unused(folder, self.world)
         try:
-            return RankRecovery(folder, self.rank, self.world, run_id, self._state, self._group).recover(step, progress)
+            return RankRecovery(folder, self.rank, self.world, run_id, self._state, self._group, spare).recover(step, progress)
         finally:
             self._state.built = None
 
