@@ -81,16 +81,17 @@ class Auxiliary:
             thing.load_state_dict(self._landed["tracked"][name])
             self._set_hyper(self._landed)  # making a scheduler writes the groups
 
-    def loader(self, loader: DataLoader[Any], name: str = "loader") -> LoaderPosition:
-        """The position in a loader; one object a loader."""
+    def loader(self, loader: DataLoader[Any], name: str = "loader",
+               kind: type[LoaderPosition] = LoaderPosition) -> LoaderPosition:  # fmt: skip
+        """The position in a loader; one object a loader. Of another `kind`, its loops are not the script's own ones."""
         for position in self.loaders.values():
             if position.loader is loader:
                 return position
         if name in self.loaders:
             name = f"{name}{len(self.loaders)}"
-        position = self.loaders[name] = LoaderPosition(loader, self._on_boundary, self._on_open, self._on_doubt,
-                                                       self._worker_seeds)  # fmt: skip
-        self._on_loader(position)
+        position = self.loaders[name] = kind(loader, self._on_boundary, self._on_open, self._on_doubt, self._worker_seeds)
+        if kind is LoaderPosition:
+            self._on_loader(position)
         if name in self._positions:
             position.load_state_dict(self._positions.pop(name))
         return position

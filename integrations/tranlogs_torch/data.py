@@ -28,7 +28,7 @@ from . import adapt
 from .distributed.group import size
 from .redivision import Rest, division_of, redivided, rest_of
 from .rng import get_rng, set_rng
-from .sampler import Draws, SamplerStates, SeekableSampler
+from .sampler import Draws, SamplerStates, SeekableSampler, nested
 from .worker_seeds import SeededDataset, check_workers, seeded
 
 IDLE, LED, COMPANION = 0, 1, 2  # a pass of the script's own that took no steps, that led, or that went along with another
@@ -92,8 +92,7 @@ class LoaderPosition:
         name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
         sampler = getattr(loader, name)
         sampler = sampler.sampler if isinstance(sampler, SeekableSampler) else sampler
-        samplers = [] if self.is_iterable else [sampler, getattr(sampler, "sampler", None), loader.sampler]
-        self._samplers = SamplerStates([part for part in samplers if part is not None])
+        self._samplers = SamplerStates([] if self.is_iterable else [*nested(sampler), loader.sampler])
         found = [getattr(part, "generator", None) for part in (loader, *self._samplers.samplers)]
         self.generators = list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
         # A class of the user's whose __iter__ is a generator asks for its sampler when nobody looks: read such ones again.

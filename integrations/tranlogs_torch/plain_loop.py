@@ -13,7 +13,6 @@ epoch runs again for the finished ones; what it did to the state is undone when 
 
 from __future__ import annotations
 
-import copyreg
 import logging
 import threading
 import weakref
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .data import COMPANION, END, IDLE, LED, Cursor, LoaderPosition
+from .loader_class import iterating
 from .rng import get_rng
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ class PlainLoops:
 
     def adopt(self, position: LoaderPosition) -> None:
         """Give the loader a class whose `__iter__` gives out passes."""
-        position.loader.__class__ = _with_passes(position, self)
+        position.loader.__class__ = iterating(position.loader, position.loader_class, lambda: self.iterate(position),
+                                              _tranlogs_loops=self)  # fmt: skip
         self._positions.append(position)
 
     def release(self) -> None:
@@ -324,27 +325,3 @@ class PlainLoops:
         for position in self._positions:
             if id(position.cursor) not in under_way and not position.is_pending:
                 position.end_pass()
-
-
-def _with_passes(position: LoaderPosition, loops: PlainLoops) -> type:
-    plain = position.loader_class
-
-    def __iter__(self: Any) -> Iterator[Any]:
-        if self is not position.loader:  # a copy
-            return plain.__iter__(self)  # type: ignore[no-any-return]
-        return loops.iterate(position)
-
-    def __reduce_ex__(self: Any, protocol: Any) -> Any:  # a copied or pickled loader is of the plain class
-        found = plain.__reduce_ex__(self, protocol)
-        if isinstance(found, str):
-            return found
-        make, arguments, *rest = found
-        own = type(self)
-        if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle compares its class with the object's
-            make = object.__new__
-        return (plain if make is own else make, tuple(plain if a is own else a for a in arguments), *rest)
-
-    return type(plain.__name__, (plain,), {
-        "__iter__": __iter__, "__reduce_ex__": __reduce_ex__, "__module__": plain.__module__, "__doc__": plain.__doc__,
-        "__qualname__": plain.__qualname__, "_tranlogs_plain": plain, "_tranlogs_loops": loops,
-    })  # fmt: skip

@@ -149,6 +149,16 @@ class SeekableSampler:
         return waiting
 
 
+def nested(sampler: Any) -> Iterator[Any]:
+    """A sampler, and those that it takes its indices from."""
+    seen: set[int] = set()
+    while sampler is not None and id(sampler) not in seen:
+        seen.add(id(sampler))
+        yield sampler
+        inner = getattr(sampler, "sampler", None)
+        sampler = getattr(sampler, "batch_sampler", None) if inner is None else inner
+
+
 class SamplerStates:
     """What samplers keep from epoch to epoch: state_dict, epoch, and generators of their own.
 
@@ -157,7 +167,7 @@ class SamplerStates:
     """
 
     def __init__(self, samplers: list[Any]) -> None:
-        self.samplers = list({id(part): part for part in samplers}.values())
+        self.samplers = list({id(part): part for part in samplers if part is not None}.values())
         self._generators = [_generators(part) for part in self.samplers]
         self._contents = [_contents(part) for part in self.samplers]
 

@@ -1,0 +1,5 @@
+"""TranLogs for the Trainer of Hugging Face transformers."""
+
+from .callback import TranLogsTrainerCallback
+
+__all__ = ["TranLogsTrainerCallback"]

@@ -1,0 +1,88 @@
+"""The callback: one more entry in `callbacks=[...]`, and `trainer.train()` comes back after a crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+
+from tranlogs.errors import UsageError
+from tranlogs.recovery import RecoveryReport
+
+from ...optimizer import LoggedOptimizer
+from . import private
+from .loop import Loop
+
+private.check_transformers()
+
+
+class TranLogsTrainerCallback(TrainerCallback):  # type: ignore[misc]
+    """Logs every step of `Trainer.train`; run the same script again after a crash, and training goes on at the step.
+
+        trainer = Trainer(model, args, train_dataset=dataset, callbacks=[TranLogsTrainerCallback("runs/gpt")])
+        trainer.train()
+
+    A callback is given everything but its trainer, so it looks for the one that is being made. Where that is not seen
+    (`trainer.add_callback(...)`), `callback.attach(trainer)` says it.
+
+    Args:
+        run: folder of the run; made if there is none. One run for one training: the same script, the same data.
+        verbose: whether to print where training goes on.
+        settings: all that `LoggedOptimizer` takes besides: checkpoint_every, durability, keep, log, monitor, store, ...
+
+    Raises:
+        UsageError: a setting is wrong, or this version of transformers is not known.
+    """
+
+    def __init__(self, run: str | Path, *, verbose: bool = True, **settings: Any) -> None:
+        self._run, self._settings, self._verbose = Path(run), settings, verbose
+        self._loop: Loop | None = None
+
+    @property
+    def optimizer(self) -> LoggedOptimizer:
+        """The logged optimizer, from the beginning of `train()` on: `report`, `watermarks`, `checkpoint()`.
+
+        Raises:
+            UsageError: nothing was trained yet.
+        """
+        if self._loop is None or self._loop.optimizer is None:
+            raise UsageError(f"{self._run}: nothing was trained yet")
+        return self._loop.optimizer
+
+    @property
+    def report(self) -> RecoveryReport:
+        """What recovery told, as `LoggedOptimizer.report` has it."""
+        return self.optimizer.report
+
+    def attach(self, trainer: Trainer) -> TranLogsTrainerCallback:
+        """Log this trainer's training; the callback is added to it, if it is not there.
+
+        Raises:
+            UsageError: the callback logs another trainer, or the trainer has another such callback.
+        """
+        if self._loop is not None and self._loop.trainer is not trainer:
+            raise UsageError(f"{self._run}: this callback logs another trainer: make one for each, in a folder of its own")
+        others = [one for one in trainer.callback_handler.callbacks if isinstance(one, TranLogsTrainerCallback)]
+        if any(one is not self for one in others):
+            raise UsageError(f"{self._run}: there are two TranLogsTrainerCallbacks in this trainer: one is enough")
+        if self not in others:
+            trainer.add_callback(self)
+        if self._loop is None:
+            self._loop = Loop(trainer, self._run, self._settings, verbose=self._verbose)
+        return self
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = private.find_trainer()
+        if trainer is not None:
+            self.attach(trainer)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._loop is None:
+            raise UsageError(f"{self._run}: this callback has not seen its trainer being made, and would log nothing: call "
+                             "callback.attach(trainer) before trainer.train()")  # fmt: skip
+        self._loop.begin()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._loop is not None:
+            self._loop.end()

@@ -1,0 +1,189 @@
+"""Inside `Trainer.train`: five of the trainer's methods are called through ours.
+
+| method | what ours does |
+|---|---|
+| `get_train_dataloader` | keeps the loader |
+| `_init_training_state` | has model, optimizer and scheduler prepared first, recovers into them, and tells the place |
+| `_prepare_for_training` | gives back what was prepared |
+| `get_batch_samples` | all batches of one update are asked for here: the boundary |
+| `_run_epoch` | enters the epoch where the run stood; a boundary when all of the epoch, its evaluation too, is done |
+
+Trainer reads its place from a checkpoint folder before there is an optimizer; TranLogs knows it only when model, optimizer and
+reducers are there to recover into. Hence the order.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer
+
+from tranlogs.errors import UsageError
+
+from ...optimizer import LoggedOptimizer
+from ..position import TrainerPosition
+from . import private
+from .progress import Progress
+
+_log = logging.getLogger("tranlogs")
+
+
+class Loop:
+    """One trainer whose training is logged.
+
+    Args:
+        trainer: its methods are replaced on this instance.
+        run: folder of the run.
+        settings: for `LoggedOptimizer`.
+        verbose: whether to print where training goes on.
+
+    Attributes:
+        optimizer: while training and behind it; None before.
+    """
+
+    def __init__(self, trainer: Trainer, run: Path, settings: dict[str, Any], *, verbose: bool) -> None:
+        self.trainer, self.run, self._settings, self._verbose = trainer, run, settings, verbose
+        self.optimizer: LoggedOptimizer | None = None
+        self._plain = {name: getattr(trainer, name) for name in private.PATCHED}
+        for name in private.PATCHED:
+            setattr(trainer, name, getattr(self, name.strip("_")))
+        self._loader: Any = None  # as accelerate has prepared it
+        self._prepared: Any = None
+        self._position: TrainerPosition | None = None
+        self._progress = Progress(trainer)
+        self._turns: Iterator[int] = iter(())
+        self._is_resumed = self._has_begun = False
+        self._rest: Iterator[Any] | None = None  # of the epoch in which the run stood
+
+    # In the order in which the trainer calls them.
+
+    def get_train_dataloader(self) -> Any:
+        self._loader = self._plain["get_train_dataloader"]()
+        return self._loader
+
+    def init_training_state(self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int,
+                            resume_from_checkpoint: str | None, trial: Any) -> tuple[int, int]:  # fmt: skip
+        """Epochs that are finished, and batches of the next one."""
+        self.end()
+        self._refuse(trial)
+        prepare, init = self._plain["_prepare_for_training"], self._plain["_init_training_state"]
+        init(max_steps, num_update_steps_per_epoch, num_train_epochs, None, trial)
+        self._prepared = prepare(max_steps, self._loader, None)
+        self._open(self._prepared[0], resume_from_checkpoint)
+        progress = self._progress
+        if progress.is_stopped or self.trainer.state.global_step >= max_steps:
+            return num_train_epochs, 0
+        return progress.epoch, progress.batches
+
+    def prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        prepared, self._prepared = self._prepared, None
+        return prepared
+
+    def run_epoch(self, **given: Any) -> None:
+        progress = self._progress
+        self._rest = None
+        is_amid = self._is_resumed and given["epoch"] == progress.epoch and progress.batches > 0
+        # Whether it is None says whether to begin in the middle; a file of random numbers is looked for there, and not found.
+        given["resume_from_checkpoint"] = str(self.run) if is_amid else None
+        if is_amid:
+            self._loader.set_epoch(given["epoch"])
+            self._rest = iter(self._loader)
+        else:
+            progress.epoch, progress.batches = given["epoch"], 0
+        self._plain["_run_epoch"](**given)
+        control = self.trainer.control
+        is_over = progress.batches >= given["steps_in_epoch"] or control.should_epoch_stop
+        is_stopped = control.should_training_stop and self.trainer.state.global_step < self.trainer.state.max_steps
+        if self.optimizer is not None:
+            self._pass_boundary(is_over=is_over, is_stopped=is_stopped)
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
+        self._pass_boundary()
+        # In the middle of an epoch the trainer would skip batches by another loader; ours is there already.
+        found = self._plain["get_batch_samples"](self._rest or epoch_iterator, num_batches, device)
+        self._progress.batches += len(found[0])
+        return found
+
+    # What they share.
+
+    def _open(self, model: Any, resume_from_checkpoint: str | None) -> None:
+        trainer = self.trainer
+        optimizer: Any = trainer.optimizer
+        while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
+            optimizer = optimizer.optimizer
+        logged = LoggedOptimizer(optimizer, self.run, model, **self._settings)
+        try:
+            self._recover(logged, resume_from_checkpoint)
+        except BaseException:
+            logged.close()
+            raise
+
+    def _recover(self, logged: LoggedOptimizer, resume_from_checkpoint: str | None) -> None:
+        trainer, session = self.trainer, logged.session
+        if resume_from_checkpoint is not None and session.journal.is_fresh:
+            raise UsageError(f"{self.run} is a fresh run, and train(resume_from_checkpoint={str(resume_from_checkpoint)!r}) is to "
+                             "begin in the middle of another one: finish that one as it was begun, or give the model its "
+                             "weights (from_pretrained) and call train() without")  # fmt: skip
+        position = session.auxiliary.loader(private.plain_loader(self._loader), kind=TrainerPosition)
+        assert isinstance(position, TrainerPosition)
+        self._position, self._progress = position, Progress(trainer)
+        logged.track(trainer=self._progress, scheduler=trainer.lr_scheduler)
+        if trainer.accelerator.scaler is not None:
+            logged.track(scaler=trainer.accelerator.scaler)
+        report = logged.recover()
+        self.optimizer, self._is_resumed = logged, bool(report.step)
+        self._turns, self._has_begun = logged.steps(until=sys.maxsize), False
+        if resume_from_checkpoint is not None:
+            _log.warning("%s: the run goes on at its own step %d, not at the checkpoint %s", self.run, report.step,
+                         resume_from_checkpoint)  # fmt: skip
+        if self._verbose and self._is_resumed and trainer.is_world_process_zero():
+            print(f"TranLogs: {self.run} goes on at step {trainer.state.global_step}: {report}", flush=True)
+
+    def begin(self) -> None:
+        """The trainer has set its sums to zero."""
+        self._progress.set_back()
+
+    def _pass_boundary(self, *, is_over: bool = False, is_stopped: bool = False) -> None:
+        """All of the batches before is done. The first one after a recovery is where training goes on."""
+        progress, position = self._progress, self._position
+        assert position is not None
+        if not self._has_begun:
+            self._has_begun = True
+            if self._is_resumed:
+                progress.set_back()
+            progress.go_on()
+            next(self._turns)
+            return
+        position.advance(progress.batches)
+        progress.is_stopped = is_stopped
+        if is_over:
+            position.end_epoch()
+            progress.epoch, progress.batches = progress.epoch + 1, 0
+        next(self._turns)
+
+    def _refuse(self, trial: Any) -> None:
+        trainer = self.trainer
+        args = trainer.args
+        reasons = {
+            "a hyper-parameter search needs a run for each trial": trial is not None,
+            "auto_find_batch_size trains on with other batches: give the batch size": args.auto_find_batch_size,
+            "ignore_data_skip=True trains on the same batches again: take it out": args.ignore_data_skip,
+            "DeepSpeed keeps weights and optimizer state for itself": trainer.is_deepspeed_enabled,
+            "FSDP under the Trainer is not supported": trainer.is_fsdp_enabled,
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise UsageError(f"{self.run}: {reason}")
+
+    def end(self) -> None:
+        """Training is over: the run is sealed and released."""
+        optimizer, position = self.optimizer, self._position
+        if optimizer is not None and position is not None:
+            self._turns.close()  # type: ignore[attr-defined]
+            optimizer.close()
+            position.release(is_over=True)
+            self._position = None

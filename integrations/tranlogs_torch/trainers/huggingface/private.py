@@ -1,0 +1,78 @@
+"""Every name of transformers' inside that TranLogs needs, and nothing else: what a new version can break is here.
+
+Trainer has no public way to begin in the middle: where it stands is read from a checkpoint folder before model and optimizer
+are prepared. What is used instead was read in the sources of transformers 5.8 to 5.23, and is checked at import.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import transformers
+from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
+from transformers import Trainer
+from transformers.trainer_callback import ExportableState
+
+from tranlogs.errors import UsageError
+
+__all__ = ["ExportableState", "PATCHED", "PROGRESS", "check_transformers", "find_trainer", "plain_loader"]
+
+# Methods of the trainer that are called through ours, with the parameters that ours rely on.
+PATCHED = {
+    "get_train_dataloader": (),
+    "get_batch_samples": ("epoch_iterator", "num_batches", "device"),
+    "_init_training_state": ("max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial"),
+    "_prepare_for_training": ("max_steps", "train_dataloader", "resume_from_checkpoint"),
+    "_run_epoch": ("epoch", "steps_in_epoch", "resume_from_checkpoint", "epochs_trained", "steps_trained_in_current_epoch"),
+}
+# What the trainer keeps beside its TrainerState, for the loss that it logs.
+PROGRESS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
+
+
+def check_transformers() -> None:
+    """Whether this is a transformers that TranLogs knows.
+
+    Raises:
+        UsageError: it is not; the message says what is missing.
+    """
+    missing = [f"Trainer.{name}({', '.join(parameters)})" for name, parameters in PATCHED.items()
+               if not _takes(getattr(Trainer, name, None), parameters)]  # fmt: skip
+    source = inspect.getsource(sys.modules[Trainer.__module__])
+    missing += [f"Trainer.{name}" for name in PROGRESS if f"self.{name} " not in source]
+    if missing:
+        raise UsageError(
+            f"transformers {transformers.__version__} lacks what TranLogs needs to resume inside Trainer.train: "
+            f"{', '.join(missing)}. It was made for 5.8 to 5.23: pip install 'transformers>=5.8,<5.24'"
+        )
+
+
+def _takes(method: Any, parameters: tuple[str, ...]) -> bool:
+    return callable(method) and set(parameters) <= set(inspect.signature(method).parameters)
+
+
+def find_trainer() -> Trainer | None:
+    """The trainer that is being made, while it tells its callbacks so: they are given everything but itself."""
+    frame = sys._getframe()
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if frame.f_code.co_name == "__init__" and isinstance(found, Trainer):
+            return found
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def plain_loader(prepared: Any) -> Any:
+    """The DataLoader inside the one that accelerate has prepared.
+
+    Raises:
+        UsageError: the loader's batches come from another process.
+    """
+    if isinstance(prepared, DataLoaderDispatcher):
+        raise UsageError("batches that one process reads for all (dispatch_batches, the default for an IterableDataset) cannot be "
+                         'resumed exactly: give TrainingArguments(accelerator_config={"dispatch_batches": False})')  # fmt: skip
+    if not isinstance(prepared, DataLoaderShard):
+        raise UsageError(f"the training loader is a {type(prepared).__name__}; only those that accelerate prepares "
+                         "(DataLoaderShard) can be resumed")  # fmt: skip
+    return prepared.base_dataloader

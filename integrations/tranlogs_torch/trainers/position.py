@@ -1,0 +1,89 @@
+"""The position in a DataLoader that a trainer iterates over by itself, and perhaps reads ahead of what it trains on.
+
+accelerate's loaders fetch one batch more than they give out, to know the last one. So when a step is complete the next batch
+lies there already, drawn (and augmented, and masked by its collator) under random numbers of a moment ago. The position of
+that moment, and the random state, are what is recorded. A resumed loop fetches that batch again as it was fetched then, and
+the random state of the boundary comes behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ..data import END, LoaderPosition
+from ..loader_class import iterating
+from ..rng import get_rng, set_rng
+
+
+class TrainerPosition(LoaderPosition):
+    """See the module. It is told how far training is; how far the loader is read it sees.
+
+    Attributes:
+        trained: batches of the epoch that were trained on.
+    """
+
+    def __init__(self, loader: DataLoader[Any], on_boundary: Callable[[LoaderPosition], None],
+                 on_open: Callable[[LoaderPosition], None], on_doubt: Callable[[str, bool], None],
+                 worker_seeds: str | None = None) -> None:  # fmt: skip
+        super().__init__(loader, on_boundary, on_open, on_doubt, worker_seeds)
+        self.trained = 0
+        self._fetched: dict[int, dict[str, Any]] = {}  # by number of a batch at hand: the position before it was fetched
+        self._at_hand: dict[str, Any] | None = None  # recorded random state in which the first batch is to be fetched again
+        self._seeded = [part for part in self._samplers.samplers if hasattr(part, "initial_seed")]
+        loader.__class__ = iterating(loader, self.loader_class, self.iterate)
+
+    def release(self, *, is_over: bool) -> None:
+        """Give the loader its class and its sampler back."""
+        super().release(is_over=is_over)
+        self.loader.__class__ = self.loader_class
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last batch that was trained on."""
+        found = self._fetched.get(self.trained)
+        return self._here() if found is None else found
+
+    def _here(self) -> dict[str, Any]:
+        return {**super().state_dict(), "at_hand": None, "seeds": [part.initial_seed for part in self._seeded]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume there when the trainer iterates."""
+        super().load_state_dict(state)
+        self.trained, self._at_hand = self.batch, state["at_hand"]
+        self._fetched.clear()
+        for part, seed in zip(self._seeded, state["seeds"], strict=False):  # accelerate's sampler: its order is seed and epoch
+            part.initial_seed = seed
+
+    def advance(self, trained: int) -> None:
+        """So many batches of the epoch are trained on."""
+        self.trained = trained
+        for number in [n for n in self._fetched if n < trained]:
+            del self._fetched[number]
+
+    def end_epoch(self) -> None:
+        """The next batch is the first of the next epoch."""
+        super().end_epoch()
+        self.trained = 0
+        self._fetched.clear()
+
+    def iterate(self) -> Iterator[Any]:
+        """What `iter(loader)` gives."""
+        if self.batch and not self.is_pending:
+            self.end_epoch()
+        later, self._at_hand = self._at_hand, None
+        if later is not None:
+            recorded, later = later, get_rng()
+            set_rng(recorded)
+        while True:
+            number = self.batch
+            self._fetched[number] = {**self._here(), "at_hand": get_rng()}
+            data = self.take()
+            if later is not None:  # behind the batch that was at hand training goes on
+                set_rng(later)
+                later = None
+            if data is END:
+                del self._fetched[number]
+                return
+            yield data
