@@ -69,21 +69,29 @@ class TrainerPosition(LoaderPosition):
         self._fetched.clear()
 
     def iterate(self) -> Iterator[Any]:
-        """What `iter(loader)` gives."""
+        """What `iter(loader)` gives. It is opened at once, as it is without us; where the run goes on, when it is asked."""
         if self.batch and not self.is_pending:
             self.end_epoch()
-        later, self._at_hand = self._at_hand, None
-        if later is not None:
-            recorded, later = later, get_rng()
-            set_rng(recorded)
+        if not (self.is_pending and self.taken):
+            self.open()
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
         while True:
+            self.ask()
+            later, self._at_hand = self._at_hand, None
+            if later is not None:
+                recorded, later = later, get_rng()
+                set_rng(recorded)
             number = self.batch
             self._fetched[number] = {**self._here(), "at_hand": get_rng()}
             data = self.take()
             if later is not None:  # behind the batch that was at hand training goes on
                 set_rng(later)
-                later = None
             if data is END:
                 del self._fetched[number]
                 return
             yield data
+
+    def ask(self) -> None:
+        """The trainer wants a batch."""

@@ -1,0 +1,5 @@
+"""TranLogs for the Trainer of Lightning."""
+
+from .callback import TranLogsLightningCallback
+
+__all__ = ["TranLogsLightningCallback"]

@@ -1,0 +1,199 @@
+"""The callback: one more entry in `callbacks=[...]`, and `trainer.fit(...)` comes back after a crash."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from tranlogs.errors import UsageError
+from tranlogs.recovery import RecoveryReport
+
+from ...optimizer import LoggedOptimizer
+from ..position import TrainerPosition
+from . import private
+from .progress import Progress
+
+private.check_lightning()
+
+
+class TranLogsLightningCallback(pl.Callback):
+    """Logs every step of `Trainer.fit`; run the same script again after a crash, and training goes on at the batch.
+
+        trainer = pl.Trainer(max_epochs=20, callbacks=[TranLogsLightningCallback("runs/digits")])
+        trainer.fit(model, loader)
+
+    A boundary is where the loop asks its loader for a batch, and where an epoch begins: validation, schedulers and all hooks of
+    the batch before are done.
+
+    Args:
+        run: folder of the run; made if there is none. One run for one training: the same script, the same data.
+        verbose: whether to print where training goes on.
+        settings: all that `LoggedOptimizer` takes besides: checkpoint_every, durability, keep, log, monitor, store, ...
+
+    Raises:
+        UsageError: a setting is wrong, or this version of Lightning is not known.
+    """
+
+    def __init__(self, run: str | Path, *, verbose: bool = True, **settings: Any) -> None:
+        self._run, self._settings, self._verbose = Path(run), settings, verbose
+        self._optimizer: LoggedOptimizer | None = None
+        self._trainer: pl.Trainer | None = None
+        self._position: _Position | None = None
+        self._progress: Progress | None = None
+        self._turns: Iterator[int] = iter(())
+        self._is_open = self._has_begun = self._is_resumed = False
+
+    @property
+    def optimizer(self) -> LoggedOptimizer:
+        """The logged optimizer, from the beginning of `fit` on: `report`, `watermarks`, `checkpoint()`.
+
+        Raises:
+            UsageError: nothing was trained yet.
+        """
+        if self._optimizer is None:
+            raise UsageError(f"{self._run}: nothing was trained yet")
+        return self._optimizer
+
+    @property
+    def report(self) -> RecoveryReport:
+        """What recovery told, as `LoggedOptimizer.report` has it."""
+        return self.optimizer.report
+
+    # Hooks of Lightning
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Stand before all other callbacks, so that what they do at the beginning of an epoch lies behind the boundary."""
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(one, TranLogsLightningCallback) and one is not self for one in callbacks):
+            raise UsageError(f"{self._run}: there are two TranLogsLightningCallbacks in this trainer: one is enough")
+        callbacks.remove(self)
+        callbacks.insert(0, self)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Optimizers and the wrapped model are there, the loops have not begun: recover."""
+        self._close()
+        if trainer.ckpt_path:
+            raise UsageError(f"{self._run}: fit(ckpt_path=...) sets weights and counters back to that checkpoint: take it out, "
+                             "TranLogs brings training back to the batch")  # fmt: skip
+        if not trainer.optimizers:
+            raise UsageError(f"{self._run}: configure_optimizers gives no optimizer, so there are no steps to log")
+        model: Any = trainer.strategy.model
+        first, *others = trainer.optimizers
+        logged = LoggedOptimizer(first, self._run, model, **self._settings)
+        try:
+            for number, other in enumerate(others, start=1):
+                logged.also(other, name=f"optimizer{number}")
+            self._recover(trainer, logged)
+        except BaseException:
+            logged.close()
+            raise
+
+    def _recover(self, trainer: pl.Trainer, logged: LoggedOptimizer) -> None:
+        progress = Progress(trainer)
+        logged.track(trainer=progress)
+        for number, config in enumerate(trainer.lr_scheduler_configs):
+            logged.track(**{f"scheduler{number or ''}": config.scheduler})
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None:
+            logged.track(scaler=scaler)
+        report = logged.recover()
+        self._optimizer, self._trainer, self._progress, self._position = logged, trainer, progress, None
+        self._turns, self._has_begun, self._is_open = logged.steps(until=sys.maxsize), False, True
+        self._is_resumed = bool(report.step)
+        private.before_iterating(trainer, self._look_at_loaders)
+        private.before_training(trainer, self._counters_are_set)
+        if self._is_resumed and progress.averaged:
+            logged.session._doubt(
+                f"the metrics that are averaged over an epoch begin anew in its middle ({', '.join(progress.averaged)}): what "
+                "depends on them at the end of this epoch (a checkpoint, a scheduler) may be otherwise", False
+            )  # fmt: skip
+        if self._verbose and self._is_resumed and trainer.is_global_zero:
+            print(f"TranLogs: {self._run} goes on at step {trainer.global_step}: {logged.report}", flush=True)
+
+    def _look_at_loaders(self) -> None:
+        """Training loaders are there, before anything iterates over them."""
+        assert self._trainer is not None
+        found = private.loaders(self._trainer)
+        if len(found) != 1:
+            raise UsageError(f"{self._run}: one training loader can be resumed, and there are {len(found)}: combine the data sets "
+                             "behind one DataLoader")  # fmt: skip
+        position = self.optimizer.session.auxiliary.loader(found[0], kind=_Position)
+        assert isinstance(position, _Position)
+        if self._position not in (None, position):
+            raise UsageError(f"{self._run}: reload_dataloaders_every_n_epochs makes another loader, whose place no resume knows")
+        self._position, position.asked = position, self._asked
+
+    def _counters_are_set(self) -> None:
+        assert self._trainer is not None
+        if not self._is_underway:
+            private.end_restart(self._trainer)
+
+    @property
+    def _is_underway(self) -> bool:
+        """Whether a batch was asked for since the recovery."""
+        return self._position is not None and self._position.is_underway
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The epoch before is done, with its validation and its schedulers."""
+        self._pass_boundary(is_amid=False)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._pass_boundary(is_amid=False)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._close()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._close()
+
+    # Boundaries
+
+    def _asked(self) -> None:
+        """The loop wants a batch: all of the one before is done."""
+        assert self._trainer is not None
+        done = self._trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        if done and self._is_open:
+            self._pass_boundary(is_amid=True, trained=done)
+
+    def _pass_boundary(self, *, is_amid: bool, trained: int = 0) -> None:
+        if not self._is_open or self._progress is None:
+            return
+        if not self._has_begun:  # where training goes on, or begins
+            self._has_begun = True
+            next(self._turns)
+            return
+        self._progress.is_amid = is_amid
+        if self._position is not None:
+            if is_amid:
+                self._position.advance(trained)
+            elif self._position.batch:
+                self._position.end_epoch()
+        next(self._turns)
+
+    def _close(self) -> None:
+        """Seal the run and release it."""
+        if not self._is_open or self._optimizer is None or self._trainer is None:
+            return
+        self._is_open = False
+        self._turns.close()  # type: ignore[attr-defined]
+        self._optimizer.close()
+        private.release(self._trainer)
+        if self._position is not None:
+            self._position.release(is_over=True)
+
+
+class _Position(TrainerPosition):
+    """Says when it is asked."""
+
+    is_underway = False
+
+    def asked(self) -> None:
+        """Set by the callback."""
+
+    def ask(self) -> None:
+        self.asked()
+        self.is_underway = True

@@ -1,0 +1,98 @@
+"""Every name of Lightning's inside that TranLogs needs, and nothing else: what a new version can break is here.
+
+Lightning's loops can be restarted from their counters, but a restart in the middle of an epoch skips what comes behind a
+validation and at the epoch's end (schedulers that look at a metric), counts some batches twice, and has made the iterator over
+the data before any callback is asked. What is used instead was read in the sources of Lightning 2.6, and is checked at import.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.loops import _TrainingEpochLoop
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.loop import _Loop
+
+from tranlogs.errors import UsageError
+
+__all__ = ["before_iterating", "before_training", "check_lightning", "end_restart", "epoch_metrics", "loaders"]
+
+_EXPECTED: dict[Any, dict[str, str]] = {
+    _FitLoop: {"setup_data": "self._load_combined_loader_states()", "_load_combined_loader_states": "", "state_dict": "",
+               "load_state_dict": "", "__init__": "self._combined_loader:"},
+    _TrainingEpochLoop: {"on_run_start": "data_fetcher", "reset_restart_stage": "", "__init__": "self._results ="},
+    _Loop: {"__init__": "self._restarting ="},
+}  # fmt: skip
+_KEYS = ("epoch_progress", "epoch_loop.batch_progress", "epoch_loop.automatic_optimization.optim_progress")
+
+
+def check_lightning() -> None:
+    """Whether this Lightning is one that TranLogs knows.
+
+    Raises:
+        UsageError: it is not; the message says what is missing.
+    """
+    missing = []
+    for owner, names in _EXPECTED.items():
+        for name, part in names.items():
+            method = getattr(owner, name, None)
+            if method is None or part not in inspect.getsource(method):
+                missing.append(f"{owner.__name__}.{name}{f' ({part})' if part else ''}")
+    if not missing:
+        state = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones=True).fit_loop.state_dict()
+        missing = [f"fit_loop.state_dict()[{key!r}]" for key in _KEYS if key not in state]
+    if missing:
+        raise UsageError(f"lightning {pl.__version__} lacks what TranLogs needs to resume inside Trainer.fit: "
+                         f"{', '.join(missing)}. It was made for 2.6: pip install 'lightning>=2.6,<2.7'")  # fmt: skip
+
+
+def before_iterating(trainer: pl.Trainer, call: Callable[[], None]) -> None:
+    """Call it whenever training loaders are there, and no iterator over them yet."""
+    loop: Any = trainer.fit_loop
+    plain = loop._load_combined_loader_states
+
+    def load() -> None:
+        plain()
+        call()
+
+    loop._load_combined_loader_states = load
+
+
+def before_training(trainer: pl.Trainer, call: Callable[[], None]) -> None:
+    """Call it in each epoch when its counters are set, before the first batch."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    plain = loop.on_run_start
+
+    def on_run_start(data_fetcher: Any) -> None:
+        plain(data_fetcher)
+        call()
+
+    loop.on_run_start = on_run_start
+
+
+def release(trainer: pl.Trainer) -> None:
+    """Take both off again."""
+    vars(trainer.fit_loop).pop("_load_combined_loader_states", None)
+    vars(trainer.fit_loop.epoch_loop).pop("on_run_start", None)
+
+
+def loaders(trainer: pl.Trainer) -> list[Any]:
+    """The training loaders, as Lightning has prepared them."""
+    combined = trainer.fit_loop._combined_loader
+    return [] if combined is None else list(combined.flattened)
+
+
+def end_restart(trainer: pl.Trainer) -> None:
+    """The counters are set: from here on all goes as if nothing was restarted."""
+    loop: Any = trainer.fit_loop
+    _Loop.restarting.fset(loop, False)  # type: ignore[attr-defined]  # its own setter keeps it for runs that count steps
+    loop.epoch_loop.reset_restart_stage()
+    loop.epoch_loop.val_loop.reset_restart_stage()
+
+
+def epoch_metrics(trainer: pl.Trainer) -> list[str]:
+    """Names of logged metrics that are being averaged over the running epoch."""
+    return sorted(metric.meta.name for metric in trainer.fit_loop.epoch_loop._results.values() if metric.meta.on_epoch)

@@ -1,0 +1,83 @@
+"""What a Lightning trainer knows of its progress: the counters of its loops, its callbacks' state, the metrics last seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from . import private
+
+
+class Progress:
+    """Tracked with the run (see the module).
+
+    Attributes:
+        is_amid: whether it was read in the middle of an epoch.
+        averaged: metrics that were being averaged over the epoch, and begin anew.
+    """
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self._trainer = trainer
+        self.is_amid = False
+        self.averaged: list[str] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, now."""
+        trainer = self._trainer
+        loops = trainer.fit_loop.state_dict()
+        if not self.is_amid:
+            loops = _between_epochs(loops)
+        module = trainer.datamodule
+        metrics = (trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics)
+        return {
+            "loops": loops, "is_amid": self.is_amid, "should_stop": trainer.should_stop,
+            "callbacks": {callback.state_key: state for callback in self._others() if (state := callback.state_dict())},
+            "datamodule": {} if module is None else module.state_dict(),
+            "metrics": [{name: _plain(value) for name, value in found.items()} for found in metrics],
+            "averaged": private.epoch_metrics(trainer) if self.is_amid else [],
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set it."""
+        trainer = self._trainer
+        self.is_amid, self.averaged = state["is_amid"], state["averaged"]
+        trainer.fit_loop.load_state_dict(state["loops"])
+        trainer.should_stop = state["should_stop"]
+        for callback in self._others():
+            if callback.state_key in state["callbacks"]:
+                callback.load_state_dict(state["callbacks"][callback.state_key])
+        if trainer.datamodule is not None:
+            trainer.datamodule.load_state_dict(state["datamodule"])
+        metrics = (trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics)
+        for found, recorded in zip(metrics, state["metrics"], strict=True):
+            found.update(recorded)
+
+    def _others(self) -> list[Any]:
+        from .callback import TranLogsLightningCallback
+
+        return [one for one in self._trainer.callbacks if not isinstance(one, TranLogsLightningCallback)]  # type: ignore[attr-defined]
+
+
+def _plain(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _between_epochs(loops: dict[str, Any]) -> dict[str, Any]:
+    """Counters that say in full that an epoch is finished: a restart adds nothing to them, however often there is one."""
+    found = {key: _without_current(value) for key, value in loops.items()}
+    epochs = loops["epoch_progress"]
+    count = max(epochs["current"]["processed"], epochs["current"]["completed"])
+    total = max(epochs["total"]["processed"], epochs["total"]["completed"])
+    found["epoch_progress"] = {
+        "total": dict.fromkeys(epochs["total"], total), "current": dict.fromkeys(epochs["current"], count)
+    }  # fmt: skip
+    found["epoch_loop.batch_progress"]["is_last_batch"] = False
+    return found
+
+
+def _without_current(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: dict.fromkeys(part, 0) if key == "current" else _without_current(part) for key, part in value.items()}

@@ -1,0 +1,168 @@
+"""Trainings with Hugging Face's Trainer: a tiny GPT on real text."""
+
+from __future__ import annotations
+
+import logging
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+from tests.trainers.common import Killer, plain, randomness, rank, tensors, text
+
+WIDTH = 16
+SAMPLES = 25  # seven batches of four an epoch, the last one of one
+
+
+class Windows(torch.utils.data.Dataset[Any]):
+    """Windows of the text."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self._text = text()[first * WIDTH :].unfold(0, WIDTH, WIDTH)[:count]
+
+    def __len__(self) -> int:
+        return len(self._text)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self._text[index], "labels": self._text[index]}
+
+
+def noisy(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Collate, with random numbers of all three generators."""
+    batch = {key: torch.stack([sample[key] for sample in samples]) for key in samples[0]}
+    shape = batch["input_ids"].shape
+    noise = torch.randint(0, 128, shape)
+    noise[:, 0], noise[:, 1] = random.randrange(128), int(np.random.randint(128))
+    batch["input_ids"] = torch.where(torch.rand(shape) < 0.1, noise, batch["input_ids"])
+    return batch
+
+
+class Watch(TrainerCallback):
+    """Kills, draws random numbers where callbacks may, and keeps a count that it can tell."""
+
+    def __init__(self, killer: Killer) -> None:
+        self._killer = killer
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._killer.at("step", state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._killer.at("step end", state.global_step)
+        random.random()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._killer.at("evaluation", state.global_step)
+        np.random.rand()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._killer.at("save", state.global_step)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        torch.rand(1)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._killer.at("epoch end", round(state.epoch))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._killer.at("end", 0)
+
+
+def made(folder: str, killer: Killer, run: str | None, *, patience: int = 0, masks: bool = True, layers: int = 1,
+         settings: dict[str, Any] | None = None, **arguments: Any) -> tuple[Trainer, Any]:  # fmt: skip
+    """A trainer, and the callback that logs it."""
+    warnings.simplefilter("ignore")
+    transformers.set_seed(1)
+    config = GPT2Config(n_layer=layers, n_embd=16, n_head=2, vocab_size=128, n_positions=WIDTH, bos_token_id=0, eos_token_id=0)
+    args = TrainingArguments(
+        folder, report_to=[], use_cpu=True, disable_tqdm=True, warmup_steps=4, log_level="error",
+        **({"num_train_epochs": 3, "per_device_train_batch_size": 4, "save_strategy": "no", "logging_steps": 2,
+            "learning_rate": 3e-3} | arguments),
+    )  # fmt: skip
+    callback: Any = None
+    callbacks: list[Any] = [Watch(killer)]
+    if patience:
+        callbacks.append(EarlyStoppingCallback(patience))
+    if run is not None:
+        from tranlogs_torch.trainers.huggingface import TranLogsTrainerCallback
+
+        options = {"checkpoint_every": 5, "durability": "process", "segment_bytes": 1 << 20} | (settings or {})
+        callback = TranLogsTrainerCallback(run, **options)
+        callbacks.append(callback)
+    trainer = Trainer(
+        GPT2LMHeadModel(config), args, train_dataset=Windows(0, SAMPLES), eval_dataset=Windows(SAMPLES, 9), callbacks=callbacks,
+        data_collator=noisy if masks else None,
+    )  # fmt: skip
+    return trainer, callback
+
+
+def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = None, **arguments: Any) -> dict[str, Any]:
+    """Train to the end; what came out."""
+    trainer, callback = made(folder, Killer(kills, attempt), run, **arguments)
+    said = trainer.train()
+    state = trainer.state
+    timed = ("runtime", "per_second")
+    history = [{key: value for key, value in entry.items() if not key.endswith(timed)} for entry in state.log_history]
+    counters = [c.early_stopping_patience_counter for c in trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback)]
+    found = {
+        "weights and state": tensors(trainer.model, trainer.optimizer.optimizer), "rng": randomness(),
+        "scheduler": plain(trainer.lr_scheduler.state_dict()), "global_step": state.global_step, "epoch": state.epoch,
+        "history": history, "best": [state.best_metric, state.best_global_step], "counters": counters,
+        "total_flos": state.total_flos, "loss": said.training_loss,
+    }  # fmt: skip
+    if callback is not None:
+        report = callback.report
+        found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "epoch": report.epoch}
+    return found
+
+
+def refusals(attempt: int, folder: str) -> dict[str, str]:
+    """What is refused, and in which words."""
+    from tranlogs.errors import TranLogsError
+    from tranlogs_torch.trainers.huggingface import TranLogsTrainerCallback
+
+    logging.disable(logging.WARNING)
+    found = {}
+
+    def said(name: str, call: Any) -> None:
+        try:
+            call()
+            found[name] = ""
+        except TranLogsError as error:
+            found[name] = str(error)
+
+    def trainer(name: str, **arguments: Any) -> Trainer:
+        return made(folder, Killer(None, 0), f"{folder}/{name}", max_steps=2, **arguments)[0]
+
+    def added() -> None:
+        late = made(folder, Killer(None, 0), None, max_steps=2)[0]
+        late.add_callback(TranLogsTrainerCallback(f"{folder}/added"))
+        late.train()
+
+    def attached() -> None:
+        late = made(folder, Killer(None, 0), None, max_steps=2)[0]
+        callback = TranLogsTrainerCallback(f"{folder}/attached", checkpoint_every=5).attach(late)
+        late.train()
+        assert callback.report.checkpoint_step is None
+        assert callback.optimizer.watermarks["committed"] == 2
+
+    def checkpoint() -> None:
+        folder_ = Path(folder) / "hf"
+        first = made(str(folder_), Killer(None, 0), None, max_steps=2, save_strategy="steps", save_steps=2)[0]
+        first.train()
+        trainer("fresh").train(resume_from_checkpoint=str(folder_ / "checkpoint-2"))
+
+    twice = trainer("twice")
+    said("two", lambda: TranLogsTrainerCallback(f"{folder}/other").attach(twice))
+    said("added late", added)
+    said("attached", attached)
+    said("skip", lambda: trainer("skip", ignore_data_skip=True).train())
+    said("batch size", lambda: trainer("batch", auto_find_batch_size=True).train())
+    said("checkpoint", checkpoint)
+    said("nothing yet", lambda: twice.callback_handler.callbacks[-2].report)
+    assert rank() == 0
+    return found

@@ -1,0 +1,136 @@
+"""Trainings with Lightning: a small network on scikit-learn's digits."""
+
+from __future__ import annotations
+
+import logging
+import random
+import warnings
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from tests.trainers.common import Killer, plain, randomness, tensors
+
+BATCHES = 7  # an epoch, on each process
+
+
+class Stream(IterableDataset[Any]):
+    """Samples without a length."""
+
+    def __init__(self, samples: TensorDataset) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Any:
+        for i in range(len(self._samples)):
+            yield self._samples[i]
+
+
+def loaders(kind: str = "shuffled", world: int = 1) -> tuple[Any, Any]:
+    digits = load_digits()
+    x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+    count = 6 * BATCHES * world
+    train, test = TensorDataset(x[:count], y[:count]), TensorDataset(x[count : count + 20], y[count : count + 20])
+    first = DataLoader(Stream(train), batch_size=6) if kind == "stream" else DataLoader(
+        train, batch_size=6, shuffle=True, collate_fn=noisy if kind == "noisy" else None)  # fmt: skip
+    return first, DataLoader(test, batch_size=10)
+
+
+def noisy(samples: list[Any]) -> list[torch.Tensor]:
+    """Collate, with random numbers of all three generators."""
+    x = torch.stack([sample[0] for sample in samples])
+    return [x + torch.rand(()) * 0.1 + random.random() * 0.1 + np.random.rand() * 0.1, torch.stack([s[1] for s in samples])]
+
+
+class Digits(pl.LightningModule):
+    def __init__(self, killer: Killer, mode: str, schedule: str) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10))
+        self.automatic_optimization = mode == "automatic"
+        self.killer, self.mode, self.schedule, self.seen = killer, mode, schedule, []
+
+    def training_step(self, batch: Any, i: int) -> Any:
+        self.killer.at("batch", self.trainer.fit_loop.epoch_loop.batch_progress.total.ready - 1)
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.seen.append([self.current_epoch, i, self.global_step])
+        self.log("step_loss", loss)
+        if not self.automatic_optimization:
+            chosen = self.optimizers()
+            for optimizer in chosen if isinstance(chosen, list) else [chosen]:
+                if optimizer is not self.optimizers() and i % 2 and isinstance(chosen, list) and optimizer is chosen[1]:
+                    continue  # the second one every other batch
+                optimizer.zero_grad()
+                self.manual_backward(nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+                optimizer.step()
+            self.lr_schedulers().step()
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.killer.at("step", self.global_step)
+
+    def on_train_epoch_start(self) -> None:
+        torch.rand(1)
+
+    def validation_step(self, batch: Any, i: int) -> None:
+        self.killer.at("validation", self.global_step)
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]) + 0 * random.random(), sync_dist=True)
+
+    def on_train_epoch_end(self) -> None:
+        self.killer.at("epoch end", self.current_epoch)
+
+    def configure_optimizers(self) -> Any:
+        if self.mode == "two":
+            first, second = torch.optim.AdamW(self.net[0].parameters(), lr=1e-2), torch.optim.SGD(self.net[4].parameters(), lr=0.05)
+            return [first, second], [torch.optim.lr_scheduler.StepLR(first, 4, 0.8)]
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        if self.schedule == "plateau":
+            scheduler: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.7, threshold=0.3)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2 if self.schedule == "epoch" else 5, 0.7)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.schedule}}
+
+
+def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = None, *, mode: str = "automatic",
+          schedule: str = "step", data: str = "shuffled", patience: int = 0, world: int = 1, saves: bool = False,
+          settings: dict[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:  # fmt: skip
+    """Train to the end; what came out."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    pl.seed_everything(3, verbose=False)
+    model = Digits(Killer(kills, attempt), mode, schedule)
+    callbacks: list[Any] = []
+    if patience:
+        callbacks.append(EarlyStopping("val_loss", patience=patience, min_delta=0.2))
+    if saves:
+        callbacks.append(ModelCheckpoint(folder, monitor="val_loss", save_top_k=2))
+    callback: Any = None
+    if run is not None:
+        from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
+
+        callback = TranLogsLightningCallback(
+            run, **({"checkpoint_every": 5, "durability": "process", "segment_bytes": 1 << 20} | (settings or {}))
+        )
+        callbacks.append(callback)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=world, logger=False, enable_checkpointing=saves, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=callbacks, **({"max_epochs": 3} | arguments),
+    )  # fmt: skip
+    trainer.fit(model, *loaders(data, world))
+    parts = [tensors(model, optimizer) for optimizer in trainer.optimizers]
+    found = {
+        "weights and state": parts, "rng": randomness(), "global_step": trainer.global_step, "epoch": trainer.current_epoch,
+        "schedulers": [plain(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
+        "counters": [c.wait_count for c in callbacks if isinstance(c, EarlyStopping)],
+        "best": [plain(c.best_model_score) for c in callbacks if isinstance(c, ModelCheckpoint)],
+        "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()}, "last": model.seen[-2:],
+        "loops": trainer.fit_loop.state_dict(),
+    }  # fmt: skip
+    if callback is not None:
+        report = callback.report
+        found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "epoch": report.epoch}
+    return found

@@ -1,0 +1,79 @@
+"""A Trainer is killed by SIGKILL and made anew: it ends with the bits, the log history and the counters of one that nobody killed."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainers.conftest import Launcher
+
+pytestmark = pytest.mark.crash
+
+EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 4}  # 7 updates an epoch, 21 in all
+
+
+def test_kills_in_steps_evaluations_and_at_the_edges_of_epochs_leave_no_trace(huggingface: Launcher, tmp_path: Path) -> None:
+    chance = random.Random(int(os.environ["TRANLOGS_SEED"]))
+    kills = [[0, "step end", 7], [0, "epoch end", 1], [0, "step", 7], [0, "evaluation", 12],
+             [0, "step", chance.randrange(13, 20)]]  # fmt: skip
+    print(kills)
+    found = huggingface.prove_exact(tmp_path / "run", kills, **EVALUATED, patience=9, metric_for_best_model="loss")
+    assert found[0]["report"]["step"] == kills[-1][2]
+    assert len([entry for entry in found[0]["history"] if "eval_loss" in entry]) == 6
+
+
+def test_accumulated_gradients_end_where_the_update_did(huggingface: Launcher, tmp_path: Path) -> None:
+    kills = [[0, "epoch end", 1], [0, "step", 4], [0, "step", 7]]
+    found = huggingface.prove_exact(tmp_path / "run", kills, gradient_accumulation_steps=3, eval_strategy="epoch")
+    assert found[0]["global_step"] == 9  # seven batches an epoch: the last update of each takes one
+    assert found[0]["report"]["step"] == 7
+
+
+def test_early_stopping_and_the_best_model_come_back(huggingface: Launcher, tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 2,
+        "load_best_model_at_end": True, "metric_for_best_model": "loss", "patience": 3, "learning_rate": 0.3,
+    }  # fmt: skip
+    kills = [[0, "save", 4], [0, "step", 5], [0, "end", 0]]
+    found = huggingface.prove_exact(tmp_path / "run", kills, **options)
+    assert found[0]["global_step"] < 21, "early stopping did not stop it"
+    assert found[0]["counters"] == [3]
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_orders_of_other_samplers_come_back(huggingface: Launcher, tmp_path: Path, masks: bool) -> None:
+    options: dict[str, Any] = {"accelerator_config": {"use_seedable_sampler": False}, "num_train_epochs": 2}
+    if masks:
+        options = {"dataloader_num_workers": 1, "num_train_epochs": 2}
+    kills = [[0, "step", 3], [0, "step", 9]]
+    huggingface.prove_exact(tmp_path / "run", kills, masks=not masks, exact=None if masks else True, **options)
+
+
+@pytest.mark.parametrize(
+    ("world", "options"),
+    [
+        (3, {"gradient_accumulation_steps": 2, "ddp_find_unused_parameters": False, "eval_strategy": "epoch"}),
+        (2, {"accelerator_config": {"use_seedable_sampler": False}, **EVALUATED}),
+    ],
+)
+def test_processes_under_torchrun_leave_no_trace_either(
+    huggingface: Launcher, tmp_path: Path, world: int, options: dict[str, Any]
+) -> None:
+    kills = [[world - 1, "step", 1], [0, "epoch end", 1], [1, "step", 4]]
+    found = huggingface.prove_exact(tmp_path / "run", kills, world=world, **options)
+    assert found[0]["report"]["step"] == 4
+
+
+def test_what_cannot_be_right_is_refused(huggingface: Launcher, tmp_path: Path) -> None:
+    said = huggingface.run("refusals", folder=str(tmp_path))[0]
+    assert said.pop("attached") == ""
+    parts = {
+        "two": "there are two TranLogsTrainerCallbacks", "added late": "call callback.attach(trainer)",
+        "skip": "ignore_data_skip=True", "batch size": "auto_find_batch_size", "checkpoint": "is a fresh run",
+        "nothing yet": "nothing was trained yet",
+    }  # fmt: skip
+    assert {name: parts[name] in text for name, text in said.items()} == dict.fromkeys(parts, True), said
