@@ -85,7 +85,7 @@ class Auxiliary:
                kind: type[LoaderPosition] = LoaderPosition) -> LoaderPosition:  # fmt: skip
         """The position in a loader; one object a loader. Of another `kind`, its loops are not the script's own ones."""
         for position in self.loaders.values():
-            if position.loader is loader:
+            if position.stands_for(loader):
                 return position
         if name in self.loaders:
             name = f"{name}{len(self.loaders)}"
@@ -158,7 +158,7 @@ class Auxiliary:
 
     def taken(self) -> dict[str, int]:
         """Batches and turns handed out so far, by loader."""
-        return {name: position.taken for name, position in self.loaders.items()} | {"": self.count}
+        return {name: position.passed for name, position in self.loaders.items()} | {"": self.count}
 
     def read(self) -> dict[str, Any]:
         """All of it, now."""

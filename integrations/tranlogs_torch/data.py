@@ -85,6 +85,9 @@ class LoaderPosition:
         if not isinstance(loader, DataLoader):
             raise UsageError(f"a torch.utils.data.DataLoader is wanted, not a {type(loader).__name__}; "
                              "for other sources there is steps(until=...)")  # fmt: skip
+        if any("__class__" in vars(kind) for kind in type(loader).__mro__[:-1]):  # it only says that it is one
+            raise UsageError(f"a {type(loader).__name__} holds the loader that it stands for. Of accelerate's, log what is prepared: "
+                             "tranlogs_torch.trainers.accelerate.log_prepared(accelerator, run, model, optimizer, loader)")  # fmt: skip
         self.loader, self._on_boundary, self._on_open, self._on_doubt = loader, on_boundary, on_open, on_doubt
         self.loader_class: Any = getattr(type(loader), "_tranlogs_plain", type(loader))
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
@@ -131,6 +134,15 @@ class LoaderPosition:
     def batch(self) -> int:
         """Batches of the epoch that were handed to the loop."""
         return self.cursor.batch
+
+    @property
+    def passed(self) -> int:
+        """Batches over the whole run with which the loop is done, or has in hand."""
+        return self.taken
+
+    def stands_for(self, loader: Any) -> bool:
+        """Whether this is the position in the loader."""
+        return loader is self.loader
 
     # State
 

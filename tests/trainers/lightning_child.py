@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import warnings
 from typing import Any
@@ -61,8 +62,8 @@ class Digits(pl.LightningModule):
         self.log("step_loss", loss)
         if not self.automatic_optimization:
             chosen = self.optimizers()
-            for optimizer in chosen if isinstance(chosen, list) else [chosen]:
-                if optimizer is not self.optimizers() and i % 2 and isinstance(chosen, list) and optimizer is chosen[1]:
+            for number, optimizer in enumerate(chosen if isinstance(chosen, list) else [chosen]):
+                if number and i % 2:
                     continue  # the second one every other batch
                 optimizer.zero_grad()
                 self.manual_backward(nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
@@ -85,7 +86,7 @@ class Digits(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         if self.mode == "two":
-            first, second = torch.optim.AdamW(self.net[0].parameters(), lr=1e-2), torch.optim.SGD(self.net[4].parameters(), lr=0.05)
+            first, second = torch.optim.AdamW(self.net[:2].parameters(), lr=1e-2), torch.optim.SGD(self.net[2:].parameters(), lr=0.05)
             return [first, second], [torch.optim.lr_scheduler.StepLR(first, 4, 0.8)]
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         if self.schedule == "plateau":
@@ -96,9 +97,10 @@ class Digits(pl.LightningModule):
 
 
 def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = None, *, mode: str = "automatic",
-          schedule: str = "step", data: str = "shuffled", patience: int = 0, world: int = 1, saves: bool = False,
+          schedule: str = "step", data: str = "shuffled", patience: int = 0, saves: bool = False,
           settings: dict[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:  # fmt: skip
     """Train to the end; what came out."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     pl.seed_everything(3, verbose=False)
@@ -127,7 +129,7 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
         "schedulers": [plain(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
         "counters": [c.wait_count for c in callbacks if isinstance(c, EarlyStopping)],
         "best": [plain(c.best_model_score) for c in callbacks if isinstance(c, ModelCheckpoint)],
-        "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()}, "last": model.seen[-2:],
+        "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()}, "last": model.seen[-1:],
         "loops": trainer.fit_loop.state_dict(),
     }  # fmt: skip
     if callback is not None:

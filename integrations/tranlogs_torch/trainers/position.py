@@ -56,6 +56,11 @@ class TrainerPosition(LoaderPosition):
         for part, seed in zip(self._seeded, state["seeds"], strict=False):  # accelerate's sampler: its order is seed and epoch
             part.initial_seed = seed
 
+    @property
+    def passed(self) -> int:
+        """Batches that were trained on over the whole run."""
+        return self.taken - (self.batch - self.trained)
+
     def advance(self, trained: int) -> None:
         """So many batches of the epoch are trained on."""
         self.trained = trained
@@ -79,6 +84,8 @@ class TrainerPosition(LoaderPosition):
     def _batches(self) -> Iterator[Any]:
         while True:
             self.ask()
+            if self.is_pending:
+                self._on_open(self)  # undoes what was done since the recovery, before anything is fetched
             later, self._at_hand = self._at_hand, None
             if later is not None:
                 recorded, later = later, get_rng()

@@ -26,10 +26,13 @@ from tranlogs.errors import UsageError
 
 from ...optimizer import LoggedOptimizer
 from ..position import TrainerPosition
+from ..prepared import check_accelerate, plain_loader, plain_optimizer
 from . import private
 from .progress import Progress
 
 _log = logging.getLogger("tranlogs")
+
+check_accelerate()
 
 
 class Loop:
@@ -111,11 +114,7 @@ class Loop:
     # What they share.
 
     def _open(self, model: Any, resume_from_checkpoint: str | None) -> None:
-        trainer = self.trainer
-        optimizer: Any = trainer.optimizer
-        while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
-            optimizer = optimizer.optimizer
-        logged = LoggedOptimizer(optimizer, self.run, model, **self._settings)
+        logged = LoggedOptimizer(plain_optimizer(self.trainer.optimizer), self.run, model, **self._settings)
         try:
             self._recover(logged, resume_from_checkpoint)
         except BaseException:
@@ -128,7 +127,7 @@ class Loop:
             raise UsageError(f"{self.run} is a fresh run, and train(resume_from_checkpoint={str(resume_from_checkpoint)!r}) is to "
                              "begin in the middle of another one: finish that one as it was begun, or give the model its "
                              "weights (from_pretrained) and call train() without")  # fmt: skip
-        position = session.auxiliary.loader(private.plain_loader(self._loader), kind=TrainerPosition)
+        position = session.auxiliary.loader(plain_loader(self._loader), kind=TrainerPosition)
         assert isinstance(position, TrainerPosition)
         self._position, self._progress = position, Progress(trainer)
         logged.track(trainer=self._progress, scheduler=trainer.lr_scheduler)

@@ -11,13 +11,12 @@ import sys
 from typing import Any
 
 import transformers
-from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 
 from tranlogs.errors import UsageError
 
-__all__ = ["ExportableState", "PATCHED", "PROGRESS", "check_transformers", "find_trainer", "plain_loader"]
+__all__ = ["ExportableState", "PATCHED", "PROGRESS", "check_transformers", "find_trainer"]
 
 # Methods of the trainer that are called through ours, with the parameters that ours rely on.
 PATCHED = {
@@ -61,18 +60,3 @@ def find_trainer() -> Trainer | None:
             return found
         frame = frame.f_back  # type: ignore[assignment]
     return None
-
-
-def plain_loader(prepared: Any) -> Any:
-    """The DataLoader inside the one that accelerate has prepared.
-
-    Raises:
-        UsageError: the loader's batches come from another process.
-    """
-    if isinstance(prepared, DataLoaderDispatcher):
-        raise UsageError("batches that one process reads for all (dispatch_batches, the default for an IterableDataset) cannot be "
-                         'resumed exactly: give TrainingArguments(accelerator_config={"dispatch_batches": False})')  # fmt: skip
-    if not isinstance(prepared, DataLoaderShard):
-        raise UsageError(f"the training loader is a {type(prepared).__name__}; only those that accelerate prepares "
-                         "(DataLoaderShard) can be resumed")  # fmt: skip
-    return prepared.base_dataloader

@@ -26,7 +26,8 @@ _EXPECTED: dict[Any, dict[str, str]] = {
     _TrainingEpochLoop: {"on_run_start": "data_fetcher", "reset_restart_stage": "", "__init__": "self._results ="},
     _Loop: {"__init__": "self._restarting ="},
 }  # fmt: skip
-_KEYS = ("epoch_progress", "epoch_loop.batch_progress", "epoch_loop.automatic_optimization.optim_progress")
+_KEYS = ("epoch_progress", "epoch_loop.batch_progress", "epoch_loop.scheduler_progress",
+         "epoch_loop.automatic_optimization.optim_progress", "epoch_loop.val_loop.batch_progress")  # fmt: skip
 
 
 def check_lightning() -> None:

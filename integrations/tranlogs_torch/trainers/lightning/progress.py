@@ -66,18 +66,20 @@ def _plain(value: Any) -> Any:
 
 def _between_epochs(loops: dict[str, Any]) -> dict[str, Any]:
     """Counters that say in full that an epoch is finished: a restart adds nothing to them, however often there is one."""
-    found = {key: _without_current(value) for key, value in loops.items()}
-    epochs = loops["epoch_progress"]
-    count = max(epochs["current"]["processed"], epochs["current"]["completed"])
-    total = max(epochs["total"]["processed"], epochs["total"]["completed"])
-    found["epoch_progress"] = {
-        "total": dict.fromkeys(epochs["total"], total), "current": dict.fromkeys(epochs["current"], count)
-    }  # fmt: skip
+    found = dict(loops)
+    for name in ("batch_progress", "scheduler_progress", "automatic_optimization.optim_progress"):
+        found[f"epoch_loop.{name}"] = _zeroed(loops[f"epoch_loop.{name}"], "current")
+    found["epoch_loop.val_loop.batch_progress"] = _zeroed(loops["epoch_loop.val_loop.batch_progress"], "total")
     found["epoch_loop.batch_progress"]["is_last_batch"] = False
+    epochs = loops["epoch_progress"]
+    found["epoch_progress"] = {
+        part: dict.fromkeys(counts, max(counts["processed"], counts["completed"])) for part, counts in epochs.items()
+    }
     return found
 
 
-def _without_current(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {key: dict.fromkeys(part, 0) if key == "current" else _without_current(part) for key, part in value.items()}
+def _zeroed(progress: Any, part: str) -> Any:
+    """The same counters, with those of a part at 0, as Lightning sets them when an epoch begins."""
+    if not isinstance(progress, dict):
+        return progress
+    return {key: dict.fromkeys(counts, 0) if key == part else _zeroed(counts, part) for key, counts in progress.items()}

@@ -1,0 +1,56 @@
+"""What accelerate has prepared, and what lies inside. Hugging Face's Trainer prepares its own by it, too."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import accelerate
+from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher, DataLoaderShard
+from accelerate.optimizer import AcceleratedOptimizer
+from torch.optim import Optimizer
+
+from tranlogs.errors import UsageError
+
+
+def check_accelerate() -> None:
+    """Whether this is an accelerate that TranLogs knows.
+
+    Raises:
+        UsageError: it is not; the message says what is missing.
+    """
+    expected = [
+        (DataLoaderAdapter.__init__, "self.base_dataloader ="), (DataLoaderShard.__iter__, "self.base_dataloader.__iter__()"),
+        (DataLoaderShard.set_epoch, "self.iteration = epoch"), (AcceleratedOptimizer.__init__, "self.optimizer = optimizer"),
+        (accelerate.Accelerator._do_sync, "self.step += 1"),
+    ]  # fmt: skip
+    missing = [f"{method.__qualname__} ({part})" for method, part in expected if part not in inspect.getsource(method)]
+    if missing:
+        raise UsageError(f"accelerate {accelerate.__version__} lacks what TranLogs needs of it: {', '.join(missing)}. It was made "
+                         "for 1.15: pip install 'accelerate>=1.15,<1.16'")  # fmt: skip
+
+
+def plain_optimizer(prepared: Any) -> Optimizer:
+    """The optimizer inside accelerate's."""
+    while isinstance(prepared, AcceleratedOptimizer):
+        prepared = prepared.optimizer
+    found: Optimizer = prepared
+    return found
+
+
+def plain_loader(prepared: Any) -> Any:
+    """The DataLoader inside accelerate's.
+
+    Raises:
+        UsageError: its place cannot be known.
+    """
+    if isinstance(prepared, DataLoaderDispatcher):
+        raise UsageError("batches that one process reads for all (dispatch_batches, the default for an IterableDataset) cannot be "
+                         "resumed exactly: set dispatch_batches=False (in accelerator_config of TrainingArguments, or in "
+                         "DataLoaderConfiguration)")  # fmt: skip
+    if not isinstance(prepared, DataLoaderShard):
+        raise UsageError(f"the training loader is a {type(prepared).__name__}; only those that accelerate prepares "
+                         "(DataLoaderShard) can be resumed")  # fmt: skip
+    if prepared.use_stateful_dataloader:
+        raise UsageError("use_stateful_dataloader=True: that loader keeps its place for itself; leave it out, TranLogs knows it")
+    return prepared.base_dataloader

@@ -1,0 +1,43 @@
+"""A loop that accelerate has prepared is killed by SIGKILL: it ends with the bits of one that nobody killed."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainers.conftest import Launcher
+
+pytestmark = pytest.mark.crash
+
+
+def test_kills_leave_no_trace(accelerate: Launcher, tmp_path: Path) -> None:
+    chance = random.Random(int(os.environ["TRANLOGS_SEED"]))
+    kills = [[0, "batch", 3], [0, "batch", 7], [0, "epoch end", 1], [0, "batch", chance.randrange(14, 21)]]
+    found = accelerate.prove_exact(tmp_path / "run", kills)
+    assert found[0]["report"]["batch"] == found[0]["report"]["step"] == kills[-1][2]
+
+
+def test_accumulated_gradients_end_where_the_step_did(accelerate: Launcher, tmp_path: Path) -> None:
+    kills = [[0, "batch", 4], [0, "batch", 7], [0, "batch", 13]]
+    found = accelerate.prove_exact(tmp_path / "run", kills, accumulation=3, seedable=True)
+    assert found[0]["report"]["step"] == 5  # three steps an epoch: after 3, 6 and all 7 batches
+    assert found[0]["report"]["batch"] == 13
+
+
+@pytest.mark.parametrize(("world", "options"), [(3, {"accumulation": 2}), (2, {"seedable": True})])
+def test_processes_under_torchrun_leave_no_trace_either(
+    accelerate: Launcher, tmp_path: Path, world: int, options: dict[str, Any]
+) -> None:
+    kills = [[world - 1, "batch", 2], [0, "batch", 7], [1, "batch", 17]]
+    accelerate.prove_exact(tmp_path / "run", kills, world=world, **options)
+
+
+def test_batches_are_counted_as_they_are_trained(accelerate: Launcher, tmp_path: Path) -> None:
+    found = accelerate.run("counted", folder=str(tmp_path))[0]
+    assert found["taken"] == [4, 6, 6]
+    assert found["batches"] == [0, 4, 10]
+    assert "log_prepared" in found["refused"]
