@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-def iterating(loader: Any, plain: type, iterate: Callable[[], Iterator[Any]], **marks: Any) -> type:
+def iterating(loader: Any, plain: Any, iterate: Callable[[], Iterator[Any]], **marks: Any) -> type:
     """A subclass of the loader's class in which `iter(loader)` is `iterate()`. Copies of the loader are of the plain class.
 
     Args:
@@ -18,7 +18,7 @@ def iterating(loader: Any, plain: type, iterate: Callable[[], Iterator[Any]], **
     """
 
     def __iter__(self: Any) -> Iterator[Any]:
-        return iterate() if self is loader else plain.__iter__(self)  # type: ignore[attr-defined, no-any-return]
+        return iterate() if self is loader else plain.__iter__(self)
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
         found = plain.__reduce_ex__(self, protocol)

@@ -107,7 +107,9 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
     state = trainer.state
     timed = ("runtime", "per_second")
     history = [{key: value for key, value in entry.items() if not key.endswith(timed)} for entry in state.log_history]
-    counters = [c.early_stopping_patience_counter for c in trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback)]
+    counters = [
+        c.early_stopping_patience_counter for c in trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback)
+    ]
     found = {
         "weights and state": tensors(trainer.model, trainer.optimizer.optimizer), "rng": randomness(),
         "scheduler": plain(trainer.lr_scheduler.state_dict()), "global_step": state.global_step, "epoch": state.epoch,

@@ -86,7 +86,10 @@ class Digits(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         if self.mode == "two":
-            first, second = torch.optim.AdamW(self.net[:2].parameters(), lr=1e-2), torch.optim.SGD(self.net[2:].parameters(), lr=0.05)
+            first, second = (
+                torch.optim.AdamW(self.net[:2].parameters(), lr=1e-2),
+                torch.optim.SGD(self.net[2:].parameters(), lr=0.05),
+            )
             return [first, second], [torch.optim.lr_scheduler.StepLR(first, 4, 0.8)]
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         if self.schedule == "plateau":

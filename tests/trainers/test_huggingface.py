@@ -1,4 +1,4 @@
-"""A Trainer is killed by SIGKILL and made anew: it ends with the bits, the log history and the counters of one that nobody killed."""
+"""A Trainer is killed by SIGKILL and made anew: it ends with the bits and the log history of one that nobody killed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""TranLogs inside the trainers that people use: `huggingface`, `lightning`, `accelerate`. Each imports its framework, only then."""
+"""TranLogs inside the trainers that people use: `huggingface`, `lightning`, `accelerate`. Each imports its framework."""

@@ -8,8 +8,8 @@
             with accelerator.accumulate(model):
                 ...
 
-It comes behind `prepare`, since only then the wrapped model is there, by which the processes divide the log, and the loader that
-gives each of them its batches.
+It comes behind `prepare`, since only then the wrapped model is there, by which the processes divide the log, and the loader
+that gives each of them its batches.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def log_prepared(accelerator: Accelerator, run: str | Path, model: Any, optimize
                  **settings: Any) -> LoggedOptimizer:  # fmt: skip
     """Log a training of which accelerate has prepared the parts; give all as `prepare` gave them.
 
-    What comes back is a `LoggedOptimizer`: track the (prepared) scheduler, `recover()`, and take the batches from its `epochs` or
-    `batches`, as they come from the prepared loader. Gradients are accumulated by `accelerator.accumulate` as ever. Step the
+    What comes back is a `LoggedOptimizer`: track the (prepared) scheduler, `recover()`, and take the batches from its `epochs`
+    or `batches`, as they come from the prepared loader. Gradients are accumulated by `accelerator.accumulate` as ever. Step the
     prepared optimizer.
 
     Args:
@@ -114,5 +114,3 @@ class PreparedPosition(TrainerPosition):
             yield from self.rest_of_epoch(until)
             if self.passed == before:
                 return  # an empty loader would be asked for ever
-
-

@@ -124,8 +124,8 @@ class Loop:
     def _recover(self, logged: LoggedOptimizer, resume_from_checkpoint: str | None) -> None:
         trainer, session = self.trainer, logged.session
         if resume_from_checkpoint is not None and session.journal.is_fresh:
-            raise UsageError(f"{self.run} is a fresh run, and train(resume_from_checkpoint={str(resume_from_checkpoint)!r}) is to "
-                             "begin in the middle of another one: finish that one as it was begun, or give the model its "
+            raise UsageError(f"{self.run} is a fresh run, and train(resume_from_checkpoint={str(resume_from_checkpoint)!r}) is "
+                             "to begin in the middle of another one: finish that one as it was begun, or give the model its "
                              "weights (from_pretrained) and call train() without")  # fmt: skip
         position = session.auxiliary.loader(plain_loader(self._loader), kind=TrainerPosition)
         assert isinstance(position, TrainerPosition)

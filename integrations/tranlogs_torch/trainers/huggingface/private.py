@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from types import FrameType
 from typing import Any
 
 import transformers
@@ -16,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from tranlogs.errors import UsageError
 
-__all__ = ["ExportableState", "PATCHED", "PROGRESS", "check_transformers", "find_trainer"]
+__all__ = ["PATCHED", "PROGRESS", "ExportableState", "check_transformers", "find_trainer"]
 
 # Methods of the trainer that are called through ours, with the parameters that ours rely on.
 PATCHED = {
@@ -53,10 +54,10 @@ def _takes(method: Any, parameters: tuple[str, ...]) -> bool:
 
 def find_trainer() -> Trainer | None:
     """The trainer that is being made, while it tells its callbacks so: they are given everything but itself."""
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         found = frame.f_locals.get("self")
         if frame.f_code.co_name == "__init__" and isinstance(found, Trainer):
             return found
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from .progress import Progress
 private.check_lightning()
 
 
-class TranLogsLightningCallback(pl.Callback):
+class TranLogsLightningCallback(pl.Callback):  # type: ignore[misc]
     """Logs every step of `Trainer.fit`; run the same script again after a crash, and training goes on at the batch.
 
         trainer = pl.Trainer(max_epochs=20, callbacks=[TranLogsLightningCallback("runs/digits")])
@@ -67,7 +67,7 @@ class TranLogsLightningCallback(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Stand before all other callbacks, so that what they do at the beginning of an epoch lies behind the boundary."""
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks: list[Any] = trainer.callbacks
         if any(isinstance(one, TranLogsLightningCallback) and one is not self for one in callbacks):
             raise UsageError(f"{self._run}: there are two TranLogsLightningCallbacks in this trainer: one is enough")
         callbacks.remove(self)
@@ -119,13 +119,15 @@ class TranLogsLightningCallback(pl.Callback):
         assert self._trainer is not None
         found = private.loaders(self._trainer)
         if len(found) != 1:
-            raise UsageError(f"{self._run}: one training loader can be resumed, and there are {len(found)}: combine the data sets "
-                             "behind one DataLoader")  # fmt: skip
+            raise UsageError(f"{self._run}: one training loader can be resumed, and there are {len(found)}: combine the data "
+                             "sets behind one DataLoader")  # fmt: skip
         position = self.optimizer.session.auxiliary.loader(found[0], kind=_Position)
         assert isinstance(position, _Position)
         if self._position not in (None, position):
-            raise UsageError(f"{self._run}: reload_dataloaders_every_n_epochs makes another loader, whose place no resume knows")
-        self._position, position.asked = position, self._asked
+            raise UsageError(
+                f"{self._run}: reload_dataloaders_every_n_epochs makes another loader, whose place no resume knows"
+            )
+        self._position, position.on_ask = position, self._asked
 
     def _counters_are_set(self) -> None:
         assert self._trainer is not None
@@ -187,13 +189,16 @@ class TranLogsLightningCallback(pl.Callback):
 
 
 class _Position(TrainerPosition):
-    """Says when it is asked."""
+    """Says when it is asked.
 
+    Attributes:
+        on_ask: set by the callback.
+        is_underway: whether it was asked.
+    """
+
+    on_ask: Callable[[], None]
     is_underway = False
 
-    def asked(self) -> None:
-        """Set by the callback."""
-
     def ask(self) -> None:
-        self.asked()
+        self.on_ask()
         self.is_underway = True

@@ -89,7 +89,7 @@ def loaders(trainer: pl.Trainer) -> list[Any]:
 def end_restart(trainer: pl.Trainer) -> None:
     """The counters are set: from here on all goes as if nothing was restarted."""
     loop: Any = trainer.fit_loop
-    _Loop.restarting.fset(loop, False)  # type: ignore[attr-defined]  # its own setter keeps it for runs that count steps
+    _Loop.restarting.fset(loop, False)  # its own setter keeps it for runs that count steps
     loop.epoch_loop.reset_restart_stage()
     loop.epoch_loop.val_loop.reset_restart_stage()
 

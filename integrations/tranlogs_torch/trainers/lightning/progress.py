@@ -57,7 +57,7 @@ class Progress:
     def _others(self) -> list[Any]:
         from .callback import TranLogsLightningCallback
 
-        return [one for one in self._trainer.callbacks if not isinstance(one, TranLogsLightningCallback)]  # type: ignore[attr-defined]
+        return [one for one in self._trainer.callbacks if not isinstance(one, TranLogsLightningCallback)]
 
 
 def _plain(value: Any) -> Any:
