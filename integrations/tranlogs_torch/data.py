@@ -86,7 +86,7 @@ class LoaderPosition:
             raise UsageError(f"a torch.utils.data.DataLoader is wanted, not a {type(loader).__name__}; "
                              "for other sources there is steps(until=...)")  # fmt: skip
         if any("__class__" in vars(kind) for kind in type(loader).__mro__[:-1]):  # it only says that it is one
-            raise UsageError(f"a {type(loader).__name__} holds the loader that it stands for. Where accelerate has prepared it: "
+            raise UsageError(f"a {type(loader).__name__} holds the loader that it stands for. If accelerate has prepared it: "
                              "tranlogs_torch.trainers.accelerate.log_prepared(...)")  # fmt: skip
         self.loader, self._on_boundary, self._on_open, self._on_doubt = loader, on_boundary, on_open, on_doubt
         self.loader_class: Any = getattr(type(loader), "_tranlogs_plain", type(loader))
