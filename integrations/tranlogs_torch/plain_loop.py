@@ -105,6 +105,9 @@ class PlainLoops:
             position.release(is_over=is_over)
             if getattr(type(position.loader), "_tranlogs_loops", None) is self:
                 position.loader.__class__ = position.loader_class
+        for position in self._session.auxiliary.loaders.values():
+            if position not in self._positions:  # of a trainer's loop
+                position.release(is_over=True)
 
     # What the session asks
 

@@ -49,17 +49,17 @@ def noisy(samples: list[Any]) -> list[torch.Tensor]:
 
 
 class Digits(pl.LightningModule):
-    def __init__(self, killer: Killer, mode: str, schedule: str) -> None:
+    def __init__(self, killer: Killer, mode: str, schedule: str, averages: bool) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10))
         self.automatic_optimization = mode == "automatic"
-        self.killer, self.mode, self.schedule, self.seen = killer, mode, schedule, []
+        self.killer, self.mode, self.schedule, self.averages, self.seen = killer, mode, schedule, averages, []
 
     def training_step(self, batch: Any, i: int) -> Any:
         self.killer.at("batch", self.trainer.fit_loop.epoch_loop.batch_progress.total.ready - 1)
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
         self.seen.append([self.current_epoch, i, self.global_step])
-        self.log("step_loss", loss)
+        self.log("step_loss", loss, on_step=True, on_epoch=self.averages)
         if not self.automatic_optimization:
             chosen = self.optimizers()
             for number, optimizer in enumerate(chosen if isinstance(chosen, list) else [chosen]):
@@ -100,14 +100,15 @@ class Digits(pl.LightningModule):
 
 
 def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = None, *, mode: str = "automatic",
-          schedule: str = "step", data: str = "shuffled", patience: int = 0, saves: bool = False,
+          schedule: str = "step", data: str = "shuffled", patience: int = 0, averages: bool = False,
+          saves: bool = False,
           settings: dict[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:  # fmt: skip
     """Train to the end; what came out."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     pl.seed_everything(3, verbose=False)
-    model = Digits(Killer(kills, attempt), mode, schedule)
+    model = Digits(Killer(kills, attempt), mode, schedule, averages)
     callbacks: list[Any] = []
     if patience:
         callbacks.append(EarlyStopping("val_loss", patience=patience, min_delta=0.2))
@@ -138,4 +139,35 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
     if callback is not None:
         report = callback.report
         found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "epoch": report.epoch}
+    return found
+
+
+def refusals(attempt: int, folder: str) -> dict[str, str]:
+    """What is refused, and in which words."""
+    from tranlogs.errors import TranLogsError
+    from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
+
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    found = {}
+
+    def said(name: str, others: int = 0, data: Any = None, **arguments: Any) -> None:
+        callbacks = [TranLogsLightningCallback(f"{folder}/{name}{number}") for number in range(1 + others)]
+        trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones=False, max_steps=2,
+                             enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks)  # fmt: skip
+        try:
+            trainer.fit(Digits(Killer(None, 0), "automatic", "step", False), data or loaders()[0], **arguments)
+            found[name] = ""
+        except TranLogsError as error:
+            found[name] = str(error)
+        finally:
+            callbacks[0]._close()
+
+    said("two", others=1)
+    said("two loaders", data=[loaders()[0], loaders()[0]])
+    plain_trainer = pl.Trainer(accelerator="cpu", logger=False, max_steps=1, default_root_dir=folder, enable_progress_bar=False,
+                               enable_model_summary=False)  # fmt: skip
+    plain_trainer.fit(Digits(Killer(None, 0), "automatic", "step", False), loaders()[0])
+    plain_trainer.save_checkpoint(f"{folder}/own.ckpt")
+    said("checkpoint", ckpt_path=f"{folder}/own.ckpt", weights_only=False)
     return found

@@ -39,3 +39,14 @@ def test_kills_leave_no_trace(lightning: Launcher, tmp_path: Path, kills: list[A
 def test_processes_under_torchrun_leave_no_trace_either(lightning: Launcher, tmp_path: Path) -> None:
     kills = [[2, "step", 3], [0, "epoch end", 1], [1, "step", 15]]
     lightning.prove_exact(tmp_path / "run", kills, world=3, strategy="ddp", schedule="epoch", val_check_interval=3)
+
+
+def test_metrics_averaged_over_an_epoch_are_named(lightning: Launcher, tmp_path: Path) -> None:
+    found = lightning.prove_exact(tmp_path / "run", [[0, "batch", 10]], averages=True, exact=None)
+    assert any("step_loss" in note and "averaged over an epoch" in note for note in found[0]["report"]["notes"])
+
+
+def test_what_cannot_be_right_is_refused(lightning: Launcher, tmp_path: Path) -> None:
+    said = lightning.run("refusals", folder=str(tmp_path))[0]
+    parts = {"two": "there are two", "two loaders": "one training loader", "checkpoint": "ckpt_path"}
+    assert {name: parts[name] in text for name, text in said.items()} == dict.fromkeys(parts, True), said

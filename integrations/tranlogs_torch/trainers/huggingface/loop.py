@@ -97,11 +97,15 @@ class Loop:
             self._rest = iter(self._loader)
         else:
             progress.epoch, progress.batches = given["epoch"], 0
-        self._plain["_run_epoch"](**given)
+        try:
+            self._plain["_run_epoch"](**given)
+        except BaseException:  # nobody else tells; the run must not stay locked in a notebook
+            self.end()
+            raise
         control = self.trainer.control
         is_over = progress.batches >= given["steps_in_epoch"] or control.should_epoch_stop
         is_stopped = control.should_training_stop and self.trainer.state.global_step < self.trainer.state.max_steps
-        if self.optimizer is not None:
+        if self._position is not None:
             self._pass_boundary(is_over=is_over, is_stopped=is_stopped)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
@@ -180,9 +184,7 @@ class Loop:
 
     def end(self) -> None:
         """Training is over: the run is sealed and released."""
-        optimizer, position = self.optimizer, self._position
-        if optimizer is not None and position is not None:
-            self._turns.close()  # type: ignore[attr-defined]
-            optimizer.close()
-            position.release(is_over=True)
+        if self.optimizer is not None and self._position is not None:
             self._position = None
+            self._turns.close()  # type: ignore[attr-defined]
+            self.optimizer.close()

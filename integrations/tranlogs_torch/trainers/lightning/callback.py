@@ -184,8 +184,6 @@ class TranLogsLightningCallback(pl.Callback):  # type: ignore[misc]
         self._turns.close()  # type: ignore[attr-defined]
         self._optimizer.close()
         private.release(self._trainer)
-        if self._position is not None:
-            self._position.release(is_over=True)
 
 
 class _Position(TrainerPosition):
