@@ -13,7 +13,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from tranlogs.errors import UsageError
+
 from ..data import END, LoaderPosition
+from ..distributed.group import size
 from ..loader_class import iterating
 from ..rng import get_rng, set_rng
 
@@ -49,7 +52,14 @@ class TrainerPosition(LoaderPosition):
         return {**super().state_dict(), "at_hand": None, "seeds": [part.initial_seed for part in self._seeded]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume there when the trainer iterates."""
+        """Resume there when the trainer iterates.
+
+        Raises:
+            UsageError: other processes train together now: the trainer counts batches and epochs by their number.
+        """
+        if (world := state.get("world", size())) != size():
+            raise UsageError(f"the run stands at a batch that {world} processes have counted, and now there are {size()}: under "
+                             f"a trainer start it with {world}, or take its weights by `tranlogs replay`")  # fmt: skip
         super().load_state_dict(state)
         self.trained, self._at_hand = self.batch, state["at_hand"]
         self._fetched.clear()
