@@ -1,47 +1,112 @@
-"""A run goes to a real cluster and comes back: from memory, and from the under-store alone."""
+"""A run goes to a real cluster while it trains, its machine is lost, and others go on with nothing but the address: from the
+memory of workers, and from the under-store alone.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.alluxio.cluster import Cluster
-from tests.cli.conftest import STEPS, train
-from tranlogs.store import open_store
-from tranlogs.testing.stores import put
+from tests.alluxio.trainer import CHECKPOINT_EVERY, Training
+from tests.monitor.compacting import ROOT
+from tests.shipping.ships import marks
+from tranlogs.store import ObjectStatus, open_store
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": ":".join(map(str, (ROOT, ROOT / "integrations", ROOT / "monitor")))}
+TRANLOGS = ("-c", "from tranlogs.cli import main; main()")
 
 
 def tranlogs(*arguments: object) -> str:
     """What a command of TranLogs says, which must succeed."""
-    command = [sys.executable, "-c", "from tranlogs.cli import main; main()", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, *TRANLOGS, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_a_run_is_pushed_and_pulled(alluxio: Cluster, tmp_path: Path) -> None:
-    train(tmp_path / "run")
-    tranlogs("push", tmp_path / "run", alluxio.url("/runs", replication=2))
+@contextmanager
+def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process of Python that is killed at the end of the block."""
+    command = [sys.executable, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
+
+def train_and_die(alluxio: Cluster, run: Path, url: str) -> int:
+    """Train with a monitor beside until the store is some checkpoints and some log behind them on; SIGKILL both, and delete the
+    disk. Gives the step up to which the run was said to be archived."""
+    with ExitStack() as dying:
+        trainer = dying.enter_context(running("-m", "tests.alluxio.trainer", run))
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "recovered\n"
+        monitor = dying.enter_context(
+            running(*TRANLOGS, "monitor", run, "--store", url, "--max-lag", "0.3s", "--interval", "0.3s")
+        )
+
+        def is_archived() -> bool:
+            if trainer.poll() is not None or monitor.poll() is not None:
+                raise AssertionError("it ended by itself")
+            archived = marks(run).archived
+            return archived > 2 * CHECKPOINT_EVERY and archived % CHECKPOINT_EVERY != 0
+
+        alluxio.wait(is_archived, "the run is archived behind a checkpoint")
+    said = marks(run).archived
+    shutil.rmtree(run)
+    return said
+
+
+def goes_on(training: Training, whole: dict[int, str], steps: int = 7) -> int:
+    """Train on; all that it was, from where it began, is what an uninterrupted run is. Gives the step it came to."""
+    until = training.landed + steps
+    training.train(until)
+    if until not in whole:
+        raise AssertionError(f"the uninterrupted run is too short for step {until}")
+    assert training.digests == {step: whole[step] for step in range(training.landed, until + 1)}
+    return until
+
+
+def statuses(url: str) -> dict[str, ObjectStatus]:
+    """What the cluster says of all that it has of the run."""
+    with open_store(url) as store:
+        found = {name: store.stat(name) for name in store.names("run")}
+    return {name: status for name, status in found.items() if status is not None}
+
+
+def test_a_trainer_its_monitor_and_their_machine_are_lost(alluxio: Cluster, tmp_path: Path) -> None:
+    url = alluxio.url("/runs", replication=2)
+    said = train_and_die(alluxio, tmp_path / "old/run", url)
+
+    # Warm: out of the memory of workers.
+    tranlogs("pull", alluxio.url("/runs/run"), tmp_path / "pulled/run")
+    pulled = Training(tmp_path / "pulled/run")
+    assert pulled.landed >= said
+    whole = Training(tmp_path / "whole/run").train(pulled.landed + 21).digests
+    came_to = goes_on(pulled, whole)
+    tranlogs("push", tmp_path / "pulled/run", url)
     alluxio.lose(0)  # the other worker has all of it, too
     alluxio.mend()
-    said = tranlogs("pull", alluxio.url("/runs/run"), tmp_path / "from memory")
-    assert f"step     {STEPS}," in said
-    assert "all equal" in tranlogs("verify", tmp_path / "from memory", "--replay")
+    by_address = Training(tmp_path / "by address/run", store=url)
+    assert by_address.landed == came_to
+    came_to = goes_on(by_address, whole)
 
+    # Cold: another cluster, over the same under-store.
     alluxio.abandon()
     alluxio.wipe()
     alluxio.start()
-    with open_store(alluxio.url("/runs")) as store:
-        names = store.names("run")
-        assert names
-        for name in names:
-            status = store.stat(name)
-            assert status is not None
-            assert (status.is_durable, status.copies) == (True, 0)
-        put(store, "run/later", b"more")
-        assert store.names("run") == sorted([*names, "run/later"])
-        store.delete("run/later")
-    tranlogs("pull", alluxio.url("/runs/run"), tmp_path / "from the under-store")
-    assert "all equal" in tranlogs("verify", tmp_path / "from the under-store", "--replay")
+    found = statuses(url)
+    assert found
+    assert {(status.is_complete, status.is_durable, status.copies) for status in found.values()} == {(True, True, 0)}
+    tranlogs("pull", alluxio.url("/runs/run"), tmp_path / "pulled cold/run")
+    pulled = Training(tmp_path / "pulled cold/run")
+    by_address = Training(tmp_path / "by address cold/run", store=url)
+    assert pulled.landed == by_address.landed == came_to
+    assert goes_on(pulled, whole) == goes_on(by_address, whole)

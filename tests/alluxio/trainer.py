@@ -1,0 +1,69 @@
+"""A training script that knows a digest of its state at each step. `python -m tests.alluxio.trainer RUN` says "recovered", and
+trains until it is killed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tranlogs_torch import LoggedOptimizer
+
+CHECKPOINT_EVERY = 10
+
+
+class Training:
+    """Weights, statistics, dropout, a scheduler, shuffled batches; recovered as soon as it is made.
+
+    Attributes:
+        landed: the step that recovery came to.
+        digests: of the state, by step.
+    """
+
+    def __init__(self, run: Path, **options: Any) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(3)
+        self.model = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 2))
+        self.inner = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.optimizer = LoggedOptimizer(self.inner, run, self.model, checkpoint_every=CHECKPOINT_EVERY, durability="process",
+                                         segment_bytes=1 << 20, **options)  # fmt: skip
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 7, 0.9)
+        data = TensorDataset(torch.randn(52, 6), torch.randn(52, 2))
+        self.loader: DataLoader[Any] = DataLoader(data, batch_size=4, shuffle=True)
+        self.optimizer.track(scheduler=self.scheduler, loader=self.loader)
+        report = self.optimizer.recover()
+        assert report.exact is not False, report
+        self.landed = report.step
+        self.digests = {self.landed: self._digest()}
+
+    def train(self, until: int) -> Training:
+        """Up to a step, and close the run."""
+        for step, (x, y) in enumerate(self.optimizer.batches(self.loader, until=until), self.landed + 1):
+            self.optimizer.zero_grad()
+            (self.model(x) - y).square().mean().backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            self.digests[step] = self._digest()
+        self.optimizer.close()
+        return self
+
+    def _digest(self) -> str:
+        hasher = xxhash.xxh3_64(repr(self.scheduler.state_dict()).encode())
+        for tensor in self.model.state_dict().values():
+            hasher.update(tensor.numpy().tobytes())
+        for state in self.inner.state_dict()["state"].values():
+            for name in sorted(state):
+                hasher.update(state[name].numpy().tobytes())
+        return hasher.hexdigest()
+
+
+if __name__ == "__main__":
+    training = Training(Path(sys.argv[1]))
+    print("recovered", flush=True)
+    training.train(10**9)
