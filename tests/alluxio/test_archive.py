@@ -34,7 +34,8 @@ def tranlogs(*arguments: object) -> str:
 def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     """A process of Python that is killed at the end of the block."""
     command = [sys.executable, *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT) as process:
         try:
             yield process
         finally:
@@ -42,7 +43,7 @@ def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def train_and_die(alluxio: Cluster, run: Path, url: str) -> int:
-    """Train with a monitor beside until the store is some checkpoints and some log behind them on; SIGKILL both, and delete the
+    """Train with a monitor beside until the store has some checkpoints and some log behind them; SIGKILL both, and delete the
     disk. Gives the step up to which the run was said to be archived."""
     with ExitStack() as dying:
         trainer = dying.enter_context(running("-m", "tests.alluxio.trainer", run))
@@ -52,13 +53,19 @@ def train_and_die(alluxio: Cluster, run: Path, url: str) -> int:
             running(*TRANLOGS, "monitor", run, "--store", url, "--max-lag", "0.3s", "--interval", "0.3s")
         )
 
+        def step() -> None:
+            assert trainer.stdin is not None
+            trainer.stdin.write("\n")
+            trainer.stdin.flush()
+
         def is_archived() -> bool:
-            if trainer.poll() is not None or monitor.poll() is not None:
-                raise AssertionError("it ended by itself")
+            assert (trainer.poll(), monitor.poll()) == (None, None), "one has ended by itself"
+            step()
             archived = marks(run).archived
             return archived > 2 * CHECKPOINT_EVERY and archived % CHECKPOINT_EVERY != 0
 
         alluxio.wait(is_archived, "the run is archived behind a checkpoint")
+        step()
     said = marks(run).archived
     shutil.rmtree(run)
     return said
@@ -92,11 +99,11 @@ def test_a_trainer_its_monitor_and_their_machine_are_lost(alluxio: Cluster, tmp_
     whole = Training(tmp_path / "whole/run").train(pulled.landed + 21).digests
     came_to = goes_on(pulled, whole)
     tranlogs("push", tmp_path / "pulled/run", url)
-    alluxio.lose(0)  # the other worker has all of it, too
-    alluxio.mend()
     by_address = Training(tmp_path / "by address/run", store=url)
     assert by_address.landed == came_to
     came_to = goes_on(by_address, whole)
+    assert marks(tmp_path / "by address/run").archived == came_to
+    alluxio.wait(lambda: all(status.is_durable for status in statuses(url).values() if status.is_complete), "persisted")
 
     # Cold: another cluster, over the same under-store.
     alluxio.abandon()

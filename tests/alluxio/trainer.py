@@ -1,10 +1,11 @@
 """A training script that knows a digest of its state at each step. `python -m tests.alluxio.trainer RUN` says "recovered", and
-trains until it is killed.
+trains a step for each line of stdin.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,10 @@ class Training:
         self.landed = report.step
         self.digests = {self.landed: self._digest()}
 
-    def train(self, until: int) -> Training:
-        """Up to a step, and close the run."""
+    def train(self, until: int, wait: Callable[[], object] = lambda: None) -> Training:
+        """Up to a step, and close the run. `wait` is called before each step."""
         for step, (x, y) in enumerate(self.optimizer.batches(self.loader, until=until), self.landed + 1):
+            wait()
             self.optimizer.zero_grad()
             (self.model(x) - y).square().mean().backward()
             self.optimizer.step()
@@ -66,4 +68,4 @@ class Training:
 if __name__ == "__main__":
     training = Training(Path(sys.argv[1]))
     print("recovered", flush=True)
-    training.train(10**9)
+    training.train(10**9, sys.stdin.readline)
