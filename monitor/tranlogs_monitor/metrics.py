@@ -113,7 +113,7 @@ def _store(seen: dict[str, Seen]) -> Iterator[Metric]:
     """Of the journals that are shipped."""
     ok = _gauge("store_ok", "1 while shipping to the store goes on, 0 while something is in its way.")
     nbytes = _gauge("store_bytes", "Bytes that the store holds.")
-    thin = _gauge("store_under_replicated", "Objects that are not durable yet and have fewer copies than wanted.")
+    thin = _gauge("store_under_replicated", "Segments and checkpoints that are not durable yet and lack copies.")
     lag = _gauge("store_lag_steps", "Committed steps that have not reached a watermark of the store.", "watermark")
     for folder, one in seen.items():
         store, marks = one.rows.store, one.rows.marks

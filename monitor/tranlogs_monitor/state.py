@@ -93,6 +93,7 @@ def _attention(seen: Seen) -> list[str]:
         else []
     )
     found += [f"Nothing is shipped to {store.url} now: {store.problem}."] if store is not None and store.problem else []
+    found += [f"Under-replicated in {store.url}: {store.copies_missing}."] if store is not None and store.copies_missing else []
     if not seen.pruning.wants_checkpoint:
         return found
     what = "its trainer is asked for a checkpoint, behind which there is more to give up." if _is_alive(seen) else \

@@ -102,6 +102,9 @@ def test_the_store_is_shown_once_there_is_one(run: ToyTrainer) -> None:
     store = StoreRow("file:///there", "me", problem="it is full")
     state = state_of(Shown("run", replace(stored, rows=replace(stored.rows, store=store))))
     assert (state.level, state.headline) == ("attention", "Nothing is shipped to file:///there now: it is full.")
+    store = StoreRow("file:///there", "me", under_replicated=3)
+    state = state_of(Shown("run", replace(stored, rows=replace(stored.rows, store=store))))
+    assert (state.level, state.headline) == ("attention", f"Under-replicated in file:///there: {store.copies_missing}.")
     assert set(curves(shown)["steps"]) == {"committed", "synced", "archived", "persisted"}
     page = journal_page(Shown("run", seen), now=seen.at, interval_seconds=10, has_others=False).decode()
     assert "step-persisted" not in page

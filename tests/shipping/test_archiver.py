@@ -228,6 +228,16 @@ def test_a_request_to_persist_that_was_dropped_is_made_again(memory_path: Path) 
     assert_comes_back(store, "a/rank0", memory_path / "b", 5)
 
 
+def test_what_the_store_will_not_make_durable_by_itself_is_asked_for_at_once(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 5)
+    store.is_durable = False
+    ship(run, store)
+    store.is_durable, store.forgotten = True, {name for name in store.objects if "/log/" in name}
+    assert ship(run, store, persist_seconds=1e9).persisted == 5
+    assert_comes_back(store, "a/rank0", memory_path / "b", 5)
+
+
 def test_copies_that_cannot_be_had_are_made_up_for(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durability, "_AGAIN_SECONDS_MIN", 0.0)
     run, store = memory_path / "a", FaultyStore()

@@ -84,10 +84,13 @@ def test_a_sound_store_is_usable_and_left_empty(tmp_path: Path, scheme: str) -> 
         ({"nbytes": 3}, "what was written is there with 3 bytes only"),
         ({"copies": 1}, "1 of 2 copies in the memory of workers"),
         ({"copies": None}, "0 of 2 copies in the memory of workers"),
+        ({"copies": 0}, "0 of 2 copies in the memory of workers"),
+        ({"is_durable": False, "is_forgotten": True},
+         "the write type is not honoured: nothing is going to make durable what was written"),
         ({"is_durable": False, "is_lost": True}, "what was written was lost before it was durable"),
         ({"is_durable": False}, "what was written is not durable after 10 s"),
     ],
-)
+)  # fmt: skip
 def test_what_a_store_says_of_an_object(tmp_path: Path, says: dict[str, object], problem: str) -> None:
     store = Unfit(tmp_path, **says)
     assert only_problem(checked(store)) == problem

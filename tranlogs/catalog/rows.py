@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from ..config import FORMAT_VERSION
+from ..quantities import count
 
 SegmentState = Literal["ready", "open", "sealed", "retired"]
 
@@ -129,8 +130,16 @@ class StoreRow:
     at: float = 0.0
     problem: str = ""
     objects_bytes: int = 0
-    under_replicated: int = 0  # objects with fewer copies than wanted
+    under_replicated: int = 0  # segments and checkpoints that are not durable yet and have fewer copies than wanted
     host: str = ""  # the machine and folder that `writer` names: a copy of the journal is another writer
+
+    @property
+    def copies_missing(self) -> str:
+        """What lacks copies, in words; nothing if nothing does."""
+        if not self.under_replicated:
+            return ""
+        what = count(self.under_replicated, "file")
+        return f"{what} not durable yet, with fewer copies than asked for; made up for when there are workers again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,7 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
                  ("persisted", f"step {marks.persisted}: durable in the store")]  # fmt: skip
     if found.store is not None:
         rows.append(("store", found.store.url if not found.store.problem else f"not shipped now: {found.store.problem}"))
+        rows += [("under-replicated", found.store.copies_missing)] if found.store.copies_missing else []
     rows += [(_DIES[one.scope], f"loses {one.in_words()}") for one in found.exposures()]
     rows += watched(found)
     rows += [

@@ -100,7 +100,8 @@ class Durability:
         else:
             self._thin.pop(name, None)
         now = self._clock.now()
-        if now - self._hastened.get(name, one.objects.at) > persist_seconds:
+        is_forgotten = name not in self._hastened and any(status.is_forgotten for status in there)
+        if is_forgotten or now - self._hastened.get(name, one.objects.at) > persist_seconds:
             self._hastened[name] = now
             found.changed[name] = self._hasten(one)
 

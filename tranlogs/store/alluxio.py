@@ -117,6 +117,7 @@ class AlluxioStore(Store):
             is_durable=about.completed and about.persisted and state == "PERSISTED",
             copies=len(set.intersection(*holders)) if holders else 0 if about.length else self.copies_wanted,
             is_lost=state == "LOST",
+            is_forgotten=about.completed and state == "NOT_PERSISTED",
         )
 
     def names(self, prefix: str) -> list[str]:

@@ -25,6 +25,7 @@ class ObjectStatus:
         is_durable: whether the store calls it durable: it survives the store's own processes and machines.
         copies: machines that hold it in memory, where the store knows such; None elsewhere.
         is_lost: whether the store has given it up.
+        is_forgotten: whether the store is not going to make it durable, since it knows of no request for that.
     """
 
     nbytes: int
@@ -32,6 +33,7 @@ class ObjectStatus:
     is_durable: bool = True
     copies: int | None = None
     is_lost: bool = False
+    is_forgotten: bool = False
 
 
 class Store(ABC):

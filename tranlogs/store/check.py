@@ -98,10 +98,12 @@ class _Checking:
         status = self._store.stat(self.name)
         yield self._looked_at(status)
         assert status is not None
-        if self._store.copies_wanted > 1:
+        if self._store.copies_wanted > 1 or status.copies is not None:
             copies = status.copies or 0
             what = f"{copies} of {self._store.copies_wanted} copies in the memory of workers"
             yield Finding(what, copies >= self._store.copies_wanted)
+        if status.is_forgotten:
+            yield Finding("the write type is not honoured: nothing is going to make durable what was written", False)
         yield self._read()
         yield self._durable()
 

@@ -21,7 +21,8 @@ class FaultyStore(Store):
         hangs: while it is cleared, every call waits for it.
         is_durable: what `stat` says of objects ...
         copies: ... and of their copies.
-        lost: names that `stat` calls lost.
+        lost: names that `stat` calls lost ...
+        forgotten: ... and those that it is not going to make durable.
         calls: methods and names, in order.
     """
 
@@ -34,6 +35,7 @@ class FaultyStore(Store):
         self.hangs.set()
         self.is_durable, self.copies = True, 1
         self.lost: set[str] = set()
+        self.forgotten: set[str] = set()
         self.calls: list[tuple[str, str]] = []
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
@@ -55,6 +57,7 @@ class FaultyStore(Store):
         if name not in self.objects:
             return None
         status = ObjectStatus(len(self.objects[name]), is_durable=self.is_durable, copies=self.copies)
+        status = replace(status, is_forgotten=True, is_durable=False) if name in self.forgotten else status
         return replace(status, is_lost=True, is_durable=False) if name in self.lost else status
 
     def names(self, prefix: str) -> list[str]:
