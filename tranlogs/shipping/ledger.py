@@ -231,6 +231,8 @@ class Ledger:
             )
         for name in found.lost:
             self.shipped.pop(name, None)
+        if found.lost:
+            self.write_marks(look)  # at once: a store that loses objects may take no manifest either
         self.shipped |= found.changed
         if found.error is not None:
             raise found.error
