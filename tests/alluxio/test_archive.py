@@ -14,9 +14,15 @@ from pathlib import Path
 
 from tests.alluxio.cluster import Cluster
 from tests.alluxio.trainer import CHECKPOINT_EVERY, Training
+from tests.keras.conftest import torch as keras
+from tests.keras.lab import Lab
 from tests.monitor.compacting import ROOT
+from tests.monitor.test_beside import is_running
 from tests.shipping.ships import marks
+from tranlogs.journal import read_owner
 from tranlogs.store import ObjectStatus, open_store
+
+__all__ = ["keras"]
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": ":".join(map(str, (ROOT, ROOT / "integrations", ROOT / "monitor")))}
 TRANLOGS = ("-c", "from tranlogs.cli import main; main()")
@@ -117,3 +123,19 @@ def test_a_trainer_its_monitor_and_their_machine_are_lost(alluxio: Cluster, tmp_
     by_address = Training(tmp_path / "by address cold/run", store=url)
     assert pulled.landed == by_address.landed == came_to
     assert goes_on(pulled, whole) == goes_on(by_address, whole)
+
+
+def test_a_fit_of_keras_goes_on_by_the_address_alone(alluxio: Cluster, keras: Lab, tmp_path: Path) -> None:
+    run, url = tmp_path / "run", alluxio.url("/fits", replication=2)
+    options = {"store": url, "monitor": ["process", None, False, None, "0.1s"]}
+    assert keras.run("fit", run=str(run), die=["batch", 13], options=options).was_killed
+    alluxio.wait(lambda: read_owner(run / "rank0", "monitor") is not None, "the monitor is there")
+    monitor = read_owner(run / "rank0", "monitor")
+    assert monitor is not None
+    alluxio.wait(lambda: not is_running(monitor.pid), "the monitor has shipped what was left")
+    said = marks(run).archived
+    shutil.rmtree(run)
+    again = keras.value("fit", run=str(run), options={"store": url})
+    assert again["report"]["exact"] is True
+    assert again["report"]["step"] >= said >= 12
+    assert again["state"] == keras.value("fit", run=str(tmp_path / "whole"))["state"]

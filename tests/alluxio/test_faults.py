@@ -5,19 +5,26 @@ from __future__ import annotations
 import io
 import itertools
 import random
-import re
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.alluxio.cluster import Cluster
-from tests.alluxio.test_store import is_durable
+from tests.alluxio.test_archive import tranlogs
+from tests.alluxio.test_store import is_durable, problem_of
+from tests.shipping.ships import archiver, marks, store_row, toy, trained
 from tranlogs.errors import CorruptObject, StoreRefused, StoreUnavailable
+from tranlogs.shipping import Throttle, durability, pull, read_newest
+from tranlogs.shipping import archiver as archiving
 from tranlogs.store import ObjectStatus, Store, open_store
+from tranlogs.store import alluxio as module
 from tranlogs.store.check import check_store
 from tranlogs.testing.stores import MIB, put, read
+from tranlogs.testing.toy import uninterrupted
 
 CONTENT = random.Random(7).randbytes(40 * MIB)  # three blocks
 
@@ -92,14 +99,35 @@ def persisted(alluxio: Cluster, store: Store, name: str) -> str:
     return names[-1]
 
 
-def problem_of(store: Store, words: str) -> str:
-    """The property that `tranlogs store check` names for its problem, which begins with some words."""
-    finding = check_store(store, nbytes=1000, patience_seconds=1).findings[-1]
-    assert not finding.is_good
-    assert finding.what.startswith(words)
-    named = re.search(r"alluxio(\.[a-z.]+)+[a-z]", finding.remedy)
-    assert named is not None
-    return named[0]
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures of shipping are tried again soon."""
+    monkeypatch.setattr(archiving, "RETRY_SECONDS_MIN", 0.1)
+    monkeypatch.setattr(archiving, "RETRY_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(durability, "_AGAIN_SECONDS_MIN", 2.0)
+    monkeypatch.setattr(durability, "_AGAIN_SECONDS_MAX", 2.0)
+
+
+def under_replicated(run: Path) -> int:
+    row = store_row(run)
+    return 0 if row is None else row.under_replicated
+
+
+def copies_of(store: Store, run: Path) -> set[int | None]:
+    """Of the objects that the manifest of a run names, by the cluster's word."""
+    manifest, _ = read_newest(store, f"{run.name}/rank0")
+    assert manifest is not None
+    return {status_of(store, name).copies for one in manifest.shipped.values() for name in one.names()}
+
+
+def assert_comes_back(store: Store, run: Path, folder: Path, step: int) -> None:
+    """Another machine comes to `step`, bit for bit."""
+    found = pull(store, f"{run.name}/rank0", folder / "rank0")
+    assert (found.step, found.steps_lost) == (step, 0)
+    trainer = toy(folder)
+    assert trainer.journal.step == step
+    assert trainer.state.everything() == uninterrupted(step).everything()
+    trainer.journal.close()
 
 
 def fresh_names() -> Iterator[str]:
@@ -122,8 +150,37 @@ def test_a_process_is_killed_in_the_middle_of_a_write(alluxio: Cluster, store: S
     assert store.stat("segment") is None
 
 
-def test_with_too_few_workers_there_are_fewer_copies(alluxio: Cluster, twice: Store) -> None:
-    names = fresh_names()
+@pytest.mark.usefixtures("no_pauses")
+def test_closing_says_fine_when_the_last_block_is_gone(
+    alluxio: Cluster, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, close, answers = tmp_path / "run", module.alluxio.Client.close, []
+    trained(run, 15)
+
+    def bereft(client: object, stream: int) -> None:
+        if not answers:
+            alluxio.kill("worker-0", "worker-1")
+        answers.append(close(client, stream))
+
+    made = archiver(run, store, throttle=Throttle(None, 1))
+    with closing(made):
+        with monkeypatch.context() as patch:
+            patch.setattr(module.alluxio.Client, "close", bereft)
+            alluxio.wait(lambda: made.turn().problem != "", "it is noticed")
+        assert answers[0] is None, "an answer like any other"
+        assert made.progressed().archived == 0
+        alluxio.mend()
+        alluxio.wait(lambda: made.turn().archived == 15, "archived")
+    assert_comes_back(store, run, tmp_path / "elsewhere", 15)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_with_too_few_workers_there_are_fewer_copies_which_are_made_up_for(
+    alluxio: Cluster, twice: Store, tmp_path: Path
+) -> None:
+    run, names = tmp_path / "run", fresh_names()
+    trained(run, 15)
+    alluxio.kill("job-worker-0")  # what is persisted needs no copies
     content = Interrupted(CONTENT, lambda: alluxio.kill("worker-1", "job-worker-1"))
     with suppress(StoreUnavailable):
         twice.put("segment", content, len(CONTENT))
@@ -131,8 +188,16 @@ def test_with_too_few_workers_there_are_fewer_copies(alluxio: Cluster, twice: St
     name = send(alluxio, twice, names)
     assert status_of(twice, name).copies == 1
     assert problem_of(twice, "1 of 2 copies in the memory of workers") == "alluxio.worker.hostname"
-    alluxio.wait(lambda: is_durable(twice, name), "persisted")
+    with closing(archiver(run, twice)) as made:
+        alluxio.wait(lambda: made.turn().archived == 15 and under_replicated(run) > 0, "archived, with fewer copies")
+        assert copies_of(twice, run) == {1}
+        assert "with fewer copies than asked for" in " ".join(tranlogs("status", run).split())
+        alluxio.restart("worker-1")
+        alluxio.wait(lambda: made.turn().archived == 15 and under_replicated(run) == 0, "made up for")
+        assert copies_of(twice, run) == {2}
+        assert made.progressed().persisted == 0
     alluxio.mend()
+    alluxio.wait(lambda: is_durable(twice, name), "persisted")
     again = send(alluxio, twice, names, copies=2)
     assert status_of(twice, again).copies == 2
 
@@ -155,16 +220,27 @@ def test_the_master_dies_before_a_file_is_persisted(alluxio: Cluster, store: Sto
     alluxio.kill("job-master")
     put(store, "segment", CONTENT)
     alluxio.kill("master")
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable) as raised:
         store.stat("segment")
+    assert "alluxio.master.hostname" in store.advice(str(raised.value))
     alluxio.restart("master")
     alluxio.restart("job-master")
     alluxio.wait(lambda: is_durable(store, "segment"), "persisted")
     assert read(store, "segment") == CONTENT
 
 
-def test_memory_is_lost_before_a_file_is_persisted(alluxio: Cluster, store: Store, twice: Store) -> None:
+@pytest.mark.usefixtures("no_pauses")
+def test_memory_is_lost_before_it_is_persisted(
+    alluxio: Cluster, store: Store, twice: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, run_twice = tmp_path / "one", tmp_path / "two"
     alluxio.kill("job-worker-0", "job-worker-1")  # nothing is persisted now
+    assert problem_of(store, "what was written is not durable") == "alluxio.job.master.hostname"
+    for each in (run, run_twice):
+        trained(each, 15)
+    made = archiver(run, store)
+    with closing(archiver(run_twice, twice)) as other:
+        alluxio.wait(lambda: made.turn().archived == other.turn().archived == 15, "archived")
     put(store, "one copy", CONTENT)
     put(twice, "two copies", CONTENT)
     put(store, "on disk", CONTENT)
@@ -172,15 +248,24 @@ def test_memory_is_lost_before_a_file_is_persisted(alluxio: Cluster, store: Stor
     assert status_of(store, "one copy").copies == holders["one copy"]
     assert status_of(twice, "two copies").copies == holders["two copies"]
 
-    alluxio.restart("job-worker-0")
     alluxio.lose(0)
     assert read(twice, "two copies") == CONTENT  # from the peer, while the master does not know yet
+    assert_comes_back(twice, run_twice, tmp_path / "from the peer", 15)
+    for each in (store, twice):
+        assert not list((alluxio.under_store / urlsplit(each.url).path.strip("/")).rglob("*-*")), "it was in memory alone"
     alluxio.kill("worker-1")  # whose memory is kept
     alluxio.wait(lambda: status_of(store, "one copy").is_lost and status_of(twice, "two copies").is_lost, "lost")
     with pytest.raises((StoreUnavailable, CorruptObject)):
         read(store, "one copy")
+    assert problem_of(store, f"store {store.url}: ") == "alluxio.worker.hostname"
+    alluxio.wait(lambda: made.turn().archived < 15, "what is lost does not count")
+    assert "the store has lost" in caplog.text
+    assert marks(run).archived < 15
 
     alluxio.mend()
+    with closing(made):
+        alluxio.wait(lambda: made.turn().persisted == 15, "sent again, and persisted")
+    assert_comes_back(store, run, tmp_path / "sent again", 15)
     alluxio.wait(lambda: status_of(twice, "two copies").copies == 1, "the kept copy is known again")
     assert read(twice, "two copies") == CONTENT
     assert status_of(twice, "two copies").is_lost  # it stays so
@@ -230,6 +315,7 @@ def test_full_memory_refuses_until_files_are_persisted(alluxio: Cluster, store: 
         return any("space" in why for why in refused.values())
 
     alluxio.wait(is_full, "memory is full", "proxy")
+    assert "alluxio.worker.ramdisk.size" in store.advice(next(why for why in refused.values() if "space" in why))
     assert [name for name in refused if store.stat(name) is not None] == []  # nothing of them is left over
     for number in (0, 1):
         alluxio.restart(f"job-worker-{number}")
@@ -239,7 +325,11 @@ def test_full_memory_refuses_until_files_are_persisted(alluxio: Cluster, store: 
         assert read(store, each) == CONTENT
 
 
-def test_a_proxy_without_the_rest_api_is_refused_with_the_property_to_set(alluxio: Cluster) -> None:
+def test_a_proxy_without_rights_or_rest_api_is_refused_with_the_property_to_set(alluxio: Cluster) -> None:
+    alluxio.restart("proxy", alluxio_security_login_username="nobody")
+    alluxio.wait_ready()
+    assert problem_of(open_store(alluxio.url("/nothing")), "store alluxio://") == "alluxio.security.login.username"
+
     alluxio.restart("proxy", alluxio_proxy_s3_v2_version_enabled="true")
     store = open_store(alluxio.url("/nothing"))
 

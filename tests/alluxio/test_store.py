@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,8 @@ import xxhash
 from tests.alluxio.cluster import Cluster
 from tranlogs.errors import StoreRefused, StoreUnavailable
 from tranlogs.store import Store, open_store
+from tranlogs.store.alluxio import AlluxioStore
+from tranlogs.store.check import check_store
 from tranlogs.testing.stores import MIB, StoreConformance, pieces, put, read
 
 
@@ -73,6 +77,43 @@ def test_a_name_is_used_once(store: Store) -> None:
 def test_names_that_alluxio_takes_for_others_are_refused(store: Store, name: str) -> None:
     with pytest.raises(StoreRefused, match="no name of an object in Alluxio"):
         put(store, name, b"1")
+
+
+@pytest.mark.parametrize(
+    ("write_type", "words", "named"),
+    [
+        ("THROUGH", "0 of 1 copies in the memory of workers", "alluxio.worker.ramdisk.size"),
+        ("MUST_CACHE", "the write type is not honoured", "alluxio.user.file.writetype.default"),
+    ],
+)
+def test_a_cluster_that_does_something_else_than_asynchronous_persistence(
+    alluxio: Cluster, write_type: str, words: str, named: str
+) -> None:
+    with AlluxioStore("127.0.0.1", alluxio.settings.ports["proxy.web"], "/check", write_type=write_type) as store:
+        assert problem_of(store, words) == named
+
+
+def test_an_under_store_that_cannot_be_written(alluxio: Cluster, store: Store) -> None:
+    place = alluxio.under_store / ".alluxio_ufs_persistence"  # where it writes what it is persisting
+    shutil.rmtree(place, ignore_errors=True)
+    place.touch()
+    try:
+        assert problem_of(store, "what was written is not durable") == "alluxio.job.master.hostname"
+        put(store, "object", b"1")
+        assert not is_durable(store, "object")
+    finally:
+        place.unlink()
+    alluxio.wait(lambda: is_durable(store, "object"), "persisted")
+
+
+def problem_of(store: Store, words: str) -> str:
+    """The property that `tranlogs store check` names first for its problem, which begins with some words."""
+    finding = check_store(store, nbytes=1000, patience_seconds=1).findings[-1]
+    assert not finding.is_good
+    assert finding.what.startswith(words), finding
+    named = re.search(r"alluxio(\.[a-z.]+)+[a-z]", finding.remedy)
+    assert named is not None, finding
+    return named[0]
 
 
 def is_durable(store: Store, name: str) -> bool:

@@ -119,7 +119,7 @@ class Cluster:
 
     def lose(self, number: int) -> None:
         """A machine dies: worker, job worker, and the blocks in memory."""
-        self.kill(f"worker-{number}", f"job-worker-{number}")
+        self.kill(*(name for name in (f"worker-{number}", f"job-worker-{number}") if name in self._processes))
         shutil.rmtree(memory_of(self.home, number))
 
     def mend(self) -> None:

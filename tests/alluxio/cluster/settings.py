@@ -136,7 +136,8 @@ class Settings:
         """What one process alone is told, on its command line."""
         role, number = role_of(name)
         if role == "proxy":  # short only here: a master with a short retry drops requests to persist
-            return {"alluxio.user.rpc.retry.max.duration": "5sec", "alluxio.user.file.write.init.max.duration": "5sec"}
+            short = {"alluxio.user.rpc.retry.max.duration": "5sec", "alluxio.user.file.write.init.max.duration": "5sec"}
+            return short | (_AGAINST if self.is_impatient else {})
         if number is None:
             return {}
         host = f"127.0.0.{1 + number}"
@@ -159,6 +160,12 @@ def memory_of(home: Path, number: int) -> Path:
     """Where a worker's memory tier lies."""
     return home / f"memory-{number}"
 
+
+# Defaults of a proxy under which nothing would ever be persisted: every write is to say itself what it wants.
+_AGAINST = {
+    "alluxio.user.file.writetype.default": "MUST_CACHE",
+    "alluxio.user.file.persistence.initial.wait.time": "-1",
+}
 
 _IMPATIENT = {
     "alluxio.master.persistence.scheduler.interval": "100ms",
