@@ -1,9 +1,12 @@
-"""What it takes to put objects into a store and to get them back: Alluxio by write type, and a folder for comparison.
+"""What stores cost, and what they are worth: Alluxio by write type, and a folder for comparison.
 
-    python experiments/bench_store.py [--url alluxio://HOST:39999] [--quick] [--out FILE]
+    python experiments/bench_store.py [PART...] [--url alluxio://HOST:39999] [--quick] [--out FILE]
 
-Without --url a cluster is started on this machine (JDK 17 and Maven). Rates are those of one thread. `durable` is the time from
-the end of a put until the store calls the object durable.
+    objects     putting an object of some size, getting it back, and until it is durable; rates are those of one thread
+    training    several models: what shipping costs a step, when the log is there, how fast it comes back, recovery
+    lag         steps between committed and archived, and persisted, while a model trains
+
+Without --url a cluster is started on this machine (JDK 17 and Maven). The machine's load is written down beside each part.
 """
 
 from __future__ import annotations
@@ -18,12 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import torch
+from bench_store_picture import draw
+from bench_store_training import WRITE_TYPES, measure_lag, measure_training
 from measuring import quartiles, seconds
 
 from tranlogs.store import Store, open_store
@@ -31,11 +37,25 @@ from tranlogs.store.alluxio import AlluxioStore
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (64 * KIB, 1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB)
-WRITE_TYPES = ("ASYNC_THROUGH", "CACHE_THROUGH", "THROUGH")
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def measure(url: str, folder: str, *, quick: bool = False) -> list[dict[str, Any]]:
+PARTS = ("objects", "training", "lag")
+PICTURE = ROOT / "docs" / "alluxio-figures.png"
+
+
+def measure(parts: Sequence[str], url: str, folder: Path, *, quick: bool) -> dict[str, Any]:
+    """The results by part, and the machine's load at the beginning of each."""
+    does = {"objects": measure_objects, "training": measure_training, "lag": measure_lag}
+    found: dict[str, Any] = {"cpus": os.cpu_count(), "load": {}}
+    for part in parts:
+        found["load"][part] = os.getloadavg()
+        print(f"== {part} (load {found['load'][part][0]:.1f})", flush=True)
+        found[part] = does[part](url, folder, quick=quick)
+    return found
+
+
+def measure_objects(url: str, folder: Path, *, quick: bool) -> list[dict[str, Any]]:
     """A row for each store and size."""
     rows = []
     for name, make in stores(url, folder):
@@ -47,9 +67,9 @@ def measure(url: str, folder: str, *, quick: bool = False) -> list[dict[str, Any
     return rows
 
 
-def stores(url: str, folder: str) -> Iterator[tuple[str, Callable[[], Store]]]:
+def stores(url: str, folder: Path) -> Iterator[tuple[str, Callable[[], Store]]]:
     """What is compared."""
-    yield "folder", lambda: open_store(folder)
+    yield "folder", lambda: open_store(folder / "objects")
     parts = urlsplit(url)
     host, port, root = parts.hostname or "", parts.port or 0, f"{parts.path}/bench-{secrets.token_hex(4)}"
     for kind in WRITE_TYPES:
@@ -104,19 +124,21 @@ def cluster() -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="which parts (default: all)")
     parser.add_argument("--url", help="of a cluster that runs")
     parser.add_argument("--quick", action="store_true", help="few rounds: checks the script, not the claim")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "store.json")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
-        if arguments.url:
-            rows = measure(arguments.url, folder, quick=arguments.quick)
-        else:
-            with cluster() as url:
-                rows = measure(url, folder, quick=arguments.quick)
+    parts = arguments.parts or PARTS
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    place = tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR"))
+    with place as folder, nullcontext(arguments.url) if arguments.url else cluster() as url:
+        results = measure(parts, url, Path(folder), quick=arguments.quick)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"cpus": os.cpu_count(), "rows": rows}, indent=1))
+    arguments.out.write_text(json.dumps(results))
     print(f"written to {arguments.out}")
+    if "training" in parts and "lag" in parts and not arguments.quick:
+        draw(PICTURE, results)
 
 
 if __name__ == "__main__":
