@@ -68,7 +68,7 @@ def agree(holdings: Sequence[Holding], damage: Damage, step: int | None = None) 
     found = _agree(holdings, damage, step)
     if found is None or step is not None:
         return found
-    ends = {holding.rank: max(holding.landings()) for holding in holdings if not holding.is_empty}
+    ends = {holding.rank: max(holding.landings(), default=0) for holding in holdings if not holding.is_empty}
     behind = tuple(rank for rank, end in ends.items() if end + _APART_MAX < max(ends.values()))
     if behind:
         without = [replace(holding, stretches=(), anchors=()) if holding.rank in behind else holding for holding in holdings]

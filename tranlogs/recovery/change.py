@@ -23,7 +23,7 @@ def told_of_change(step: int, before: int, now: int) -> list[str]:
         told.append(f"random numbers and buffers: {kept}; those of {_named(now, before)} end")
     else:
         told.append(f"random numbers and buffers: {kept}; {_ranks(before, now)} on with the buffers of rank 0, and with new "
-                    "random numbers, made of the run's id, the timeline and the rank")  # fmt: skip
+                    "random numbers, made of the run's id, the step and the rank")  # fmt: skip
     return told
 
 

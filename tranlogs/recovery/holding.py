@@ -170,7 +170,7 @@ class LocalLog:
         anchors = tuple(Anchor(row.step, row.name, _nth(runs, row), self._follows(row)) for row in self.checkpoints)
         world = world_of(self.recorded)
         return Holding(rank, str(folder.resolve()), run_id, world, world == 1 or is_shared(self.recorded), self.facts.timeline,
-                       stretches, anchors, self.since, copies_of(self.recorded))  # fmt: skip
+                       stretches, anchors, since=self.since, copies=copies_of(self.recorded))  # fmt: skip
 
     def _said_by_segments(self) -> dict[str, Any]:
         """The environment that the newest segment with an entry tells; empty if there is none."""

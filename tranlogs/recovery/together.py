@@ -265,7 +265,7 @@ class RankRecovery:
                           doubts=attempt.doubts, notes=self._told)  # fmt: skip
         if self._is_newcomer:
             first = next(holding.run_id for holding in era.holdings if not holding.is_empty)
-            landing.newcomer = f"{first} {timeline} {self.rank}"
+            landing.newcomer = f"{first} {agreement.step} {self.rank}"
         if landing.is_resized:
             landing.doubts += told_of_change(agreement.step, era.world, self.world)
         if recovered is not None:
