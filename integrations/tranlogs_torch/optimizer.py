@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from tranlogs.config import fitting_segment_bytes
 from tranlogs.errors import UsageError
 from tranlogs.journal.beside import as_monitor
+from tranlogs.journal.parting import GRACE_SECONDS, OnSignal
 from tranlogs.recovery import RecoveryReport
 from tranlogs.retention import Monitor
 
@@ -64,6 +65,12 @@ class LoggedOptimizer(Optimizer):
             A run that is not here is brought from there before training begins.
         copies: of each share of the log of processes that train together: with 2 the rank before keeps it, too, so that a
             journal which is lost with its disk costs no step.
+        on_signal: "seal": SIGTERM or SIGUSR1 that nobody else handles seals, syncs and ships the log, and ends the process,
+            whatever the main thread does; where somebody handles it, the log is synced and that handler decides. None leaves
+            signals alone.
+        grace: seconds that this may take, from the signal to the end of the process.
+        take_over: whether another process on this machine that writes the run is ended (SIGTERM, the time of grace, SIGKILL);
+            by default what TRANLOGS_TAKE_OVER says, else not.
 
     Raises:
         RunInUse: another live process trains on this run.
@@ -79,7 +86,8 @@ class LoggedOptimizer(Optimizer):
                  optimizer_state: bool = True, fingerprint: Mode = "auto", name: str = "main", rank: int | None = None,
                  segment_bytes: int | None = None, handover: Literal["direct", "thread"] | None = None,
                  worker_seeds: Literal["batch"] | None = None, monitor: Literal["thread", "process"] | Monitor | None = None,
-                 budget: str | int | None = None, store: str | None = None, copies: int = 1) -> None:  # fmt: skip
+                 budget: str | int | None = None, store: str | None = None, copies: int = 1, on_signal: OnSignal | None = "seal",
+                 grace: float = GRACE_SECONDS, take_over: bool | None = None) -> None:  # fmt: skip
         _check(optimizer, log)
         beside = as_monitor(monitor, budget, store)
         if worker_seeds not in (None, "batch"):
@@ -89,7 +97,7 @@ class LoggedOptimizer(Optimizer):
         session = Session(run, model, checkpoint_every=checkpoint_every, keep=keep, durability=durability,
                           fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes or _fitting(parameters),
                           handover=handover, on_cuda=on_cuda, worker_seeds=worker_seeds, monitor=beside,
-                          store=store, copies=copies)  # fmt: skip
+                          store=store, copies=copies, on_signal=on_signal, grace=grace, take_over=take_over)  # fmt: skip
         try:
             self._join(optimizer, session, name, log, optimizer_state)
         except BaseException:
