@@ -230,6 +230,7 @@ class Session:
             together.meet()
         self._doubts += [(text, False) for text in doubts]
         found.notes += landing.notes
+        self._landed = {}  # it may be large
 
     @property
     def report(self) -> RecoveryReport:
