@@ -22,6 +22,7 @@ from tranlogs.recovery import RecoveryReport
 from tranlogs.retention import Monitor
 
 from .data import Epoch
+from .distributed.group import local_world
 from .fingerprint import Mode
 from .gradients import mark_zero
 from .member import LogKind, Member
@@ -58,9 +59,9 @@ class LoggedOptimizer(Optimizer):
         worker_seeds: "batch" seeds torch, numpy and Python in DataLoader workers anew for each batch, so that augmentation and
             collating there are exact, too. The numbers are then others than without. For all loaders of the run.
         handover: "direct" writes on the training thread, "thread" hands over to a writer; by default chosen by device.
-        monitor: brings a monitor along: "thread" (ends with this process), "process" (outlives it, and ends once the run is
-            closed or settled), or a `tranlogs.Monitor`.
-        budget: what the run may take on disk, like "20GiB"; kept by the monitor.
+        monitor: brings a monitor along, one for each rank: "thread" (ends with this process), "process" (outlives it, and ends
+            once the run is closed or settled), or a `tranlogs.Monitor`.
+        budget: what the run may take on this machine's disk, like "20GiB"; kept by the monitor. Ranks share it evenly.
         store: URL where the run is shipped to, below its folder's name, by the monitor if there is one, else by this process.
             A run that is not here is brought from there before training begins.
         copies: of each share of the log of processes that train together: with 2 the rank before keeps it, too, so that a
@@ -89,7 +90,7 @@ class LoggedOptimizer(Optimizer):
                  budget: str | int | None = None, store: str | None = None, copies: int = 1, on_signal: OnSignal | None = "seal",
                  grace: float = GRACE_SECONDS, take_over: bool | None = None) -> None:  # fmt: skip
         _check(optimizer, log)
-        beside = as_monitor(monitor, budget, store)
+        beside = as_monitor(monitor, budget, store, among=local_world())
         if worker_seeds not in (None, "batch"):
             raise UsageError(f'worker_seeds={worker_seeds!r}: use "batch", or None')
         parameters = [p for group in optimizer.param_groups for p in group["params"]]

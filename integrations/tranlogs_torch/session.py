@@ -25,7 +25,7 @@ from tranlogs.errors import NotRecovered, UsageError
 from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.beside import start_beside, store_of
 from tranlogs.journal.parting import GRACE_SECONDS, OnSignal, Parting, checked
-from tranlogs.journal.takeover import is_wanted
+from tranlogs.journal.takeover import end_beyond, is_wanted
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.landing import Landing
 from tranlogs.recovery.progress import progress_bar
@@ -88,6 +88,8 @@ class Session:
         self.journal = Journal.open(run, rank=rank, framework="torch", environment=self.environment, config=config,
                                     policy=policy, retention=retention,
                                     take_over=self._grace if is_wanted(take_over) else None)  # fmt: skip
+        if rank == 0 and is_wanted(take_over):
+            end_beyond(self.run, 1 if self.together is None else self.together.world, self._grace)
         self.journal.adapt = adapt.adapt
         self.monitor = start_beside(monitor, self.journal.paths)
         self.shipping, self.spare = ship_along(url if is_own else None, self.journal.paths), Spare(self.journal.paths, url)

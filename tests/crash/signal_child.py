@@ -6,6 +6,7 @@ awaited), and `exit STATUS` when it has ended.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
@@ -43,7 +44,7 @@ def sit_in_c() -> NoReturn:
 def opened(job: dict[str, Any]) -> ToyTrainer:
     config = JournalConfig(durability=job.get("durability", "machine"), handover=job.get("handover", "direct"),
                            segment_bytes=1 << 20)  # fmt: skip
-    trainer = open_toy(job["run"], sizes=SIZES, config=config, policy=EverySteps(1000))
+    trainer = open_toy(job["run"], sizes=SIZES, rank=job.get("rank", 0), config=config, policy=EverySteps(1000))
     Parting(trainer.journal, lambda step, seconds: say("ship", step), "seal", job.get("grace", 60.0))
     return trainer
 
@@ -133,6 +134,12 @@ def hang(job: dict[str, Any]) -> None:
 
 
 _has_come = threading.Event()
+
+
+def failing(job: dict[str, Any]) -> None:
+    """Ends by an exception."""
+    trained(job)
+    atexit._run_exitfuncs()  # a forked process runs them when it is told to
 
 
 def theirs(number: int, frame: object) -> None:

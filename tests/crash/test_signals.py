@@ -20,8 +20,9 @@ from tranlogs.catalog import Catalog
 from tranlogs.config import JournalConfig
 from tranlogs.errors import RunInUse, UsageError
 from tranlogs.journal import JournalPaths, read_owner, signals
+from tranlogs.journal.owner import holder_of
 from tranlogs.journal.parting import Parting
-from tranlogs.journal.takeover import VARIABLE, is_wanted
+from tranlogs.journal.takeover import VARIABLE, end_beyond, is_wanted
 from tranlogs.testing.toy import open_toy, uninterrupted
 
 pytestmark = pytest.mark.crash
@@ -148,6 +149,14 @@ def test_the_log_is_sealed_and_synced_before_the_process_dies_by_the_signal(
     assert recovered(tmp_path) == committed
 
 
+def test_a_process_that_ends_by_an_exception_seals_and_ships(server: Server, tmp_path: Path) -> None:
+    trainer = server.start(tmp_path, "failing")
+    assert trainer.ended() == 0
+    assert f"ship {STEPS}" in trainer.said
+    assert sealed(tmp_path) == STEPS
+    assert recovered(tmp_path) == STEPS
+
+
 def test_in_recovery_nothing_is_there_to_be_saved_and_nothing_is_lost(server: Server, tmp_path: Path) -> None:
     assert server.start(tmp_path, "collective").told(signal.SIGTERM) == -signal.SIGTERM
     assert server.start(tmp_path, "recovery").told(signal.SIGTERM) == -signal.SIGTERM
@@ -259,6 +268,16 @@ def test_a_run_is_taken_over_from_a_live_process(server: Server, tmp_path: Path,
     assert taker.recover().step == STEPS
     taker.journal.close()
     assert (f"ship {STEPS}" in trainer.said) == (not is_stopped)
+
+
+def test_ranks_that_a_smaller_group_has_no_more_are_ended(server: Server, tmp_path: Path) -> None:
+    trainer = server.start(tmp_path, "collective", rank=2)
+    trainer.wait_for("ready")
+    end_beyond(tmp_path, 3, 60.0)
+    assert holder_of(tmp_path / "rank2") == trainer.pid
+    end_beyond(tmp_path, 2, 60.0)
+    assert trainer.ended() == -signal.SIGTERM
+    assert holder_of(tmp_path / "rank2") is None
 
 
 def test_a_run_of_this_process_is_not_taken_over(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import time
 from collections.abc import Callable
@@ -38,10 +39,18 @@ class Parting:
         self.grace, self.heeds_signals = checked(on_signal, grace), on_signal is not None
         self._journal, self._ship = journal, ship
         signals.watch(self)
+        atexit.register(self._at_exit)
 
     def close(self) -> None:
         """The journal is closed: nothing is left to be saved."""
+        atexit.unregister(self._at_exit)
         signals.forget(self)
+
+    def _at_exit(self) -> None:
+        """An exception ended the script, and nobody has closed the journal."""
+        self._journal.close()
+        self._ship(self._journal.committed, self.grace)
+        self.close()
 
     def secure(self) -> None:
         """Somebody else decides what the signal means, and training may go on."""

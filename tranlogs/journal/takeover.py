@@ -62,6 +62,18 @@ def take_lock(folder: Path, grace: float | None) -> OwnerLock:
     return OwnerLock(folder)
 
 
+def end_beyond(run: Path, world: int, grace: float) -> None:
+    """End the processes that hold journals of ranks which the run has no more, now that `world` processes train it.
+
+    Raises:
+        UsageError: one of them cannot be ended from here.
+    """
+    for folder in sorted(run.glob("rank*")):
+        number = folder.name.removeprefix("rank")
+        if number.isdigit() and int(number) >= world:
+            end_holder(folder, grace)
+
+
 def end_holder(folder: Path, grace: float) -> None:
     """End the process that holds a journal's lock, and wait for its end. Nothing is done if nobody does.
 
