@@ -30,6 +30,7 @@ import errno
 import os
 import socket
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 __all__ = [
@@ -74,15 +75,19 @@ class UsageError(TranLogsError):
 class RunInUse(UsageError):
     """Another live process writes this run."""
 
-    def __init__(self, run: Path, host: str, pid: int) -> None:
-        self.run, self.host, self.pid = run, host, pid
+    def __init__(self, run: Path, host: str, pid: int, since: float | None = None) -> None:
+        self.run, self.host, self.pid, self.since = run, host, pid, since
         if pid == os.getpid() and host == socket.gethostname():
             super().__init__(
                 f"{run}: this very process writes this run already. Call close() on what opened it first (in a notebook: "
                 "before the cell runs again)"
             )
             return
-        super().__init__(f"{run}: process {pid} on host {host} writes this run. Stop it, or use another run folder")
+        when = "" if since is None else f", since {datetime.fromtimestamp(since):%Y-%m-%d %H:%M:%S}"
+        super().__init__(
+            f"{run}: process {pid} on host {host} writes this run{when}. Stop it, start with TRANLOGS_TAKE_OVER=1 (or "
+            "take_over=True), which ends it and goes on, or use another run folder"
+        )
 
 
 class StateMismatch(UsageError):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import keras
 
 from tranlogs.errors import UsageError
+from tranlogs.journal.parting import GRACE_SECONDS, OnSignal
 from tranlogs.recovery import RecoveryReport
 from tranlogs.retention import Monitor
 
@@ -50,6 +51,12 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         budget: what the run may take on disk, like "20GiB"; kept by the monitor.
         store: URL where the run is shipped to, below its folder's name, by the monitor if there is one, else by this process.
             A run that is not here is brought from there before training begins.
+        on_signal: "seal": SIGTERM or SIGUSR1 that nobody else handles seals, syncs and ships the log, and ends the process,
+            whatever the main thread does; where somebody handles it, the log is synced and that handler decides. None leaves
+            signals alone.
+        grace: seconds that this may take, from the signal to the end of the process.
+        take_over: whether another process on this machine that writes the run is ended (SIGTERM, the time of grace, SIGKILL);
+            by default what TRANLOGS_TAKE_OVER says, else not.
 
     Attributes:
         report: what recovery told (`RecoveryReport`).
@@ -62,12 +69,14 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
                  keep: Any = 2, durability: str = "machine", data_order: DataOrder = "tranlogs", seed: int | None = None,
                  fingerprint: Mode = "auto", rank: int = 0, segment_bytes: int | None = None, handover: str | None = None,
                  verbose: bool = True, monitor: Literal["thread", "process"] | Monitor | None = None,
-                 budget: str | int | None = None, store: str | None = None) -> None:  # fmt: skip
+                 budget: str | int | None = None, store: str | None = None, on_signal: OnSignal | None = "seal",
+                 grace: float = GRACE_SECONDS, take_over: bool | None = None) -> None:  # fmt: skip
         super().__init__()
         self._settings = Settings.checked(
             run, log=log, checkpoint_every=checkpoint_every, keep=keep, durability=durability, data_order=data_order, seed=seed,
             fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes, handover=handover, verbose=verbose,
-            monitor=monitor, budget=budget, store=store)  # fmt: skip
+            monitor=monitor, budget=budget, store=store, on_signal=on_signal, grace=grace,
+            take_over=take_over)  # fmt: skip
         self._session: Session | None = None
         self._fits = 0
         self._fitted: Any = None  # the model of the first fit

@@ -16,6 +16,7 @@ from tranlogs.config import JournalConfig, fitting_segment_bytes
 from tranlogs.errors import DataError, UsageError
 from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.beside import start_beside, store_of
+from tranlogs.journal.parting import Parting
 from tranlogs.recovery import Divergence, RecoveryReport
 from tranlogs.recovery.facts import mended_note
 from tranlogs.recovery.progress import progress_bar
@@ -74,12 +75,14 @@ class Session:
         self.monitor = start_beside(settings.monitor, self.journal.paths)
         url, is_own = store_of(settings.monitor, settings.store)
         self.shipping, self.spare = ship_along(url if is_own else None, self.journal.paths), Spare(self.journal.paths, url)
+        self._parting = Parting(self.journal, self.shipping.wait, settings.on_signal, settings.grace)
         try:
             self._put_together(number, callbacks)
         except BaseException:
             self.monitor.close()
             self.journal.close()
             self.shipping.close(self.journal.committed)
+            self._parting.close()
             raise
 
     def _open_journal(self) -> Journal:
@@ -98,6 +101,7 @@ class Session:
             config=JournalConfig(**config),
             policy=settings.policy,
             retention=settings.retention,
+            take_over=settings.grace if settings.takes_over else None,
         )
         journal.adapt = adapt.adapt
         return journal
@@ -453,6 +457,7 @@ class Session:
         self.monitor.close()
         self.journal.close()
         self.shipping.close(self.journal.committed)
+        self._parting.close()
 
 
 class _Nothing:

@@ -12,6 +12,9 @@ from typing import Any, Literal
 
 from tranlogs.errors import UsageError
 from tranlogs.journal.beside import as_monitor
+from tranlogs.journal.parting import OnSignal
+from tranlogs.journal.parting import checked as checked_grace
+from tranlogs.journal.takeover import is_wanted
 from tranlogs.recovery.recover import Progress
 from tranlogs.retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
 
@@ -60,6 +63,9 @@ class Settings:
     verbose: bool
     monitor: Monitor | None
     store: str | None
+    on_signal: OnSignal | None
+    grace: float
+    takes_over: bool
 
     @classmethod
     def checked(
@@ -80,6 +86,9 @@ class Settings:
         monitor: Any,
         budget: Any,
         store: Any,
+        on_signal: Any,
+        grace: Any,
+        take_over: bool | None,
     ) -> Settings:
         """From what a user writes.
 
@@ -115,6 +124,9 @@ class Settings:
             verbose,
             as_monitor(monitor, budget, store),
             store,
+            on_signal,
+            checked_grace(on_signal, grace),
+            is_wanted(take_over),
         )
 
     def seed_or_fresh(self) -> int:

@@ -17,10 +17,12 @@ from torch.utils.data import DataLoader
 from tranlogs.config import fitting_segment_bytes
 from tranlogs.errors import UsageError
 from tranlogs.journal.beside import as_monitor
+from tranlogs.journal.parting import GRACE_SECONDS, OnSignal
 from tranlogs.recovery import RecoveryReport
 from tranlogs.retention import Monitor
 
 from .data import Epoch
+from .distributed.group import local_world
 from .fingerprint import Mode
 from .gradients import mark_zero
 from .member import LogKind, Member
@@ -57,13 +59,19 @@ class LoggedOptimizer(Optimizer):
         worker_seeds: "batch" seeds torch, numpy and Python in DataLoader workers anew for each batch, so that augmentation and
             collating there are exact, too. The numbers are then others than without. For all loaders of the run.
         handover: "direct" writes on the training thread, "thread" hands over to a writer; by default chosen by device.
-        monitor: brings a monitor along: "thread" (ends with this process), "process" (outlives it, and ends once the run is
-            closed or settled), or a `tranlogs.Monitor`.
-        budget: what the run may take on disk, like "20GiB"; kept by the monitor.
+        monitor: brings a monitor along, one for each rank: "thread" (ends with this process), "process" (outlives it, and ends
+            once the run is closed or settled), or a `tranlogs.Monitor`.
+        budget: what the run may take on this machine's disk, like "20GiB"; kept by the monitor. Ranks share it evenly.
         store: URL where the run is shipped to, below its folder's name, by the monitor if there is one, else by this process.
             A run that is not here is brought from there before training begins.
         copies: of each share of the log of processes that train together: with 2 the rank before keeps it, too, so that a
             journal which is lost with its disk costs no step.
+        on_signal: "seal": SIGTERM or SIGUSR1 that nobody else handles seals, syncs and ships the log, and ends the process,
+            whatever the main thread does; where somebody handles it, the log is synced and that handler decides. None leaves
+            signals alone.
+        grace: seconds that this may take, from the signal to the end of the process.
+        take_over: whether another process on this machine that writes the run is ended (SIGTERM, the time of grace, SIGKILL);
+            by default what TRANLOGS_TAKE_OVER says, else not.
 
     Raises:
         RunInUse: another live process trains on this run.
@@ -79,9 +87,10 @@ class LoggedOptimizer(Optimizer):
                  optimizer_state: bool = True, fingerprint: Mode = "auto", name: str = "main", rank: int | None = None,
                  segment_bytes: int | None = None, handover: Literal["direct", "thread"] | None = None,
                  worker_seeds: Literal["batch"] | None = None, monitor: Literal["thread", "process"] | Monitor | None = None,
-                 budget: str | int | None = None, store: str | None = None, copies: int = 1) -> None:  # fmt: skip
+                 budget: str | int | None = None, store: str | None = None, copies: int = 1, on_signal: OnSignal | None = "seal",
+                 grace: float = GRACE_SECONDS, take_over: bool | None = None) -> None:  # fmt: skip
         _check(optimizer, log)
-        beside = as_monitor(monitor, budget, store)
+        beside = as_monitor(monitor, budget, store, among=local_world())
         if worker_seeds not in (None, "batch"):
             raise UsageError(f'worker_seeds={worker_seeds!r}: use "batch", or None')
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -89,7 +98,7 @@ class LoggedOptimizer(Optimizer):
         session = Session(run, model, checkpoint_every=checkpoint_every, keep=keep, durability=durability,
                           fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes or _fitting(parameters),
                           handover=handover, on_cuda=on_cuda, worker_seeds=worker_seeds, monitor=beside,
-                          store=store, copies=copies)  # fmt: skip
+                          store=store, copies=copies, on_signal=on_signal, grace=grace, take_over=take_over)  # fmt: skip
         try:
             self._join(optimizer, session, name, log, optimizer_state)
         except BaseException:

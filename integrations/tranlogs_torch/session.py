@@ -24,6 +24,8 @@ from tranlogs.config import JournalConfig
 from tranlogs.errors import NotRecovered, UsageError
 from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.beside import start_beside, store_of
+from tranlogs.journal.parting import GRACE_SECONDS, OnSignal, Parting, checked
+from tranlogs.journal.takeover import end_beyond, is_wanted
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.landing import Landing
 from tranlogs.recovery.progress import progress_bar
@@ -60,8 +62,9 @@ class Session:
     def __init__(self, run: str | Path, models: naming.Models, *, checkpoint_every: Any, keep: Any, durability: str,
                  fingerprint: Mode, rank: int | None, segment_bytes: int | None, handover: str | None,
                  on_cuda: bool, worker_seeds: str | None = None, monitor: Monitor | None = None,
-                 store: str | None = None, copies: int = 1) -> None:  # fmt: skip
-        self.run = Path(run)
+                 store: str | None = None, copies: int = 1, on_signal: OnSignal | None = "seal", grace: float = GRACE_SECONDS,
+                 take_over: bool | None = None) -> None:  # fmt: skip
+        self.run, self._grace = Path(run), checked(on_signal, grace)
         settings: dict[str, Any] = {"durability": durability, "handover": handover or ("thread" if on_cuda else "direct")}
         if segment_bytes is not None:
             settings["segment_bytes"] = segment_bytes
@@ -83,10 +86,14 @@ class Session:
                 has_come = bring_absent(url, JournalPaths.of(run, left), progress) is not None
                 left += 1
         self.journal = Journal.open(run, rank=rank, framework="torch", environment=self.environment, config=config,
-                                    policy=policy, retention=retention)  # fmt: skip
+                                    policy=policy, retention=retention,
+                                    take_over=self._grace if is_wanted(take_over) else None)  # fmt: skip
+        if rank == 0 and is_wanted(take_over):
+            end_beyond(self.run, 1 if self.together is None else self.together.world, self._grace)
         self.journal.adapt = adapt.adapt
         self.monitor = start_beside(monitor, self.journal.paths)
         self.shipping, self.spare = ship_along(url if is_own else None, self.journal.paths), Spare(self.journal.paths, url)
+        self._parting = Parting(self.journal, self.shipping.wait, on_signal, grace)
         self.staging = Staging() if config.handover == "thread" else None
         self.shells: dict[str, Any] = {}
         self.scalars = ScalarHistory()
@@ -225,6 +232,7 @@ class Session:
             together.meet()
         self._doubts += [(text, False) for text in doubts]
         found.notes += landing.notes
+        self._landed = {}  # it may be large
 
     @property
     def report(self) -> RecoveryReport:
@@ -598,7 +606,8 @@ class Session:
         self.plain.release()
         self.monitor.close()
         self.journal.close()
-        self.shipping.close(self.journal.committed)
+        self.shipping.close(self.journal.committed, None if is_orderly else self._grace)
+        self._parting.close()
 
 
 class _ForwardHook:

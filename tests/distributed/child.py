@@ -117,7 +117,7 @@ DDP: dict[str, dict[str, Any]] = {
     "buckets": {"bucket_cap_mb": 0.003}, "unused": {"find_unused_parameters": True}, "undivided": {}, "sgd": {}, "hook": {},
     "own loop": {}, "bytes": {}, "power": {}, "far": {}, "join": {}, "resized": {}, "far resized": {},
     "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
-    "resized store": {},
+    "resized store": {}, "local": {},
 }  # fmt: skip
 
 
@@ -138,7 +138,11 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     if name == "power":
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-        ddp.register_comm_hook(PowerSGDState(None), powerSGD_hook)
+        ddp.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=4), powerSGD_hook)
+    if name == "local":
+        from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+
+        ddp.register_comm_hook(PostLocalSGDState(None, None, 4), post_localSGD_hook)
     inner: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if name == "sgd":
         inner = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
@@ -163,6 +167,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if dist_rank() == 0:
             told = {"step": report.step, "exact": report.exact, "timeline": report.timeline, "notes": report.notes}
             print("recovered", json.dumps(told), flush=True)
+        elif report.notes:
+            print("rank", dist_rank(), "notes", report.notes, flush=True)
         Path(f"{run}.landed{dist_rank()}").write_text(json.dumps([report.step, everything(model, inner, scheduler)]))
         assert report.exact is not False, report
     step = report.step if report else 0

@@ -33,7 +33,7 @@ def differences(found: Outcome, right: Outcome) -> list[list[str]]:
     [
         (3, "plain", 6), (2, "accumulation", 3), (4, "buckets", 3), (3, "static", 3), (3, "views", 2), (3, "unused", 2),
         (3, "own loop", 3), (3, "hook", 2), (3, "bytes", 3), (3, "undivided", 3),
-        (3, "join", 2),
+        (3, "join", 2), (3, "power", 3),
     ],
 )  # fmt: skip
 def test_killed_group_ends_with_the_bits_of_one_that_was_not(
@@ -70,6 +70,13 @@ def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_pa
     assert second["exact"] is True
     assert third["step"] >= 40
     assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
+
+
+def test_what_a_hook_kept_on_a_lost_disk_is_said(launcher: Launcher, tmp_path: Path) -> None:
+    launcher.run(3, "power", tmp_path / "run", [[1, 25, 0, "disk"]])
+    first, second = launcher.told()
+    assert (first["step"], second["step"]) == (0, 21)
+    assert "the error that the hook powerSGD_hook feeds back is gone with this rank's journal" in launcher.said()
 
 
 def test_journals_on_other_machines_come_through_the_group(launcher: Launcher, tmp_path: Path) -> None:

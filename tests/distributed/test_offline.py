@@ -130,7 +130,7 @@ def test_without_a_process_group_it_is_refused(tmp_path: Path, monkeypatch: pyte
         optimizer.recover()
 
 
-@pytest.mark.parametrize(("name", "words"), [("power", "powerSGD_hook (PowerSGD) keeps a state of its own")])
+@pytest.mark.parametrize(("name", "words"), [("local", "post_localSGD_hook is post-local SGD")])
 def test_hooks_that_a_log_cannot_serve_are_refused(launcher: Launcher, tmp_path: Path, name: str, words: str) -> None:
     arguments = [name, str(tmp_path / "run"), str(launcher.folder / "out"), json.dumps([])]
     assert launcher.ask({"world": 2, "restarts": 0, "arguments": arguments})

@@ -18,6 +18,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import tranlogs.failpoints
+from tests.crash.signal_child import sit_in_c
 from tranlogs.cli.survey import survey
 from tranlogs_keras import TranLogsCallback
 from tranlogs_keras.offline import OfflineRun
@@ -287,6 +288,16 @@ class Death(keras.callbacks.Callback):
         self._reached("validation")
 
 
+class Told(Death):
+    """SIGTERM at a place, and then a wait where no signal handler of Python runs."""
+
+    def _reached(self, name: str) -> None:
+        _SEEN[name] += 1
+        if self._place == [name, _SEEN[name]]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            sit_in_c()
+
+
 class DeathAtBeginning(Death):
     """["batch-begin", n]; apart, since nothing need be looked at before a step where no callback acts there."""
 
@@ -400,7 +411,7 @@ def optimizer_of(name: str) -> Any:
 def fit(run: str | None, *, data: str = "arrays", model: str = "cnn", optimizer: str = "adam-schedule", jit: bool = False,
         eager: bool = False, executions: int = 1, epochs: int = EPOCHS, validation: bool = False, others: Any = (),
         die: list[Any] | None = None, failpoint: str = "", policy: str | None = None, seed: int = 11,
-        behind_checkpoint: bool = False, options: dict[str, Any] | None = None,
+        behind_checkpoint: bool = False, is_told: bool = False, options: dict[str, Any] | None = None,
         backup: str | None = None) -> dict[str, Any]:  # fmt: skip
     """Train, under TranLogs if a run is given, under BackupAndRestore if a folder for it is; the bits at the end."""
     tranlogs.failpoints._rules = tranlogs.failpoints._parse(failpoint)
@@ -428,6 +439,8 @@ def fit(run: str | None, *, data: str = "arrays", model: str = "cnn", optimizer:
         x, y = digits()
         arguments["validation_data"] = (x[:20], y[:20])
     death = DeathAtBeginning(die) if die and die[0] == "batch-begin" else Death(die)
+    if is_told:
+        death = Told(die)
     if behind_checkpoint:
         death = DeathBehindCheckpoint(die, Path(str(run)) / "rank0")
     history = made.fit(**arguments, epochs=epochs, verbose=0, callbacks=[*callbacks, *beside, death])

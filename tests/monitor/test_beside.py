@@ -186,3 +186,11 @@ def test_until_closed_waits_for_what_a_dead_trainer_left(run: ToyTrainer, tmp_pa
     catalog = Catalog.open(copy.folder)
     assert {row.state for row in catalog.segments()} <= {"sealed", "retired"}
     catalog.close()
+
+
+def test_ranks_on_a_machine_share_the_budget_of_the_run() -> None:
+    shared = as_monitor("thread", "3GiB", among=3)
+    own = as_monitor(Monitor("thread", "3GiB"), among=3)
+    assert shared is not None
+    assert own is not None
+    assert (shared.budget_bytes, own.budget_bytes) == (1 << 30, 3 << 30)

@@ -28,8 +28,11 @@ class Beside(Protocol):
         ...
 
 
-def as_monitor(monitor: str | Monitor | None, budget: str | int | None = None, store: str | None = None) -> Monitor | None:
+def as_monitor(monitor: str | Monitor | None, budget: str | int | None = None, store: str | None = None, *,
+               among: int = 1) -> Monitor | None:  # fmt: skip
     """What users write: "thread" or "process", a budget and a store, or a `Monitor`.
+
+    `among`: how many processes on this machine share the budget, which is one for the run. (A `Monitor` has one for its rank.)
 
     Raises:
         UsageError: it is none of these, or the monitor is not installed.
@@ -44,6 +47,8 @@ def as_monitor(monitor: str | Monitor | None, budget: str | int | None = None, s
         made = monitor if store is None else replace(monitor, store=store)
     else:
         made = Monitor(monitor, budget, store=store)  # type: ignore[arg-type]  # checked there
+        if made.budget_bytes is not None and among > 1:
+            made = replace(made, budget=max(made.budget_bytes // among, 1))
     _starter()
     return made
 

@@ -3,7 +3,7 @@
 Life: `open` (lock, catalog, nothing written) -> recovery may read -> `go_on_from` a position -> records and boundaries
 -> `close`. A step is logged by `begin_step` ... `commit_step`; it counts once a `boundary` follows. When the disk is
 full or fails, the journal suspends logging, says so once, lets training go on, and takes logging up again from a fresh
-checkpoint when it can (promise 5). All methods are for the training thread.
+checkpoint when it can (promise 5). All methods are for the training thread, but for `secure` and `part`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ from ..wal.entry_writer import Position, Scalars, Tensor
 from ..wal.log import WriteAheadLog
 from .checkpointer import Checkpointer
 from .due import CheckpointDue
+from .gate import Gate, gated
 from .handover import HandOver
 from .opening import JournalPaths, open_catalog, refuse_network_file_system, settle_segments
 from .owner import OwnerLock
 from .suspension import Suspension, end_incident, note_incident
+from .takeover import take_lock
 from .writers import DirectWriter, QueuedWriter, StepRecord, Writer
 
 _log = logging.getLogger("tranlogs")
@@ -61,6 +63,7 @@ class Journal:
         self.retention = retention
         self._lock = lock
         self._pid = os.getpid()
+        self.gate = Gate(self._is_amid)
         self._wal: WriteAheadLog | None = None
         self._writer: Writer | None = None  # of the log
         self._handover: HandOver | None = None
@@ -88,7 +91,8 @@ class Journal:
     @classmethod
     def open(cls, run: str | os.PathLike[str], *, rank: int = 0, framework: str, environment: dict[str, Any] | None = None,
              config: JournalConfig | None = None, policy: CheckpointPolicy | None = None,
-             retention: RetentionPolicy | None = None, clock: Clock | None = None) -> Journal:  # fmt: skip
+             retention: RetentionPolicy | None = None, clock: Clock | None = None,
+             take_over: float | None = None) -> Journal:  # fmt: skip
         """Open a run for writing; it is made if there is none.
 
         Args:
@@ -99,6 +103,7 @@ class Journal:
             config: durability and sizes.
             policy: when a checkpoint is due (default: every 500 steps).
             retention: which ones are kept (default: the newest two).
+            take_over: another process that writes it is ended; it has so many seconds before SIGKILL.
 
         Raises:
             RunInUse: another live process writes it.
@@ -114,7 +119,7 @@ class Journal:
             raise UsageError(f"{run}: a run cannot be kept there ({error})") from None
         notes += refuse_network_file_system(paths.folder)
         try:
-            lock = OwnerLock(paths.folder)
+            lock = take_lock(paths.folder, take_over)
             try:
                 catalog, row = open_catalog(paths, rank, framework, notes)
             except BaseException:
@@ -179,6 +184,7 @@ class Journal:
         """The timeline that the next record belongs to."""
         return self._frontier.timeline
 
+    @gated
     def start(self) -> None:
         """Begin writing, if that did not happen yet.
 
@@ -262,6 +268,7 @@ class Journal:
         """Bytes of log written by this process since it last began to write."""
         return self._wal.bytes_written if self._wal is not None else 0
 
+    @gated
     def begin_step(self, nbytes: int, frames: int) -> StepRecord | None:
         """Start the record of the next step: `nbytes` of tensors in `frames` tensors. None while suspended."""
         if self._started() is None:
@@ -285,6 +292,7 @@ class Journal:
             self._suspend(error)
             return None
 
+    @gated
     def commit_step(self, record: StepRecord | None, body: dict[str, Any]) -> None:
         """Finish the record of a step. The step counts whether or not it could be logged."""
         self.step += 1
@@ -299,15 +307,18 @@ class Journal:
         except _FAILURES as error:
             self._suspend(error)
 
+    @gated
     def append_step(self, tensors: list[Tensor], body: dict[str, Any]) -> None:
         """Log a step whose tensors are known only after it (an after-image)."""
         self.step += 1
         self._append(EntryKind.STEP, tensors, body)
 
+    @gated
     def append_image(self, tensors: list[Tensor], body: dict[str, Any]) -> None:
         """Log an after-image of state that something else than a step has changed."""
         self._append(EntryKind.IMAGE, tensors, body)
 
+    @gated
     def boundary(self, body: dict[str, Any], snapshot: Callable[[], Snapshot], *, scalars: Scalars | None = None,
                  checkpoint: bool | None = None) -> None:  # fmt: skip
         """Commit all since the last boundary; take a checkpoint if one is due.
@@ -330,6 +341,7 @@ class Journal:
         if self._wal is not None and checkpoint is not False and (checkpoint or self._is_checkpoint_due()):
             self.checkpoint(snapshot())
 
+    @gated
     def suspend(self, error: Exception) -> None:
         """Logging cannot go on: the integration cannot tell what a boundary has to hold. Tried again as after any failure."""
         if self.is_writer:
@@ -350,6 +362,7 @@ class Journal:
         if self._checkpointer is not None and nbytes > RESERVE_BYTES_MIN:
             self._checkpointer.reserve(nbytes + nbytes // 16)
 
+    @gated
     def checkpoint(self, snapshot: Snapshot, *, wait: bool = False) -> bool:
         """Take a checkpoint of the state at the last boundary; False if one is being written, or logging is suspended."""
         wal, checkpointer = self._started(), self._checkpointer
@@ -509,11 +522,44 @@ class Journal:
             self._handover.drain()
         return self._wal is None or self._wal.wait_synced(timeout)
 
+    def secure(self, timeout: float) -> bool:
+        """From any thread: seal and sync what is committed, while training goes on; False if that did not succeed in time."""
+        wal = self._wal
+        try:
+            if wal is not None and os.getpid() == self._pid:
+                wal.demand_sync()
+                wal.seal_now()
+                return wal.wait_synced(timeout)
+        except _FAILURES as error:
+            _log.debug("%s: the log could not be synced: %s", self.paths.folder, error)
+            return False
+        return True
+
+    def part(self, timeout: float) -> bool:
+        """From any thread, as the process is about to end: seal and sync what is committed. Who calls the journal from now on
+        waits for ever. False if not all could be sealed in time: then it is synced, if that is possible."""
+        if not self.gate.shut(timeout / 2):
+            self.secure(timeout / 2)
+            return False
+        if self._closed:
+            return True
+        if self._wal is not None:
+            self._wal.demand_sync()
+        failure = self._shut()
+        self._lock.tell_closed()
+        return failure is None
+
+    def _is_amid(self) -> bool:
+        """Whether the training thread stands between the begin and the end of a record. (Where records are handed over, the
+        writer's thread writes only whole ones.)"""
+        return self._wal is not None and self.config.handover == "direct" and self._wal.is_writing
+
     def wait_checkpoint(self) -> None:
         """Wait for the checkpoint that is being written."""
         if self._checkpointer is not None:
             self._checkpointer.wait()
 
+    @gated
     def close(self) -> None:
         """Seal and sync the log, wait for the checkpoint, give the lock back. Uncommitted records are dropped."""
         atexit.unregister(self.close)

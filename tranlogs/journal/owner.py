@@ -57,9 +57,14 @@ class OwnerLock:
             found = _read_info(folder, role)
             if pid and (found is None or found.pid != pid):  # the note is older than the lock, which was taken just now
                 raise RunInUse(folder, socket.gethostname(), pid) from None
-            raise RunInUse(folder, found.host if found else "unknown", found.pid if found else 0) from None
+            who = (found.host, found.pid, found.since) if found else ("unknown", 0)
+            raise RunInUse(folder, *who) from None
         _owned_here.add(self._path)
         _say_who(folder, role)
+
+    def tell_closed(self) -> None:
+        """Who looks later sees that its holder did not die. It holds on to the lock."""
+        _say_who(self._folder, self._role, has_closed=True)
 
     def release(self) -> None:
         """Give the lock back, in order: who looks later sees that its holder did not die."""
@@ -92,15 +97,20 @@ def read_owner(folder: Path, role: str = "owner") -> Owner | None:
 
 
 def _is_locked(folder: Path, role: str) -> bool:
+    return holder_of(folder, role) is not None
+
+
+def holder_of(folder: Path, role: str = "owner") -> int | None:
+    """The process that holds the lock now (0 if it cannot be seen from here), None if nobody does."""
     path = os.path.realpath(folder / f"{role}.lock")
     if path in _owned_here:
-        return True
+        return os.getpid()
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
-        return False
+        return None
     try:  # ask, never take: a lock held for a moment would refuse a trainer that starts in it
-        return _holder(fd) is not None
+        return _holder(fd)
     finally:
         os.close(fd)
 

@@ -5,6 +5,7 @@ sealed is shipped in the trainer's own background, for those without a daemon.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from typing import Protocol
@@ -26,8 +27,12 @@ STALL_SECONDS = 60.0
 class Along(Protocol):
     """Shipping that goes along with a trainer."""
 
-    def close(self, committed: int) -> None:
-        """The journal was closed at a step: wait until the store has it, or does not get on."""
+    def wait(self, committed: int, seconds: float) -> None:
+        """Wait until the store has a step, does not get on, or so much time is over. From any thread."""
+        ...
+
+    def close(self, committed: int, seconds: float | None = None) -> None:
+        """The journal was closed at a step: wait until the store has it, does not get on, or so much time is over."""
         ...
 
 
@@ -66,7 +71,10 @@ def ship_along(url: str | None, paths: JournalPaths) -> Along:
 
 
 class _Nowhere:
-    def close(self, committed: int) -> None:
+    def wait(self, committed: int, seconds: float) -> None:
+        """Nothing to do."""
+
+    def close(self, committed: int, seconds: float | None = None) -> None:
         """Nothing to do."""
 
 
@@ -77,22 +85,28 @@ class _Shipping:
         self._archiver = Archiver(paths, self._store, place_of(paths), Limits(LAG_SECONDS), SystemClock())
         self._archiver.start()
 
-    def close(self, committed: int) -> None:
+    def wait(self, committed: int, seconds: float) -> None:
+        if os.getpid() == self._pid:
+            self._wait_for(committed, seconds)
+
+    def close(self, committed: int, seconds: float | None = None) -> None:
         if os.getpid() != self._pid:  # a forked child has no part in it
             return
         try:
-            self._wait_for(committed)
+            self._wait_for(committed, math.inf if seconds is None else seconds)
             self._archiver.close()
             self._store.close()
         except (TranLogsError, OSError) as error:
             _log.warning("%s: shipping did not end in order: %s", self._paths.folder, in_words(error))
 
-    def _wait_for(self, committed: int) -> None:
+    def _wait_for(self, committed: int, seconds: float) -> None:
         last, since = None, time.monotonic()
+        end = since + seconds
         while (now := self._archiver.progressed()).archived < committed:
             if now != last:
                 last, since = now, time.monotonic()
-            if time.monotonic() - since > STALL_SECONDS or (now.problem and time.monotonic() - since > STALL_SECONDS / 10):
+            stalled = time.monotonic() - since
+            if stalled > STALL_SECONDS or (now.problem and stalled > STALL_SECONDS / 10) or time.monotonic() > end:
                 _log.warning("%s: steps after %d are not in the store %s%s; `tranlogs push` ships them", self._paths.folder,
                              now.archived, self._store.url, f" ({now.problem})" if now.problem else "")  # fmt: skip
                 return

@@ -6,8 +6,10 @@ latches: from then on `begin` raises LogUnavailable, and the owner decides once 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,7 @@ class WriteAheadLog:
         self.group_buffer = np.empty(GROUP_BYTES_MAX + HEAD_BYTES_MIN, np.uint8)
         self.bytes_written = 0
         self.failure: BaseException | None = None
+        self._syncs = config.durability == "machine"
         self._segment: Segment | None = None
         self._segment_since = 0.0
         self._segment_base = position
@@ -198,7 +201,7 @@ class WriteAheadLog:
             self.boundary = after
             if self._is_segment_old():
                 self._roll_early()
-            if self._config.durability == "machine":
+            if self._syncs:
                 with self._wake:
                     self._wake.notify_all()
         return after
@@ -232,7 +235,7 @@ class WriteAheadLog:
                 return
 
     def _must_sync(self) -> bool:
-        return self._config.durability == "machine" and self.synced.sequence < self.boundary.sequence
+        return self._syncs and self.synced.sequence < self.boundary.sequence
 
     def _is_catalog_due(self) -> bool:
         late = self._clock.monotonic() - self._catalog_at > CATALOG_SECONDS
@@ -259,13 +262,13 @@ class WriteAheadLog:
                 current: Segment | None, target: Position) -> None:  # fmt: skip
         for segment, base in opened:
             self._record_opened(segment, base)
-        machine = self._config.durability == "machine"
+        syncs = self._syncs
         for segment, _ in sealing:
-            if machine:
+            if syncs:
                 segment.sync()
-        if current is not None and machine and self.synced.sequence < target.sequence:
+        if current is not None and syncs and self.synced.sequence < target.sequence:
             current.sync()
-        if machine:
+        if syncs:
             self.synced = target
         for segment, last in sealing:
             self._record_sealed(segment, last)
@@ -278,7 +281,7 @@ class WriteAheadLog:
         self._catalog_at, self._catalog_step = self._clock.monotonic(), target.step
         with self._catalog.transaction() as tables:
             now = tables.get("watermarks", Watermarks) or Watermarks()
-            synced = self.synced.step if self._config.durability == "machine" else now.synced
+            synced = self.synced.step if self._syncs else now.synced
             tables.put("watermarks", replace(now, committed=target.step, synced=min(synced, target.step), at=self._clock.now()))
 
     def _record_opened(self, segment: Segment, base: Position) -> None:
@@ -307,6 +310,36 @@ class WriteAheadLog:
         with self._wake:
             while not self._stopped:
                 self._wake.wait()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether an entry was begun and is not finished."""
+        return self._writing is not None
+
+    def demand_sync(self) -> None:
+        """Everything that is committed, and what follows, is to survive power loss, whatever the settings say. From any thread.
+
+        Raises:
+            OSError: the disk fails.
+        """
+        if self._syncs:
+            return
+        for path in self._folder.glob("*.seg"):
+            with suppress(FileNotFoundError):  # recycled meanwhile
+                fd = os.open(path, os.O_RDONLY)
+                try:
+                    os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+        with self._wake:
+            self._syncs = True
+            self._wake.notify_all()
+
+    def seal_now(self) -> None:
+        """Seal the open segment unless an entry is being written. From any thread."""
+        with self._wake:
+            if self._writing is None and self._is_unsealed():
+                self.roll()
 
     def wait_synced(self, timeout: float = 60.0) -> bool:
         """Wait until everything committed is synced; False after `timeout` seconds or a failure."""

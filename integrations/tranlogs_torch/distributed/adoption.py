@@ -22,6 +22,7 @@ from tranlogs.errors import CorruptCheckpoint, StateMismatch
 
 from .. import adapt
 from ..rng import get_rng
+from .hooks import without_errors
 
 if TYPE_CHECKING:
     from ..state import TorchState
@@ -56,7 +57,7 @@ def adopt(state: TorchState, sources: Sequence[Path], rank: int, built: dict[str
     if blob:
         state.set_auxiliary(unpacked(blob))
         return []
-    state.set_auxiliary({**boundary, "rng": seeded(f"{sources[0].name} {rank}")})
+    state.set_auxiliary({**without_errors(boundary), "rng": seeded(f"{sources[0].name} {rank}")})
     return [f"the journal of rank {rank} is gone, and what was its own is nowhere else: it goes on with the buffers of another "
             "rank, and with new random numbers"]  # fmt: skip
 

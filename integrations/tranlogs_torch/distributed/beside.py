@@ -12,6 +12,7 @@ from tranlogs.errors import UnencodableState, UsageError
 from tranlogs.recovery.landing import Landing
 
 from .adoption import packed, seeded, unpacked
+from .hooks import without_errors
 
 if TYPE_CHECKING:
     from ..state import TorchState
@@ -61,7 +62,7 @@ class Beside:
 def settle_beside(state: TorchState, landing: Landing, body: dict[str, Any]) -> dict[str, Any]:
     """Make the neighbour's boundary that was landed on this rank's own; gives it back as it is then."""
     rank, blob = body.get("beside", (-1, b""))
-    theirs = {key: value for key, value in body.items() if key != "beside"}
+    theirs = {key: value for key, value in without_errors(body).items() if key != "beside"}
     own = unpacked(blob) if rank == landing.beside and blob else {"rng": seeded(f"{landing.timeline} {landing.beside}")}
     if "tracked" not in own or "data" not in own:
         landing.doubts.append(f"the journal of rank {landing.beside} is gone, and what was its own was too large for a copy, "

@@ -92,6 +92,12 @@ def is_there() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def local_world() -> int:
+    """How many processes of the group are on this machine; all of them, where the launcher does not say."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return (int(told) if told.isdigit() else dist.get_world_size()) if is_there() else 1
+
+
 def demand_group(run: Path) -> None:
     """Refuse to begin or recover alone what was started as one of many.
 

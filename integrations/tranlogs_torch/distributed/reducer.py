@@ -17,15 +17,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tranlogs.errors import UsageError
-
-_REFUSED = {
-    "powerSGD_hook": "PowerSGD", "batched_powerSGD_hook": "PowerSGD", "post_localSGD_hook": "post-local SGD",
-}  # fmt: skip
+from .hooks import Hook
 
 
 class Reducer:
@@ -48,7 +43,7 @@ class Reducer:
         ddp = self.ddp
         return {
             "bucket_bytes": int(ddp.bucket_bytes_cap), "find_unused_parameters": bool(ddp.find_unused_parameters),
-            "static_graph": bool(ddp.static_graph), "hooks": [_name(hook) for hook, _ in ddp._comm_hooks],
+            "static_graph": bool(ddp.static_graph), "hooks": [hook.name for hook in self.hooks()],
         }  # fmt: skip
 
     @property
@@ -67,15 +62,17 @@ class Reducer:
         Raises:
             UsageError: the hook makes a log of gradients wrong.
         """
-        found = []
-        for hook, state in self.ddp._comm_hooks:
-            name = _name(hook)
-            if name in _REFUSED:
-                raise UsageError(f"the communication hook {name} ({_REFUSED[name]}) keeps a state of its own on each rank, "
-                                 "which cannot be brought back yet. Use another hook, or none")  # fmt: skip
-            if state is not None and not isinstance(state, dist.ProcessGroup):
-                found.append(f"the state of the communication hook {name} is not brought back")
-        return found
+        return [doubt for hook in self.hooks() if (doubt := hook.doubt())]
+
+    def hooks(self) -> list[Hook]:
+        """Its communication hooks."""
+        return [Hook(hook, state) for hook, state in self.ddp._comm_hooks]
+
+    def write_hooks(self, recorded: list[dict[str, Any] | None]) -> list[str]:
+        """Set the states of its hooks; says what cannot be had."""
+        device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        padded = [*recorded, *[None] * len(self.ddp._comm_hooks)]
+        return [doubt for hook, one in zip(self.hooks(), padded, strict=False) if (doubt := hook.write(one, device))]
 
     def note_order(self) -> None:
         """Rebuild the buckets now, if that is due at the next forward pass: their order is then known. All must call it."""
@@ -141,7 +138,3 @@ def reducers_in(modules: Mapping[str, nn.Module]) -> list[Reducer]:
     """The DistributedDataParallel modules among some modules and their parts."""
     found = (m for root in modules.values() for m in root.modules() if isinstance(m, DistributedDataParallel))
     return [Reducer(ddp) for ddp in {id(m): m for m in found}.values()]
-
-
-def _name(hook: Any) -> str:
-    return str(getattr(hook, "__name__", type(hook).__name__))

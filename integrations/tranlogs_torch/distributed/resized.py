@@ -16,6 +16,7 @@ from tranlogs.recovery.together import RankRecovery
 from .adoption import seeded
 from .beside import settle_beside
 from .group import Solo
+from .hooks import without_errors
 
 if TYPE_CHECKING:
     from ..state import TorchState
@@ -42,7 +43,7 @@ def demand_unused(folder: Path, world: int) -> None:
     for rank, path in journals_beside(folder):
         owner = read_owner(path) if rank >= world else None
         if owner is not None and owner.is_alive:
-            raise RunInUse(path, owner.host, owner.pid)
+            raise RunInUse(path, owner.host, owner.pid, owner.since)
 
 
 def settle_in(state: TorchState, landing: Landing, body: dict[str, Any]) -> dict[str, Any]:
@@ -58,6 +59,6 @@ def settle_in(state: TorchState, landing: Landing, body: dict[str, Any]) -> dict
     if landing.beside >= 0:
         return settle_beside(state, landing, body)
     if landing.newcomer:
-        body = {**body, "rng": seeded(landing.newcomer)}
+        body = {**without_errors(body), "rng": seeded(landing.newcomer)}
         state.set_auxiliary(body)
     return body

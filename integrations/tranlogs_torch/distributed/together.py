@@ -25,6 +25,7 @@ from . import adoption
 from .beside import Beside, check_copies
 from .division import Named, Portion, digest, shares
 from .group import Group, is_there, warn_of_restarts
+from .hooks import without_errors
 from .reducer import Reducer, reducers_in
 from .resized import demand_unused
 
@@ -173,7 +174,8 @@ class Together:
             for reducer in self._reducers:
                 reducer.note_order()
         if self._reducers:
-            body["ddp"] = {"orders": [reducer.read_order() for reducer in self._reducers], "is_divided": self.is_divided}
+            body["ddp"] = {"orders": [reducer.read_order() for reducer in self._reducers], "is_divided": self.is_divided,
+                           "hooks": [[hook.read() for hook in reducer.hooks()] for reducer in self._reducers]}  # fmt: skip
         if is_lockstep and has_stepped and self.copies > 1 and self.is_divided:
             body |= self._beside.exchange(body)
         if self._has_left:
@@ -214,7 +216,7 @@ class Together:
         """
         following = (self.rank + 1) % self.world
         try:
-            own = adoption.packed({key: value for key, value in whole.items() if key != "beside"})
+            own = adoption.packed({key: value for key, value in without_errors(whole).items() if key != "beside"})
         except UnencodableState:  # the journal is going to meet it, too, and says so
             own = b""
         self._state.mirror = {following: self._group.gather(own)[following]}
@@ -256,9 +258,14 @@ class Together:
         self._asked_at, self._taken_at, self._stood_at = step, checkpoint_step, step
         recorded = body.get("ddp", {}).get("orders", []) if step else []
         primed = [reducer.prime(order) for reducer, order in zip(self._reducers, recorded, strict=False)]
+        hooks = body.get("ddp", {}).get("hooks", []) if step else []  # which the fake passes went through, too
+        doubts = [text for reducer, own in zip(self._reducers, hooks, strict=False) for text in reducer.write_hooks(own)]
         if all(primed) or self.world == _SUM_OF_TWO:
-            return []
-        return ["the order of the buckets in which gradients are summed was not recorded: the next steps may round otherwise"]
+            return doubts
+        return [
+            *doubts,
+            "the order of the buckets in which gradients are summed was not recorded: the next steps may round otherwise",
+        ]
 
     def leave(self) -> None:
         """This process says nothing to the others any more: they may be gone."""

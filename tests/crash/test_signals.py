@@ -1,0 +1,298 @@
+"""A process that is told to end (SIGTERM, SIGUSR1, the death of its torchrun) seals and syncs its log, whatever it is at."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.signal_child import SIZES, STEPS
+from tranlogs.catalog import Catalog
+from tranlogs.config import JournalConfig
+from tranlogs.errors import RunInUse, UsageError
+from tranlogs.journal import JournalPaths, read_owner, signals
+from tranlogs.journal.owner import holder_of
+from tranlogs.journal.parting import Parting
+from tranlogs.journal.takeover import VARIABLE, end_beyond, is_wanted
+from tranlogs.testing.toy import open_toy, uninterrupted
+
+pytestmark = pytest.mark.crash
+
+ROOT = Path(__file__).parents[2]
+_SECONDS_MAX = 60.0
+
+
+@dataclass
+class Trainer:
+    """One job of signal_child.py."""
+
+    server: Server
+    run: Path
+    pid: int = 0
+    said: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        """What it says next."""
+        self.said.append(self.server.line())
+        return self.said[-1]
+
+    def wait_for(self, word: str) -> str:
+        """The rest of the line that begins with a word."""
+        while not (line := self.line()).startswith(word + " "):
+            assert not line.startswith("exit "), self.said
+        return line.partition(" ")[2]
+
+    def told(self, number: int) -> int:
+        """Once it is ready, send a signal; how it ended."""
+        self.wait_for("ready")
+        os.kill(self.pid, number)
+        return self.ended()
+
+    def ended(self) -> int:
+        """How it ended."""
+        return int(self.wait_for("exit"))
+
+
+class Server:
+    """signal_child.py."""
+
+    def __init__(self) -> None:
+        paths = os.pathsep.join(str(ROOT / folder) for folder in (".", "integrations", "monitor"))
+        self._process = subprocess.Popen([sys.executable, "-m", "tests.crash.signal_child"], stdin=subprocess.PIPE, cwd=ROOT,
+                                         stdout=subprocess.PIPE, text=True, bufsize=1,
+                                         env={**os.environ, "PYTHONPATH": paths})  # fmt: skip
+
+    def start(self, run: Path, mode: str, **options: Any) -> Trainer:
+        assert self._process.stdin is not None
+        print(json.dumps({"run": str(run), "mode": mode, **options}), file=self._process.stdin, flush=True)
+        trainer = Trainer(self, run)
+        trainer.pid = int(trainer.wait_for("pid"))
+        return trainer
+
+    def line(self) -> str:
+        assert self._process.stdout is not None
+        fd, found = self._process.stdout.fileno(), b""
+        while not found.endswith(b"\n"):  # by byte: select does not know of what was read ahead
+            assert select.select([fd], [], [], _SECONDS_MAX)[0], "nothing was said"
+            byte = os.read(fd, 1)
+            assert byte, "the server ended"
+            found += byte
+        return found.decode().strip()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.close()
+
+
+def sealed(run: Path) -> int:
+    """The step up to which the log is sealed and synced; -1 if a part of it is not."""
+    catalog = Catalog.open(JournalPaths.of(run).folder)
+    try:
+        marks = catalog.watermarks()
+        is_open = any(row.state == "open" for row in catalog.segments())
+        return -1 if is_open or marks.synced != marks.committed else marks.committed
+    finally:
+        catalog.close()
+
+
+def recovered(run: Path) -> int:
+    """Where the next process goes on, with the right state."""
+    trainer = open_toy(run, sizes=SIZES, config=JournalConfig(segment_bytes=1 << 20))
+    step = trainer.recover().step
+    assert trainer.state.everything() == uninterrupted(step, sizes=SIZES).everything()
+    trainer.train(step + 2)
+    trainer.journal.close()
+    return step
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "number"),
+    [
+        ("loop", {}, signal.SIGTERM),
+        ("loop", {"handover": "thread"}, signal.SIGTERM),
+        ("loop", {"durability": "process"}, signal.SIGUSR1),
+        ("collective", {}, signal.SIGTERM),
+        ("collective", {"durability": "process", "handover": "thread"}, signal.SIGUSR1),
+        ("twice", {}, signal.SIGTERM),
+        ("checkpoint", {}, signal.SIGTERM),
+        ("step", {}, signal.SIGTERM),
+        ("displaced", {}, signal.SIGUSR1),
+        ("raised_again", {}, signal.SIGTERM),
+    ],
+)  # fmt: skip
+def test_the_log_is_sealed_and_synced_before_the_process_dies_by_the_signal(
+    server: Server, tmp_path: Path, mode: str, options: dict[str, Any], number: int
+) -> None:
+    trainer = server.start(tmp_path, mode, **options)
+    assert (trainer.ended() if mode == "twice" else trainer.told(number)) == -number
+    committed = sealed(tmp_path)
+    assert committed >= STEPS
+    assert f"ship {committed}" in trainer.said
+    owner = read_owner(tmp_path / "rank0")
+    assert owner is not None
+    assert (owner.is_alive, owner.has_closed) == (False, True)
+    assert recovered(tmp_path) == committed
+
+
+def test_a_process_that_ends_by_an_exception_seals_and_ships(server: Server, tmp_path: Path) -> None:
+    trainer = server.start(tmp_path, "failing")
+    assert trainer.ended() == 0
+    assert f"ship {STEPS}" in trainer.said
+    assert sealed(tmp_path) == STEPS
+    assert recovered(tmp_path) == STEPS
+
+
+def test_in_recovery_nothing_is_there_to_be_saved_and_nothing_is_lost(server: Server, tmp_path: Path) -> None:
+    assert server.start(tmp_path, "collective").told(signal.SIGTERM) == -signal.SIGTERM
+    assert server.start(tmp_path, "recovery").told(signal.SIGTERM) == -signal.SIGTERM
+    assert recovered(tmp_path) == STEPS
+
+
+def test_a_step_that_does_not_end_is_left_out(server: Server, tmp_path: Path) -> None:
+    assert server.start(tmp_path, "amid", grace=1.0).told(signal.SIGTERM) == -signal.SIGTERM
+    assert sealed(tmp_path) == -1
+    assert recovered(tmp_path) == STEPS
+
+
+def test_when_grace_is_over_the_process_dies_whatever_hangs(server: Server, tmp_path: Path) -> None:
+    assert server.start(tmp_path, "hang", grace=0.3).told(signal.SIGUSR1) == -signal.SIGUSR1
+    assert recovered(tmp_path) == STEPS
+
+
+@pytest.mark.parametrize("mode", ["handler_before", "handler_after"])
+def test_a_handler_of_somebody_else_decides(server: Server, tmp_path: Path, mode: str) -> None:
+    trainer = server.start(tmp_path, mode)
+    assert trainer.told(signal.SIGTERM) == 0
+    assert f"theirs {int(signal.SIGTERM)}" in trainer.said
+    if mode == "handler_before":
+        assert f"byte {int(signal.SIGTERM)}" in trainer.said
+    assert recovered(tmp_path) == STEPS + 4
+
+
+def test_what_is_ignored_stays_ignored(server: Server, tmp_path: Path) -> None:
+    trainer = server.start(tmp_path, "ignored")
+    assert trainer.ended() == 0
+    assert recovered(tmp_path) == STEPS + 4
+
+
+def test_in_another_thread_signals_do_what_they_did(server: Server, tmp_path: Path) -> None:
+    assert server.start(tmp_path, "thread").told(signal.SIGTERM) == -signal.SIGTERM
+    assert recovered(tmp_path) == STEPS
+
+
+def test_a_signal_to_a_forked_child_ends_the_child_alone(server: Server, tmp_path: Path) -> None:
+    trainer = server.start(tmp_path, "fork")
+    trainer.wait_for("ready")
+    children = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGTERM)
+    assert trainer.wait_for("child") == str(-signal.SIGTERM)
+    assert trainer.ended() == 0
+    assert recovered(tmp_path) == STEPS + 4
+
+
+def test_an_orphan_of_torchrun_ends_with_its_log_sealed(server: Server, tmp_path: Path) -> None:
+    agent = server.start(tmp_path, "orphan")
+    worker = os.pidfd_open(int(agent.wait_for("worker")))
+    agent.wait_for("ready")
+    os.kill(agent.pid, signal.SIGKILL)
+    assert select.select([worker], [], [], _SECONDS_MAX)[0], "the orphan lives on"
+    os.close(worker)
+    assert f"ship {STEPS}" in [*agent.said, agent.line(), agent.line()]
+    assert sealed(tmp_path) == STEPS
+    assert recovered(tmp_path) == STEPS
+
+
+# In this process.
+
+
+def test_handlers_are_given_back(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in signals.SIGNALS]
+    trainers = [open_toy(tmp_path / name, sizes=SIZES) for name in "ab"]
+    partings = [Parting(trainer.journal, lambda step, seconds: None, "seal", 5.0) for trainer in trainers]
+    during = [signal.getsignal(number) for number in signals.SIGNALS]
+    assert during != before
+    partings[0].close()
+    assert [signal.getsignal(number) for number in signals.SIGNALS] == during
+    partings[1].close()
+    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
+    assert signal.set_wakeup_fd(-1) == -1
+    for trainer in trainers:
+        trainer.journal.close()
+
+
+def test_signals_can_be_left_alone(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    trainer = open_toy(tmp_path, sizes=SIZES)
+    parting = Parting(trainer.journal, lambda step, seconds: None, None, 5.0)
+    assert signal.getsignal(signal.SIGTERM) == before
+    parting.close()
+    trainer.journal.close()
+
+
+@pytest.mark.parametrize(("on_signal", "grace"), [("stop", 5.0), (True, 5.0), ("seal", 0), ("seal", -1), ("seal", "20s")])
+def test_wrong_settings_are_refused(tmp_path: Path, on_signal: Any, grace: Any) -> None:
+    trainer = open_toy(tmp_path, sizes=SIZES)
+    with pytest.raises(UsageError, match="on_signal=" if grace == 5.0 else "grace="):
+        Parting(trainer.journal, lambda step, seconds: None, on_signal, grace)
+    trainer.journal.close()
+
+
+# Taking over.
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_run_is_taken_over_from_a_live_process(server: Server, tmp_path: Path, is_stopped: bool) -> None:
+    trainer = server.start(tmp_path, "collective")
+    trainer.wait_for("ready")
+    with pytest.raises(RunInUse, match=rf"process {trainer.pid} on host .*, since 20.*TRANLOGS_TAKE_OVER=1"):
+        open_toy(tmp_path, sizes=SIZES)
+    if is_stopped:
+        os.kill(trainer.pid, signal.SIGSTOP)
+    taker = open_toy(tmp_path, sizes=SIZES, take_over=0.3 if is_stopped else 60.0)
+    assert trainer.ended() == (-signal.SIGKILL if is_stopped else -signal.SIGTERM)
+    assert taker.recover().step == STEPS
+    taker.journal.close()
+    assert (f"ship {STEPS}" in trainer.said) == (not is_stopped)
+
+
+def test_ranks_that_a_smaller_group_has_no_more_are_ended(server: Server, tmp_path: Path) -> None:
+    trainer = server.start(tmp_path, "collective", rank=2)
+    trainer.wait_for("ready")
+    end_beyond(tmp_path, 3, 60.0)
+    assert holder_of(tmp_path / "rank2") == trainer.pid
+    end_beyond(tmp_path, 2, 60.0)
+    assert trainer.ended() == -signal.SIGTERM
+    assert holder_of(tmp_path / "rank2") is None
+
+
+def test_a_run_of_this_process_is_not_taken_over(tmp_path: Path) -> None:
+    trainer = open_toy(tmp_path, sizes=SIZES)
+    with pytest.raises(RunInUse, match="this very process"):
+        open_toy(tmp_path, sizes=SIZES, take_over=1.0)
+    trainer.journal.close()
+
+
+def test_who_takes_over_is_said_by_setting_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (is_wanted(None), is_wanted(True), is_wanted(False)) == (False, True, False)
+    monkeypatch.setenv(VARIABLE, "1")
+    assert (is_wanted(None), is_wanted(False)) == (True, False)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert (is_wanted(None), is_wanted(True)) == (False, False)
+    monkeypatch.setenv(VARIABLE, "maybe")
+    with pytest.raises(UsageError, match=VARIABLE):
+        is_wanted(None)
