@@ -25,6 +25,9 @@ from tests.crash import tally
 from tests.crash.tally import Tried
 
 ROOT = Path(__file__).parents[2]
+OTHERS = "all other crash tests, with ten times the kills and seeds"
+ALONE = ("test_mixed_kills.py", "test_power_cut.py", "test_torn_pages.py", "test_system_calls.py", "test_optimizer_machine.py",
+         "test_long_runs.py")  # fmt: skip
 MARK = "<!-- made by `python -m tests.crash.soak --report`: {} -->"
 
 
@@ -38,6 +41,7 @@ class Part:
         wanted: tries.
         tests: what pytest is given for a round.
         settings: environment variables of a round, which takes a minute or two.
+        is_one: whether a round counts as one try of `counts`: its tests take nothing down themselves.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Part:
     wanted: int
     tests: Sequence[str]
     settings: dict[str, str] = field(default_factory=dict)
+    is_one: bool = False
 
 
 def parts(kills: int) -> list[Part]:
@@ -64,7 +69,10 @@ def parts(kills: int) -> list[Part]:
              {"TRANLOGS_ROUNDS": "15"}),
         Part("each call", "SIGKILL at a system call", share(100), [f"{crash}/test_system_calls.py", "-k", "not several"]),
         Part("machine", "a sequence", share(300), [f"{crash}/test_optimizer_machine.py"], {"TRANLOGS_EXAMPLES": "60"}),
-        Part("limits", "a long run", 4, [f"{crash}/test_long_runs.py"], {"TRANLOGS_SOAK": "1"}),
+        Part("limits", "a long run", 3, [f"{crash}/test_long_runs.py"], {"TRANLOGS_SOAK": "1"}),
+        Part("others", OTHERS, 1, [crash, "tests/monitor/test_kills.py", "tests/monitor/test_compaction_kills.py",
+             "tests/shipping/test_kills.py", *(f"--ignore={crash}/{name}" for name in ALONE)],
+             {"TRANLOGS_KILLS": "60", "TRANLOGS_ROUNDS": "10"}, is_one=True),
     ]  # fmt: skip
 
 
@@ -97,6 +105,10 @@ class Soak:
             words = " ".join(f"{key}={value}" for key, value in settings.items() if key != "TRANLOGS_TALLY")
             log.write_text(f"{words} {' '.join(command[1:])}\n{done.stdout}\n{done.stderr}")
             self.failed.append(str(log))
+        if part.is_one:
+            with self._tally.open("a") as file:
+                line = Tried(part.counts, 1, int(done.returncode != 0))
+                file.write(json.dumps(asdict(line)) + "\n")
         now = self._done(part)
         if now == before:  # a skip, or a failure before the first try: it must not go on for ever
             self._parts = [other for other in self._parts if other is not part]

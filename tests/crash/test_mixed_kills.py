@@ -44,10 +44,10 @@ PLACES = {  # where a trainer is killed -> the fault points there
 }  # fmt: skip
 OFTEN = {"wal.begin": 60, "wal.put": 90, "wal.before_commit": 60, "wal.after_commit": 60, "boundary.before": 20,
          "boundary.after": 20, "wal.sync": 15, "catalog.before_commit": 25, "catalog.after_commit": 25}  # fmt: skip
-IN_MONITOR = ("wal.retire", "wal.unlink", "checkpoint.delete", "catalog.before_commit", "catalog.after_commit", "shadow.publish",
-              "shadow.renamed", "ship.sent", "ship.manifest", "ship.published", "ship.marks")  # fmt: skip
-ERRORS = ("wal.begin", "wal.put", "wal.before_commit", "wal.sync", "wal.seal", "wal.prepare", "wal.reset", "catalog.before_commit",
-          "checkpoint.state", "checkpoint.publish")  # fmt: skip
+IN_MONITOR = ("wal.retire", "wal.unlink", "checkpoint.delete", "catalog.before_commit", "catalog.after_commit",
+              "shadow.publish", "shadow.renamed", "ship.sent", "ship.manifest", "ship.published", "ship.marks")  # fmt: skip
+ERRORS = ("wal.begin", "wal.put", "wal.before_commit", "wal.sync", "wal.seal", "wal.prepare", "wal.reset",
+          "catalog.before_commit", "checkpoint.state", "checkpoint.publish")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
