@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 OLDEST_KERAS := 3.13.2
 # Processes that share the tests; each takes a few gigabytes.
 WORKERS ?= 2
-# Kills of each crash test in `make soak`.
-KILLS ?= 60
+# Bounds of `make soak`, whichever is reached first; the next one goes on with what is left (soak/tally.jsonl).
+SOAK_MINUTES ?= 60
+KILLS ?= 1000
 
 .PHONY: demo test check lint alluxio bench soak clean
 
@@ -34,7 +35,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python experiments/bench.py
 
 soak: $(VENV)/.ready
-	TRANLOGS_SOAK=1 TRANLOGS_KILLS=$(KILLS) $(BIN)/python -m pytest tests/crash tests/core/test_corruption.py
+	$(BIN)/python -m tests.crash.soak --minutes $(SOAK_MINUTES) --kills $(KILLS)
 
 $(VENV)/.usable: setup.cfg pyproject.toml
 	@echo "Installing into $(VENV): PyTorch brings its CUDA libraries, some 5 GB. This takes minutes, once."

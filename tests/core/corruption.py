@@ -5,11 +5,13 @@
 
 The second form flips bit after bit of the two pages from which LMDB finds everything in the catalog, and then uses it.
 Prints a line a case: its seed, what was broken, and how it ended ("failed" with a reason, else what happened).
+A base of the name "small-..." has small tensors, several of them in one value of the log, and takes a third of the time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -17,10 +19,11 @@ import random
 import shutil
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tranlogs.catalog import CATALOG_NAME, Catalog, Incident, Tables
 from tranlogs.checkpoint.layout import MANIFEST
@@ -39,33 +42,40 @@ from tranlogs.wal.scan import Location
 
 LAST = 66  # step at which the runs that are broken end
 OLDER = 62  # step of the older copies of log files
+LARGE, SMALL = (7, 3000, 40_000), (7, 300, 2500)  # sizes of tensors
 META_BYTES = 152  # of a meta page: LMDB's page header, and what it keeps of the environment
 
 
+def sizes_of(run: Path) -> tuple[int, ...]:
+    return SMALL if run.parent.name.startswith("small-") else LARGE
+
+
 def open_run(run: Path) -> ToyTrainer:
-    return open_toy(run, config=JournalConfig(segment_bytes=1 << 20), policy=EverySteps(20), retention=KeepLatest(2))
+    return open_toy(
+        run, sizes=sizes_of(run), config=JournalConfig(segment_bytes=1 << 20), policy=EverySteps(20), retention=KeepLatest(2)
+    )
 
 
 def train_closed(run: Path) -> None:
     """A run that was ended in order."""
-    _in_child(run, lambda trainer: (trainer.train(LAST, _keeping_log(run)), trainer.journal.close()))
+    _in_child(run, lambda trainer: (trainer.train(LAST, _keeping_log(run, trainer)), trainer.journal.close()))
 
 
 def train_killed(run: Path) -> None:
     """A run whose process died by SIGKILL."""
-    _in_child(run, lambda trainer: trainer.train(LAST, _keeping_log(run)))
+    _in_child(run, lambda trainer: trainer.train(LAST, _keeping_log(run, trainer)))
 
 
 def train_resumed(run: Path) -> None:
     """A run that died, went on, and died again."""
     _in_child(run, lambda trainer: trainer.train(47))
-    _in_child(run, lambda trainer: trainer.train(LAST, _keeping_log(run)))
+    _in_child(run, lambda trainer: trainer.train(LAST, _keeping_log(run, trainer)))
 
 
 def train_forked(run: Path) -> None:
     """A run that was taken back to an older step and went on on another timeline."""
     _in_child(run, lambda trainer: trainer.train(55))
-    _in_child(run, lambda trainer: trainer.train(LAST, _keeping_log(run)), step=50)
+    _in_child(run, lambda trainer: trainer.train(LAST, _keeping_log(run, trainer)), step=50)
 
 
 BASES: dict[str, Callable[[Path], None]] = {
@@ -73,10 +83,12 @@ BASES: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 
 
-def _keeping_log(run: Path) -> Callable[[int], None]:
+def _keeping_log(run: Path, trainer: ToyTrainer) -> Callable[[int], None]:
     """Copies the log beside the run when it is at step OLDER."""
 
     def say(step: int) -> None:
+        if sizes_of(run) == SMALL and step % 7 == 0 and trainer.journal._wal is not None:
+            trainer.journal._wal.roll()  # else all would lie in two segments
         if step == OLDER:
             (run.parent / "older").mkdir()
             for path in (run / "rank0" / "log").glob("*.seg"):
@@ -106,14 +118,17 @@ class Base:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.run, self.older = folder / "run", folder / "older"
-        BASES[name](self.run)
+        BASES[name.removeprefix("small-")](self.run)
         sound = [str(finding) for finding in verify_run(self.run) if isinstance(finding, Problem)]
         assert not sound, sound
-        state = ToyState()
+        state = ToyState(sizes_of(self.run))
         self.states = [state.everything()]
         for step in range(1, LAST + 40):
             state.take_step(step)
             self.states.append(state.everything())
+        for path in files_of(self.run):
+            _copy_sparse(str(path), f"{path}.sparse")
+            os.replace(f"{path}.sparse", path)
         self.catalog = read_catalog(self.run / "rank0")
         self.checkpoints = sorted((row.step for row in self.catalog.checkpoints), reverse=True)
         self.oldest = min(row.sequence for row in self.catalog.checkpoints)
@@ -135,6 +150,10 @@ class Base:
     def is_open(self, name: str) -> bool:
         """Whether a segment was not sealed: a log that ends earlier looks the same."""
         return all(row.state != "sealed" for row in self.catalog.segments if row.file == name)
+
+    def is_ready(self, name: str) -> bool:
+        """Whether the process died before the catalog knew that a segment is written."""
+        return any(row.state == "ready" for row in self.catalog.segments if row.file == name)
 
 
 class Place:
@@ -216,6 +235,8 @@ def must_be_named(base: Base, run: Path, touched: list[Path]) -> bool:
 def _matters(base: Base, before: Path, now: Path) -> bool:
     if before.suffix == ".seg" and not base.entries[before.name]:
         return False
+    if before.suffix == ".seg" and before.is_file() and not now.exists() and base.is_ready(before.name):
+        return _entries_matter(base, before.name, before.read_bytes(), b"")  # for the catalog it was never written
     if not before.is_file() or not now.is_file():
         return before.suffix == ".seg" or before.name == "log" or "checkpoints" in before.parts
     old, new = before.read_bytes(), now.read_bytes()
@@ -243,7 +264,8 @@ def _entries_matter(base: Base, name: str, old: bytes, new: bytes) -> bool:
     left = max((i for i, place in enumerate(places) if not differs(place.finding)), default=-1)
     if any(map(matters, places[: left + 1])):
         return True
-    steps = [place.head.step for place in places[: left + 1] if place.head.kind == EntryKind.BOUNDARY]
+    found = itertools.chain(places[: left + 1], *(other for file, other in base.entries.items() if file != name))
+    steps = [place.head.step for place in found if place.head.kind == EntryKind.BOUNDARY]
     return max([*steps, *base.checkpoints]) < base.catalog.watermarks.committed
 
 
@@ -254,11 +276,13 @@ def _as_json(raw: bytes) -> Any:
         return None
 
 
-def recover_and_go_on(base: Base, run: Path) -> str:
-    """Recover, compare, train on, recover again."""
+def recover_and_go_on(base: Base, run: Path) -> tuple[str, float]:
+    """Recover, compare, train on, recover again; gives what happened, and the seconds of the first recovery."""
+    start = time.monotonic()
     trainer = open_run(run)
     try:
         report = trainer.recover()
+        seconds = time.monotonic() - start
         assert trainer.state.everything() == base.states[report.step], f"the state at step {report.step} is WRONG"
         assert report.exact is True, "not exact"
         until = report.step + 8
@@ -272,7 +296,7 @@ def recover_and_go_on(base: Base, run: Path) -> str:
         assert again.state.everything() == base.states[until], f"the state at step {until} is WRONG"
     finally:
         again.journal.close()
-    return f"recovered to step {report.step}"
+    return f"recovered to step {report.step}", seconds
 
 
 def try_case(base: Base, run: Path, seed: int) -> dict[str, Any]:
@@ -289,7 +313,7 @@ def try_case(base: Base, run: Path, seed: int) -> dict[str, Any]:
         if not any(problem.path.name == "catalog.lmdb" for problem in problems) and "ago" not in case["damage"]:
             assert read_catalog(run / "rank0") == base.catalog, "the catalog says something else, and verify is silent"
         case["problems"] = [str(problem) for problem in problems]
-        case["outcome"] = recover_and_go_on(base, run)
+        case["outcome"], case["seconds"] = recover_and_go_on(base, run)
         landed = int(case["outcome"].split()[-1])
         assert landed >= least, f"landed on step {landed} only, not {least}"
     except TranLogsError as error:
@@ -327,14 +351,24 @@ def try_meta_bit(folder: Path, sound: bytes, bit: int) -> dict[str, Any]:
 
 
 def _copy_sparse(source: str, target: str) -> None:
-    """Only what is not zero: half of a segment is not used yet."""
+    """Only what is not zero: half of a segment is not used yet, and a copy has holes there."""
     with open(source, "rb") as reader, open(target, "wb") as writer:
-        while block := reader.read(1 << 18):
-            if block.count(0) == len(block):
-                writer.seek(len(block), os.SEEK_CUR)
-            else:
-                writer.write(block)
-        writer.truncate()
+        size, at = os.fstat(reader.fileno()).st_size, 0
+        with contextlib.suppress(OSError):  # no data behind the last of it
+            while at < size:
+                start = reader.seek(at, os.SEEK_DATA)
+                at = reader.seek(start, os.SEEK_HOLE)
+                _copy_range(reader, writer, start, at)
+        writer.truncate(size)
+
+
+def _copy_range(reader: IO[bytes], writer: IO[bytes], start: int, stop: int) -> None:
+    for at in range(start, stop, 1 << 16):
+        reader.seek(at)
+        block = reader.read(min(1 << 16, stop - at))
+        if block.count(0) < len(block):
+            writer.seek(at)
+            writer.write(block)
 
 
 def main(folder: str, name: str, first: str, count: str) -> None:

@@ -64,8 +64,8 @@ def train(job: dict[str, Any]) -> None:
             journal.wait_synced()
             journal.wait_checkpoint()
         say("step", journal.synced, journal.committed)
-        if journal._wal is not None and step % 4 == 0:
-            journal._wal.roll()
+        if journal._wal is not None and step % 4 == 0 and (chance or journal.config.handover == "direct"):
+            journal._wal.roll()  # not while a writer thread is in the middle of an entry
 
     if job["attach"] == "training":
         trainer.train(journal.step + 2, behind)

@@ -10,14 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.crash import tally
+
 CHILD = Path(__file__).with_name("power_child.py")
 
 Judge = Callable[[Path, int], dict[str, Any]]  # run, the step where recovery must land at least -> verdict
 
 
 @contextmanager
-def judging() -> Iterator[Judge]:
-    """Start a judge."""
+def judging(fault: str | None = None) -> Iterator[Judge]:
+    """Start a judge. What it finds is taken down for `fault`, if that is given."""
     process = subprocess.Popen([sys.executable, str(CHILD), "judge"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     stdin, stdout = process.stdin, process.stdout
     assert stdin is not None
@@ -28,6 +30,9 @@ def judging() -> Iterator[Judge]:
         line = stdout.readline()
         assert line, f"the judge ended with {process.wait()}"
         verdict: dict[str, Any] = json.loads(line)
+        if fault is not None:
+            is_lost = "failed" in verdict or bool(verdict["problems"])
+            tally.note(fault, losses=is_lost, seconds=verdict.get("seconds", 0.0))
         return verdict
 
     with process:

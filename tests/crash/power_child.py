@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,10 @@ class Judge:
         return self.sums[step]
 
     def judge(self, run: str, least: int) -> dict[str, Any]:
+        start = time.monotonic()
         first = open_run(run)
         report = first.recover()
+        seconds = time.monotonic() - start
         assert report.step >= least, f"step {least} was synced, and recovery landed on {report.step}: {report.notes}"
         assert self.sum_of(first.state) == self.expected(report.step), f"the state at step {report.step} is WRONG"
         first.train(report.step + 20)
@@ -68,7 +71,7 @@ class Judge:
         assert self.sum_of(again.state) == self.expected(second.step), f"the state at step {second.step} is WRONG"
         again.journal.close()
         problems = [str(finding) for finding in verify_run(run) if isinstance(finding, Problem)]
-        return {"step": report.step, "least": least, "notes": report.notes, "problems": problems}
+        return {"step": report.step, "least": least, "notes": report.notes, "problems": problems, "seconds": seconds}
 
 
 def main() -> None:

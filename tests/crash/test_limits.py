@@ -26,7 +26,7 @@ pytestmark = pytest.mark.crash
 
 CHILD = Path(__file__).with_name("limits_child.py")
 SEED = int(os.environ["TRANLOGS_SEED"])
-ROUNDS = 20 if os.environ.get("TRANLOGS_SOAK") else 1
+ROUNDS = int(os.environ.get("TRANLOGS_ROUNDS", 1))
 SIZES = (7, 300)
 
 
@@ -42,7 +42,8 @@ def test_training_goes_on_when_a_limit_is_reached(memory_path: Path, what: str, 
     verdict = json.loads(done.stdout)
     assert verdict["wrong"] == []
     assert "logging is suspended" in done.stderr or "could not be written" in done.stderr
-    with judging() as judge:
+    names = {"handles": "file handles used up while training", "memory": "address space used up while training"}
+    with judging(names[what]) as judge:
         judged = judge(memory_path / "run", verdict["step"])
     assert "failed" not in judged, judged["failed"]
     assert judged["problems"] == []

@@ -21,7 +21,7 @@ from tranlogs.testing import disks
 
 pytestmark = [pytest.mark.crash, pytest.mark.root]
 
-CUTS, ROUNDS = 30, 20 if os.environ.get("TRANLOGS_SOAK") else 1
+CUTS, ROUNDS = 30, int(os.environ.get("TRANLOGS_ROUNDS", 1))
 SEED = int(os.environ["TRANLOGS_SEED"])
 
 
@@ -105,7 +105,7 @@ def test_synced_steps_survive_power_cuts(place: Path, seed: int) -> None:
         with training(disk.folder / "run", "machine") as trainer:
             trainer.wait_for(1)
             cuts = [(*trainer.wait_for(rnd.randrange(1, 40)), disk.cut(f"cut{i}.img")) for i in range(CUTS)]
-        with judging() as judge:
+        with judging("power cut, of a real disk image") as judge:
             for synced, committed, cut in cuts:
                 with disks.mounted(cut, place / "cut") as folder:
                     verdicts.append(judge(folder / "run", synced))
@@ -135,7 +135,7 @@ def test_training_goes_on_when_the_disk_dies(place: Path, durability: str) -> No
     rnd = random.Random(SEED)
     print(f"repeat with TRANLOGS_SEED={SEED}")
     image = disks.make_ext4(place / "disk.img")
-    with judging() as judge:
+    with judging("the disk dies under the trainer") as judge:
         for _ in range(4):
             with disks.mounted(image, place / "disk") as disk, training(disk / "run", durability, until=600) as trainer:
                 synced, _ = trainer.wait_for(rnd.randrange(1, 60))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash import tally
 from tests.crash.judging import Judge, judging
 from tests.crash.power_child import Judge as Toy
 from tests.crash.system_calls import Outcome, Trainers, demand_strace
@@ -31,6 +32,8 @@ UNTIL, END = 30, 40
 IS_SOAK = bool(os.environ.get("TRANLOGS_SOAK"))
 SEED = int(os.environ.get("TRANLOGS_SAMPLE", 1))  # its seed; a soak takes every call
 HANDOVERS = ("direct", "thread")
+OPENING = "a system call fails while a run is opened and recovered"
+MIXES = int(os.environ.get("TRANLOGS_ROUNDS", 1))
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +83,9 @@ def sample(trainers: Trainers, folder: Path, attach: str, call: str, *about: obj
     yield from every
 
 
-def assert_nothing_is_lost(judge: Judge, run: Path, said: int) -> None:
+def assert_nothing_is_lost(judge: Judge, run: Path, said: int, fault: str) -> None:
     verdict = judge(run, said)
+    tally.note(fault, losses="failed" in verdict or bool(verdict["problems"]), seconds=verdict.get("seconds", 0.0))
     assert "failed" not in verdict, verdict["failed"]
     assert verdict["problems"] == []
 
@@ -109,13 +113,13 @@ def test_a_kill_at_a_system_call_loses_nothing_committed(
         run, outcome = killed_at(trainers, memory_path, call, nth, attach, handover)
         assert outcome.was_killed or call in VARIES
         if outcome.recovered is not None:
-            assert_nothing_is_lost(judge, run, outcome.committed)
+            assert_nothing_is_lost(judge, run, outcome.committed, "SIGKILL at a system call")
 
 
-def assert_training_went_on(outcome: Outcome) -> None:
+def assert_training_went_on(outcome: Outcome, end: int) -> None:
     assert not outcome.failed
     assert outcome.status == 0
-    assert outcome.end == ["False", str(END), str(state_sum(END))]
+    assert outcome.end == ["False", str(end), str(state_sum(end))]
 
 
 @pytest.mark.parametrize("onwards", [False, True], ids=["once", "for good"])
@@ -131,8 +135,8 @@ def test_training_goes_on_when_a_system_call_fails(
         outcome = trainers.run(run, "-e", f"trace={call}", "-e", inject, "-o", "/dev/null", until=UNTIL, end=END,
                                handover=handover)  # fmt: skip
         print(f"{inject} {handover}: {outcome}")
-        assert_training_went_on(outcome)
-        assert_nothing_is_lost(judge, run, END)
+        assert_training_went_on(outcome, END)
+        assert_nothing_is_lost(judge, run, END, "a system call fails while training")
 
 
 @pytest.mark.parametrize("onwards", [False, True], ids=["once", "for good"])
@@ -156,12 +160,51 @@ def test_a_system_call_that_fails_while_a_run_is_opened_loses_nothing(
         print(f"{killed}\n{inject} {handover}: {outcome}")
         if outcome.refused:
             assert not outcome.failed
-            assert_nothing_is_lost(judge, run, killed.committed)
+            assert_nothing_is_lost(judge, run, killed.committed, OPENING)
             continue
         assert outcome.recovered is not None
         if outcome.recovered < killed.committed:  # what the disk cannot read is damage: said, and worked around
             assert call in READS
             said = ("had been committed; what is left", "cannot be read", "can be found", "cannot be opened")
             assert any(word in warning for warning in outcome.warnings for word in said)
-        assert_training_went_on(outcome)
-        assert_nothing_is_lost(judge, run, END)
+        assert_training_went_on(outcome, END)
+        assert_nothing_is_lost(judge, run, END, OPENING)
+
+
+def several_faults(chance: random.Random) -> tuple[list[str], str]:
+    """Options of strace: up to four kinds of calls fail, now and then or from some time on; and, or not, a kill at another."""
+    calls = chance.sample(CALLS, chance.randrange(2, 6))
+    injected = []
+    for call in calls[1:]:
+        first = chance.randrange(1, 60)
+        when = chance.choice([f"{first}", f"{first}+", f"{first}+{chance.randrange(1, 9)}", f"{first}..{first + 9}"])
+        injected.append(f"inject={call}:error={chance.choice(['ENOSPC', 'EIO', 'EMFILE', 'ENOMEM'])}:when={when}")
+    if chance.random() < 0.6:
+        injected.append(f"inject={calls[0]}:signal=KILL:when={chance.randrange(1, 80)}")
+    options = ["-e", f"trace={','.join(calls)}", "-o", "/dev/null"]
+    for one in injected:
+        options += ["-e", one]
+    return options, " ".join(injected)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(SEED, SEED + MIXES))
+def test_faults_of_several_calls_in_several_lives_lose_nothing(
+    trainers: Trainers, judge: Judge, memory_path: Path, seed: int
+) -> None:
+    """Each life meets other faults, while the one before was killed or ended in order."""
+    chance, run, said = random.Random(seed), memory_path / "run", 0
+    for _ in range(4):
+        options, what = several_faults(chance)
+        until = said + chance.randrange(8, 30)
+        outcome = trainers.run(run, *options, until=until, end=until + 8, handover=chance.choice(HANDOVERS),
+                               settles=chance.random() < 0.5)  # fmt: skip
+        print(f"{what}: {outcome}")
+        assert not outcome.failed
+        assert outcome.recovered is not None
+        assert outcome.recovered >= said
+        tally.note("several system calls fail in turn, in several lives of a run")
+        if not outcome.was_killed:
+            assert_training_went_on(outcome, until + 8)
+        said = until + 8 if not outcome.was_killed else outcome.committed
+    assert_nothing_is_lost(judge, run, said, "several system calls fail in turn, in several lives of a run")

@@ -6,21 +6,18 @@ import os
 import random
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.crash.toy_trainers import SIZES, Trainers, state_sum
-from tranlogs.catalog import Catalog
-from tranlogs.lineage import is_on, lineage
-from tranlogs.testing.toy import ToyState
+from tests.crash.timelines import Fork, expected, oldest
+from tests.crash.toy_trainers import Trainers
 from tranlogs.verify import Problem, verify_run
 
 pytestmark = pytest.mark.crash
 
 SEED = int(os.environ["TRANLOGS_SEED"])
-ROUNDS = 40 if os.environ.get("TRANLOGS_SOAK") else 4
+ROUNDS = int(os.environ.get("TRANLOGS_ROUNDS", 4))
 LIVES = 14
 
 
@@ -29,42 +26,6 @@ def trainers() -> Iterator[Trainers]:
     made = Trainers(compares=False)
     yield made
     made.process.communicate()
-
-
-@dataclass
-class Fork:
-    """Where a timeline left its parent, and what its learning rate was multiplied with."""
-
-    parent: int
-    step: int
-    factor: float
-
-
-def expected(forks: dict[int, Fork], timeline: int, step: int) -> int:
-    """The state that a run has which did the same without dying."""
-    way: dict[int, float] = {}
-    limit = step
-    while timeline in forks:
-        fork = forks[timeline]
-        if fork.step < limit:
-            way[fork.step] = fork.factor
-        limit = min(limit, fork.step)
-        timeline = fork.parent
-    state = ToyState(SIZES)
-    for number in range(1, step + 1):
-        state.lr *= way.get(number - 1, 1.0)
-        state.take_step(number)
-    return state_sum(state)
-
-
-def oldest(run: Path) -> int:
-    """The oldest step that the run can be wound back to."""
-    catalog = Catalog.open(run / "rank0")
-    try:
-        limits = lineage(catalog.timelines(), max(row.number for row in catalog.timelines()))
-        return min(row.step for row in catalog.checkpoints() if is_on(row, limits))
-    finally:
-        catalog.close()
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)

@@ -46,6 +46,9 @@ class Outcome:
     committed: int = 0
     state: int = 0  # the sum of what it came back to
     timeline: int = 0
+    seconds: float = 0.0  # until it had come back, from opening the run on
+    refused: str = ""  # why it cannot be wound back
+    was_suspended: bool = False
     counts: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -100,11 +103,15 @@ class Trainers:
         if word == "recovered":
             outcome.recovered = outcome.committed = int(rest[0])
             assert rest[1] == "True"
-            outcome.state = int(rest[2])
+            outcome.state, outcome.seconds = int(rest[2]), float(rest[3])
             if self.compares:
                 assert outcome.state == sums(UNTIL + 3)[outcome.recovered], f"wrong state at step {outcome.recovered}"
         elif word == "timeline":
             outcome.timeline = int(rest[0])
+        elif word == "refused":
+            outcome.refused = " ".join(rest)
+        elif word == "suspended":
+            outcome.was_suspended = True
         elif word == "count":
             outcome.counts[rest[0]] = int(rest[1])
         elif word.isdigit():

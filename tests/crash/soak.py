@@ -1,0 +1,171 @@
+"""`make soak`: the crash tests again and again with new seeds, until each fault was tried often enough or the time is over.
+
+    python -m tests.crash.soak [--minutes 60] [--kills 1000] [--only kills,damage] [--folder soak]
+    python -m tests.crash.soak --report soak/tally.jsonl ... [--document docs/guarantees.md] [--json docs/soak.json]
+
+What was tried is in FOLDER/tally.jsonl, which the next soak goes on with; what failed, with the words to repeat it, in
+FOLDER/failed. The second form makes the report: figures as JSON, and the table of the document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.crash import tally
+from tests.crash.tally import Tried
+
+ROOT = Path(__file__).parents[2]
+OTHERS = "all other crash tests, with ten times the kills and seeds"
+ALONE = ("test_mixed_kills.py", "test_power_cut.py", "test_torn_pages.py", "test_system_calls.py", "test_optimizer_machine.py",
+         "test_long_runs.py")  # fmt: skip
+MARK = "<!-- made by `python -m tests.crash.soak --report`: {} -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the soak.
+
+    Attributes:
+        name: for `--only`.
+        counts: beginnings of the faults whose tries count.
+        wanted: tries.
+        tests: what pytest is given for a round.
+        settings: environment variables of a round, which takes a minute or two.
+        is_one: whether a round counts as one try of `counts`: its tests take nothing down themselves.
+    """
+
+    name: str
+    counts: str
+    wanted: int
+    tests: Sequence[str]
+    settings: dict[str, str] = field(default_factory=dict)
+    is_one: bool = False
+
+
+def parts(kills: int) -> list[Part]:
+    """All parts; the others are scaled like the kills, of which a thousand are wanted."""
+
+    def share(wanted: int) -> int:
+        return max(1, wanted * kills // 1000)
+
+    core, crash = "tests/core", "tests/crash"
+    return [
+        Part("kills", "SIGKILL of a trainer", kills, [f"{crash}/test_mixed_kills.py"], {"TRANLOGS_KILLS": "100"}),
+        Part("damage", "a ", share(10_000), [f"{core}/test_corruption.py", "-k", "damage"],
+             {"TRANLOGS_CASES": "50", "TRANLOGS_SOAK": "1"}),
+        Part("power", "power cut", share(300), [f"{crash}/test_power_cut.py"]),
+        Part("pages", "writes since", share(400), [f"{crash}/test_torn_pages.py"]),
+        Part("calls", "several system calls", share(300), [f"{crash}/test_system_calls.py", "-k", "several"],
+             {"TRANLOGS_ROUNDS": "15"}),
+        Part("each call", "SIGKILL at a system call", share(100), [f"{crash}/test_system_calls.py", "-k", "not several"]),
+        Part("machine", "a sequence", share(300), [f"{crash}/test_optimizer_machine.py"], {"TRANLOGS_EXAMPLES": "60"}),
+        Part("limits", "a long run", 3, [f"{crash}/test_long_runs.py"], {"TRANLOGS_SOAK": "1"}),
+        Part("others", OTHERS, 1, [crash, "tests/monitor/test_kills.py", "tests/monitor/test_compaction_kills.py",
+             "tests/shipping/test_kills.py", *(f"--ignore={crash}/{name}" for name in ALONE)],
+             {"TRANLOGS_KILLS": "60", "TRANLOGS_ROUNDS": "10"}, is_one=True),
+    ]  # fmt: skip
+
+
+class Soak:
+    """One soak: rounds of the parts in turn."""
+
+    def __init__(self, folder: Path, wanted: Sequence[Part], minutes: float, seed: int) -> None:
+        self._folder, self._parts, self._end = folder, wanted, time.monotonic() + 60 * minutes
+        self._tally, self._seed, self.failed = folder / "tally.jsonl", seed, list[str]()
+        (folder / "failed").mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> None:
+        """Until all is done, or the time is over."""
+        while left := [part for part in self._parts if self._done(part) < part.wanted]:
+            for part in left:
+                if time.monotonic() > self._end:
+                    print("the time is over; the next soak goes on with what is left")
+                    return
+                self._round(part)
+
+    def _round(self, part: Part) -> None:
+        self._seed += 1000
+        start, seed = time.monotonic(), str(self._seed)
+        settings = {**part.settings, "TRANLOGS_SEED": seed, "TRANLOGS_SAMPLE": seed, "TRANLOGS_TALLY": str(self._tally)}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "3600", *part.tests]
+        before = self._done(part)
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True)
+        if done.returncode:
+            log = self._folder / "failed" / f"{part.name.replace(' ', '-')}-{seed}.log"
+            words = " ".join(f"{key}={value}" for key, value in settings.items() if key != "TRANLOGS_TALLY")
+            log.write_text(f"{words} {' '.join(command[1:])}\n{done.stdout}\n{done.stderr}")
+            self.failed.append(str(log))
+        if part.is_one:
+            with self._tally.open("a") as file:
+                line = Tried(part.counts, 1, int(done.returncode != 0))
+                file.write(json.dumps(asdict(line)) + "\n")
+        now = self._done(part)
+        if now == before:  # a skip, or a failure before the first try: it must not go on for ever
+            self._parts = [other for other in self._parts if other is not part]
+        print(f"{part.name}: {now} of {part.wanted}, {time.monotonic() - start:.0f} s"
+              f"{f', FAILED: {self.failed[-1]}' if done.returncode else ''}", flush=True)  # fmt: skip
+
+    def _done(self, part: Part) -> int:
+        return sum(one.tries for one in tally.read(self._tally) if one.fault.startswith(part.counts))
+
+
+def table(tried: Sequence[Tried]) -> str:
+    """What was tried, as Markdown."""
+    lines = ["| fault | tries | losses | refused by name | slowest recovery, s |", "|---|---|---|---|---|"]
+    for one in tried:
+        seconds = f"{one.seconds:.2f}" if one.seconds else ""
+        lines.append(f"| {one.fault} | {one.tries:,} | {one.losses} | {one.refusals or ''} | {seconds} |")
+    return "\n".join(lines)
+
+
+def report(tallies: Sequence[Path], document: Path | None, target: Path | None) -> None:
+    """Print the table; write it into the document, and the figures into a file of JSON."""
+    tried = sorted(tally.summed(one for path in tallies for one in tally.read(path)), key=lambda one: one.fault.lower())
+    print(table(tried))
+    if target is not None:
+        machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
+        target.write_text(json.dumps({"machine": machine, "faults": [asdict(one) for one in tried]}, indent=1) + "\n")
+    if document is not None:
+        text, begin, end = document.read_text(), MARK.format("begin"), MARK.format("end")
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        document.write_text(f"{before}{begin}\n\n{table(tried)}\n\n{end}{after}")
+
+
+def main() -> int:
+    """See the module; 1 if something was lost."""
+    options = argparse.ArgumentParser(description="Crash tests, for as long as you like.")
+    options.add_argument("--minutes", type=float, default=60)
+    options.add_argument("--kills", type=int, default=1000)
+    options.add_argument("--only", default="", help="names of parts, with commas between")
+    options.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**8))
+    options.add_argument("--folder", type=Path, default=ROOT / "soak")
+    options.add_argument("--report", type=Path, nargs="+", metavar="TALLY")
+    options.add_argument("--document", type=Path)
+    options.add_argument("--json", type=Path)
+    given = options.parse_args()
+    if given.report:
+        report(given.report, given.document, given.json)
+        return 0
+    names = given.only.split(",") if given.only else None
+    soak = Soak(given.folder.absolute(), [part for part in parts(given.kills) if names is None or part.name in names],
+                given.minutes, given.seed)  # fmt: skip
+    soak.run()
+    report([given.folder / "tally.jsonl"], None, given.folder / "soak.json")
+    for log in soak.failed:
+        print("FAILED:", log)
+    return 1 if soak.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

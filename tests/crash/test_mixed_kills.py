@@ -1,0 +1,218 @@
+"""Kills of all kinds, mixed: runs that live many lives, each ended at a fault point or at any moment, by a trainer that may be
+wound back, lose its disk for a while or its clock, under a monitor that prunes, compacts and ships, and dies as often. Now and
+then the whole machine is lost, and the run comes back from the store.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash import tally
+from tests.crash.timelines import Line, after, oldest
+from tests.crash.toy_trainers import Outcome, Trainers
+from tests.monitor.compacting import install_toy
+from tests.monitor.monitors import Monitors
+from tests.shipping.ships import marks, ship
+from tranlogs.config import MIB
+from tranlogs.errors import NotARun
+from tranlogs.failpoints import POINTS
+from tranlogs.shipping import pull
+from tranlogs.store import LocalStore
+from tranlogs.verify import Problem, verify_run
+
+pytestmark = pytest.mark.crash
+
+SEED = int(os.environ["TRANLOGS_SEED"])
+KILLS = int(os.environ.get("TRANLOGS_KILLS", 20))
+LIVES = 14
+PLACES = {  # where a trainer is killed -> the fault points there
+    "in a step or at a boundary": ["wal.begin", "wal.put", "wal.before_commit", "wal.after_commit", "boundary.before",
+                                   "boundary.after"],
+    "while the log is synced, rolled or sealed": ["wal.sync", "wal.roll", "wal.seal"],
+    "while a segment is prepared or recycled": ["wal.prepare", "wal.reset"],
+    "while a checkpoint is taken": [point for point in POINTS if point.startswith("checkpoint.") and "delete" not in point],
+    "while it prunes": ["wal.retire", "wal.unlink", "checkpoint.delete"],
+    "while the catalog is written": ["catalog.before_commit", "catalog.after_commit"],
+    "during recovery": ["recovery.restored", "recovery.replayed"],
+}  # fmt: skip
+OFTEN = {"wal.begin": 60, "wal.put": 90, "wal.before_commit": 60, "wal.after_commit": 60, "boundary.before": 20,
+         "boundary.after": 20, "wal.sync": 15, "catalog.before_commit": 25, "catalog.after_commit": 25}  # fmt: skip
+IN_MONITOR = ("wal.retire", "wal.unlink", "checkpoint.delete", "catalog.before_commit", "catalog.after_commit",
+              "shadow.publish", "shadow.renamed", "ship.sent", "ship.manifest", "ship.published", "ship.marks")  # fmt: skip
+ERRORS = ("wal.begin", "wal.put", "wal.before_commit", "wal.sync", "wal.seal", "wal.prepare", "wal.reset",
+          "catalog.before_commit", "checkpoint.state", "checkpoint.publish")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[Trainers]:
+    made = Trainers(compares=False)
+    yield made
+    made.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def monitors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitors]:
+    made = Monitors(PYTHONPATH=install_toy(tmp_path_factory.mktemp("site")))
+    yield made
+    made.close()
+
+
+class Run:
+    """One run and what is known of it.
+
+    Attributes:
+        kills: of trainers, so far.
+        lines: where it may be.
+        story: what happened, for whoever looks for a loss.
+    """
+
+    def __init__(self, folder: Path, chance: random.Random, trainers: Trainers, monitors: Monitors) -> None:
+        self.run, self.store = folder / "runs" / "run", folder / "store"
+        self.run.parent.mkdir()
+        self._chance, self._trainers, self._monitors = chance, trainers, monitors
+        self._is_watched = chance.random() < 0.6
+        self._ships, self._compacts = chance.random() < 0.6, chance.random() < 0.4
+        self._handover = chance.choice(["direct", "thread"])
+        self.lines, self.kills, self.story = [Line()], 0, list[str]()
+        self._faults: set[str] = set()  # since the last recovery
+
+    def live(self) -> None:
+        """One life of a trainer."""
+        chance, rewind, factor = self._chance, None, 1.0
+        if self._is_watched:
+            self._watch()
+        is_known = len(self.lines) == 1 and self.lines[0].step > 0
+        if is_known and chance.random() < 0.3 and (lowest := oldest(self.run)) < self.lines[0].step:
+            rewind, factor = chance.randrange(lowest, self.lines[0].step), chance.uniform(0.5, 2.0)
+        place, point = self._place(), ""
+        if place in PLACES:
+            point = chance.choice(PLACES[place])
+            point = f"{point}=kill@{chance.randrange(1, OFTEN.get(point, 5) + 1)}"
+        errors = ""
+        if chance.random() < 0.25:
+            failing = chance.choice([name for name in ERRORS if not point.startswith(name)])
+            errors = f"{failing}={chance.choice(['eio', 'enospc'])}@{chance.randrange(1, 8)}{chance.choice(['', '+'])}"
+        moment = None
+        if place == "at any moment":
+            lines = chance.choice([0, 0, 1, 2, 3, 5, 8])
+            moment = (lines, chance.random() * (0.03 if lines == 0 else 0.005))
+        jumps = chance.randrange(10**6) if errors or chance.random() < 0.2 else None
+        step = max(line.step for line in self.lines)
+        outcome = self._trainers.run(
+            self.run, kill_after=moment, until=step + 14, failpoints=point, errors=errors, jumps=jumps, rewind=rewind,
+            factor=factor, handover=self._handover, keep=chance.randrange(1, 4), every=chance.choice([4, 6, 1000]),
+            durability=chance.choice(["process", "machine"]), settles=chance.random() < 0.4,
+        )  # fmt: skip
+        self.story.append(f"killed {place} {point} {moment}, errors {errors!r}, jumps {jumps}, rewind {rewind}: {outcome}")
+        self._judge(outcome, rewind, factor, place)
+        if self._is_watched:
+            self._end_watch()
+
+    def _place(self) -> str:
+        return self._chance.choice([*PLACES, "at any moment", "at any moment", "at any moment", "not at all"])
+
+    def _judge(self, outcome: Outcome, rewind: int | None, factor: float, place: str) -> None:
+        assert outcome.status in (0, -signal.SIGKILL), f"the trainer ended with {outcome.status}"
+        if outcome.refused:
+            assert self._is_watched or outcome.was_suspended or "is not covered" in outcome.refused, outcome.refused
+        if outcome.recovered is not None:
+            for fault in self._faults:
+                tally.note(fault, 0, seconds=outcome.seconds)
+            self._faults.clear()
+            found = after(self.lines, outcome, rewind, factor)
+            assert found, f"it came back to step {outcome.recovered} of timeline {outcome.timeline}, but was at {self.lines}"
+            self.lines = found
+        if outcome.was_suspended:
+            self._note("logging suspended by an error, in a run that is killed")
+        if rewind is not None and outcome.recovered is not None:
+            self._note("a rewind, in a run that is killed")
+        if outcome.was_killed:
+            self.kills += 1
+            before = outcome.recovered is None and place == "at any moment"
+            self._note(f"SIGKILL of a trainer {'at any moment of opening and recovery' if before else place}")
+
+    def _note(self, fault: str) -> None:
+        tally.note(fault)
+        self._faults.add(fault)
+
+    def _watch(self) -> None:
+        point = self._chance.choice(["", f"{self._chance.choice(IN_MONITOR)}=kill@{self._chance.randrange(1, 6)}"])
+        self.story.append(f"a monitor: {point}")
+        self._monitors.start(self.run.parent, self._chance.choice([3, 6, 12]) * MIB, failpoints=point,
+                             store=self.store if self._ships else None, compacts=self._compacts)  # fmt: skip
+
+    def _end_watch(self) -> None:
+        if self._chance.random() < 0.5:
+            signal.sigtimedwait([], self._chance.random() * 0.1)  # alone with what the trainer left
+        self._monitors.kill()
+        self._note("SIGKILL of a monitor that prunes, ships or compacts")
+
+    def lose_machine(self) -> None:
+        """All that is here is gone; what the store has comes back, as far as the catalog said."""
+        if not self._ships or not (self.run / "rank0/catalog.lmdb").exists():
+            return
+        least = marks(self.run).archived
+        elsewhere = self.run.with_name("elsewhere")
+        elsewhere.mkdir()
+        try:
+            found = pull(LocalStore(self.store), "run/rank0", elsewhere / "rank0")
+        except NotARun:
+            assert least == 0, f"step {least} was archived, and the store has nothing"
+            shutil.rmtree(elsewhere)
+            return
+        assert found.step >= least, f"step {least} was archived, and step {found.step} came back: {found.notes}"
+        shutil.rmtree(self.run)
+        elsewhere.rename(self.run)
+        self.lines = [one for line in self.lines for one in line.ancestors(found.step)]
+        self.story.append(f"pulled: {found}")
+        self._note("the machine lost, and the run pulled from its store")
+
+    def end(self) -> None:
+        """Nobody dies any more: all is there, and it goes on; so it is on another machine."""
+        for _ in range(2):
+            until = max(line.step for line in self.lines) + 3
+            outcome = self._trainers.run(self.run, until=until, handover=self._handover, keep=9)
+            self.story.append(f"at the end: {outcome}")
+            self._judge(outcome, None, 1.0, "")
+            assert outcome.committed >= until
+        assert [str(found) for found in verify_run(self.run) if isinstance(found, Problem)] == []
+        if self._ships:
+            ship(self.run, LocalStore(self.store))
+            least = max(line.step for line in self.lines)
+            assert marks(self.run).archived == least
+            self.lose_machine()
+            outcome = self._trainers.run(self.run, until=0, handover=self._handover, keep=9)
+            self._judge(outcome, None, 1.0, "")
+            assert outcome.recovered == least
+
+
+@pytest.mark.timeout(3600)
+def test_kills_of_all_kinds_lose_nothing(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
+    kills = 0
+    for seed in range(SEED, SEED + KILLS):
+        folder = memory_path / f"seed{seed}"
+        folder.mkdir()
+        run = Run(folder, random.Random(seed), trainers, monitors)
+        try:
+            for _ in range(LIVES):
+                run.live()
+                if run._chance.random() < 0.1:
+                    run.lose_machine()
+                if kills + run.kills >= KILLS:
+                    break
+            run.end()
+        except BaseException:
+            tally.note("SIGKILLs of all kinds in one run", 0, losses=1)
+            print(f"repeat with TRANLOGS_SEED={seed}", *run.story, sep="\n  ")
+            raise
+        kills += run.kills
+        shutil.rmtree(folder)
+        if kills >= KILLS:
+            return
