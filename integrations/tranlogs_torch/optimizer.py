@@ -87,8 +87,9 @@ class LoggedOptimizer(Optimizer):
                  optimizer_state: bool = True, fingerprint: Mode = "auto", name: str = "main", rank: int | None = None,
                  segment_bytes: int | None = None, handover: Literal["direct", "thread"] | None = None,
                  worker_seeds: Literal["batch"] | None = None, monitor: Literal["thread", "process"] | Monitor | None = None,
-                 budget: str | int | None = None, store: str | None = None, copies: int = 1, on_signal: OnSignal | None = "seal",
-                 grace: float = GRACE_SECONDS, take_over: bool | None = None) -> None:  # fmt: skip
+                 budget: str | int | None = None, store: str | None = None, copies: int = 1,
+                 on_signal: OnSignal | None = "seal", grace: float = GRACE_SECONDS,
+                 take_over: bool | None = None) -> None:  # fmt: skip
         _check(optimizer, log)
         beside = as_monitor(monitor, budget, store, among=local_world())
         if worker_seeds not in (None, "batch"):
