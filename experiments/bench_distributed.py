@@ -31,8 +31,8 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from tranlogs_torch import LoggedOptimizer  # noqa: E402
 
-WIDTH, WIDTH_QUICK = 1400, 200  # of a layer: 4.0 M and 0.1 M parameters in two
-ROUNDS, STEPS = 6, 20
+WIDTH, WIDTH_QUICK = 1000, 200  # of a layer: 2.0 M and 0.1 M parameters in two
+ROUNDS, STEPS = 5, 12
 KILLED_AT, CHECKPOINT_EVERY = 95, 60
 
 

@@ -100,7 +100,7 @@ class OfflineRun:
             landing.recovered.notes += landing.notes
             return landing.recovered
         with alone.shares() as self.state.shares:
-            newest = max(alone.newest(), _step_of(self.folder, checkpoint)) if step is None else step
+            newest = alone.newest_from(_step_of(self.folder, checkpoint)) if step is None else step
             return recover(self.folder, self.state, step=newest, checkpoint=checkpoint, progress=progress)
 
     def _told(self, found: Recovered, seconds: float) -> RecoveryReport:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,15 @@ class Alone:
         """The step at which all would land."""
         agreement = agree(self.era.holdings, Damage())
         return 0 if agreement is None else agreement.step
+
+    def newest_from(self, step: int) -> int:
+        """The step to which the log leads from the checkpoints of a step: as far as no share was pruned."""
+        holdings = [replace(holding, anchors=tuple(anchor for anchor in holding.anchors if anchor.step == step))
+                    for holding in self.era.holdings]  # fmt: skip
+        with suppress(RecoveryError):
+            agreement = agree(holdings, Damage())
+            return step if agreement is None else agreement.step
+        return step
 
 
 def _chosen(eras: Sequence[Era], step: int | None) -> Era:
