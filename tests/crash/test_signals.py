@@ -184,7 +184,7 @@ def test_a_handler_of_somebody_else_decides(server: Server, tmp_path: Path, mode
     assert recovered(tmp_path) == STEPS + 4
 
 
-def test_what_is_ignored_stays_ignored(server: Server, tmp_path: Path) -> None:
+def test_what_is_ignored_or_handled_in_c_stays_so(server: Server, tmp_path: Path) -> None:
     trainer = server.start(tmp_path, "ignored")
     assert trainer.ended() == 0
     assert recovered(tmp_path) == STEPS + 4

@@ -117,7 +117,7 @@ DDP: dict[str, dict[str, Any]] = {
     "buckets": {"bucket_cap_mb": 0.003}, "unused": {"find_unused_parameters": True}, "undivided": {}, "sgd": {}, "hook": {},
     "own loop": {}, "bytes": {}, "power": {}, "far": {}, "join": {}, "resized": {}, "far resized": {},
     "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
-    "resized store": {}, "local": {},
+    "resized store": {}, "local": {}, "power copies": {},
 }  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
         ddp.register_comm_hook(None, fp16_compress_hook)
-    if name == "power":
+    if "power" in name:
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
         ddp.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=4), powerSGD_hook)

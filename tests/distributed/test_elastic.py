@@ -20,7 +20,7 @@ from tranlogs.journal import JournalPaths
 
 pytestmark = pytest.mark.crash
 
-_SECONDS_MAX = 120.0
+_SECONDS_MAX = 300.0
 _STEPS = 6
 
 

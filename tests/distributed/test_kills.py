@@ -72,10 +72,10 @@ def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_pa
     assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
 
 
-def test_what_a_hook_kept_on_a_lost_disk_is_said(launcher: Launcher, tmp_path: Path) -> None:
-    launcher.run(3, "power", tmp_path / "run", [[1, 25, 0, "disk"]])
-    first, second = launcher.told()
-    assert (first["step"], second["step"]) == (0, 21)
+@pytest.mark.parametrize(("name", "step"), [("power", 21), ("power copies", 25)])
+def test_what_a_hook_kept_on_a_lost_disk_is_said(launcher: Launcher, tmp_path: Path, name: str, step: int) -> None:
+    launcher.run(3, name, tmp_path / "run", [[1, 25, 0, "disk"]])
+    assert [report["step"] for report in launcher.told()] == [0, step]
     assert "the error that the hook powerSGD_hook feeds back is gone with this rank's journal" in launcher.said()
 
 

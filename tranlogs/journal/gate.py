@@ -31,6 +31,9 @@ class Gate:
         self._pid = os.getpid()
 
     def __enter__(self) -> None:
+        if self._depth:  # from inside: only the thread that is there comes here
+            self._depth += 1
+            return
         with self._changed:
             while self._is_closed_to_me():
                 self._changed.notify_all()
@@ -38,12 +41,16 @@ class Gate:
             self._depth += 1
 
     def __exit__(self, *_: object) -> None:
+        if self._depth > 1:
+            self._depth -= 1
+            return
         with self._changed:
             self._depth -= 1
-            self._changed.notify_all()
+            if self._shut_by is not None:
+                self._changed.notify_all()
 
     def _is_closed_to_me(self) -> bool:
-        if self._shut_by in (None, threading.get_ident()) or os.getpid() != self._pid:
+        if self._shut_by is None or self._shut_by == threading.get_ident() or os.getpid() != self._pid:
             return False
         return self._depth == 0 and not self._is_amid()
 

@@ -6,7 +6,8 @@ interpreter's own handler, in C, writes the number of each signal into the pipe 
 * Where nobody else handles the signal, all parties part and then the process dies by that very signal, as it would have
   without us: the exit status says so. It dies when the longest grace is over, whatever hangs.
 * Where somebody does (before us, or after us), that handler decides, and is called; the parties only secure what there is.
-* What is ignored stays ignored. Where a journal is opened in another thread than the main one, signals are left alone.
+* What is ignored stays ignored, and what a handler in C handles is left to it. Where a journal is opened in another thread than
+  the main one, signals are left alone.
 * A forked child has the handlers that were there before us, and nothing of this.
 
 Under torchrun (TORCHELASTIC_RUN_ID) the parent is torchrun's agent, or the process that it forks from. Workers of an agent that
@@ -107,7 +108,7 @@ class _Watch:
     def _install(self) -> None:
         for number in SIGNALS:
             before = signal.getsignal(number)
-            if before not in (None, signal.SIG_IGN):  # None: a handler in C, which cannot be called from here
+            if before not in (None, signal.SIG_IGN) and not _is_handled_in_c(number, before):
                 self._before[number] = before
                 signal.signal(number, self._handle)
         if self._before:
@@ -213,6 +214,13 @@ def _start(name: str, work: Any, *args: Any) -> threading.Thread | None:
     except LogUnavailable:
         work(*args)
         return None
+
+
+def _is_handled_in_c(number: int, known: Any) -> bool:
+    """Whether a handler is set that Python does not know of (`faulthandler.register`): it cannot be called from here."""
+    get_handler = ctypes.pythonapi.PyOS_getsig
+    get_handler.argtypes, get_handler.restype = (ctypes.c_int,), ctypes.c_void_p
+    return known == signal.SIG_DFL and get_handler(number) is not None
 
 
 def _die_by(number: int) -> NoReturn:
