@@ -10,17 +10,19 @@ import torch
 from tranlogs.codec.tree import to_numpy
 from tranlogs.types import ITEMSIZE, AnyArray, Array, Bytes, Extension, SparseArray
 
+from .shards import local
+
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def to_array(tensor: torch.Tensor) -> AnyArray:
-    """A tensor's bytes: a view where it lies dense in the memory of the CPU, else a copy.
+    """A tensor's bytes: a view where it lies dense in the memory of the CPU, else a copy. Of a DTensor, this process's part.
 
     Raises:
         TypeError: the tensor has a layout or dtype that the format does not hold (CSR, quantized, ...).
     """
-    tensor = tensor.detach()
+    tensor = local(tensor).detach()
     if tensor.layout is torch.sparse_coo:
         indices, values = to_array(tensor._indices()), to_array(tensor._values())
         assert isinstance(indices, Array)

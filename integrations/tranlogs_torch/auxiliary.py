@@ -23,6 +23,7 @@ from .generators import generators_in, trackable
 from .gradients import Gradients
 from .own import split
 from .rng import get_rng, set_rng
+from .shards import local
 from .state import TorchState
 
 _log = logging.getLogger("tranlogs")
@@ -170,7 +171,7 @@ class Auxiliary:
             "tracked": tracked,
             "data": self.read_data(),
             "count": self.count,
-            "buffers": naming.named_buffers(self._state.modules),
+            "buffers": {name: local(buffer) for name, buffer in naming.named_buffers(self._state.modules).items()},
             "extra": self._state.extra.read(),
             "own": {which: own for which, o in self._state.optimizers.items() if (own := split(o)[0])},
             "after": {which: self._state.hyper(which) for which in self._state.optimizers},

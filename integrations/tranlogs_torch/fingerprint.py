@@ -21,6 +21,7 @@ from tranlogs.errors import UsageError
 from tranlogs.types import Array, Bytes
 
 from .adapt import memory_order, to_array
+from .shards import local
 
 Mode = Literal["auto", "full", "sample"]
 Digests = npt.NDArray[np.uint64]
@@ -73,14 +74,14 @@ class Fingerprint:
     def _sampled(self, indices: Sequence[int], step: int) -> list[int]:
         if all(self.tensors[i].device.type == "cpu" for i in indices):
             return [xxhash.xxh3_64_intdigest(np.ascontiguousarray(_some(self._memory(i), step)).data) for i in indices]
-        parts = [_some(memory_order(self.tensors[i].data).reshape(-1).view(torch.uint8), step) for i in indices]
+        parts = [_some(memory_order(local(self.tensors[i]).data).reshape(-1).view(torch.uint8), step) for i in indices]
         together = torch.cat(parts).cpu().numpy()  # one transfer for all
         ends = np.cumsum([part.numel() for part in parts])
         return [xxhash.xxh3_64_intdigest(piece.data) for piece in np.split(together, ends[:-1])]
 
     def _memory(self, index: int) -> Bytes:
         """A tensor's bytes in the order of memory: a kept view while the tensor stays where it is."""
-        tensor = self.tensors[index]
+        tensor = local(self.tensors[index])
         view, pointer = self._views[index], tensor.data_ptr()
         if view is None or pointer != self._pointers[index] or view.nbytes != tensor.nbytes:
             view = memory_of(tensor)
@@ -100,12 +101,13 @@ class Fingerprint:
 
 def version_of(tensor: torch.Tensor) -> int:
     """The tensor's version counter; one that was made in inference mode has none."""
+    tensor = local(tensor)
     return 0 if tensor.is_inference() else tensor._version
 
 
 def memory_of(tensor: torch.Tensor) -> Bytes:
     """A tensor's bytes in the order of memory; a view of what it holds now where that lies dense on the CPU."""
-    array = to_array(tensor.data)
+    array = to_array(local(tensor).data)
     assert isinstance(array, Array)
     return array.data
 
@@ -157,7 +159,7 @@ class StateWatch:
 
     def _digested(self, tensors: list[torch.Tensor]) -> int:
         """One digest over some bytes of each tensor in the memory of the CPU."""
-        dense = [t for t in tensors if t.device.type == "cpu" and t.layout is torch.strided]
+        dense = [local(t) for t in tensors if t.device.type == "cpu" and t.layout is torch.strided]
         pointers = [t.data_ptr() for t in dense]
         if pointers != self._pointers:
             self._views = [_some(memory_of(t), count=_STATE_BYTES) for t in dense]

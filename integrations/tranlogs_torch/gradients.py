@@ -13,7 +13,9 @@ from collections.abc import Iterator
 
 import torch
 
+from . import fsdp
 from .fingerprint import version_of
+from .shards import like, local
 from .state import TorchState
 
 _TRAINS, _DENSE, _SPARSE, _ORPHAN, _REDONE = 1, 2, 4, 8, 16  # flags of a parameter
@@ -46,7 +48,7 @@ class Gradients:
                     if self._is_cleared(which, gradient):
                         flag |= _REDONE
                     else:
-                        waiting[name] = gradient
+                        waiting[name] = local(gradient)
             flags.append(flag)
         return bytes(flags), waiting
 
@@ -76,7 +78,8 @@ class Gradients:
     def are_waiting(self) -> bool:
         """Whether a batch since the last boundary left gradients for a later step."""
         gradients = (p.grad for _, p in self._owned())
-        return any(g is not None and not _is_marked(g, _LEFT) and not _is_marked(g, _ZERO) for g in gradients)
+        found = any(g is not None and not _is_marked(g, _LEFT) and not _is_marked(g, _ZERO) for g in gradients)
+        return found or fsdp.are_accumulating(self._state.modules)
 
     def write(self, flags: bytes, waiting: dict[str, torch.Tensor]) -> list[str]:
         """Set gradients, and which parameters train; what redone steps have left lies in the parameters already.
@@ -90,7 +93,7 @@ class Gradients:
                 parameter.requires_grad_(bool(flag & _TRAINS))
             redone, parameter.grad = parameter.grad, None
             if name in waiting:
-                parameter.grad = waiting[name].to(parameter.device)
+                parameter.grad = like(parameter, waiting[name].to(parameter.device))
             elif flag & _REDONE and redone is not None:
                 parameter.grad = redone
                 for mark in (_USED, _LEFT):
@@ -134,5 +137,5 @@ def _is_marked(gradient: torch.Tensor, mark: str) -> bool:
 
 
 def _has_values(gradient: torch.Tensor) -> bool:
-    values = gradient._values() if gradient.layout is torch.sparse_coo else gradient
+    values = gradient._values() if gradient.layout is torch.sparse_coo else local(gradient)
     return bool(values.count_nonzero())  # NaN counts

@@ -20,10 +20,11 @@ from tranlogs.types import AnyArray, Array
 from tranlogs.wal.entry_writer import Tensor
 
 from .adapt import adapt, to_array
-from .fingerprint import StateWatch
+from .fingerprint import StateWatch, version_of
 from .gradients import mark_used
 from .rehearsal import Rehearsal
 from .scaler import ScalerWatch
+from .shards import array_of, is_elementwise, is_part, local, placed, settled
 from .stepping import can_nest, is_nested
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ class Member:
             self.log = "weights"
             _log.warning("LBFGS evaluates its closure many times a step and cannot be redone from gradients: its weights and "
                          "state are logged instead")  # fmt: skip
+        if self.log == "gradients" and not is_elementwise(inner) and any(map(is_part, self.parameters())):
+            self.log = "weights"
+            _log.warning("%s: its parameters are sharded, and that its update goes element by element is not known: weights "
+                         "and state are logged, not gradients", type(inner).__name__)  # fmt: skip
         self.with_state = optimizer_state or self.log == "gradients"
         self.watch = StateWatch(inner)
         self._record: StepRecord | None = None
@@ -96,15 +101,16 @@ class Member:
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
                         foreach: bool | None = None) -> torch.Tensor:  # fmt: skip
         """Clip as torch does; the log holds the gradients as they were, and the norm (see `LoggedOptimizer`)."""
-        parameters = [p for p in self.parameters() if p.grad is not None]
+        parameters = [p for p in self.parameters() if settled(p) is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
+        norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
+        norm = norm.full_tensor() if is_part(norm) else norm  # of shards it is a sum that is not taken yet
         if self.session.is_active and self.log == "gradients":
             self._begin()
             self._clip = {"max_norm": float(max_norm), "norm": norm.detach().clone(), "foreach": foreach}
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
         self._clipped = self._gradient_versions() if self._clip is not None else []
-        return norm
+        return norm  # type: ignore[no-any-return]
 
     def _log_weights(self, why: str) -> None:
         """From this step on: gradients are not enough for a redo. Said once."""
@@ -188,7 +194,8 @@ class Member:
         if self._is_image:
             return
         name_of = session.state.name_of
-        found = [(f"grad/{name_of[id(p)]}", p.grad) for p in self.parameters() if p.grad is not None]
+        owners = [p for p in self.parameters() if settled(p) is not None]
+        found = [(f"grad/{name_of[id(p)]}", local(p.grad)) for p in owners if p.grad is not None]
         self._share = None if session.together is None else session.together.share(self, found)
         if self._share is not None:
             found = [(portion.name, portion.tensor) for portion in self._share]
@@ -199,6 +206,8 @@ class Member:
             contents = map(to_array, gradients) if session.staging is None else session.staging.bring(gradients)
             if self._share is not None:
                 contents = (portion.placed(content) for portion, content in zip(self._share, contents, strict=True))
+            else:
+                contents = (placed(content, owner) for content, owner in zip(contents, owners, strict=True))
             for (name, _), content in zip(found, contents, strict=True):
                 record = session.journal.add(record, name, content)
         self._record = record
@@ -239,7 +248,7 @@ class Member:
     def _image(self, body: dict[str, Any]) -> list[Tensor]:
         """After-image: the parameters, and the optimizer's state unless the user does without."""
         session = self.session
-        tensors: list[Tensor] = [(f"param/{session.state.name_of[id(p)]}", to_array(p)) for p in self.parameters()]
+        tensors: list[Tensor] = [(f"param/{session.state.name_of[id(p)]}", array_of(p, p)) for p in self.parameters()]
         if self.with_state:
             found, rest = session.state.state_tensors(self.name)
             tensors += found
@@ -262,12 +271,12 @@ class Member:
     def _gradient_versions(self) -> list[tuple[torch.Tensor, int]]:
         """Each gradient with a number that changes when it is written to: on the CPU a hash, which sees `.data`, too."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        return [(g, _hash(g) if g.device.type == "cpu" and g.layout is torch.strided else g._version) for g in gradients]
+        return [(g, _hash(g) if g.device.type == "cpu" and g.layout is torch.strided else version_of(g)) for g in gradients]
 
     def _has_foreign_strides(self) -> bool:
         """Fused kernels go by memory order: a gradient laid out otherwise than its parameter cannot be told from values."""
         return any(
-            p.grad is not None and p.grad.layout is torch.strided and p.grad.stride() != p.stride()
+            p.grad is not None and p.grad.layout is torch.strided and local(p.grad).stride() != local(p).stride()
             for group in self.inner.param_groups if group.get("fused") for p in group["params"]
         )  # fmt: skip
 

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
+from . import fsdp
+from .shards import local
+
 _WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 Models = nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module] | None
@@ -41,11 +44,12 @@ def as_modules(models: Models) -> dict[str, nn.Module]:
 
 
 def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """All parameters by name; a shared (tied) one once, under its first name."""
+    """All parameters by name; a shared (tied) one once, under its first name; of FSDP's the sharded ones."""
     found: dict[str, nn.Parameter] = {}
     seen: set[int] = set()
+    sharded = fsdp.sharded_for(modules)
     for prefix, module in modules.items():
-        named = dict(module.named_parameters())
+        named = {name: sharded.get(id(p), p) for name, p in module.named_parameters()}
         for name, short in clean_names(named).items():
             if id(named[name]) not in seen:
                 seen.add(id(named[name]))
@@ -65,6 +69,7 @@ def named_buffers(modules: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
 def state_keys(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, str]]:
     """For each module the keys of its `state_dict()`, tied tensors under all their names, and the tensor logged for each."""
     logged = {id(p): f"param/{name}" for name, p in named_parameters(modules).items()}
+    logged |= {whole: logged[id(p)] for whole, p in fsdp.sharded_for(modules).items() if id(p) in logged}
     for name, buffer in named_buffers(modules).items():
         logged.setdefault(id(buffer), f"buffer/{name}")
     found: dict[str, dict[str, str]] = {}
@@ -83,8 +88,8 @@ def buffer_places(modules: Mapping[str, nn.Module]) -> dict[str, tuple[nn.Module
     """Where each buffer lives, by name; one that is None so far (registered, and filled later) included."""
     found: dict[str, tuple[nn.Module, str]] = {}
     for prefix, root in modules.items():
-        places = {f"{path}.{local}" if path else local: (module, local)
-                  for path, module in root.named_modules() for local in module._buffers}  # fmt: skip
+        places = {f"{path}.{key}" if path else key: (module, key)
+                  for path, module in root.named_modules() for key in module._buffers}  # fmt: skip
         found |= {prefix + short: places[name] for name, short in clean_names(places).items()}
     return found
 
@@ -94,22 +99,23 @@ def set_buffers(modules: Mapping[str, nn.Module], values: Mapping[str, torch.Ten
     places = buffer_places(modules)
     owners = {prefix + clean(path): module for prefix, root in modules.items() for path, module in root.named_modules()}
     for name, value in values.items():
-        path, _, local = name.rpartition(".")
+        path, _, key = name.rpartition(".")
         owner = owners.get(path, owners.get(path + "."))  # the root of a module with a prefix
         if name in places:
             _set_buffer(*places[name], value)
-        elif owner is not None and not hasattr(owner, local):
-            owner.register_buffer(local, value.clone())
+        elif owner is not None and not hasattr(owner, key):
+            owner.register_buffer(key, value.clone())
 
 
-def _set_buffer(module: nn.Module, local: str, value: torch.Tensor) -> None:
+def _set_buffer(module: nn.Module, key: str, value: torch.Tensor) -> None:
     """In place where it fits, else as a new tensor (it grew, or was None)."""
-    now = module._buffers[local]
+    held = module._buffers[key]
+    now = None if held is None else local(held)
     with torch.no_grad():
         if now is not None and now.shape == value.shape and now.dtype == value.dtype:
             now.copy_(value)
         else:
-            module._buffers[local] = value.clone() if now is None else value.to(now.device, copy=True)
+            module._buffers[key] = value.clone() if now is None else value.to(now.device, copy=True)
 
 
 def name_parameters(modules: Mapping[str, nn.Module],

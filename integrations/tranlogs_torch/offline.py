@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,18 @@ from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.errors import UsageError
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.alone import Alone
-from tranlogs.recovery.holding import is_of_group, recorded_environment, world_of
+from tranlogs.recovery.holding import is_of_group, is_sharded, recorded_environment, world_of
 from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import report_of
-from tranlogs.types import AnyArray
+from tranlogs.types import AnyArray, Array
 from tranlogs.wal.entry_writer import Position
 
 from . import environment, export, shadow
 from .adapt import from_array, make_array, make_extension
 from .caveats import lost_attributes, verdict
 from .classes import OptimizerClasses, make_optimizer
+from .joined import recover_joined
+from .shards import Place, put_place
 from .starting.survey import import_source
 from .state import TorchState
 
@@ -46,7 +49,8 @@ class OfflineRun:
 
     def __init__(self, folder: Path, *, optimizers: Sequence[str] = ()) -> None:
         self.folder = folder
-        self.state = RecordedState(OptimizerClasses(optimizers))
+        self._classes = OptimizerClasses(optimizers)
+        self.state = RecordedState(self._classes)
         self.report: RecoveryReport | None = None
         self._found: Recovered | None = None
 
@@ -87,6 +91,11 @@ class OfflineRun:
     def _recover(self, step: int | None, sequence: int | None, checkpoint: str | None,
                  progress: Progress | None) -> Recovered | None:  # fmt: skip
         environment = recorded_environment(self.folder)
+        if is_sharded(environment) and world_of(environment) > 1 and sequence is None and checkpoint is None:
+            joined = recover_joined(self.folder, partial(RecordedState, self._classes), step, progress)
+            if joined is not None:
+                self.state = joined[0]
+            return None if joined is None else joined[1]
         if not is_of_group(environment) or (sequence is not None and world_of(environment) == 1):
             return recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
         if sequence is not None:
@@ -203,7 +212,10 @@ class RecordedState(TorchState):
 
 def _parameter(array: AnyArray, device: str) -> torch.Tensor:
     values = from_array(array).to(device)
-    return nn.Parameter(values, requires_grad=values.is_floating_point() or values.is_complex())
+    made = nn.Parameter(values, requires_grad=values.is_floating_point() or values.is_complex())
+    if isinstance(array, Array) and array.piece is not None and array.whole is not None:
+        put_place(made, Place(array.whole, array.piece))
+    return made
 
 
 def _device_of(recorded: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ from .naming import Models
 from .rehearsal import nested
 from .scalars import Curve
 from .session import Session
+from .shards import local
 from .starting import StartFrom
 
 _SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_step_supports_amp_scaling"]
@@ -259,6 +260,10 @@ def _check(optimizer: Any, log: str) -> None:
         raise UsageError(f"a torch.optim.Optimizer is wanted, not a {type(optimizer).__name__}")
     if isinstance(optimizer, LoggedOptimizer):
         raise UsageError("this optimizer is logged already; wrap the plain one")
+    if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+        raise UsageError("a ZeroRedundancyOptimizer keeps its state in optimizers of its own, on each rank another part, which "
+                         "is not logged yet. Shard the model with torch.distributed.fsdp.fully_shard, which shards the "
+                         "optimizer's state, too, or use the plain optimizer")  # fmt: skip
     logged = getattr(optimizer, "_tranlogs_run", None)
     if logged is not None:
         raise UsageError(f"this optimizer is logged in run {logged} already; close that LoggedOptimizer first")
@@ -269,7 +274,7 @@ def _check(optimizer: Any, log: str) -> None:
 
 
 def _fitting(parameters: list[torch.Tensor]) -> int:
-    return fitting_segment_bytes(sum(p.numel() * p.element_size() for p in parameters))
+    return fitting_segment_bytes(sum(local(p).nbytes for p in parameters))
 
 
 def _shared(name: str) -> property:

@@ -8,6 +8,7 @@ from tranlogs.codec import tree
 
 from . import adapt, naming
 from .auxiliary import Auxiliary
+from .shards import local
 from .state import TorchState
 
 
@@ -31,12 +32,13 @@ class Remembered:
         """Make the state again what it was."""
         for name, value in self._parameters.items():
             parameter = self._state.parameters[name]
-            if not torch.equal(parameter.detach().cpu(), value):
-                parameter.data.copy_(value)
+            held = local(parameter)
+            if not torch.equal(held.detach().cpu(), value):
+                held.data.copy_(value)
         naming.set_buffers(self._state.modules, self._buffers)
         body = tree.decode(self._body, make_array=adapt.make_array, make_extension=adapt.make_extension)
         self._auxiliary.set_back(body)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)
+    return local(tensor).detach().to("cpu", copy=True)

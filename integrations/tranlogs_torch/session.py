@@ -35,8 +35,7 @@ from tranlogs.retention import Monitor, as_policy, as_retention
 from tranlogs.shipping import Spare, bring_absent, ship_along
 from tranlogs.wal.entry_writer import Tensor
 
-from . import adapt, environment, naming
-from .adapt import to_array
+from . import adapt, environment, fsdp, naming
 from .auxiliary import Auxiliary
 from .caveats import caveats, verdict
 from .data import Epoch, LoaderPosition
@@ -48,6 +47,7 @@ from .plain_loop import PlainLoops
 from .remembered import Remembered
 from .rng import get_rng
 from .scalars import ScalarHistory
+from .shards import array_of, local
 from .staging import Staging
 from .starting import Built, Start, StartFrom, find_start
 from .state import TorchState
@@ -70,6 +70,7 @@ class Session:
             settings["segment_bytes"] = segment_bytes
         config, policy, retention = JournalConfig(**settings), as_policy(checkpoint_every), as_retention(keep)
         self.modules = naming.as_modules(models)
+        fsdp.demand_known(self.modules)
         self.members: dict[str, Member] = {}
         self.state = TorchState(self.modules, {}, self._set_auxiliary, fingerprint=fingerprint)
         self.plain = PlainLoops(self)
@@ -154,6 +155,7 @@ class Session:
                 return self._report  # a notebook cell run twice
             raise UsageError("recover() must come before the first step")
         start = time.monotonic()
+        fsdp.reshard(self.modules)  # what was gathered from the shards before is not what they are going to be
         self.state.refresh()  # a group may have been added since
         landing: Landing | None = None
         origin = find_start(self.run, start_from)
@@ -343,7 +345,7 @@ class Session:
             member.watch.remember()
         if not self.loops and not self.plain.is_in_body:
             buffers = {} if self._is_forward_seen else naming.named_buffers(self.modules)
-            self._implicit = {"rng": get_rng(), "buffers": {name: b.detach().clone() for name, b in buffers.items()}}
+            self._implicit = {"rng": get_rng(), "buffers": {name: local(b).detach().clone() for name, b in buffers.items()}}
 
     def digests(self) -> Digests:
         """Fingerprint of the parameters after the step that is being logged."""
@@ -366,7 +368,7 @@ class Session:
             state.refresh()
             names += [name for name in state.parameters if name not in covered]
             body["groups"] = {which: state.groups(which) for which in grown}
-        tensors: list[Tensor] = [(f"param/{name}", to_array(state.parameters[name])) for name in names]
+        tensors: list[Tensor] = [(f"param/{name}", array_of(p, p)) for name in names for p in [state.parameters[name]]]
         for which in touched:
             found, body["state"][which] = state.state_tensors(which)
             tensors += found

@@ -17,6 +17,7 @@ from tranlogs.types import AnyArray
 from . import environment
 from .adapt import adapt, to_array
 from .scalars import ScalarHistory
+from .shards import array_of
 
 if TYPE_CHECKING:
     from .offline import RecordedState
@@ -31,7 +32,7 @@ def snapshot(state: RecordedState, found: Recovered) -> Snapshot:
     for why in _doubts(state, found):
         raise UsageError(why)
     before, body = state.meta, found.body
-    tensors: dict[str, AnyArray] = {f"param/{name}": to_array(p) for name, p in state.parameters.items()}
+    tensors: dict[str, AnyArray] = {f"param/{name}": array_of(p, p) for name, p in state.parameters.items()}
     tensors |= {f"buffer/{name}": to_array(b) for name, b in body["buffers"].items()}
     optimizers: dict[str, Any] = {}
     for which, about in before["optimizers"].items():

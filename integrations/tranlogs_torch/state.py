@@ -17,7 +17,7 @@ import xxhash
 from torch import nn
 
 from tranlogs.checkpoint import Checkpoint, Snapshot
-from tranlogs.errors import StateMismatch
+from tranlogs.errors import StateMismatch, UsageError
 from tranlogs.recovery import Divergence
 from tranlogs.recovery.shares import Shares
 from tranlogs.types import AnyArray
@@ -26,8 +26,11 @@ from tranlogs.wal.reader import Entry
 
 from . import adapt, environment, naming
 from .adapt import from_array, make_array, make_extension, to_array
+from .exchange import unwrapped
 from .fingerprint import Fingerprint, Mode, memory_of
 from .own import ExtraState, set_own
+from .shards import array_of, is_alike, is_dtensor, local
+from .shards import differences as place_differences
 
 Groups = list[dict[str, Any]]
 
@@ -111,7 +114,7 @@ class TorchState:
             items = []
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    tensors.append((f"state/{which}/{name}/{key}", to_array(value)))
+                    tensors.append((f"state/{which}/{name}/{key}", _state_array(which, name, key, value, parameter)))
                     items.append((key, None, value.device.type))
                 else:
                     items.append((key, value, ""))
@@ -131,11 +134,13 @@ class TorchState:
         """Bytes of parameters and optimizer state, about what a checkpoint holds."""
         kept = (s for o in self.optimizers.values() for s in o.state.values() if isinstance(s, dict))
         state = (value for own in kept for value in own.values())
-        return sum(t.nbytes for t in (*self.parameters.values(), *state) if isinstance(t, torch.Tensor) and not t.is_sparse)
+        return sum(
+            local(t).nbytes for t in (*self.parameters.values(), *state) if isinstance(t, torch.Tensor) and not t.is_sparse
+        )
 
     def snapshot(self, boundary: dict[str, Any]) -> Snapshot:
         """All state, as views of live memory, with the boundary's body."""
-        tensors: dict[str, AnyArray] = {f"param/{name}": to_array(p) for name, p in self.parameters.items()}
+        tensors: dict[str, AnyArray] = {f"param/{name}": array_of(p, p) for name, p in self.parameters.items()}
         buffers = naming.named_buffers(self.modules)
         tensors |= {f"buffer/{name}": to_array(b) for name, b in buffers.items()}
         optimizers: dict[str, Any] = {}
@@ -162,8 +167,11 @@ class TorchState:
         theirs = {n[6:]: checkpoint.layout(n) for n in checkpoint.names("param/")}
         later = self._in_later_groups(recorded) - theirs.keys()
         found = self._world_differences(int(checkpoint.manifest["environment"].get("world", 1)))
-        found += _mismatches("parameter", {n: (adapt._NAMES[p.dtype], tuple(p.shape)) for n, p in self.parameters.items()
+        found += _mismatches("parameter", {n: (adapt._NAMES[p.dtype], tuple(local(p).shape)) for n, p in self.parameters.items()
                                           if n not in later}, theirs)  # fmt: skip
+        if not found:
+            about = checkpoint.manifest["tensors"]
+            found += place_differences(self.parameters, {n: about.get(f"param/{n}", {}).get("piece") for n in theirs})
         if self.modules:  # a buffer may grow, or come into being, while training
             places = naming.buffer_places(self.modules)
             recorded_buffers = [n[7:] for n in checkpoint.names("buffer/") if n[7:] not in born]
@@ -209,18 +217,22 @@ class TorchState:
         self.stale.clear()
         self.recorded_environment = checkpoint.manifest["environment"]
         self.notes += environment.set_back(self.recorded_environment)
+        with unwrapped(self):
+            self._restore_tensors(checkpoint, meta)
+        naming.set_buffers(self.modules, {name[7:]: from_array(checkpoint.read(name)) for name in checkpoint.names("buffer/")})
+        self.set_auxiliary(meta["boundary"])
+
+    def _restore_tensors(self, checkpoint: Checkpoint, meta: dict[str, Any]) -> None:
         for parameter in self.parameters.values():
             parameter.grad = None
         recorded = [name[6:] for name in checkpoint.names("param/")]
         self.use({name: self.parameters[name] for name in recorded} | self.parameters, len(recorded))
         for name in recorded:
             _write(self.parameters[name], checkpoint.read(f"param/{name}"))
-        naming.set_buffers(self.modules, {name[7:]: from_array(checkpoint.read(name)) for name in checkpoint.names("buffer/")})
         for which, about in meta["optimizers"].items():
             self._compare_given(which, about.get("given", []))
             self.set_groups(which, about["params"], about["groups"])
             self.set_state(which, about["state"], partial(_read_state, checkpoint, f"state/{which}/"))
-        self.set_auxiliary(meta["boundary"])
 
     def _compare_given(self, which: str, recorded: Groups) -> None:
         """Say where the script now gives other hyper-parameters than when the run began: the run goes on with its own."""
@@ -320,7 +332,8 @@ class TorchState:
     def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
         from .redo import redo
 
-        return redo(self, entries, tick)
+        with unwrapped(self):
+            return redo(self, entries, tick)
 
     def adopt(self, sources: Sequence[Path], rank: int, *, is_start: bool) -> list[str]:
         from .distributed.adoption import adopt
@@ -337,6 +350,14 @@ class TorchState:
 
     def decode(self, entry: Entry) -> Any:
         return entry.body(make_array=make_array, make_extension=make_extension)
+
+
+def _state_array(which: str, name: str, key: str, value: torch.Tensor, parameter: torch.Tensor) -> AnyArray:
+    if is_alike(key, value, parameter):
+        return array_of(value, parameter)
+    if is_dtensor(value):
+        raise UsageError(f"optimizer {which!r} keeps {key} of {name} sharded otherwise than the parameter, which is not stored")
+    return to_array(value)
 
 
 def _is_plain(value: Any) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from .fingerprint import Digests, version_of
 from .member import Member
+from .shards import local
 from .state import TorchState
 
 
@@ -60,4 +61,4 @@ class ForeignWrites:
         self._versions = self._look_at_versions() if self._state.fingerprint.kind != "full" else []
 
     def _look_at_versions(self) -> list[tuple[int, int]]:
-        return [(p.data_ptr(), version_of(p)) for p in self._state.fingerprint.tensors]
+        return [(local(p).data_ptr(), version_of(p)) for p in self._state.fingerprint.tensors]

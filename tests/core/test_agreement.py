@@ -76,6 +76,12 @@ def test_a_lost_journal_sends_all_to_the_newest_checkpoint() -> None:
     assert bases(found) == [(0, 7), (0, 7), (2, 7)]
 
 
+def test_a_lost_journal_with_shards_is_named_with_what_the_others_have() -> None:
+    held = [replace(holding(rank, 9, [0, 7], shared=False), is_sharded=True) for rank in (0, 2)]
+    with pytest.raises(RecoveryError, match=r"rank 0 has steps 0 to 9, .*ranks 1 are gone, and with them their shards"):
+        decided(held[0], lost(1), held[1])
+
+
 def test_a_lost_journal_of_ranks_that_are_not_the_same_cannot_be_replaced() -> None:
     with pytest.raises(RecoveryError, match="the journals of ranks 1 are gone"):
         decided(holding(0, 9, [0, 7], shared=False), lost(1))

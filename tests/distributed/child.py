@@ -249,7 +249,9 @@ def main(arguments: list[str]) -> None:
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = train(name, run, kills[attempt] if attempt < len(kills) else None)
+    from tests.distributed import sharded
+
+    found = (sharded.train if name in sharded.LOOPS else train)(name, run, kills[attempt] if attempt < len(kills) else None)
     Path(f"{out}.{dist_rank()}").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

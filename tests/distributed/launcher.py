@@ -17,7 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 _PRELOADED = [
     "torch", "torch._dynamo", "torch.optim.swa_utils", "torch.distributed.elastic.multiprocessing.api",
-    "torch.distributed.algorithms.ddp_comm_hooks", "tests.distributed.child",
+    "torch.distributed.algorithms.ddp_comm_hooks", "tests.distributed.child", "tests.distributed.sharded",
 ]  # fmt: skip
 
 

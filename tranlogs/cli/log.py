@@ -14,6 +14,7 @@ from .command import FINE, PROBLEM, Json, Run, command, show_json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ..types import Piece
     from .records import History, Record
 
 
@@ -168,6 +169,18 @@ def _groups(hyper: Sequence[dict[str, Any]]) -> RenderableType:
 def _tensors(tensors: Sequence[dict[str, Any]]) -> RenderableType:
     from . import screen
 
-    rows = [[t["name"] + (f" ({t['part']})" if t["part"] else ""), t["dtype"], "x".join(str(n) for n in t["shape"]), t["codec"],
-             screen.size(t["stored_bytes"]), t["checksum"]] for t in tensors]  # fmt: skip
-    return screen.table("tensors", ("name", "dtype", "shape", "codec", "stored", "checksum"), rows, numbers=("stored",))
+    has_parts = any(t["piece"] is not None for t in tensors)
+    rows = [[t["name"] + (f" ({t['part']})" if t["part"] else ""), t["dtype"], _size(t["shape"]),
+             *([_held(t["piece"])] if has_parts else []), t["codec"], screen.size(t["stored_bytes"]), t["checksum"]]
+            for t in tensors]  # fmt: skip
+    columns = ("name", "dtype", "shape", *(["part"] if has_parts else []), "codec", "stored", "checksum")
+    return screen.table("tensors", columns, rows, numbers=("stored",))
+
+
+def _size(lengths: Sequence[int]) -> str:
+    return "x".join(map(str, lengths))
+
+
+def _held(piece: Piece | None) -> str:
+    """What this journal has of the tensor, and from where on."""
+    return "" if piece is None else f"{_size(piece.length)} @{','.join(map(str, piece.offset))}"

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ..errors import NotARun, UsageError
 from ..journal import JournalPaths, read_owner
-from ..recovery.holding import is_of_group, recorded_environment
+from ..recovery.holding import is_of_group, is_sharded, recorded_environment
 
 _PARTS = ("catalog.lmdb", "owner.lock", "log", "checkpoints")
 _PARTS_MIN = 2  # a damaged journal may lack some, and another folder may happen to hold one of that name
@@ -55,7 +55,8 @@ def journal_of(run: Path) -> JournalPaths:
         UsageError: there are several.
     """
     found = journals_of(run)
-    if len(found) > 1 and not is_of_group(recorded_environment(found[0].folder)):
+    environment = recorded_environment(found[0].folder)
+    if len(found) > 1 and not is_of_group(environment) and not is_sharded(environment):
         names = ", ".join(str(paths.folder) for paths in found)
         raise UsageError(f"{run} holds {len(found)} ranks; give one of them: {names}")
     return found[0]

@@ -181,9 +181,20 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
                   f"checkpoints {screen.size(nbytes['checkpoints'])}"),
     ]  # fmt: skip
     if found.environment:
-        told = [f"{key} {_short(value)}" for key, value in found.environment.items() if value not in (None, False, True)]
+        told = [f"{key} {_short(value)}" for key, value in found.environment.items()
+                if value not in (None, False, True) and key != "sharding"]  # fmt: skip
         rows.append(("environment", ", ".join(told)))
+        if sharding := found.environment.get("sharding"):
+            rows.append(("sharded", _sharded(sharding)))
     return rows
+
+
+def _sharded(sharding: dict[str, Any]) -> str:
+    from . import screen
+
+    over = [" x ".join(f"{name} {size}".strip() for name, size in zip(mesh["names"] or [""], mesh["shape"], strict=False))
+            for mesh in sharding["meshes"]]  # fmt: skip
+    return screen.count(len(sharding["tensors"]), "parameter") + (f", over {', '.join(over)} ranks" if over else "")
 
 
 def _writer(found: Survey) -> str:

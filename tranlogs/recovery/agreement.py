@@ -7,6 +7,7 @@ a common boundary N, its shares, a base below          all land on the newest su
 nothing, some of them (a lost journal)                 its shares are gone: all land on the newest checkpoint
 the same, with copies of its shares on the rank before all land on the newest boundary; the lost rank redoes what that one has
 a journal that ends much earlier (from a store)        the same as if it were gone, if that leads further
+the same, and parameters are sharded                   refused: its part of the weights is nowhere else
 no such N                                              refused
 """
 
@@ -174,6 +175,11 @@ def _nothing(holdings: Sequence[Holding], held: Sequence[Holding], step: int | N
     what = f"step {step} is not covered on all ranks" if step is not None else "there is no step on which all ranks can land"
     lost = [holding.rank for holding in holdings if holding.is_empty]
     gone = f"; the journals of ranks {_listed(lost)} are gone" if lost else ""
+    if lost and any(holding.is_sharded for holding in held):
+        gone += (
+            ", and with them their shards of weights and optimizer state, which are nowhere else. Bring these journals back "
+            "(from a store: `tranlogs pull`), or begin another run"
+        )
     return f"{what}: {', '.join(_told(held))}{gone}"
 
 

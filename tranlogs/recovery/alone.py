@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -48,6 +49,12 @@ class Alone:
         own = [holding.rank for holding in self.era.holdings if holding.folder == str(folder)]
         held = [holding.rank for holding in self.era.holdings if not holding.is_empty]
         self.rank = own[0] if own else held[0]
+
+    def of(self, rank: int) -> Alone:
+        """The same for another rank's journal."""
+        other = copy.copy(self)
+        other.rank = rank
+        return other
 
     def gather(self, value: Any) -> Sequence[Any]:
         """What all ranks would say, if only this one has something to say."""

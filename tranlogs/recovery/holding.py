@@ -70,6 +70,7 @@ class Holding:
         since: the timeline with which the era began.
         copies: of each share: 2 if the journal has the next rank's shares, too, and what is that one's own.
         keeper: the process that sends it to those that cannot read it; -1 for that of its own rank.
+        is_sharded: whether parameters were sharded, so that each rank has parts that no other has.
     """
 
     rank: int
@@ -83,6 +84,7 @@ class Holding:
     since: int = 1
     copies: int = 1
     keeper: int = -1
+    is_sharded: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -170,7 +172,8 @@ class LocalLog:
         anchors = tuple(Anchor(row.step, row.name, _nth(runs, row), self._follows(row)) for row in self.checkpoints)
         world = world_of(self.recorded)
         return Holding(rank, str(folder.resolve()), run_id, world, world == 1 or is_shared(self.recorded), self.facts.timeline,
-                       stretches, anchors, since=self.since, copies=copies_of(self.recorded))  # fmt: skip
+                       stretches, anchors, since=self.since, copies=copies_of(self.recorded),
+                       is_sharded=is_sharded(self.recorded))  # fmt: skip
 
     def _said_by_segments(self) -> dict[str, Any]:
         """The environment that the newest segment with an entry tells; empty if there is none."""
@@ -274,6 +277,11 @@ def copies_of(environment: dict[str, Any]) -> int:
 def is_of_group(environment: dict[str, Any]) -> bool:
     """Whether several processes trained it with the same weights, now or in an era before."""
     return is_shared(environment) or since_of(environment) > 1
+
+
+def is_sharded(environment: dict[str, Any]) -> bool:
+    """Whether parameters were sharded over them, so that each has a part."""
+    return bool(environment.get("sharding"))
 
 
 def _environment(folder: Path, names: list[str]) -> dict[str, Any]:

@@ -140,11 +140,11 @@ class RankRecovery:
     def _demand_shared(self) -> None:
         era = self._era
         if era.world != self.world and not era.is_shared:
-            raise UsageError(
-                f"{self.folder.parent}: {era.world} processes recorded the run, now there "
-                f"{'is 1' if self.world == 1 else f'are {self.world}'}, and each of them logged all of its gradients, so that "
-                f"their weights need not be the same. Start {era.world}"
-            )
+            now = "is 1" if self.world == 1 else f"are {self.world}"
+            why = ("each of them has its shards of the weights" if any(holding.is_sharded for holding in era.holdings)
+                   else "each of them logged all of its gradients, so that their weights need not be the same")  # fmt: skip
+            raise UsageError(f"{self.folder.parent}: {era.world} processes recorded the run, now there {now}, and {why}. "
+                             f"Start {era.world}")  # fmt: skip
 
     @property
     def _era(self) -> Era:

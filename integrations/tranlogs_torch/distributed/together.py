@@ -1,8 +1,8 @@
 """What a session does besides, when its process trains together with others.
 
-Under DistributedDataParallel gradients are equal on all ranks, so the log of a step is divided among them; checkpoints are
-taken by all at the same boundary. That is decided together: at the first step, and then at every tenth boundary or so,
-where all ranks stand at the same step. Between these nothing is said.
+Under DistributedDataParallel gradients are equal on all ranks, so the log of a step is divided among them. Where parameters
+are sharded each rank logs its part. Checkpoints are taken by all at the same boundary. That is decided together: at the first
+step, and then at every tenth boundary or so, where all ranks stand at the same step. Between these nothing is said.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tranlogs.recovery.recover import Progress
 from tranlogs.recovery.together import RankRecovery
 from tranlogs.retention import CheckpointPolicy, EverySteps
 
+from .. import fsdp
+from ..shards import describe as describe_shards
 from . import adoption
 from .beside import Beside, check_copies
 from .division import Named, Portion, digest, shares
@@ -62,8 +64,10 @@ class Together:
         state.world = self.world
         self._reducers: list[Reducer] = reducers_in(state.modules)
         self._every = policy.steps if isinstance(policy, EverySteps) else None
-        self._spans_all = bool(self._reducers) and all(r.ddp.process_group.size() == self.world for r in self._reducers)
-        self.is_divided = self._spans_all
+        self._sharding = describe_shards(state.parameters)
+        reduced = bool(self._reducers) and all(r.ddp.process_group.size() == self.world for r in self._reducers)
+        self.is_divided = reduced and not self._sharding
+        self._spans_all = reduced or self._has_world_mesh()
         self._checked: set[str] = set()  # optimizers whose gradients were compared in this process
         self._asked_at = self._taken_at = self._stood_at = 0  # steps
         self._is_wanted = self._is_hurried = self._was_suspended = False
@@ -96,6 +100,16 @@ class Together:
         if self._reducers:
             environment["reducers"] = [reducer.describe() for reducer in self._reducers]
             environment["ddp"] = {"is_divided": self.is_divided, "copies": self.copies}
+        self._sharding = describe_shards(self._state.parameters)  # those that only an optimizer knows are known by now
+        if self._sharding:
+            environment["sharding"] = self._sharding
+            if settings := fsdp.describe(self._state.modules):
+                environment["fsdp"] = settings
+            self._spans_all |= self._has_world_mesh()
+
+    def _has_world_mesh(self) -> bool:
+        """Whether any parameter is sharded over all processes, which makes them step together."""
+        return any(len(mesh["ranks"]) == self.world for mesh in self._sharding.get("meshes", ()))
 
     def doubts(self) -> list[str]:
         """What is not brought back.
@@ -107,7 +121,7 @@ class Together:
             raise UsageError("copies=2: each process logs all of its gradients here, which are its own, so that there are no "
                              "shares to keep copies of. Leave the argument out")  # fmt: skip
         found = [text for reducer in self._reducers for text in reducer.hooks_told()]
-        if not self._reducers:
+        if not self._reducers and not self._sharding:
             found.append(
                 f"{self.world} processes train together, and model=... holds no DistributedDataParallel: each logs "
                 "all of its gradients, and what follows may round otherwise. Give the wrapped model: model=ddp"
@@ -212,8 +226,11 @@ class Together:
     def mirror(self, whole: dict[str, Any]) -> None:
         """All tell what is their own; the next rank's goes into this one's checkpoint, in case that loses its disk.
 
-        With copies it goes into the boundary, too, as into any other; that of `whole` is this one then.
+        With copies it goes into the boundary, too, as into any other; that of `whole` is this one then. Where parameters are
+        sharded it would not bring a rank back: its part of them is nowhere else.
         """
+        if self._sharding:
+            return
         following = (self.rank + 1) % self.world
         try:
             own = adoption.packed({key: value for key, value in without_errors(whole).items() if key != "beside"})
@@ -253,9 +270,10 @@ class Together:
         Args:
             body: the boundary that was landed on.
             step: of it.
-            checkpoint_step: of the checkpoint that all have.
+            checkpoint_step: of the checkpoint that this rank has loaded.
         """
-        self._asked_at, self._taken_at, self._stood_at = step, checkpoint_step, step
+        self._asked_at = self._stood_at = step
+        self._taken_at = min(self._group.gather(checkpoint_step))  # one that died while it wrote may have an older one
         recorded = body.get("ddp", {}).get("orders", []) if step else []
         primed = [reducer.prime(order) for reducer, order in zip(self._reducers, recorded, strict=False)]
         hooks = body.get("ddp", {}).get("hooks", []) if step else []  # which the fake passes went through, too

@@ -1,0 +1,200 @@
+"""Loops of child.py whose parameters are sharded over the processes."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+from tests.distributed.child import BATCHES, Killer, _digest, data, dist_rank
+from tests.torch.lab import with_plain_loops
+
+EPOCHS = 2
+STEPS = EPOCHS * BATCHES
+
+
+class Tall(nn.Module):
+    """Layers whose rows do not divide evenly; the last has fewer rows than there are processes, if these are three."""
+
+    def __init__(self, norm: type[nn.Module] = nn.BatchNorm1d) -> None:
+        super().__init__()
+        self.into, self.middle, self.out = nn.Linear(8, 40), nn.Linear(40, 40), nn.Linear(40, 2)
+        self.norm, self.drop = norm(40), nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.drop(torch.relu(self.norm(self.into(x))))
+        return self.out(torch.relu(self.middle(torch.relu(self.middle(hidden)))))  # type: ignore[no-any-return]
+
+
+def _fully_sharded(model: Tall, **options: Any) -> nn.Module:
+    fully_shard(model.middle, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def _plain(world: int) -> nn.Module:
+    return _fully_sharded(Tall())
+
+
+def _mixed(world: int) -> nn.Module:
+    """Built without memory, filled after it was sharded; computed in bfloat16, and gathered parameters stay for a while."""
+    with torch.device("meta"):
+        model = Tall(nn.LayerNorm)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    _fully_sharded(model, mp_policy=policy, reshard_after_forward=False)
+    model.to_empty(device="cpu")
+    for number, parameter in enumerate(model.parameters()):
+        torch.manual_seed(number)
+        whole = torch.randn(parameter.shape) * 0.1
+        with torch.no_grad():
+            parameter.copy_(_as(parameter, whole))
+    return model
+
+
+def _as(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements)
+
+
+def _replicated(world: int) -> nn.Module:
+    """HSDP: two groups, in each of which the parameters are sharded."""
+    return _fully_sharded(Tall(), mesh=init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard")))
+
+
+class Cut(nn.Module):
+    """For tensor parallelism: rows come several times, so that they divide evenly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm, self.out = nn.Linear(8, 42), nn.Linear(42, 8), nn.LayerNorm(8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(self.down(torch.relu(self.up(x.repeat(4, 1))))))[: len(x)]  # type: ignore[no-any-return]
+
+
+def _cut(mesh: Any) -> nn.Module:
+    """Layers cut by columns and rows; the gradient of the norm, which is whole, is a sum that the step has to take."""
+    plan = {
+        "up": ColwiseParallel(), "down": RowwiseParallel(output_layouts=Shard(0), use_local_output=False),
+        "norm": SequenceParallel(sequence_dim=0),
+        "out": ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate()),
+    }  # fmt: skip
+    return parallelize_module(Cut(), mesh, plan)
+
+
+def _tensor_parallel(world: int) -> nn.Module:
+    return _cut(init_device_mesh("cpu", (world,), mesh_dim_names=("tp",)))
+
+
+def _two_dimensions(world: int) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+    model = _cut(mesh["tp"])
+    fully_shard(model.up, mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"])
+
+
+LOOPS: dict[str, Any] = {
+    "fsdp": _plain, "fsdp accumulation": _plain, "fsdp mixed": _mixed, "hsdp": _replicated, "tp": _tensor_parallel,
+    "fsdp tp": _two_dimensions,
+}  # fmt: skip
+
+
+def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
+    """Train to the end; what came out, to be compared."""
+    killer = Killer(kill, run)
+    torch.manual_seed(1)
+    model = LOOPS[name](dist.get_world_size())
+    seed = 100 + dist_rank()
+    torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
+    inner: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if run == "-":
+        optimizer = with_plain_loops(inner)
+    else:
+        from tranlogs_torch import LoggedOptimizer
+
+        optimizer = LoggedOptimizer(inner, run, model, durability="process", segment_bytes=1 << 20, checkpoint_every=7)
+    loader = data()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 11, 0.7)
+    report, losses = None, {}
+    if run != "-":
+        if name == "fsdp mixed":
+            model.eval()(torch.zeros(1, 8))  # leaves whole parameters in the place of the sharded ones
+            model.train()
+        report = optimizer.track(scheduler=scheduler, loader=loader).recover()
+        if dist_rank() == 0:
+            told = {"step": report.step, "exact": report.exact, "timeline": report.timeline, "notes": report.notes}
+            print("recovered", json.dumps(told), flush=True)
+        assert report.exact is not False, report
+    step = report.step if report else 0
+
+    def batch(x: torch.Tensor, y: torch.Tensor, number: int) -> None:
+        nonlocal step
+        if "tp" in name:  # ranks that share a model have the same batches
+            dist.broadcast(x, 0)
+            dist.broadcast(y, 0)
+        if name == "fsdp accumulation":
+            model.set_requires_gradient_sync(number % 3 == 0)
+            nn.functional.cross_entropy(model(x), y % 2).backward()
+            if number % 3:
+                return
+            loss = torch.zeros(())
+            killer.step(step)
+        else:
+            killer.step(step)
+            loss = nn.functional.cross_entropy(model(x).float(), y % 2)
+            loss.backward()
+        if name != "fsdp tp":  # torch does not add up norms over several meshes
+            is_ours = run != "-" and number % 2 == 0
+            clip = optimizer.clip_grad_norm_ if is_ours else partial(nn.utils.clip_grad_norm_, model.parameters())
+            clip(0.5)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        step += 1
+        losses[step] = loss.item()
+        optimizer.note(loss=loss.item())
+        if name == "fsdp mixed" and number % 5 == 0:
+            with torch.no_grad():
+                model.eval()(x)
+            model.train()
+
+    for epoch in optimizer.epochs(EPOCHS) if run != "-" else optimizer.epochs(EPOCHS, loader):
+        loader.sampler.set_epoch(int(epoch))
+        for i, (x, y) in enumerate(epoch, start=getattr(epoch, "batch", 0)):
+            batch(x, y, i + 1)
+    if run != "-":
+        optimizer.close()
+        steps, values = optimizer.scalars["loss"]
+        losses = dict(zip(steps, values))
+    return outcome(model, inner, losses)
+
+
+def outcome(model: nn.Module, optimizer: torch.optim.Optimizer, losses: dict[int, float]) -> dict[str, Any]:
+    """Digests of everything that is this rank's, and the whole weights."""
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()
+    tensors = [*model.parameters(), *(v for p in model.parameters() for v in optimizer.state[p].values() if torch.is_tensor(v))]
+    rng = (torch.get_rng_state().numpy().tobytes(), str(np.random.get_state()), str(random.getstate()))
+    return {
+        "weights": {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).tolist() for n, p in model.named_parameters()},
+        "weights and state": _digest(b"".join(_local(t).detach().numpy().tobytes() for t in tensors)),
+        "buffers": _digest(b"".join(b.numpy().tobytes() for b in model.buffers())),
+        "rng": _digest(repr(rng).encode()), "losses": {str(k): v for k, v in losses.items()},
+        "lr": [group["lr"] for group in optimizer.param_groups],
+    }  # fmt: skip
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]

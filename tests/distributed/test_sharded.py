@@ -1,0 +1,141 @@
+"""Ranks that hold parts of the parameters and die by SIGKILL: every run ends with the bits of one that nobody killed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.cli.conftest import Cli
+from tests.distributed.conftest import Launcher, Outcome
+from tests.distributed.sharded import STEPS
+from tests.distributed.test_kills import differences, drawn
+from tranlogs.errors import UsageError
+from tranlogs_torch import LoggedOptimizer
+
+pytestmark = pytest.mark.crash
+
+PARAMETERS = 8 * 40 + 40 + 40 * 40 + 40 + 40 * 2 + 2 + 2 * 40
+
+
+@pytest.mark.parametrize(
+    ("world", "name", "kills"),
+    [(3, "fsdp", 4), (2, "fsdp accumulation", 2), (3, "fsdp mixed", 2), (2, "tp", 1), (4, "fsdp tp", 1), (4, "hsdp", 1)],
+)
+def test_killed_group_ends_with_the_bits_of_one_that_was_not(
+    launcher: Launcher, tmp_path: Path, world: int, name: str, kills: int
+) -> None:
+    planned = drawn(world, kills, last=STEPS // 3 if "accumulation" in name else STEPS)
+    print(planned)
+    right = launcher.reference(world, name)
+    found = launcher.run(world, name, tmp_path / "run", planned)
+    told = launcher.told()
+    print(told)
+    assert differences(found, right) == [[]] * world
+    assert "(exitcode: -9)" in launcher.said(), "nobody was killed"
+    assert all(report["exact"] is True for report in told)
+    steps = [report["step"] for report in told]
+    assert steps == sorted(steps)
+
+
+@pytest.fixture(scope="module")
+def sharded(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """A run of three ranks under FSDP2 that went to its end, to be read only; and what came out."""
+    run = tmp_path_factory.mktemp("sharded") / "run"
+    return run, launcher.run(3, "fsdp", run)
+
+
+@pytest.fixture
+def copied(sharded: tuple[Path, Outcome], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sharded[0], tmp_path / "run"))
+
+
+def test_each_rank_logs_its_shards_and_where_they_lie(sharded: tuple[Path, Outcome], cli: Cli) -> None:
+    ranks: list[Any] = cli("log", sharded[0], "--limit", "0", "--json").json["ranks"]
+    dense = [sum(r["dense_bytes"] for r in rank["records"] if r["kind"] == "gradients") for rank in ranks]
+    assert sum(dense) == PARAMETERS * 4 * STEPS
+    assert max(dense) / min(dense) < 1.3  # 40 rows on 3 ranks are 14, 14 and 12; 2 rows are on two of them
+    told = cli("log", sharded[0] / "rank2", "--step", "20").out
+    assert "12x40 @28,0" in told
+    assert "0x40 @2,0" in told
+    manifest = json.loads(next((sharded[0] / "rank2" / "checkpoints").glob("step-*/manifest.json")).read_text())["manifest"]
+    assert manifest["tensors"]["state/main/middle.weight/exp_avg"]["piece"] == ["box", [28, 0], [40, 40]]
+    sharding = manifest["environment"]["sharding"]
+    assert sharding["meshes"] == [{"names": [], "shape": [3], "ranks": [0, 1, 2]}]
+    assert sharding["tensors"]["out.weight"] == [0, [2, 40], ["Shard(0)"]]
+
+
+def test_replay_without_the_script_gives_whole_weights(sharded: tuple[Path, Outcome], cli: Cli, tmp_path: Path) -> None:
+    run, right = sharded
+    for given in (run, run / "rank1"):
+        found = cli("replay", given, "--out", tmp_path / "out.pt", "--json")
+        assert found.code == 0, found.err
+        assert (found.json["step"], found.json["exact"], found.json["replayed"]) == (STEPS, True, STEPS - 28)
+        content = torch.load(tmp_path / "out.pt", weights_only=True)
+        assert {name: values.tolist() for name, values in content["model"].items() if name in right[0]["weights"]} == (
+            right[0]["weights"]
+        )
+        state = content["optimizers"]["main"]["state"]
+        assert [tuple(one["exp_avg"].shape) for one in state.values()] == [tuple(p.shape) for p in _parameters(content)]
+    assert cli("replay", run, "--to", 25, "--out", tmp_path / "out.safetensors", "--json").json["step"] == 25
+
+
+def _parameters(content: dict[str, Any]) -> list[torch.Tensor]:
+    return [values for name, values in content["model"].items() if not name.startswith("norm.running") and "num" not in name]
+
+
+def test_verify_and_status_read_well(sharded: tuple[Path, Outcome], cli: Cli) -> None:
+    found = cli("verify", sharded[0], "--replay", "--json")
+    assert found.code == 0, found.out
+    assert [[report["exact"] for report in rank["replays"]] for rank in found.json["ranks"]] == [[True]] * 3
+    together = cli("status", sharded[0], "--json").json["together"]
+    assert (together["world"], together["step"], together["lost"], together["problems"]) == (3, STEPS, [], [])
+    assert "8 parameters, over 3 ranks" in cli("status", sharded[0] / "rank0").out
+
+
+def test_damage_in_one_ranks_log_makes_all_land_before_it(copied: Path, cli: Cli, tmp_path: Path) -> None:
+    from tests.distributed.test_offline import _last_gradient
+
+    (segment,) = sorted((copied / "rank1" / "log").glob("*.seg"))[-1:]
+    data = bytearray(segment.read_bytes())
+    data[_last_gradient(copied / "rank1")] ^= 1
+    segment.write_bytes(data)
+    found = cli("replay", copied, "--out", tmp_path / "out.pt", "--json")
+    assert (found.code, found.json["step"], found.json["exact"]) == (0, STEPS - 1, True)
+
+
+def test_a_lost_journal_is_refused_by_rank_and_step(copied: Path, launcher: Launcher, cli: Cli, tmp_path: Path) -> None:
+    shutil.rmtree(copied / "rank2")
+    words = "the journals of ranks 2 are gone, and with them their shards of weights"
+    assert words in cli("status", copied, "--json").json["problems"][-1]
+    found = cli("replay", copied, "--out", tmp_path / "out.pt")
+    assert (found.code, (tmp_path / "out.pt").exists()) == (1, False)
+    assert f"rank 0 has steps 0 to {STEPS}" in found.err
+    arguments = ["fsdp", str(copied), str(launcher.folder / "out"), json.dumps([])]
+    assert launcher.ask({"world": 3, "restarts": 0, "arguments": arguments})
+    assert words in launcher.said()
+
+
+@pytest.fixture
+def alone() -> Any:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_keeps_its_shards_to_itself_is_refused_by_name(alone: None, tmp_path: Path) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = torch.nn.Linear(2, 2)
+    redundancy = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+    with pytest.raises(UsageError, match="ZeroRedundancyOptimizer keeps its state"):
+        LoggedOptimizer(redundancy, tmp_path / "run", model)
+    wrapped = FullyShardedDataParallel(model, sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu"))
+    with pytest.raises(UsageError, match="FullyShardedDataParallel keeps its parameters"):
+        LoggedOptimizer(torch.optim.AdamW(wrapped.parameters()), tmp_path / "run", wrapped)
