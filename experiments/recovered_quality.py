@@ -1,4 +1,4 @@
-"""Loss and accuracy right after recovery, for a crash at points all over the checkpoint interval: TranLogs and checkpoints alone.
+"""Loss and accuracy right after recovery, for a crash at points all over the checkpoint interval: TranLogs, checkpoints alone.
 
     python experiments/recovered_quality.py [--quick] [--out FILE]
 
@@ -113,8 +113,9 @@ def _crash(work: Workload, size: Size, reference: Reference, step: int, place: i
     model.load_state_dict(checkpoint["model"])
     theirs = work.quality(model)
     lost = step - checkpoint["step"]
-    print(f"  {work.name:5s} killed {lost:2d} steps behind the checkpoint, {PLACES[place]:27s} loss {ours['loss']:.4f} (checkpoint "
-          f"{theirs['loss']:.4f}), accuracy {ours['accuracy']:.1%} ({theirs['accuracy']:.1%})", flush=True)  # fmt: skip
+    print(f"  {work.name:5s} killed {lost:2d} steps behind the checkpoint, {PLACES[place]:27s} loss {ours['loss']:.4f} "
+          f"(checkpoint {theirs['loss']:.4f}), accuracy {ours['accuracy']:.1%} ({theirs['accuracy']:.1%})",
+          flush=True)  # fmt: skip
     return {"step": step, "place": place, "tranlogs": {"step": report.step, "replayed": report.replayed, **ours},
             "checkpoint": {"step": checkpoint["step"], **theirs}, "uninterrupted": reference.quality(step)}  # fmt: skip
 
@@ -139,7 +140,7 @@ def train(work: Workload, folder: Path, interval: int, at: int, place: int) -> N
     """Train until `at` steps are done, and die in the next batch."""
     model = work.model(_SEED)
     loader = work.loader()
-    optimizer = LoggedOptimizer(optimizer_of(model), folder / "run", model, checkpoint_every=interval)
+    optimizer = LoggedOptimizer(optimizer_of(model), folder / "run", model, checkpoint_every=interval, fingerprint="full")
     optimizer.track(loader=loader).recover()
     for step, (x, y) in enumerate(optimizer.batches(loader, until=at + 1)):
         _die(step == at and place == 0)
