@@ -50,9 +50,9 @@ def _draw_saved(axes: Axes, models: dict[str, Any], rows: list[int]) -> None:
                 axes.plot([low, high], [y, y], color=shade, lw=1.2)
                 label = f"{log}{'' if key == 'one' else ', among others'}" if row == rows[0] else None
                 axes.plot(middle, y, marker, color=shade, ms=5, label=label, mfc=shade if key == "one" else "white")
-    for log, share in TALK.items():
+    for i, (log, share) in enumerate(TALK.items()):
         axes.axvline(share, color=shades[log], lw=0.8, ls=(0, (4, 3)))
-        axes.text(share, -0.55, f"{log}, the talk: {share:.0%} ", color=shades[log], fontsize=8, ha="right")
+        axes.text(share, -0.58 + 0.13 * i, f"{log}, the talk: {share:.0%} ", color=shades[log], fontsize=8, ha="right")
     axes.set_yticks(rows, list(models))
     axes.set_ylim(-0.6, len(models) - 0.1)
     axes.set_xlim(right=1.02)
@@ -64,11 +64,12 @@ def _draw_saved(axes: Axes, models: dict[str, Any], rows: list[int]) -> None:
 def draw_recovered_quality(path: Path, results: dict[str, Any]) -> None:
     """Loss and accuracy after recovery, over the step of the crash."""
     models = results["models"]
-    title = "Right after a SIGKILL and recovery, no batch computed again: on data held back"
+    title = "Right after SIGKILL and recovery, on data held back"
     figure, axes = _figure(title, (max(3.1 * len(models), 5), 5.4), (2, len(models)), sharex="col", squeeze=False)
     for column, (name, found) in enumerate(models.items()):
         for row, what in enumerate(("loss", "accuracy")):
             _draw_quality(axes[row][column], found, what)
+        axes[1][column].xaxis.get_major_locator().set_params(integer=True)
         axes[0][column].set_title(name, fontsize=10, color=INK)
         axes[1][column].set_xlabel("step of the crash", color=INK)
         axes[1][column].yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")

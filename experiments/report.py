@@ -13,42 +13,42 @@ from pathlib import Path
 from typing import Any
 
 from catalogue import EXPERIMENTS, HEADINGS, HERE, Experiment
-from tables import Lines, table
+from tables import Lines, prose, table
 
 RESULTS, DOCUMENT = HERE / "results", HERE.parent / "docs" / "results.md"
 
-_INTRODUCTION = """# Results
-
-`make experiments` takes these figures and writes this page (`EXPERIMENTS="--quick"` only checks the scripts; names of
-experiments take these alone). **Read ratios, not times:** the machine has other work, which is said in the table below. What is
-compared is taken in turns, in one process or in the same minutes, so that a ratio bears a load that comes and goes; where two
-processors are shared by many, expect noise all the same, and intervals to be read as they stand. The JSON behind each table
-is in `experiments/results/`.
-"""
-_MISSING = """## What is not there yet
-
-The comparison with other systems on the same work. (PyTorch's own ways, `torch.save` and `dcp.async_save`, are in the first table of
-"What TranLogs costs".)
-"""
+_INTRODUCTION = """
+    `make experiments` takes these figures and writes this page (`make experiments EXPERIMENTS="--quick"` only checks the
+    scripts; names of experiments take these alone). **Read ratios, not times:** the machine has other work, which the table
+    below tells. What is compared is taken in turns, in one process or in the same minutes, so that a ratio bears a load
+    that comes and goes; where few processors are shared by many, expect noise all the same. The JSON behind each table is
+    in `experiments/results/`."""
+_SIGNS = """
+    A plus sign behind a commit: the code was not quite as committed. Load counts an experiment's own processes, too."""
+_MISSING = """
+    The comparison with other systems on the same work. (PyTorch's own ways, `torch.save` and `dcp.async_save`, are in the
+    first table of "What TranLogs costs".)"""
 
 
 def write_report(results: Path, document: Path) -> None:
     """Write the page; pictures go to a folder of its name beside it."""
     found = {name: json.loads(path.read_text()) for name in EXPERIMENTS if (path := results / f"{name}.json").exists()}
-    lines = [_INTRODUCTION, *_circumstances({name: one["circumstances"] for name, one in found.items()})]
+    lines = [
+        "# Results",
+        "",
+        *prose(_INTRODUCTION),
+        *_circumstances({name: one["circumstances"] for name, one in found.items()}),
+    ]
     for heading, experiments in HEADINGS.items():
         lines += [f"## {heading}", ""]
         for experiment in experiments:
             lines += [f"### {experiment.title}", "", f"`experiments/{experiment.script}`", ""]
-            lines += _told(experiment, found[experiment.name]) if experiment.name in found else _not_taken(experiment)
+            lines += experiment.tell(found[experiment.name]) if experiment.name in found else _not_taken(experiment)
             lines += _picture(experiment, results, document)
     document.parent.mkdir(parents=True, exist_ok=True)
-    document.write_text("\n".join([*lines, _MISSING]))
+    lines += ["## What is not there yet", "", *prose(_MISSING)]
+    document.write_text("\n".join(lines))
     print(f"written to {document}")
-
-
-def _told(experiment: Experiment, results: dict[str, Any]) -> Lines:
-    return experiment.tell(results)
 
 
 def _not_taken(experiment: Experiment) -> Lines:
@@ -76,11 +76,9 @@ def _circumstances(found: dict[str, dict[str, Any]]) -> Lines:
             for name, about in found.items()
         ),
     )  # fmt: skip
-    machines = {_machine(about["machine"]): None for about in found.values()}
-    versions = {", ".join(f"{name} {version}" for name, version in about["versions"].items()): None for about in found.values()}
-    return [*lines, *(f"{line}.\n" for line in (*machines, *versions)),
-            "A plus sign behind a commit: the code was not quite as committed. Load counts an experiment's own processes, too.\n",
-           ]  # fmt: skip
+    machines = dict.fromkeys(_machine(about["machine"]) for about in found.values())
+    versions = dict.fromkeys(", ".join(map(" ".join, about["versions"].items())) for about in found.values())
+    return [*lines, *(line for told in (*machines, *versions) for line in prose(f"{told}.")), *prose(_SIGNS)]
 
 
 def _machine(about: dict[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """Runs experiments, one after another, and writes the report: `make experiments`.
 
-    python experiments/run.py [NAME ...] [--quick]
+    python experiments/run.py [NAME ...] [--quick] [--into FOLDER]
 
-Results go to experiments/results/NAME.json and .png, the report to docs/results.md; those of --quick to
-experiments/results/quick/, since they say nothing. Each experiment is a script that also runs alone. Exit code 1: some failed.
+Results go to experiments/results/NAME.json and .png, the report to docs/results.md; those of --quick, which say nothing, to
+experiments/results/quick/. Each experiment is a script that also runs alone. Exit code 1: some failed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *EXPERIMENTS], help="which (default: all that this machine can take)")
     parser.add_argument("--quick", action="store_true", help="checks the scripts, not the claims")
+    parser.add_argument("--into", type=Path, help="folder for results and report")
     arguments = parser.parse_args()
-    results = RESULTS / "quick" if arguments.quick else RESULTS
+    into = arguments.into or (RESULTS / "quick" if arguments.quick else None)
+    results, document = (RESULTS, DOCUMENT) if into is None else (into, into / "results.md")
     failed = []
     for experiment in [EXPERIMENTS[name] for name in arguments.names] or EXPERIMENTS.values():
         if not arguments.names and not experiment.is_possible():
             print(f"==== {experiment.name}: left out, it needs {experiment.needs}", flush=True)
         elif not take(experiment, results, quick=arguments.quick):
             failed.append(experiment.name)
-    write_report(results, results / "results.md" if arguments.quick else DOCUMENT)
+    write_report(results, document)
     if failed:
         print(f"failed: {', '.join(failed)}; the report has what they said before, if anything", file=sys.stderr)
     return 1 if failed else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,11 @@ _TALK_BYTES = {"gradients": "1.82 GB", "weights": "1.85 GB"}
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Lines:
     """A Markdown table, with an empty line behind it."""
     return [_row(head), "|" + "---|" * len(head), *map(_row, rows), ""]
+
+
+def prose(text: str) -> Lines:
+    """A paragraph, with an empty line behind it."""
+    return [textwrap.fill(" ".join(text.split()), 128, break_long_words=False, break_on_hyphens=False), ""]
 
 
 def _row(cells: Sequence[object]) -> str:
@@ -37,12 +43,10 @@ def _spread(found: dict[str, Any], digits: int = 2) -> str:
 def step_time(results: dict[str, Any]) -> Lines:
     """Phases of a step; what replay saves."""
     models, phases = results["models"], results["phases"]
-    lines = [
-        f"Processor time of one thread, {results['rounds']} rounds of {results['steps']} steps each, the models in turn; "
-        "[95 % intervals of a bootstrap over the rounds]. AdamW in fp32. Forward includes the loss, optimizer `zero_grad`. "
-        "The last column is what a free replay of gradients would save: all but the optimizer's own arithmetic.",
-        "",
-    ]
+    lines = prose(f"""
+        Processor time of one thread, {results["rounds"]} rounds of {results["steps"]} steps each, the models in turn; [95 %
+        intervals of a bootstrap over the rounds]. AdamW in fp32. Forward includes the loss, optimizer `zero_grad`. The last
+        column is what a free replay of gradients would save: all but the optimizer's own arithmetic.""")
     lines += table(
         ["model", "data", "parameters, batch", "ms a step", *phases, "all but the optimizer"],
         (
@@ -52,14 +56,12 @@ def step_time(results: dict[str, Any]) -> Lines:
             for name, found in models.items()
         ),
     )  # fmt: skip
-    lines += [
-        "What redoing a step from the log saves of it, by TranLogs' own recovery: `seconds_replay`, which is reading the log and "
-        "its checksums, the update, and comparing the fingerprint, against the computed steps of the same round. "
-        f"Alone: a recovery that redoes one step. Among others: one that redoes {results['logged']}, a step of them (weights: "
-        "the last record holds all, those before it are passed over). Each recovery was compared bit for bit; without optimizer "
-        "state the weights are exact and the optimizer's state is the checkpoint's, so that what follows is another training.",
-        "",
-    ]
+    lines += prose(f"""
+        What redoing a step from the log saves of it, by TranLogs' own recovery: `seconds_replay`, which is reading the log
+        and its checksums, the update, and comparing the fingerprint, against the computed steps of the same round. Alone: a
+        recovery that redoes one step. Among others: one that redoes {results["logged"]}, a step of them (weights: the last
+        record holds all, those before it are passed over). Each recovery was compared bit for bit; without optimizer state
+        the weights are exact and the optimizer's state is the checkpoint's, so that what follows is another training.""")
     rows: list[Sequence[object]] = [
         ["the talk (its model and machine are not known)", log, _TALK_BYTES[log], "", f"{100 * share:.2f} %", ""]
         for log, share in TALK.items()
@@ -77,15 +79,13 @@ def recovered_quality(results: dict[str, Any]) -> Lines:
     """Quality after recovery: a row for each model and interval."""
     interval, models = results["interval"], results["models"]
     crashes = sum(len(found["points"]) for found in models.values())
-    lines = [
-        f"{crashes} processes died by SIGKILL, {' or '.join(results['places'])} of the batch behind the step in question. A "
-        f"checkpoint every {interval} steps, taken by the same process in both ways. Loss (nats) and accuracy are those on data "
-        "that was held back, right after recovery and before any batch is computed again. **At every point TranLogs brought "
-        "back the uninterrupted run, bit for bit** (weights, buffers, and so loss and accuracy); the script fails otherwise. "
-        "Better: how much lower the loss is than the checkpoint's, and by how many points of a hundred the accuracy is higher; "
-        "the talk has up to 24 % and 6 %.",
-        "",
-    ]
+    lines = prose(f"""
+        {crashes} processes died by SIGKILL, {", ".join(results["places"][:-1])} or {results["places"][-1]} of the batch
+        after the step in question, in turn. A checkpoint every {interval} steps, in both ways by the same process. Loss
+        (nats) and accuracy are those on data that was held back, right after recovery and before any batch is computed
+        again. **At every point TranLogs brought back the uninterrupted run, bit for bit** (weights, buffers, and so loss
+        and accuracy); the script fails otherwise. Better: how much lower the loss is than the checkpoint's, and by how many
+        points of a hundred the accuracy is higher; the talk has up to 24 % and 6 %.""")
     rows = []
     for name, found in models.items():
         for number in results["intervals"]:
@@ -109,8 +109,9 @@ def _better(points: list[dict[str, Any]]) -> list[str]:
 
 def storage(results: dict[str, Any]) -> Lines:
     """Bytes under three budgets."""
-    lines = ["A toy that logs 100 KB a step, ten steps a second, with a daemon beside it that looks once in half a second. Between "
-             "two looks a run lies above its budget by what it logs in between.", ""]  # fmt: skip
+    lines = prose("""
+        A toy that logs 100 KB a step, ten steps a second, with a daemon beside it that looks once in half a second. Between
+        two looks a run lies above its budget by what it logs meanwhile.""")
     return lines + table(
         ["budget", "on disk at most", "in the end"],
         (
@@ -122,9 +123,9 @@ def storage(results: dict[str, Any]) -> Lines:
 
 def store(results: dict[str, Any]) -> Lines:
     """Puts and gets."""
-    lines = ["Asynchronous persistence is the write type ASYNC_THROUGH: a put ends when the object is in the memory of workers; "
-             "`durable` is what it then takes until the store calls it so. Medians, one thread, all processes on one machine.",
-             ""]  # fmt: skip
+    lines = prose("""
+        Asynchronous persistence is the write type ASYNC_THROUGH: a put ends when the object is in the memory of workers;
+        durable is what it then takes until the store calls it so. Medians, one thread, all processes on one machine.""")
     return lines + table(
         ["store", "MiB", "put, ms", "get, ms", "durable, ms"],
         (
@@ -145,8 +146,9 @@ def bench(results: dict[str, Any]) -> Lines:
 
 
 def _overhead(found: dict[str, Any]) -> Lines:
-    lines = [f"A training step of a GPT of {found['parameters'] / 1e6:.1f} M parameters, over one without saving; medians "
-             "[quartiles] over blocks.", ""]  # fmt: skip
+    lines = prose(f"""
+        A training step of a GPT of {found["parameters"] / 1e6:.1f} M parameters, over one without saving; medians
+        [quartiles] over blocks.""")
     return lines + table(
         ["saved at every step", "ratio", "ms a step", "MB a step"],
         (
@@ -158,9 +160,7 @@ def _overhead(found: dict[str, Any]) -> Lines:
 
 
 def _append(found: dict[str, Any]) -> Lines:
-    rows = [
-        [durability, kind, _spread(ratio)] for durability in ("process", "machine") for kind, ratio in found[durability].items()
-    ]
+    rows = [[way, kind, _spread(ratio)] for way in ("process", "machine") for kind, ratio in found[way].items()]
     return table(["durability", "log files", "bandwidth of the log over memcpy"], rows)
 
 
@@ -178,9 +178,10 @@ def _replay(found: dict[str, Any]) -> Lines:
 def _checkpoint(found: dict[str, Any]) -> Lines:
     memory = found["memory"]
     extra = (memory["logged_bytes"] - memory["plain_bytes"]) / 1e6
+    stall = f"{found['stall_ms']:.1f} ms, {found['over_memcpy']['shown']} of a memcpy of the state"
     return table(["a checkpoint", "measured"], [
-        ["stall of the training thread", f"{found['stall_ms']:.1f} ms, {found['over_memcpy']['shown']} of a memcpy of the state"],
-        ["more memory than plain training at its peak", f"{extra:.0f} MB, where the state is {found['state_bytes'] / 1e6:.0f} MB"],
+        ["stall of the training thread", stall],
+        ["more memory than plain training", f"{extra:.0f} MB at the peak; the state is {found['state_bytes'] / 1e6:.0f} MB"],
     ])  # fmt: skip
 
 
@@ -199,8 +200,8 @@ def _recovery(found: dict[str, Any]) -> Lines:
 
 def bench_keras(results: dict[str, Any]) -> Lines:
     """Ratios by backend; kills."""
-    lines = ["A step of `model.fit` over one without logging, medians [quartiles]; redone: a step in recovery over a computed one.",
-             ""]  # fmt: skip
+    lines = prose("""
+        A step of `model.fit` over one without logging, medians [quartiles]; redone: a step in recovery over a computed one.""")
     rows = []
     for backend, cases in _without_circumstances(results).items():
         for name, case in cases.items() if backend != "kills" else ():
@@ -219,13 +220,7 @@ def bench_monitor(results: dict[str, Any]) -> Lines:
     """Its parts."""
     lines: Lines = []
     rows = [
-        [
-            model,
-            name,
-            _spread(ratio),
-            f"{ratio['seconds'] * 1e3:.0f}",
-            "" if ratio["cpu_share"] is None else f"{ratio['cpu_share']:.3f}",
-        ]
+        [model, name, _spread(ratio), f"{ratio['seconds'] * 1e3:.0f}", _digits(ratio["cpu_share"])]
         for model, found in results.get("slowdown", {}).items()
         for name, ratio in found.items()
     ]
@@ -242,6 +237,10 @@ def bench_monitor(results: dict[str, Any]) -> Lines:
         low, middle, high = (rate / 1e6 for rate in results["pruning"]["bytes_a_second"])
         rows.append(["pruning", f"{middle:.0f} MB a second [{low:.0f}-{high:.0f}]"])
     return lines + (table(["the daemon", "measured"], rows) if rows else [])
+
+
+def _digits(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
 
 
 def _without_circumstances(results: dict[str, Any]) -> dict[str, Any]:
