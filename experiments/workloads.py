@@ -80,9 +80,9 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def workload(name: str, *, small: bool) -> Workload:
-    """One of NAMES; `small` takes smaller models for the texts."""
+    """One of NAMES; `small` takes smaller models of all but the CNN."""
     if name in ("MLP", "CNN"):
-        return _digits(name, mlp if name == "MLP" else cnn)
+        return _digits(name, partial(mlp, 256 if small else 1024) if name == "MLP" else cnn)
     windows = TextWindows(read_topics(), _BLOCK)
     alphabet = len(windows.alphabet)
     if name == "GPT":
@@ -108,10 +108,10 @@ def _text(name: str, build: Callable[[], nn.Module], windows: TextWindows) -> Wo
     return Workload(name, "Python's language reference", build, Subset(windows, range(cut)), held, batch=16)
 
 
-def mlp() -> nn.Module:
-    """1.1 M parameters."""
-    wide = [nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU()]
-    return nn.Sequential(nn.Flatten(), *wide, nn.Linear(1024, 10))
+def mlp(width: int) -> nn.Module:
+    """1.1 M parameters where it is 1,024 wide."""
+    wide = [nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(nn.Flatten(), *wide, nn.Linear(width, 10))
 
 
 def cnn() -> nn.Module:
