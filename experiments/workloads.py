@@ -115,7 +115,7 @@ def mlp(width: int) -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    """0.2 M parameters, with batch statistics and dropout."""
+    """0.1 M parameters, with batch statistics and dropout."""
 
     def layer(before: int, after: int) -> list[nn.Module]:
         return [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
