@@ -51,6 +51,7 @@ HEADINGS: dict[str, tuple[Experiment, ...]] = {
     "What TranLogs costs": (
         Experiment("bench", "PyTorch: steps, log, replay, checkpoints, recovery", "bench.py", tables.bench),
         Experiment("bench_keras", "Keras", "bench_keras.py", tables.bench_keras),
+        Experiment("distributed", "Many processes", "bench_distributed.py", tables.distributed),
         Experiment("bench_monitor", "The monitor", "bench_monitor.py", tables.bench_monitor,
                    ("slowdown", "evaluation", "pruning", "idle")),  # its `storage` is an experiment of its own, above
     ),

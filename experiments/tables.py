@@ -125,6 +125,11 @@ def storage(results: dict[str, Any]) -> Lines:
 
 def store(results: dict[str, Any]) -> Lines:
     """Puts and gets."""
+    tell = {"objects": _objects, "training": _shipped, "lag": _lag}
+    return [line for part, told in tell.items() if part in results for line in told(results[part])]
+
+
+def _objects(rows: list[dict[str, Any]]) -> Lines:
     lines = prose("""
         Asynchronous persistence is the write type ASYNC_THROUGH: a put ends when the object is in the memory of workers;
         durable is what it then takes until the store calls it so. Medians, one thread, all processes on one machine.""")
@@ -133,9 +138,35 @@ def store(results: dict[str, Any]) -> Lines:
         (
             [row["store"], f"{row['bytes'] / (1 << 20):g}",
              *(f"{row[what]['median'] * 1e3:.1f}" for what in ("put", "get", "durable"))]
-            for row in results["rows"]
+            for row in rows
         ),
     )  # fmt: skip
+
+
+def _shipped(found: dict[str, Any]) -> Lines:
+    head = ["model", "shipped to", "step time over that without", "sent, MB/s", "archived after, s", "persisted after, s",
+            "read back, MB/s"]  # fmt: skip
+    rows = [
+        [f"{structure}, {about['parameters'] / 1e6:.2f} M", name, _spread(one["ratio"]),
+         f"{one['bytes_per_second']['median'] / 1e6:.1f}", f"{one['archived_seconds']['median']:.2f}",
+         f"{one['persisted_seconds']['median']:.2f}",
+         f"{one['read']['bytes_per_second']['median'] / 1e6:.1f}" if "read" in one else ""]
+        for structure, about in found.items()
+        for name, one in about["stores"].items()
+    ]  # fmt: skip
+    recovered = (
+        [structure, name, f"{one['seconds']['median']:.2f}", _spread(one["ratio"], 1)]
+        for structure, about in found.items()
+        for name, one in about["recovery"].items()
+    )
+    return table(head, rows) + table(["model", "recovered from", "seconds", "over local"], recovered)
+
+
+def _lag(found: dict[str, Any]) -> Lines:
+    return table(
+        ["while a GPT trains, shipped to", "steps not archived", "steps not persisted"],
+        ([name, _spread(one["archived_steps"], 1), _spread(one["persisted_steps"], 1)] for name, one in found.items()),
+    )
 
 
 # TranLogs's own costs.
@@ -216,6 +247,29 @@ def bench_keras(results: dict[str, Any]) -> Lines:
                  for way, told in results["kills"].items())  # fmt: skip
         lines += table(["SIGKILL under TensorFlow", "after batch", "batches lost", "seconds to the first new batch"], kills)
     return lines
+
+
+def distributed(results: dict[str, Any]) -> Lines:
+    """By number of processes."""
+    lines = prose("""
+        The log of a step is divided among the processes; copies: how many of them hold each share. From SIGKILL: what goes
+        by until the first new step under torchrun.""")
+    lines += table(
+        ["processes", "copies", "MB a rank and step", "ms a step", "with the log"],
+        (
+            [row["world"], row["copies"], f"{row['bytes'] / 1e6:.2f}", f"{row['seconds plain'] * 1e3:.1f}",
+             f"{row['seconds logged'] / row['seconds plain']:.2f} times"]
+            for row in results["steady"]
+        ),
+    )  # fmt: skip
+    parts = ("agent", "start", "load", "replay", "first step")
+    return lines + table(
+        ["processes", "copies", *(f"{part}, s" for part in parts), "steps lost", "exact"],
+        (
+            [row["world"], row["copies"], *(f"{row[part]:.2f}" for part in parts), row["steps lost"], row["exact"]]
+            for row in results["killed"]
+        ),
+    )
 
 
 def bench_monitor(results: dict[str, Any]) -> Lines:
