@@ -112,8 +112,9 @@ def _better(points: list[dict[str, Any]]) -> list[str]:
 def storage(results: dict[str, Any]) -> Lines:
     """Bytes under three budgets."""
     lines = prose("""
-        A toy that logs 100 KB a step, ten steps a second, with a daemon beside it that looks once in half a second. Between
-        two looks a run lies above its budget by what it logs meanwhile.""")
+        A toy that logs 100 KB a step, ten steps a second, with a daemon beside it that looks once in half a second. Between two
+        looks a run lies above its budget by what it logs meanwhile. An evaluation may take a twentieth of the time, so that
+        looks become rare where it waits long for a processor or a disk.""")
     return lines + table(
         ["budget", "on disk at most", "in the end"],
         (
