@@ -9,8 +9,10 @@ WORKERS ?= 2
 # Bounds of `make soak`, whichever is reached first; the next one goes on with what is left (soak/tally.jsonl).
 SOAK_MINUTES ?= 60
 KILLS ?= 1000
+# Of `make experiments`: names (default: all), --quick.
+EXPERIMENTS ?=
 
-.PHONY: demo test check lint alluxio bench soak clean
+.PHONY: demo test check lint alluxio bench experiments soak clean
 
 demo: $(VENV)/.usable
 	$(BIN)/tranlogs demo
@@ -33,6 +35,10 @@ alluxio: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python experiments/bench.py
+
+# All experiments, and docs/results.md from what they find: an hour or more.
+experiments: $(VENV)/.ready
+	$(BIN)/python experiments/run.py $(EXPERIMENTS)
 
 soak: $(VENV)/.ready
 	$(BIN)/python -m tests.crash.soak --minutes $(SOAK_MINUTES) --kills $(KILLS)

@@ -12,9 +12,7 @@ Each part also runs alone (`python experiments/bench_overhead.py`). Results go t
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import bench_overhead
 import bench_recovery
 import bench_replay
 import torch
+from circumstances import Circumstances, write_results
 
 PARTS = {
     "overhead": bench_overhead.measure,
@@ -41,15 +40,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bench.json")
     arguments = parser.parse_args()
     torch.set_num_threads(min(2, os.cpu_count() or 1))
-    results: dict[str, Any] = {
-        "machine": {"cpus": os.cpu_count(), "processor": platform.machine(), "torch": str(torch.__version__)},
-    }
+    begun = Circumstances()
+    results: dict[str, Any] = {}
     for part in arguments.parts or PARTS:
         print(f"== {part}", flush=True)
         results[part] = PARTS[part](quick=arguments.quick)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=1))
-    print(f"written to {arguments.out}")
+    write_results(arguments.out, results, begun)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -26,6 +25,7 @@ BORN = time.time()  # before torch is imported, which is a part of the start
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from circumstances import Circumstances, write_results  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -158,6 +158,7 @@ def _steady(width: int, quick: bool) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small model and few groups: checks the script, not the claim")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "distributed.json")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -167,13 +168,8 @@ def main() -> None:
         {"steady": steady, "killed": killed}[what](int(width), f"{out}.run", int(copies), Path(out))
         dist.destroy_process_group()
         return
-    found = measure(quick=arguments.quick)
-    found["machine"] = {"cpus": os.cpu_count(), "load": os.getloadavg(), "torch": str(torch.__version__),
-                        "processor": platform.machine()}  # fmt: skip
-    results = Path(__file__).parent / "results" / "distributed.json"
-    results.parent.mkdir(exist_ok=True)
-    results.write_text(json.dumps(found, indent=2))
-    print(f"{results}")
+    begun = Circumstances()
+    write_results(arguments.out, measure(quick=arguments.quick), begun)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from circumstances import Circumstances, write_results
 
 BACKENDS = ("tensorflow", "torch", "jax")
 _PLAIN = "no logging"
@@ -350,11 +350,9 @@ def main() -> None:
     unknown = set(arguments.backends) - set(BACKENDS)
     if unknown:
         parser.error(f"no such backend: {', '.join(sorted(unknown))}")
-    results: dict[str, Any] = {"machine": {"cpus": os.cpu_count(), "processor": platform.machine()}}
-    results |= measure(quick=arguments.quick, backends=arguments.backends)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=1))
-    print(f"written to {arguments.out}")
+    begun = Circumstances()
+    results = measure(quick=arguments.quick, backends=arguments.backends)
+    write_results(arguments.out, results, begun)
 
 
 if __name__ == "__main__":

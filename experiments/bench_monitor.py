@@ -13,9 +13,7 @@ Slow-downs are taken within one training process: it trains in blocks of some se
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,6 +23,7 @@ from typing import Any
 
 import bench_storage
 from beside import GPT_BATCH, Daemon, Trainer
+from circumstances import Circumstances, write_results
 from measuring import quartiles, shown
 
 from tranlogs import EverySteps
@@ -220,7 +219,8 @@ def main() -> None:
     wanted = arguments.parts or [*PARTS, "idle"]
     if arguments.picture is None and not arguments.quick:
         arguments.picture = Path(__file__).parents[1] / "docs" / "monitor-storage.png"
-    results: dict[str, Any] = {"machine": {"cpus": os.cpu_count(), "processor": platform.machine()}}
+    begun = Circumstances()
+    results: dict[str, Any] = {}
     idle = None
     for part in (part for part in PARTS if part in wanted):
         if part != "slowdown" and idle is None and "idle" in wanted:
@@ -231,9 +231,7 @@ def main() -> None:
     if "idle" in wanted:
         print("== idle", flush=True)
         results["idle"] = (idle or Idle(quick=arguments.quick)).result()
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=1))
-    print(f"written to {arguments.out}")
+    write_results(arguments.out, results, begun)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Bytes on disk over time: the same training under three budgets, with a daemon beside each.
 
-    python experiments/bench_storage.py RUN     # trains the toy, at an even pace, until its stdin is closed
+    python experiments/bench_storage.py [--quick] [--out FILE]
+    python experiments/bench_storage.py --train RUN     # trains the toy, at an even pace, until its stdin is closed
 
 What is drawn is what lies on the disk, looked at from outside; the values below are those that the catalog keeps.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from beside import Daemon
+from circumstances import Circumstances, write_results
 
 from tranlogs import EverySteps
 from tranlogs.catalog import Catalog, EvaluationRow
@@ -103,7 +106,7 @@ def measure(*, quick: bool = False, picture: Path | None = None) -> dict[str, An
 
 
 def _training(run: Path) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, __file__, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, __file__, "--train", str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()  # the run is there
     return process
@@ -176,5 +179,20 @@ def train(run: str) -> None:
     trainer.journal.close()
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="seconds instead of a minute: checks the script, not the claim")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "storage.json")
+    parser.add_argument("--train", metavar="RUN", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.train:
+        train(arguments.train)
+        return
+    begun = Circumstances()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    results = measure(quick=arguments.quick, picture=arguments.out.with_suffix(".png"))
+    write_results(arguments.out, results, begun)
+
+
 if __name__ == "__main__":
-    train(sys.argv[1])
+    main()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import secrets
 import signal
@@ -30,6 +29,7 @@ from urllib.parse import urlsplit
 import torch
 from bench_store_picture import draw
 from bench_store_training import WRITE_TYPES, measure_lag, measure_training
+from circumstances import Circumstances, write_results
 from measuring import quartiles, seconds
 
 from tranlogs.store import Store, open_store
@@ -129,14 +129,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds: checks the script, not the claim")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "store.json")
     arguments = parser.parse_args()
+    begun = Circumstances()
     parts = arguments.parts or PARTS
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     place = tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR"))
     with place as folder, nullcontext(arguments.url) if arguments.url else cluster() as url:
         results = measure(parts, url, Path(folder), quick=arguments.quick)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results))
-    print(f"written to {arguments.out}")
+    write_results(arguments.out, results, begun)
     if "training" in parts and "lag" in parts and not arguments.quick:
         draw(PICTURE, results)
 

@@ -1,13 +1,15 @@
-"""What the benchmarks share: the model, quartiles, a table line."""
+"""What the benchmarks share: the model, quartiles and intervals, a table line."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ from tranlogs_torch.demo.model import GPT, GPT_10M, GPT_SMALL
 from tranlogs_torch.demo.text import TextWindows, read_topics
 
 BATCH = 16
+_RESAMPLES = 2000
 
 
 def model_and_text(*, quick: bool) -> tuple[nn.Module, TextWindows]:
@@ -61,3 +64,19 @@ def timed(into: list[float]) -> Iterator[None]:
     start = time.perf_counter()
     yield
     into.append(time.perf_counter() - start)
+
+
+def bootstrap(samples: Sequence[Any], statistic: Callable[[Any], Any]) -> list[Any]:
+    """A statistic of the samples, and the bounds of its 95 % interval by resampling them with replacement.
+
+    Args:
+        samples: what varies independently: where neighbours in time are alike, their blocks.
+        statistic: of an array of samples; a number, or an array of them.
+
+    Returns:
+        Its value, low, high: numbers, or lists of them.
+    """
+    given, chance = np.asarray(samples), np.random.default_rng(0)
+    drawn = [statistic(given[chance.integers(0, len(given), len(given))]) for _ in range(_RESAMPLES)]
+    low, high = np.percentile(np.array(drawn), (2.5, 97.5), axis=0)
+    return [np.asarray(found).tolist() for found in (statistic(given), low, high)]

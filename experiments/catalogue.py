@@ -1,0 +1,60 @@
+"""All experiments: which script takes one, and how its results are told."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tables
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One of them.
+
+    Attributes:
+        name: of its results: NAME.json and, if there is a picture, NAME.png.
+        title: in the report.
+        script: that takes it, a file beside this one; it knows --quick and --out.
+        tell: makes Markdown of its JSON.
+        arguments: of the script, beside those.
+        needs: programs that must be there, in words.
+        programs: their names.
+    """
+
+    name: str
+    title: str
+    script: str
+    tell: Callable[[dict[str, Any]], list[str]]
+    arguments: tuple[str, ...] = ()
+    needs: str = ""
+    programs: tuple[str, ...] = ()
+
+    def is_possible(self) -> bool:
+        """Whether all that it needs is here."""
+        return all(shutil.which(program) for program in self.programs)
+
+
+HEADINGS: dict[str, tuple[Experiment, ...]] = {
+    "The TranLogs talk, experiment by experiment": (
+        Experiment("step_time", "Where a training step's time goes, and what replay saves", "step_time.py", tables.step_time),
+        Experiment("recovered_quality", "Recovered quality", "recovered_quality.py", tables.recovered_quality),
+        Experiment("storage", "Storage under thresholds", "bench_storage.py", tables.storage),
+        Experiment("store", "Asynchronous persistence", "bench_store.py", tables.store, needs="JDK 17 and Maven, for a cluster",
+                   programs=("java", "mvn")),
+    ),
+    "What TranLogs costs": (
+        Experiment("bench", "PyTorch: steps, log, replay, checkpoints, recovery", "bench.py", tables.bench),
+        Experiment("bench_keras", "Keras", "bench_keras.py", tables.bench_keras),
+        Experiment("distributed", "Many processes", "bench_distributed.py", tables.distributed),
+        Experiment("bench_monitor", "The monitor", "bench_monitor.py", tables.bench_monitor,
+                   ("slowdown", "evaluation", "pruning", "idle")),  # its `storage` is an experiment of its own, above
+    ),
+}  # fmt: skip
+
+EXPERIMENTS = {experiment.name: experiment for experiments in HEADINGS.values() for experiment in experiments}

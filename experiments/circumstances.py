@@ -1,0 +1,90 @@
+"""Where and when results were taken: machine, versions, commit, and how busy others kept the machine meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from contextlib import suppress
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import tranlogs
+
+_PACKAGES = ("torch", "keras", "tensorflow-cpu", "tensorflow", "jax", "numpy", "scikit-learn", "lmdb", "matplotlib")
+_TICK = os.sysconf("SC_CLK_TCK")
+_IDLE = (3, 4)  # idle and iowait in a line of /proc/stat; the guest times behind `steal` are in the first ones already
+
+
+class Circumstances:
+    """Made before an experiment begins; its `as_dict` is taken when it is over."""
+
+    def __init__(self) -> None:
+        self._at, self._commit = datetime.now(timezone.utc), _commit()
+        self._load, self._start, self._others = os.getloadavg()[0], time.monotonic(), _others_seconds()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the JSON.
+
+        `load` is the system's load average over a minute, before and after, this experiment's own processes included;
+        `others_busy` is how many processors others kept busy in the mean, and a hypervisor withheld.
+        """
+        seconds = time.monotonic() - self._start
+        return {
+            "at": self._at.isoformat(timespec="seconds"), "seconds": round(seconds, 1), "commit": self._commit,
+            "load": [round(self._load, 1), round(os.getloadavg()[0], 1)],
+            "others_busy": round(max(0.0, _others_seconds() - self._others) / seconds, 2),
+            "machine": {
+                "processor": _processor(), "cpus": os.cpu_count(), "system": f"{platform.system()} {platform.release()}",
+                "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            },
+            "versions": _versions(),
+        }  # fmt: skip
+
+
+def write_results(out: Path, results: dict[str, Any], begun: Circumstances) -> None:
+    """Write the JSON of an experiment, with its circumstances."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"circumstances": begun.as_dict(), **results}, indent=1) + "\n")
+    print(f"written to {out}")
+
+
+def _others_seconds() -> float:
+    """Processor time that was taken so far, less that of this process and of its children that have ended."""
+    fields = [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    own = os.times()
+    busy = sum(ticks for i, ticks in enumerate(fields) if i not in _IDLE) / _TICK
+    return busy - (own.user + own.system + own.children_user + own.children_system)
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _versions() -> dict[str, str]:
+    found = {"Python": platform.python_version(), "tranlogs": tranlogs.__version__}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def _commit() -> str:
+    """The commit that the code is at; with a plus sign where the code is not as it was committed."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True)
+
+    try:
+        head = git("rev-parse", "--short=10", "HEAD")
+    except FileNotFoundError:
+        return "unknown"
+    if head.returncode:
+        return "unknown"
+    return head.stdout.strip() + ("+" if git("diff", "--quiet", "HEAD", "--", ":/*.py").returncode else "")

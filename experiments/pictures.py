@@ -1,0 +1,102 @@
+"""Pictures of results, drawn from what stands in their JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, RED = "#1f2937", "#dc2626"
+SHADES = ("#dbeafe", "#93c5fd", "#3b82f6", "#1e3a8a")
+TALK = {"gradients": 0.6899, "weights": 0.9311}  # shares of an update's time that the talk of 2024 says are saved
+
+
+def draw_step_time(path: Path, results: dict[str, Any]) -> None:
+    """Shares of a step by phase, and what replay saves of it."""
+    models, phases = results["models"], results["phases"]
+    figure, (shares, saved) = _figure("Where a step's time goes, and what redoing it from the log saves", (11, 4.6), (1, 2))
+    rows = list(range(len(models)))[::-1]
+    for row, found in zip(rows, models.values(), strict=True):
+        left = 0.0
+        middle, low, high = found["shares"]
+        for i, shade in enumerate(SHADES):
+            shares.barh(row, middle[i], left=left, height=0.5, color=shade, label=phases[i] if row == rows[0] else None)
+            if middle[i] > 0.06:
+                shares.text(left + middle[i] / 2, row, f"{middle[i]:.0%}", ha="center", va="center", fontsize=8,
+                            color="white" if i > 1 else INK)  # fmt: skip
+            left += middle[i]
+            if i < len(SHADES) - 1:  # the interval of this phase, at its end
+                shares.plot([left - (middle[i] - low[i]), left + high[i] - middle[i]], [row - 0.32] * 2, color=INK, lw=1.2)
+    shares.set_yticks(rows, list(models))
+    shares.set_ylim(-0.6, len(models) - 0.1)
+    shares.set_xlim(0, 1)
+    shares.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
+    shares.set_xlabel("share of a step (lines: 95 % intervals)", color=INK)
+    shares.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+    _draw_saved(saved, models, rows)
+    figure.savefig(path)
+
+
+def _draw_saved(axes: Axes, models: dict[str, Any], rows: list[int]) -> None:
+    shades = {"gradients": SHADES[2], "weights": INK, "weights without optimizer state": "#0d9488"}
+    for row, found in zip(rows, models.values(), strict=True):
+        for i, (log, shade) in enumerate(shades.items()):
+            for key, marker in (("one", "o"), ("many", "D")):
+                middle, low, high = found["logs"][log]["saved"][key]
+                y = row + 0.24 - 0.24 * i + (0.06 if key == "one" else -0.06)
+                axes.plot([low, high], [y, y], color=shade, lw=1.2)
+                label = f"{log}{'' if key == 'one' else ', among others'}" if row == rows[0] else None
+                axes.plot(middle, y, marker, color=shade, ms=5, label=label, mfc=shade if key == "one" else "white")
+    for i, (log, share) in enumerate(TALK.items()):
+        axes.axvline(share, color=shades[log], lw=0.8, ls=(0, (4, 3)))
+        axes.text(share, -0.58 + 0.13 * i, f"{log}, the talk: {share:.0%} ", color=shades[log], fontsize=8, ha="right")
+    axes.set_yticks(rows, list(models))
+    axes.set_ylim(-0.6, len(models) - 0.1)
+    axes.set_xlim(right=1.02)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
+    axes.set_xlabel("share of a computed step that a redone one does not take", color=INK)
+    axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(-0.1, 1), fontsize=7.5)
+
+
+def draw_recovered_quality(path: Path, results: dict[str, Any]) -> None:
+    """Loss and accuracy after recovery, over the step of the crash."""
+    models = results["models"]
+    title = "Right after SIGKILL and recovery, on data held back"
+    figure, axes = _figure(title, (max(3.1 * len(models), 5), 5.4), (2, len(models)), sharex="col", squeeze=False)
+    for column, (name, found) in enumerate(models.items()):
+        for row, what in enumerate(("loss", "accuracy")):
+            _draw_quality(axes[row][column], found, what)
+        axes[1][column].xaxis.get_major_locator().set_params(integer=True)
+        axes[0][column].set_title(name, fontsize=10, color=INK)
+        axes[1][column].set_xlabel("step of the crash", color=INK)
+        axes[1][column].yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
+    axes[0][0].set_ylabel("loss (nats)", color=INK)
+    axes[1][0].set_ylabel("accuracy", color=INK)
+    axes[0][0].legend(frameon=False, fontsize=8, loc="upper right")
+    figure.savefig(path)
+
+
+def _draw_quality(axes: Axes, found: dict[str, Any], what: str) -> None:
+    curve, points = found["curve"], found["points"]
+    axes.plot([seen["step"] for seen in curve], [seen[what] for seen in curve], color=SHADES[1], lw=5, solid_capstyle="round",
+              label="never killed")  # fmt: skip
+    steps = [point["step"] for point in points]
+    ours, theirs = ([point[way][what] for point in points] for way in ("tranlogs", "checkpoint"))
+    axes.vlines(steps, ours, theirs, color=RED, lw=0.8)
+    axes.plot(steps, theirs, "x", color=RED, ms=5, label="checkpoint")
+    axes.plot(steps, ours, "o", color=INK, ms=4, label="TranLogs")
+
+
+def _figure(title: str, size: tuple[float, float], shape: tuple[int, int], **options: Any) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure  # without pyplot: no screen, no global state
+
+    figure = Figure(figsize=size, dpi=140, layout="constrained")
+    axes = figure.subplots(*shape, **options)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK)
+    for one in figure.axes:
+        one.spines[["top", "right"]].set_visible(False)
+        one.tick_params(colors=INK, labelsize=9)
+    return figure, axes

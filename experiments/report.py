@@ -1,0 +1,90 @@
+"""The report: results.md from the JSON of all experiments, with their pictures beside it.
+
+    python experiments/report.py     # experiments/results -> docs/results.md, docs/results/*.png
+
+A JSON holds all that is said about it, so one experiment can be taken anew, and the report is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from catalogue import EXPERIMENTS, HEADINGS, HERE, Experiment
+from tables import Lines, prose, table
+
+RESULTS, DOCUMENT = HERE / "results", HERE.parent / "docs" / "results.md"
+
+_INTRODUCTION = """
+    `make experiments` takes these figures and writes this page (`make experiments EXPERIMENTS="--quick"` only checks the
+    scripts; names of experiments take these alone). **Read ratios, not times:** the machine has other work, which the table
+    below tells. What is compared is taken in turns, in one process or in the same minutes, so that a ratio bears a load
+    that comes and goes; where few processors are shared by many, expect noise all the same. The JSON behind each table is
+    in `experiments/results/`."""
+_SIGNS = """
+    A plus sign behind a commit: the code was not quite as committed. Load counts an experiment's own processes, too."""
+_MISSING = """
+    The comparison with other systems on the same work. (PyTorch's own ways, `torch.save` and `dcp.async_save`, are in the
+    first table of "What TranLogs costs".)"""
+
+
+def write_report(results: Path, document: Path) -> None:
+    """Write the page; pictures go to a folder of its name beside it."""
+    found = {name: json.loads(path.read_text()) for name in EXPERIMENTS if (path := results / f"{name}.json").exists()}
+    lines = [
+        "# Results",
+        "",
+        *prose(_INTRODUCTION),
+        *_circumstances({name: one["circumstances"] for name, one in found.items()}),
+    ]
+    for heading, experiments in HEADINGS.items():
+        lines += [f"## {heading}", ""]
+        for experiment in experiments:
+            lines += [f"### {experiment.title}", "", f"`experiments/{experiment.script}`", ""]
+            lines += experiment.tell(found[experiment.name]) if experiment.name in found else _not_taken(experiment)
+            lines += _picture(experiment, results, document)
+    document.parent.mkdir(parents=True, exist_ok=True)
+    lines += ["## What is not there yet", "", *prose(_MISSING)]
+    document.write_text("\n".join(lines))
+    print(f"written to {document}")
+
+
+def _not_taken(experiment: Experiment) -> Lines:
+    needs = f" It needs {experiment.needs}." if experiment.needs else ""
+    return [f'Not taken yet: `make experiments EXPERIMENTS="{experiment.name}"`.{needs}', ""]
+
+
+def _picture(experiment: Experiment, results: Path, document: Path) -> Lines:
+    """The picture as it was last drawn: here just now, or committed beside the page."""
+    folder = document.with_suffix("")
+    drawn, shown = results / f"{experiment.name}.png", folder / f"{experiment.name}.png"
+    if drawn.exists() and drawn != shown:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(drawn, shown)
+    return [f"![{experiment.title}]({folder.name}/{shown.name})", ""] if shown.exists() else []
+
+
+def _circumstances(found: dict[str, dict[str, Any]]) -> Lines:
+    """A row for each experiment; machines and versions once."""
+    lines = table(
+        ["experiment", "taken (UTC)", "commit", "minutes", "load before, after", "processors kept busy by others"],
+        (
+            [name, about["at"][:16].replace("T", " "), f"`{about['commit']}`", f"{about['seconds'] / 60:.1f}",
+             ", ".join(map(str, about["load"])), f"{about['others_busy']:.1f} of {about['machine']['cpus']}"]
+            for name, about in found.items()
+        ),
+    )  # fmt: skip
+    machines = dict.fromkeys(_machine(about["machine"]) for about in found.values())
+    versions = dict.fromkeys(", ".join(map(" ".join, about["versions"].items())) for about in found.values())
+    return [*lines, *(line for told in (*machines, *versions) for line in prose(f"{told}.")), *prose(_SIGNS)]
+
+
+def _machine(about: dict[str, Any]) -> str:
+    return (f"{about['processor']}, {about['cpus']} processors, {about['memory_bytes'] / (1 << 30):.0f} GiB of memory, "
+            f"{about['system']}, no GPU used")  # fmt: skip
+
+
+if __name__ == "__main__":
+    write_report(RESULTS, DOCUMENT)

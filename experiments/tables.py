@@ -1,0 +1,304 @@
+"""What the JSON of each experiment says, as Markdown."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pictures import TALK
+
+Lines = list[str]
+_TALK_BYTES = {"gradients": "1.82 GB", "weights": "1.85 GB"}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Lines:
+    """A Markdown table, with an empty line behind it."""
+    return [_row(head), "|" + "---|" * len(head), *map(_row, rows), ""]
+
+
+def prose(text: str) -> Lines:
+    """A paragraph, with an empty line behind it."""
+    return [textwrap.fill(" ".join(text.split()), 128, break_long_words=False, break_on_hyphens=False), ""]
+
+
+def _row(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _percent(found: Sequence[float]) -> str:
+    """A share with its interval."""
+    middle, low, high = (f"{100 * share:.1f}" for share in found)
+    return f"{middle} % [{low}, {high}]"
+
+
+def _spread(found: dict[str, Any], digits: int = 2) -> str:
+    """Median and quartiles of a ratio."""
+    return f"{found['median']:.{digits}f} [{found['q25']:.{digits}f}-{found['q75']:.{digits}f}]"
+
+
+# The talk.
+
+
+def step_time(results: dict[str, Any]) -> Lines:
+    """Phases of a step; what replay saves."""
+    models, phases = results["models"], results["phases"]
+    lines = prose(f"""
+        Processor time of one thread, {results["rounds"]} rounds of {results["steps"]} steps each, the models in turn; [95 %
+        intervals of a bootstrap over the rounds]. AdamW in fp32. Forward includes the loss, optimizer `zero_grad`. The last
+        column is what a free replay of gradients would save: all but the optimizer's own arithmetic.""")
+    lines += table(
+        ["model", "data", "parameters, batch", "ms a step", *phases, "all but the optimizer"],
+        (
+            [name, found["data"], f"{found['parameters'] / 1e6:.2f} M, {found['batch']}", f"{found['seconds'][0] * 1e3:.1f}",
+             *(_percent([bound[i] for bound in found["shares"]]) for i in range(len(phases))),
+             _percent(found["without_optimizer"])]
+            for name, found in models.items()
+        ),
+    )  # fmt: skip
+    lines += prose(f"""
+        What redoing a step from the log saves of it, by TranLogs' own recovery: `seconds_replay`, which is reading the log
+        and its checksums, the update, and comparing the fingerprint, against the computed steps of the same round. Alone: a
+        recovery that redoes one step. Among others: one that redoes {results["logged"]}, a step of them (weights: the last
+        record holds all, those before it are passed over). Each recovery was compared bit for bit; without optimizer state
+        the weights are exact and the optimizer's state is the checkpoint's, so that what follows is another training.
+        Reading costs by the byte, and the optimizer's share stays: a model that computes little for each parameter gains
+        least.""")
+    rows: list[Sequence[object]] = [
+        ["the talk (its model and machine are not known)", log, _TALK_BYTES[log], "", f"{100 * share:.2f} %", ""]
+        for log, share in TALK.items()
+    ]
+    for name, found in models.items():
+        for log, about in found["logs"].items():
+            nbytes = about["bytes_per_step"]
+            rows.append([name, log, f"{nbytes / 1e6:.2f} MB", f"{nbytes / found['parameters']:.1f}",
+                         _percent(about["saved"]["one"]), _percent(about["saved"]["many"])])  # fmt: skip
+    head = ["model", "logged", "bytes a step", "bytes a parameter", "saved of a step, alone", "among others"]
+    return lines + table(head, rows)
+
+
+def recovered_quality(results: dict[str, Any]) -> Lines:
+    """Quality after recovery: a row for each model and interval."""
+    interval, models = results["interval"], results["models"]
+    crashes = sum(len(found["points"]) for found in models.values())
+    lines = prose(f"""
+        {crashes} processes died by SIGKILL, {", ".join(results["places"][:-1])} or {results["places"][-1]} of the batch
+        after the step in question, in turn. A checkpoint every {interval} steps, in both ways by the same process. Loss
+        (nats) and accuracy are those on data that was held back, right after recovery and before any batch is computed
+        again. **At every point TranLogs brought back the uninterrupted run, bit for bit** (weights, buffers, and so loss
+        and accuracy); the script fails otherwise. Better: how much lower the loss is than the checkpoint's, and by how many
+        points of a hundred the accuracy is higher; the talk has up to 24 % and 6 %.""")
+    rows = []
+    for name, found in models.items():
+        for number in results["intervals"]:
+            points = [point for point in found["points"] if point["step"] // interval == number]
+            rows.append([name, f"{number * interval} to {(number + 1) * interval - 1}", len(points), *_better(points)])
+    head = ["model", "crash after step", "crashes", "worst crash for the checkpoint", "its loss", "TranLogs", "its accuracy",
+            "TranLogs", "loss better by, all crashes", "accuracy better by"]  # fmt: skip
+    return lines + table(head, rows)
+
+
+def _better(points: list[dict[str, Any]]) -> list[str]:
+    """The crash that costs a checkpoint's loss most, and the ranges over all."""
+    loss = [1 - point["tranlogs"]["loss"] / point["checkpoint"]["loss"] for point in points]
+    accuracy = [100 * (point["tranlogs"]["accuracy"] - point["checkpoint"]["accuracy"]) for point in points]
+    worst = points[loss.index(max(loss))]
+    ours, theirs = worst["tranlogs"], worst["checkpoint"]
+    return [f"{worst['step'] - theirs['step']} steps behind it", f"{theirs['loss']:.3f}", f"{ours['loss']:.3f}",
+            f"{theirs['accuracy']:.1%}", f"{ours['accuracy']:.1%}",
+            f"{100 * min(loss):.1f} to {100 * max(loss):.1f} %", f"{min(accuracy):.1f} to {max(accuracy):.1f}"]  # fmt: skip
+
+
+def storage(results: dict[str, Any]) -> Lines:
+    """Bytes under three budgets."""
+    lines = prose("""
+        A toy that logs 100 KB a step, ten steps a second, with a daemon beside it that looks once in half a second. Between two
+        looks a run lies above its budget by what it logs meanwhile. An evaluation may take a twentieth of the time, so that
+        looks become rare where it waits long for a processor or a disk.""")
+    return lines + table(
+        ["budget", "on disk at most", "in the end"],
+        (
+            [budget, f"{found['most_bytes'] / (1 << 20):.1f} MiB", f"{found['last_bytes'] / (1 << 20):.1f} MiB"]
+            for budget, found in _without_circumstances(results).items()
+        ),
+    )
+
+
+def store(results: dict[str, Any]) -> Lines:
+    """Puts and gets."""
+    tell = {"objects": _objects, "training": _shipped, "lag": _lag}
+    return [line for part, told in tell.items() if part in results for line in told(results[part])]
+
+
+def _objects(rows: list[dict[str, Any]]) -> Lines:
+    lines = prose("""
+        Asynchronous persistence is the write type ASYNC_THROUGH: a put ends when the object is in the memory of workers;
+        durable is what it then takes until the store calls it so. Medians, one thread, all processes on one machine.""")
+    return lines + table(
+        ["store", "MiB", "put, ms", "get, ms", "durable, ms"],
+        (
+            [row["store"], f"{row['bytes'] / (1 << 20):g}",
+             *(f"{row[what]['median'] * 1e3:.1f}" for what in ("put", "get", "durable"))]
+            for row in rows
+        ),
+    )  # fmt: skip
+
+
+def _shipped(found: dict[str, Any]) -> Lines:
+    head = ["model", "shipped to", "step time over that without", "sent, MB/s", "archived after, s", "persisted after, s",
+            "read back, MB/s"]  # fmt: skip
+    rows = [
+        [f"{structure}, {about['parameters'] / 1e6:.2f} M", name, _spread(one["ratio"]),
+         f"{one['bytes_per_second']['median'] / 1e6:.1f}", f"{one['archived_seconds']['median']:.2f}",
+         f"{one['persisted_seconds']['median']:.2f}",
+         f"{one['read']['bytes_per_second']['median'] / 1e6:.1f}" if "read" in one else ""]
+        for structure, about in found.items()
+        for name, one in about["stores"].items()
+    ]  # fmt: skip
+    recovered = (
+        [structure, name, f"{one['seconds']['median']:.2f}", _spread(one["ratio"], 1)]
+        for structure, about in found.items()
+        for name, one in about["recovery"].items()
+    )
+    return table(head, rows) + table(["model", "recovered from", "seconds", "over local"], recovered)
+
+
+def _lag(found: dict[str, Any]) -> Lines:
+    return table(
+        ["while a GPT trains, shipped to", "steps not archived", "steps not persisted"],
+        ([name, _spread(one["archived_steps"], 1), _spread(one["persisted_steps"], 1)] for name, one in found.items()),
+    )
+
+
+# TranLogs's own costs.
+
+
+def bench(results: dict[str, Any]) -> Lines:
+    """The parts that were measured."""
+    parts = {"overhead": _overhead, "append": _append, "replay": _replay, "checkpoint": _checkpoint, "recovery": _recovery}
+    return [line for part, tell in parts.items() if part in results for line in tell(results[part])]
+
+
+def _overhead(found: dict[str, Any]) -> Lines:
+    lines = prose(f"""
+        A training step of a GPT of {found["parameters"] / 1e6:.1f} M parameters, over one without saving; medians
+        [quartiles] over blocks.""")
+    return lines + table(
+        ["saved at every step", "ratio", "ms a step", "MB a step"],
+        (
+            [name, _spread(ratio, 3), f"{ratio['seconds'] * 1e3:.0f}",
+             f"{found['bytes_per_step'][name] / 1e6:.1f}" if name in found["bytes_per_step"] else ""]
+            for name, ratio in found["ratios"].items()
+        ),
+    )  # fmt: skip
+
+
+def _append(found: dict[str, Any]) -> Lines:
+    rows = [[way, kind, _spread(ratio)] for way in ("process", "machine") for kind, ratio in found[way].items()]
+    return table(["durability", "log files", "bandwidth of the log over memcpy"], rows)
+
+
+def _replay(found: dict[str, Any]) -> Lines:
+    return table(
+        ["AdamW", "computed, ms", "optimizer alone, ms", "redone by tensor, ms", "by step, ms", "computed over redone"],
+        (
+            [form, *(f"{1e3 * about[key]:.1f}" for key in ("computed", "optimizer", "by_tensor", "by_step")),
+             f"{1 / about['over_computed']:.0f}"]
+            for form, about in found.items()
+        ),
+    )  # fmt: skip
+
+
+def _checkpoint(found: dict[str, Any]) -> Lines:
+    memory = found["memory"]
+    extra = (memory["logged_bytes"] - memory["plain_bytes"]) / 1e6
+    stall = f"{found['stall_ms']:.1f} ms, {found['over_memcpy']['shown']} of a memcpy of the state"
+    return table(["a checkpoint", "measured"], [
+        ["stall of the training thread", stall],
+        ["more memory than plain training", f"{extra:.0f} MB at the peak; the state is {found['state_bytes'] / 1e6:.0f} MB"],
+    ])  # fmt: skip
+
+
+def _recovery(found: dict[str, Any]) -> Lines:
+    lengths = {steps: about for steps, about in found.items() if steps != "step"}
+    lines = table(
+        ["recovery over so many steps of 1,218 parameters", "seconds", "redoing", "more memory", "run on disk"],
+        (
+            [f"{int(steps):,}", f"{about['seconds']:.1f}", f"{about['seconds_replay']:.1f}",
+             f"{about['peak_bytes'] / 1e6:.0f} MB", f"{about['run_bytes'] / 1e6:.0f} MB"]
+            for steps, about in lengths.items()
+        ),
+    )  # fmt: skip
+    return lines + table(["a step of this model", "µs"], ([name, f"{taken:.0f}"] for name, taken in found["step"].items()))
+
+
+def bench_keras(results: dict[str, Any]) -> Lines:
+    """Ratios by backend; kills."""
+    lines = prose("""
+        A step of `model.fit` over one without logging, medians [quartiles]; redone: a step in recovery over a computed one.""")
+    rows = []
+    for backend, cases in _without_circumstances(results).items():
+        for name, case in cases.items() if backend != "kills" else ():
+            for contender, ratio in case["ratios"].items():
+                rows.append([backend, f"{name}, {case['parameters'] / 1e6:.2f} M", contender, _spread(ratio),
+                             f"{ratio['seconds'] * 1e3:.1f}", f"{case['redone_over_computed']:.2f}"])  # fmt: skip
+    lines += table(["backend", "model", "logging", "ratio", "ms a step", "redone"], rows)
+    if "kills" in results:
+        kills = ([way, told["killed_after"], told["lost"], [round(s, 1) for s in told["seconds"]]]
+                 for way, told in results["kills"].items())  # fmt: skip
+        lines += table(["SIGKILL under TensorFlow", "after batch", "batches lost", "seconds to the first new batch"], kills)
+    return lines
+
+
+def distributed(results: dict[str, Any]) -> Lines:
+    """By number of processes."""
+    lines = prose("""
+        The log of a step is divided among the processes; copies: how many of them hold each share. From SIGKILL: what goes
+        by until the first new step under torchrun.""")
+    lines += table(
+        ["processes", "copies", "MB a rank and step", "ms a step", "with the log"],
+        (
+            [row["world"], row["copies"], f"{row['bytes'] / 1e6:.2f}", f"{row['seconds plain'] * 1e3:.1f}",
+             f"{row['seconds logged'] / row['seconds plain']:.2f} times"]
+            for row in results["steady"]
+        ),
+    )  # fmt: skip
+    parts = ("agent", "start", "load", "replay", "first step")
+    return lines + table(
+        ["processes", "copies", *(f"{part}, s" for part in parts), "steps lost", "exact"],
+        (
+            [row["world"], row["copies"], *(f"{row[part]:.2f}" for part in parts), row["steps lost"], row["exact"]]
+            for row in results["killed"]
+        ),
+    )
+
+
+def bench_monitor(results: dict[str, Any]) -> Lines:
+    """Its parts."""
+    lines: Lines = []
+    rows = [
+        [model, name, _spread(ratio), f"{ratio['seconds'] * 1e3:.0f}", _digits(ratio["cpu_share"])]
+        for model, found in results.get("slowdown", {}).items()
+        for name, ratio in found.items()
+    ]
+    if rows:
+        lines += table(["model", "beside it", "step time over that without", "ms a step", "processors that it takes"], rows)
+    rows = [[f"idle, --interval {interval}", f"{found['cpu_seconds_an_hour']:.1f} CPU seconds an hour, "
+             f"{found['memory_bytes'] / 1e6:.0f} MB"] for interval, found in results.get("idle", {}).items()]  # fmt: skip
+    if "evaluation" in results:
+        found = results["evaluation"]
+        low, middle, high = found["following"]["seconds"]
+        rows.append([f"an evaluation of {found['segments']:,} segments", f"{middle:.2f} s [{low:.2f}-{high:.2f}]; "
+                     f"the first {found['first']['seconds']:.1f} s"])  # fmt: skip
+    if "pruning" in results:
+        low, middle, high = (rate / 1e6 for rate in results["pruning"]["bytes_a_second"])
+        rows.append(["pruning", f"{middle:.0f} MB a second [{low:.0f}-{high:.0f}]"])
+    return lines + (table(["the daemon", "measured"], rows) if rows else [])
+
+
+def _digits(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _without_circumstances(results: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in results.items() if key != "circumstances"}
