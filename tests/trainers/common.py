@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import collections
 import os
 import random
+import runpy
 import signal
 from typing import Any
 
@@ -64,3 +66,20 @@ def randomness() -> list[str]:
 def plain(value: Any) -> Any:
     """A state_dict in words."""
     return repr(value)
+
+
+def example(attempt: int, kills: list[str], path: str, folder: str) -> list[str]:
+    """Run a script in a folder; at each start but the last it dies when it prints something with the words in `kills`."""
+    os.chdir(folder)
+    lines: list[str] = []
+    plain_print = builtins.print
+
+    def told(*what: Any, **options: Any) -> None:
+        plain_print(*what, **options)
+        lines.append(" ".join(map(str, what)))
+        if attempt < len(kills) and kills[attempt] in lines[-1]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    builtins.print = told
+    runpy.run_path(path, run_name="__main__")
+    return lines

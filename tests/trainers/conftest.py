@@ -43,10 +43,10 @@ class Launcher:
         self._references: dict[str, Outcome] = {}
 
     def run(self, function: str, *, world: int = 1, kills: list[Any] | None = None, **arguments: Any) -> Outcome:
-        """Call a function of the framework's child module in `world` processes; what each rank came to.
+        """Call a function in `world` processes; what each rank came to.
 
         Args:
-            function: its name.
+            function: its name, in the framework's child module if that is not said.
             world: how many processes.
             kills: for each start, who dies when; given to the function where there are some.
             arguments: of the function.
@@ -58,8 +58,9 @@ class Launcher:
             arguments["kills"] = kills
         self._errors.truncate(0)
         self._errors.seek(0)
-        job = {"world": world, "restarts": len(kills or []), "arguments": arguments, "out": str(out),
-               "function": f"tests.trainers.{self.framework}_child.{function}"}  # fmt: skip
+        if "." not in function:
+            function = f"tests.trainers.{self.framework}_child.{function}"
+        job = {"world": world, "restarts": len(kills or []), "arguments": arguments, "out": str(out), "function": function}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(job), file=self._process.stdin, flush=True)

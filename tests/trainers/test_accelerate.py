@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,12 +27,8 @@ def test_accumulated_gradients_end_where_the_step_did(accelerate: Launcher, tmp_
     assert found[0]["report"]["batch"] == 13
 
 
-@pytest.mark.parametrize(("world", "options"), [(3, {"accumulation": 2}), (2, {"seedable": True})])
-def test_processes_under_torchrun_leave_no_trace_either(
-    accelerate: Launcher, tmp_path: Path, world: int, options: dict[str, Any]
-) -> None:
-    kills = [[world - 1, "batch", 2], [0, "batch", 7], [1, "batch", 17]]
-    accelerate.prove_exact(tmp_path / "run", kills, world=world, **options)
+def test_processes_under_torchrun_leave_no_trace_either(accelerate: Launcher, tmp_path: Path) -> None:
+    accelerate.prove_exact(tmp_path / "run", [[2, "batch", 2], [0, "batch", 7]], world=3, accumulation=2)
 
 
 def test_batches_are_counted_as_they_are_trained(accelerate: Launcher, tmp_path: Path) -> None:

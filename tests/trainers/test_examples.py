@@ -1,43 +1,32 @@
-"""The examples of the trainers do what they say: run, killed, run again, they go on; one process after the other."""
+"""The examples of the trainers do what they say: run, killed, run again, they go on to their end."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.trainers.conftest import ROOT, environment
+from tests.trainers.conftest import ROOT, Launcher
 
 pytestmark = pytest.mark.crash
 
 
 @pytest.mark.parametrize(
-    ("example", "package", "sign"),
+    ("framework", "script", "sign", "end"),
     [
-        ("huggingface_trainer", "transformers", "'loss':"),
-        ("lightning_trainer", "lightning", "epoch 1:"),
-        ("accelerate_loop", "accelerate", "epoch 1:"),
+        ("huggingface", "huggingface_trainer", "'loss':", r"done: 180 steps, evaluations .*, .*, .*, however often"),
+        ("lightning", "lightning_trainer", "epoch 1:", r"done: 705 steps, however often"),
+        ("accelerate", "accelerate_loop", "epoch 1:", r"done: 684 losses, however often"),
     ],
 )
-def test_example_goes_on_after_sigkill(tmp_path: Path, example: str, package: str, sign: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
-            pytest.fail(f"TRANLOGS_REQUIRE_ALL=1, and {package} is not installed")
-        pytest.skip(f"{package} is not installed")
-    command = [sys.executable, "-u", str(ROOT / "examples" / f"{example}.py")]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout is not None
-        told = next((line for line in first.stdout if sign in line), None)
-        first.kill()
-    assert told is not None, "the example ended before it was to be killed"
-    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True) as second:
-        assert second.stdout is not None
-        found = next((m for line in second.stdout if (m := re.search(r"recovered to step (\d+) \(.* bit-exact\)", line))), None)
-        second.kill()
-    assert found is not None
+def test_example_goes_on_after_sigkill(
+    framework: str, script: str, sign: str, end: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    launcher: Launcher = request.getfixturevalue(framework)
+    told = launcher.run("tests.trainers.common.example", kills=[sign], path=str(ROOT / "examples" / f"{script}.py"),
+                        folder=str(tmp_path))[0]  # fmt: skip
+    found = re.search(r"recovered to step (\d+) \(.* bit-exact\)", str(told))
+    assert found is not None, told
     assert int(found[1]) > 0
+    assert re.match(end, str(told[-1])), told

@@ -58,7 +58,7 @@ class TrainerPosition(LoaderPosition):
             UsageError: other processes train together now: the trainer counts batches and epochs by their number.
         """
         if (world := state.get("world", size())) != size():
-            raise UsageError(f"the run stands at a batch that {world} processes have counted, now there are {size()}: under "
+            raise UsageError(f"the run stands at a batch that {world} processes have counted, and there are {size()}: under "
                              f"a trainer start it with {world}, or take its weights by `tranlogs replay`")  # fmt: skip
         super().load_state_dict(state)
         self.trained, self._at_hand = self.batch, state["at_hand"]
