@@ -98,22 +98,26 @@ class Soak:
         start, seed = time.monotonic(), str(self._seed)
         settings = {**part.settings, "TRANLOGS_SEED": seed, "TRANLOGS_SAMPLE": seed, "TRANLOGS_TALLY": str(self._tally)}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "3600", *part.tests]
-        before = self._done(part)
+        before, lost = self._done(part), self._lost()
         done = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True)
         if done.returncode:
             log = self._folder / "failed" / f"{part.name.replace(' ', '-')}-{seed}.log"
             words = " ".join(f"{key}={value}" for key, value in settings.items() if key != "TRANLOGS_TALLY")
             log.write_text(f"{words} {' '.join(command[1:])}\n{done.stdout}\n{done.stderr}")
             self.failed.append(str(log))
-        if part.is_one:
+        has_failed = done.returncode != 0 and self._lost() == lost  # what it lost it did not take down by itself
+        if part.is_one or has_failed:
             with self._tally.open("a") as file:
-                line = Tried(part.counts, 1, int(done.returncode != 0))
+                line = Tried(part.counts if part.is_one else f"a round of {part.name} that failed", 1, int(has_failed))
                 file.write(json.dumps(asdict(line)) + "\n")
         now = self._done(part)
         if now == before:  # a skip, or a failure before the first try: it must not go on for ever
             self._parts = [other for other in self._parts if other is not part]
         print(f"{part.name}: {now} of {part.wanted}, {time.monotonic() - start:.0f} s"
               f"{f', FAILED: {self.failed[-1]}' if done.returncode else ''}", flush=True)  # fmt: skip
+
+    def _lost(self) -> int:
+        return sum(one.losses for one in tally.read(self._tally))
 
     def _done(self, part: Part) -> int:
         return sum(one.tries for one in tally.read(self._tally) if one.fault.startswith(part.counts))
