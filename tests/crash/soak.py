@@ -60,7 +60,7 @@ def parts(kills: int) -> list[Part]:
 
     core, crash = "tests/core", "tests/crash"
     return [
-        Part("kills", "SIGKILL of a trainer", kills, [f"{crash}/test_mixed_kills.py"], {"TRANLOGS_KILLS": "100"}),
+        Part("kills", "SIGKILL of a trainer", kills, [f"{crash}/test_mixed_kills.py"], {"TRANLOGS_KILLS": str(min(100, kills))}),
         Part("damage", "a ", share(10_000), [f"{core}/test_corruption.py", "-k", "damage"],
              {"TRANLOGS_CASES": "50", "TRANLOGS_SOAK": "1"}),
         Part("power", "power cut", share(300), [f"{crash}/test_power_cut.py"]),
