@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 OTHERS = "all other crash tests, with ten times the kills and seeds"
 ALONE = ("test_mixed_kills.py", "test_power_cut.py", "test_torn_pages.py", "test_system_calls.py", "test_optimizer_machine.py",
          "test_long_runs.py")  # fmt: skip
+DAMAGE = ("a bit of a file", "a file ", "a range of a file", "two files")
 MARK = "<!-- made by `python -m tests.crash.soak --report`: {} -->"
 
 
@@ -45,7 +46,7 @@ class Part:
     """
 
     name: str
-    counts: str
+    counts: tuple[str, ...]
     wanted: int
     tests: Sequence[str]
     settings: dict[str, str] = field(default_factory=dict)
@@ -60,17 +61,18 @@ def parts(kills: int) -> list[Part]:
 
     core, crash = "tests/core", "tests/crash"
     return [
-        Part("kills", "SIGKILL of a trainer", kills, [f"{crash}/test_mixed_kills.py"], {"TRANLOGS_KILLS": "100"}),
-        Part("damage", "a ", share(10_000), [f"{core}/test_corruption.py", "-k", "damage"],
+        Part("kills", ("SIGKILL of a trainer",), kills, [f"{crash}/test_mixed_kills.py"],
+             {"TRANLOGS_KILLS": str(min(100, kills))}),
+        Part("damage", DAMAGE, share(10_000), [f"{core}/test_corruption.py", "-k", "damage"],
              {"TRANLOGS_CASES": "50", "TRANLOGS_SOAK": "1"}),
-        Part("power", "power cut", share(300), [f"{crash}/test_power_cut.py"]),
-        Part("pages", "writes since", share(400), [f"{crash}/test_torn_pages.py"]),
-        Part("calls", "several system calls", share(300), [f"{crash}/test_system_calls.py", "-k", "several"],
+        Part("power", ("power cut",), share(300), [f"{crash}/test_power_cut.py"]),
+        Part("pages", ("writes since",), share(400), [f"{crash}/test_torn_pages.py"]),
+        Part("calls", ("several system calls",), share(300), [f"{crash}/test_system_calls.py", "-k", "several"],
              {"TRANLOGS_ROUNDS": "15"}),
-        Part("each call", "SIGKILL at a system call", share(100), [f"{crash}/test_system_calls.py", "-k", "not several"]),
-        Part("machine", "a sequence", share(300), [f"{crash}/test_optimizer_machine.py"], {"TRANLOGS_EXAMPLES": "60"}),
-        Part("limits", "a long run", 3, [f"{crash}/test_long_runs.py"], {"TRANLOGS_SOAK": "1"}),
-        Part("others", OTHERS, 1, [crash, "tests/monitor/test_kills.py", "tests/monitor/test_compaction_kills.py",
+        Part("each call", ("SIGKILL at a system call",), share(100), [f"{crash}/test_system_calls.py", "-k", "not several"]),
+        Part("machine", ("a sequence",), share(300), [f"{crash}/test_optimizer_machine.py"], {"TRANLOGS_EXAMPLES": "60"}),
+        Part("limits", ("a long run",), 3, [f"{crash}/test_long_runs.py"], {"TRANLOGS_SOAK": "1"}),
+        Part("others", (OTHERS,), 1, [crash, "tests/monitor/test_kills.py", "tests/monitor/test_compaction_kills.py",
              "tests/shipping/test_kills.py", *(f"--ignore={crash}/{name}" for name in ALONE)],
              {"TRANLOGS_KILLS": "60", "TRANLOGS_ROUNDS": "10"}, is_one=True),
     ]  # fmt: skip
@@ -98,22 +100,26 @@ class Soak:
         start, seed = time.monotonic(), str(self._seed)
         settings = {**part.settings, "TRANLOGS_SEED": seed, "TRANLOGS_SAMPLE": seed, "TRANLOGS_TALLY": str(self._tally)}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "3600", *part.tests]
-        before = self._done(part)
+        before, lost = self._done(part), self._lost()
         done = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True)
         if done.returncode:
             log = self._folder / "failed" / f"{part.name.replace(' ', '-')}-{seed}.log"
             words = " ".join(f"{key}={value}" for key, value in settings.items() if key != "TRANLOGS_TALLY")
             log.write_text(f"{words} {' '.join(command[1:])}\n{done.stdout}\n{done.stderr}")
             self.failed.append(str(log))
-        if part.is_one:
+        has_failed = done.returncode != 0 and self._lost() == lost  # what it lost it did not take down by itself
+        if part.is_one or has_failed:
             with self._tally.open("a") as file:
-                line = Tried(part.counts, 1, int(done.returncode != 0))
+                line = Tried(part.counts[0] if part.is_one else f"a round of {part.name} that failed", 1, int(has_failed))
                 file.write(json.dumps(asdict(line)) + "\n")
         now = self._done(part)
         if now == before:  # a skip, or a failure before the first try: it must not go on for ever
             self._parts = [other for other in self._parts if other is not part]
         print(f"{part.name}: {now} of {part.wanted}, {time.monotonic() - start:.0f} s"
               f"{f', FAILED: {self.failed[-1]}' if done.returncode else ''}", flush=True)  # fmt: skip
+
+    def _lost(self) -> int:
+        return sum(one.losses for one in tally.read(self._tally))
 
     def _done(self, part: Part) -> int:
         return sum(one.tries for one in tally.read(self._tally) if one.fault.startswith(part.counts))

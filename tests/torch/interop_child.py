@@ -1,7 +1,7 @@
 """A process of the test of moving between programs: it trains a small model, with TranLogs or without, and may die.
 
-    interop_child.py logged RUN LAST KILL OUT     under a log; SIGKILL as step KILL begins (-1: never)
-    interop_child.py plain FOLDER FIRST LAST OUT  plain PyTorch, from a folder of torch.distributed.checkpoint; writes OUT.pt too
+interop_child.py logged RUN LAST KILL OUT     under a log; SIGKILL as step KILL begins (-1: never)
+interop_child.py plain FOLDER FIRST LAST OUT  plain PyTorch, from a folder of torch.distributed.checkpoint; writes OUT.pt too
 """
 
 from __future__ import annotations
