@@ -396,6 +396,17 @@ def test_a_damaged_import_is_named(cli: Any, sources: dict[str, Path], tmp_path:
         optimizer.recover()
 
 
+def test_a_run_that_has_begun_does_not_care_for_what_it_started_from(
+    cli: Any, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    assert cli("import", sources["plain.pt"], tmp_path / "run").code == 0
+    go_on(Script(seed=1), tmp_path / "run", BEFORE, BEFORE + 2).close()
+    (tmp_path / "run" / "start" / "manifest.json").write_text("damaged")
+    script = Script(seed=2)
+    with LoggedOptimizer(script.inner, tmp_path / "run", script.model, **OPTIONS) as optimizer:
+        assert optimizer.track(scheduler=script.scheduler).recover().step == 2
+
+
 def test_import_without_a_run_says_what_is_there(cli: Any, sources: dict[str, Path], tmp_path: Path) -> None:
     words = " ".join(cli("import", sources["wrapped.pt"]).out.split())
     assert "weights model_state_dict 9 tensors" in words
