@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -369,6 +370,23 @@ def test_options_go_with_what_was_imported(cli: Any, old: Script, tmp_path: Path
         optimizer.recover()
     assert torch.equal(script.model.embed.weight, old.model.embed.weight)
     assert not any(script.inner.state.values())
+
+
+def test_an_import_that_did_not_fit_can_be_made_again(cli: Any, old: Script, tmp_path: Path) -> None:
+    source = changed(tmp_path, old, middle__bias=None)
+    assert cli("import", source, tmp_path / "run").code == 0
+    script = Script(seed=1)
+    with (
+        LoggedOptimizer(script.inner, tmp_path / "run", script.model, **OPTIONS) as optimizer,
+        pytest.raises(UsageError, match=r"missing: middle\.bias"),
+    ):
+        optimizer.recover()
+    shutil.rmtree(tmp_path / "run" / "start")
+    assert cli("import", source, tmp_path / "run", "--missing", "middle.bias").code == 0
+    script = Script(seed=1)
+    with LoggedOptimizer(script.inner, tmp_path / "run", script.model, **OPTIONS) as optimizer:
+        assert optimizer.recover().step == 0
+    assert torch.equal(script.model.embed.weight, old.model.embed.weight)
 
 
 def test_an_imported_start_is_not_forgotten(cli: Any, sources: dict[str, Path], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def prepare(run: Path, start: StartFrom, parts: Parts) -> int:
         UsageError: the run has begun, or is prepared already.
         UnencodableState: the source holds what cannot be stored safely.
     """
-    if any(run.glob("rank*")):
+    if any(run.glob("rank*/checkpoints/*")):  # the first is written before the first step
         raise UsageError(f"{run}: the run has begun already. Give a new folder")
     if (run / FOLDER).exists():
         raise UsageError(f"{run / FOLDER} is there already, from another import. Delete it, or give a new folder")
