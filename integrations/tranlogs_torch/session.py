@@ -161,8 +161,8 @@ class Session:
         origin = find_start(self.run, start_from)
         if self.together is not None:
             self.together.demand_same_start(origin.identity if origin else "", is_fresh=self.journal.is_fresh)
-        if origin is not None and self.journal.is_fresh and (self.together is None or origin.identity):
-            self._load(origin, progress)  # a journal that was lost comes back over it
+        if origin is not None and self.journal.is_fresh and origin.identity:
+            self._load(origin, progress)  # what others have of a journal that was lost comes over it
         if self.together is None:
             demand_group(self.run)
             if is_of_many(self.journal.paths.folder):

@@ -117,8 +117,38 @@ DDP: dict[str, dict[str, Any]] = {
     "buckets": {"bucket_cap_mb": 0.003}, "unused": {"find_unused_parameters": True}, "undivided": {}, "sgd": {}, "hook": {},
     "own loop": {}, "bytes": {}, "power": {}, "far": {}, "join": {}, "resized": {}, "far resized": {},
     "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
-    "resized store": {}, "local": {}, "power copies": {},
+    "resized store": {}, "local": {}, "power copies": {}, "started": {},
 }  # fmt: skip
+
+
+def started() -> dict[str, torch.Tensor]:
+    """Weights that somebody else has trained."""
+    torch.manual_seed(77)
+    return Net().state_dict()
+
+
+def loads(folder: str) -> dict[str, Any]:
+    """What plain torch.distributed.checkpoint makes of a folder under FSDP2, in both forms of an optimizer's state."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    found = {}
+    for is_flat in (False, True):
+        model: nn.Module = Net()
+        fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+        options = StateDictOptions(flatten_optimizer_state_dict=is_flat)
+        weights, state = get_state_dict(model, optimizer, options=options)
+        whole = {"model": weights, "optimizer": state}
+        dcp.load(whole, checkpoint_id=folder)
+        set_state_dict(model, optimizer, model_state_dict=whole["model"], optim_state_dict=whole["optimizer"], options=options)
+        tensors = dict(model.named_parameters())
+        tensors |= {f"{name} {slot}": value for name, p in tensors.items() for slot, value in optimizer.state[p].items()}
+        full = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in tensors.items()}
+        found[str(is_flat)] = {name: t.tolist() for name, t in full.items()} | {"lr": optimizer.param_groups[0]["lr"]}
+    return found
 
 
 def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
@@ -128,6 +158,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         reach.is_readable = lambda holding: holding.rank == dist_rank()
     torch.manual_seed(1)
     model = Net()
+    if name == "started" and run == "-":  # what the logged one finds in its run's folder
+        model.load_state_dict(started())
     seed = 100 + dist_rank()
     torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
     ddp: Any = model if "bare" in name else DistributedDataParallel(model, **DDP[name])
@@ -251,7 +283,11 @@ def main(arguments: list[str]) -> None:
     dist.init_process_group("gloo")
     from tests.distributed import sharded
 
-    found = (sharded.train if name in sharded.LOOPS else train)(name, run, kills[attempt] if attempt < len(kills) else None)
+    if name == "loads":
+        found = loads(run)
+    else:
+        loop = sharded.train if name in sharded.LOOPS else train
+        found = loop(name, run, kills[attempt] if attempt < len(kills) else None)
     Path(f"{out}.{dist_rank()}").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.cli.conftest import Cli
-from tests.distributed.child import STEPS
+from tests.distributed.child import STEPS, started
 from tests.distributed.conftest import Launcher
 from tranlogs.errors import RunInUse, StateMismatch, UsageError
 from tranlogs.journal.owner import OwnerLock
@@ -27,6 +28,37 @@ def test_replay_without_the_script_gives_the_weights(divided: Path, launcher: La
         assert (found.json["step"], found.json["exact"], found.json["replayed"]) == (STEPS, True, STEPS - 42)
         weights = torch.load(tmp_path / "out.pt", weights_only=True)["model"]
         assert all(weights[name].tolist() == values for name, values in right[0]["weights"].items())
+
+
+def test_an_export_is_loaded_by_sharded_models_with_every_bit(
+    divided: Path, launcher: Launcher, cli: Cli, tmp_path: Path
+) -> None:
+    for form in ("pt", "dcp"):
+        found = cli("export", divided, "--to", form, tmp_path / form, "--json")
+        assert (found.code, found.json["step"], found.json["exact"]) == (0, STEPS, True), found.err
+    content = torch.load(tmp_path / "pt", weights_only=True)
+    state = content["optimizers"]["main"]
+    right = {name: content["model"][name].tolist() for name in state_names(content)}
+    for name, slots in zip(state_names(content), state["state"].values(), strict=True):
+        right |= {f"{name} {slot}": value.tolist() for slot, value in slots.items()}
+    right["lr"] = state["param_groups"][0]["lr"]
+    assert launcher.run(2, "loads", tmp_path / "dcp") == [{"False": right, "True": right}] * 2
+
+
+def state_names(content: dict[str, Any]) -> list[str]:
+    """The names of the parameters: what of the weights is no buffer."""
+    return [name for name in content["model"] if "running" not in name and "num_batches" not in name]
+
+
+def test_all_ranks_start_from_what_was_imported_and_come_back_from_a_kill(launcher: Launcher, cli: Cli, tmp_path: Path) -> None:
+    torch.save({"model": {f"module.{name}": value for name, value in started().items()}}, tmp_path / "old.pt")
+    assert cli("import", tmp_path / "old.pt", tmp_path / "run").code == 0
+    found = launcher.run(3, "started", tmp_path / "run", [[1, -1, 0], [2, 9, 0]])
+    told = launcher.told()
+    assert found == launcher.reference(3, "started")
+    assert found[0]["weights"] != launcher.reference(3, "plain")[0]["weights"]
+    assert told[-1]["step"] == 9
+    assert all(report["exact"] is True for report in told)
 
 
 def test_verify_redoes_every_ranks_log(divided: Path, cli: Cli) -> None:

@@ -1,7 +1,6 @@
-"""A process of the test of moving between programs: it trains a small model, with TranLogs or without, and may die.
+"""A small model that is trained under a log, or in a process of its own that knows nothing of TranLogs.
 
-interop_child.py logged RUN LAST KILL OUT     under a log; SIGKILL as step KILL begins (-1: never)
-interop_child.py plain FOLDER FIRST LAST OUT  plain PyTorch, from a folder of torch.distributed.checkpoint; writes OUT.pt too
+interop_child.py FOLDER FIRST LAST OUT     from a folder of torch.distributed.checkpoint; writes OUT.pt, too
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ def tell(out: str, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler
     Path(out).write_text(digest.hexdigest())
 
 
-def logged(run: str, last: int, kill: int, out: str) -> None:
-    """Under a log; the script is the same, whatever the run started from."""
+def logged(run: Path, last: int, kill: int, out: Path) -> None:
+    """Under a log; the script is the same, whatever the run started from. It dies as step `kill` begins (-1: never)."""
     from tranlogs_torch import LoggedOptimizer
 
     model, inner, scheduler = build()
@@ -60,7 +59,7 @@ def logged(run: str, last: int, kill: int, out: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         train(first + number, model, optimizer, scheduler)
     optimizer.close()
-    tell(out, model, inner, scheduler)
+    tell(str(out), model, inner, scheduler)
 
 
 def plain(folder: str, first: int, last: int, out: str) -> None:
@@ -85,5 +84,5 @@ def plain(folder: str, first: int, last: int, out: str) -> None:
 
 
 if __name__ == "__main__":
-    kind, where, a, b, target = sys.argv[1:]
-    {"logged": logged, "plain": plain}[kind](where, int(a), int(b), target)
+    where, a, b, target = sys.argv[1:]
+    plain(where, int(a), int(b), target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -371,6 +372,23 @@ def test_options_go_with_what_was_imported(cli: Any, old: Script, tmp_path: Path
     assert not any(script.inner.state.values())
 
 
+def test_an_import_that_did_not_fit_can_be_made_again(cli: Any, old: Script, tmp_path: Path) -> None:
+    source = changed(tmp_path, old, middle__bias=None)
+    assert cli("import", source, tmp_path / "run").code == 0
+    script = Script(seed=1)
+    with (
+        LoggedOptimizer(script.inner, tmp_path / "run", script.model, **OPTIONS) as optimizer,
+        pytest.raises(UsageError, match=r"missing: middle\.bias"),
+    ):
+        optimizer.recover()
+    shutil.rmtree(tmp_path / "run" / "start")
+    assert cli("import", source, tmp_path / "run", "--missing", "middle.bias").code == 0
+    script = Script(seed=1)
+    with LoggedOptimizer(script.inner, tmp_path / "run", script.model, **OPTIONS) as optimizer:
+        assert optimizer.recover().step == 0
+    assert torch.equal(script.model.embed.weight, old.model.embed.weight)
+
+
 def test_an_imported_start_is_not_forgotten(cli: Any, sources: dict[str, Path], tmp_path: Path) -> None:
     assert cli("import", sources["plain.pt"], tmp_path / "run").code == 0
     assert "is there already, from another import" in cli("import", sources["plain.pt"], tmp_path / "run").err
@@ -394,6 +412,17 @@ def test_a_damaged_import_is_named(cli: Any, sources: dict[str, Path], tmp_path:
         pytest.raises(UsageError, match=r"start/meta\.bin: .*Import it again"),
     ):
         optimizer.recover()
+
+
+def test_a_run_that_has_begun_does_not_care_for_what_it_started_from(
+    cli: Any, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    assert cli("import", sources["plain.pt"], tmp_path / "run").code == 0
+    go_on(Script(seed=1), tmp_path / "run", BEFORE, BEFORE + 2).close()
+    (tmp_path / "run" / "start" / "manifest.json").write_text("damaged")
+    script = Script(seed=2)
+    with LoggedOptimizer(script.inner, tmp_path / "run", script.model, **OPTIONS) as optimizer:
+        assert optimizer.track(scheduler=script.scheduler).recover().step == 2
 
 
 def test_import_without_a_run_says_what_is_there(cli: Any, sources: dict[str, Path], tmp_path: Path) -> None:

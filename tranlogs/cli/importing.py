@@ -42,10 +42,11 @@ def import_(
     trust: Annotated[bool, typer.Option("--trust", help="Let a folder run the code that its pickles name.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Start a run from a checkpoint of another program; without RUN only say what is in it.
+    """Start a run from a checkpoint of another program.
 
-    The training script, with run=RUN, then loads it in recover() before its first step, if its names, shapes and dtypes
-    are those of the model; else it says what differs, and changes nothing. No code of the source is run.
+    Without RUN it only says what is in it. The training script, with run=RUN, loads it in recover() before its first step,
+    if its names, shapes and dtypes are those of the model; else it says what differs, and changes nothing. No code of the
+    source is run.
     """
     from ..recovery.progress import progress_bar
     from .frameworks import importer_of

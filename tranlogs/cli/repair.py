@@ -29,7 +29,7 @@ def repair(
     store: Url = None,
     as_json: Json = False,
 ) -> int:
-    """Rebuild a damaged or missing catalog, and replace damaged segments and checkpoints by the store's copies.
+    """Rebuild a damaged or missing catalog. Damaged segments and checkpoints are replaced by the store's copies.
 
     The damaged catalog is kept; nobody may be training on the run.
     """

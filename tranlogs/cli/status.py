@@ -31,7 +31,7 @@ def status(
     interval: Annotated[str, typer.Option(help="With --watch: between two looks.")] = "2s",
     as_json: Json = False,
 ) -> int:
-    """Show how far a run is, what it holds, and what would be lost now; of a folder with runs in it, a line for each."""
+    """Show how far a run is, and what it holds. What would be lost now, too; of a folder with runs in it, a line for each."""
     from ..quantities import seconds_of
 
     seconds = seconds_of(interval, "--interval")

@@ -7,13 +7,14 @@ loaded when the script begins is what was checked when it was imported.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tranlogs.checkpoint import Checkpoint, Snapshot, SnapshotPool, write_checkpoint
 from tranlogs.durable import make_folder
-from tranlogs.errors import CorruptCheckpoint, UsageError
+from tranlogs.errors import CannotRead, CorruptCheckpoint, DataError, UsageError
 
 from ..adapt import adapt, make_array, make_extension
 from .settings import StartFrom
@@ -29,7 +30,7 @@ def prepare(run: Path, start: StartFrom, parts: Parts) -> int:
         UsageError: the run has begun, or is prepared already.
         UnencodableState: the source holds what cannot be stored safely.
     """
-    if any(run.glob("rank*")):
+    if any(run.glob("rank*/checkpoints/*")):  # the first is written before the first step
         raise UsageError(f"{run}: the run has begun already. Give a new folder")
     if (run / FOLDER).exists():
         raise UsageError(f"{run / FOLDER} is there already, from another import. Delete it, or give a new folder")
@@ -70,6 +71,7 @@ def read_prepared(run: Path) -> tuple[StartFrom, Parts]:
 
 
 def identity(run: Path) -> str:
-    """What tells it from another one."""
-    with Checkpoint(run / FOLDER) as checkpoint:
+    """What tells it from another one; empty where it cannot be read, which matters to a run that is yet to begin alone."""
+    with suppress(DataError, CannotRead), Checkpoint(run / FOLDER) as checkpoint:
         return repr(sorted((name, about["xxh3_64"]) for name, about in checkpoint.manifest["tensors"].items()))
+    return ""
