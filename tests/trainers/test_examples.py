@@ -19,6 +19,7 @@ pytestmark = pytest.mark.crash
         ("lightning", "lightning_trainer", "epoch 1:", r"done: 705 steps, however often"),
         ("accelerate", "accelerate_loop", "epoch 1:", r"done: 684 losses, however often"),
     ],
+    ids=["huggingface", "lightning", "accelerate"],
 )
 def test_example_goes_on_after_sigkill(
     framework: str, script: str, sign: str, end: str, request: pytest.FixtureRequest, tmp_path: Path
