@@ -87,7 +87,7 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
     net = accelerator.unwrap_model(model)
     found = {
         "weights and state": tensors(net, inside), "rng": randomness(), "scheduler": plain(scheduler.state_dict()),
-        "step": accelerator.step, "last losses": losses[-3:],
+        "step": accelerator.step, "last loss": losses[-1:],
     }  # fmt: skip
     if report is not None:
         found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "batch": report.batch}
