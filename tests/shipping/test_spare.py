@@ -10,6 +10,8 @@ import pytest
 
 from tests.shipping.ships import open_only, ship, trained
 from tranlogs.checkpoint import Checkpoint
+from tranlogs.config import MIB
+from tranlogs.errors import StoreUnavailable
 from tranlogs.journal import JournalPaths
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.retention.keep import KeepAll
@@ -167,6 +169,61 @@ def test_a_sound_run_asks_no_store(run: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("tranlogs.shipping.spare.open_store", refuse)
     trainer, notes = recovered(run)
     assert (trainer.journal.step, notes) == (STEPS, ())
+    trainer.journal.close()
+
+
+def test_the_copy_of_a_shorter_past_is_not_taken(memory_path: Path, store: LocalStore, tmp_path: Path) -> None:
+    """A copy of the folder of a running trainer was shipped: its segment of the same name ends earlier."""
+    run = memory_path / "a"
+    trainer = open_only(run, segment_bytes=64 * MIB, every=100)
+    trainer.recover()
+    trainer.train(9)
+    copy = tmp_path / "copy" / "a"
+    shutil.copytree(run, copy)
+    elsewhere = open_only(copy, segment_bytes=64 * MIB, every=100)
+    elsewhere.recover()
+    elsewhere.train(10)  # what was copied is sealed as it is
+    elsewhere.journal.close()
+    assert ship(copy, store).archived == 10
+    trainer.train(STEPS)
+    trainer.journal.close()
+    harm_values(run)
+    again, _ = recovered(run, store.url)
+    assert again.journal.step == STEPS - 1
+    again.journal.close()
+
+
+def test_a_store_that_fails_once_is_asked_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([StoreUnavailable("file://", "it is away")])
+    names = LocalStore.names
+
+    def failing_once(store: LocalStore, prefix: str) -> list[str]:
+        for failure in failures:
+            raise failure
+        return names(store, prefix)
+
+    monkeypatch.setattr(LocalStore, "names", failing_once)
+    monkeypatch.setattr("tranlogs.shipping.spare._PAUSES", (0.0, 0.0, 0.0))
+    harm_values(run)
+    trainer, _ = recovered(run)
+    assert trainer.journal.step == STEPS
+    trainer.journal.close()
+
+
+def test_a_store_that_stays_away_is_given_up_for_all(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def failing(store: LocalStore, prefix: str) -> list[str]:
+        asked.append(prefix)
+        raise StoreUnavailable(store.url, "it is away")
+
+    monkeypatch.setattr(LocalStore, "names", failing)
+    monkeypatch.setattr("tranlogs.shipping.spare._PAUSES", (0.0, 0.0, 0.0))
+    harm_checkpoints(run)
+    harm_values(run)
+    trainer, _ = recovered(run)
+    assert trainer.journal.step == STEPS - 1
+    assert len(asked) == 3
     trainer.journal.close()
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tranlogs.catalog import Catalog
-from tranlogs.errors import StoreRefused, StoreUnavailable
+from tranlogs.errors import CorruptObject, StoreRefused, StoreUnavailable
 from tranlogs.shipping import along
 from tranlogs.store import local
 from tranlogs_torch import LoggedOptimizer
@@ -99,6 +99,17 @@ def test_a_run_does_not_begin_anew_because_its_store_is_away(tmp_path: Path, mon
     with pytest.raises(StoreUnavailable, match="it is away"):
         train(tmp_path / "elsewhere/run", store, 6)
     assert not (tmp_path / "elsewhere/run").exists()
+
+
+def test_a_run_does_not_begin_anew_because_its_manifests_are_damaged(tmp_path: Path) -> None:
+    run, store = tmp_path / "run", tmp_path / "store"
+    train(run, str(store), 4)
+    for path in store.glob("run/rank0/manifests/*"):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    shutil.rmtree(run)
+    with pytest.raises(CorruptObject, match="none of its manifests can be read"):
+        train(run, str(store), 6)
+    assert not run.exists()
 
 
 def test_a_store_that_is_away_holds_up_no_run_that_is_here(

@@ -74,8 +74,7 @@ def _push(paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience:
         archiver.close()
     found = archiver.progressed()
     return {"folder": paths.folder, "store": f"{store.url}/{place}", "committed": before.watermarks.committed,
-            "archived": max(found.archived, before.watermarks.archived),
-            "persisted": max(found.persisted, before.watermarks.persisted), "problem": problem or None}  # fmt: skip
+            "archived": found.archived, "persisted": found.persisted, "problem": problem or None}  # fmt: skip
 
 
 def _seal_left(paths: JournalPaths) -> None:

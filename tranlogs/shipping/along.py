@@ -11,7 +11,7 @@ import time
 from typing import Protocol
 
 from ..clock import SystemClock
-from ..errors import NotARun, TranLogsError, in_words
+from ..errors import CorruptObject, NotARun, TranLogsError, in_words
 from ..journal import JournalPaths
 from ..store import PatientStore, open_store
 from .archiver import Archiver, Limits
@@ -48,7 +48,10 @@ def bring_absent(url: str | None, paths: JournalPaths, progress: Progress | None
         return None
     with PatientStore(open_store(url), STALL_SECONDS) as store:
         place = place_of(paths)
-        if read_newest(store, place)[0] is None:
+        newest, damaged = read_newest(store, place)
+        if newest is None and damaged:  # a run is there: it must not begin anew
+            raise CorruptObject(f"{url}/{place}", f"none of its manifests can be read: {'; '.join(damaged)}")
+        if newest is None:
             return None
         try:
             found = pull(store, place, paths.folder, progress=progress)

@@ -76,11 +76,11 @@ class Durability:
     def _ask(self, name: str, one: Shipped, persist_seconds: float, found: Found) -> int:
         """Ask about one item; gives how many calls that took."""
         there: list[ObjectStatus] = []
-        for part in one.names():
+        for part, nbytes, _ in (part for parts in one.objects.files.values() for part in parts):
             if part in self._durable:
                 continue
             status = self._store.stat(part)
-            if status is None or not status.is_complete or status.is_lost:
+            if status is None or not status.is_complete or status.is_lost or status.nbytes != nbytes:
                 found.lost.append(name)
                 return len(there) + 1
             there.append(status)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..catalog import Catalog, RunRow, StoreRow, Tables
-from ..errors import CorruptCatalog, TranLogsError, in_words
+from ..catalog import Catalog, CheckpointRow, RunRow, SegmentRow, StoreRow, Tables
+from ..errors import CorruptCatalog, StoreUnavailable, TranLogsError, in_words
 from ..journal import JournalPaths
-from ..store import PatientStore, open_store
+from ..store import PatientStore, Store, open_store
 from .fetch import fetch_item
-from .manifest import Manifest, place_of, read_newest
+from .manifest import Manifest, Shipped, place_of, read_newest
 
 _log = logging.getLogger("tranlogs")
 
 _STALL_SECONDS = 60.0
+_PAUSES = (1.0, 4.0, 0.0)  # seconds after a failed attempt
 
 
 class Spare:
@@ -27,8 +30,9 @@ class Spare:
 
     def __init__(self, paths: JournalPaths, url: str | None = None) -> None:
         self._paths, self._url = paths, url
+        self._store: Store | None = None
         self._manifest: Manifest | None = None
-        self._has_asked = False
+        self._is_given_up = False
         self._asked: set[str] = set()  # names of segments and checkpoints
 
     def replace(self, name: str) -> str:
@@ -39,59 +43,89 @@ class Spare:
         Returns:
             Where it came from, in words; "" if there is none, or if the file is what was sent.
         """
-        if name in self._asked:
+        if name in self._asked or self._is_given_up:
             return ""
         self._asked.add(name)
-        try:
-            self._ask()
-            if self._url is None:
-                return ""
-            if self._manifest is None or name not in self._manifest.shipped:
-                _log.warning("%s: the store %s has no copy of %s", self._paths.folder, self._url, name)
-                return ""
-            with PatientStore(open_store(self._url), _STALL_SECONDS) as store:
-                if not fetch_item(store, self._manifest.shipped[name], self._paths.folder, is_allocated=True):
-                    return ""
-                _log.warning(
-                    "%s: %s was damaged, and replaced by the copy in the store %s", self._paths.folder, name, store.url
-                )
-                return f"the store {store.url}"
-        except (TranLogsError, OSError) as error:
-            _log.warning("%s: no copy of %s can be had from %s: %s", self._paths.folder, name, self._url, in_words(error))
-            return ""
-
-    def _ask(self) -> None:
-        """What the store has of this run, once."""
-        if self._has_asked:
-            return
-        self._has_asked = True
-        run, named = _catalog_says(self._paths.folder)
-        self._url = self._url or named
+        known = _Known.of(self._paths.folder)
+        self._url = self._url or known.url
         if self._url is None:
-            return
-        with PatientStore(open_store(self._url), _STALL_SECONDS) as store:
-            found, _ = read_newest(store, place_of(self._paths))
-        if found is not None and run is not None and found.run.run_id != run.run_id:
-            _log.warning("%s: what the store %s has under this name is another run", self._paths.folder, self._url)
-        else:
-            self._manifest = found
+            return ""
+        for pause in _PAUSES:
+            try:
+                return self._replace(name, known)
+            except (StoreUnavailable, OSError) as error:
+                _log.warning(
+                    "%s: no copy of %s can be had from %s now: %s", self._paths.folder, name, self._url, in_words(error)
+                )
+                time.sleep(pause)
+            except TranLogsError as error:
+                _log.warning("%s: no copy of %s can be had from %s: %s", self._paths.folder, name, self._url, in_words(error))
+                return ""
+        self._is_given_up = True  # for all that is damaged: recovery must come to an end
+        return ""
+
+    def _replace(self, name: str, known: _Known) -> str:
+        store = self._opened()
+        if self._manifest is None:
+            self._manifest, _ = read_newest(store, place_of(self._paths))
+        one = None if self._manifest is None else self._manifest.shipped.get(name)
+        if one is None or self._manifest is None:
+            _log.warning("%s: the store %s has no copy of %s", self._paths.folder, store.url, name)
+            return ""
+        if not known.is_same(self._manifest, one):
+            _log.warning("%s: what the store %s has as %s is of another run, or of another past of this one",
+                         self._paths.folder, store.url, name)  # fmt: skip
+            return ""
+        if not fetch_item(store, one, self._paths.folder, is_allocated=True):
+            return ""
+        _log.warning("%s: %s was damaged, and replaced by the copy in %s", self._paths.folder, name, store.url)
+        return f"the store {store.url}"
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            assert self._url is not None
+            self._store = PatientStore(open_store(self._url), _STALL_SECONDS)
+        return self._store
 
 
-def _catalog_says(folder: Path) -> tuple[RunRow | None, str | None]:
-    """The run, and the address of its store."""
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the journal's catalog says: of its run, its store, its segments and checkpoints by name."""
 
-    def look(tables: Tables) -> tuple[RunRow | None, str | None]:
-        store = tables.get("store", StoreRow)
-        return tables.get("run", RunRow), store.url if store is not None else None
+    run: RunRow | None = None
+    url: str | None = None
+    rows: dict[str, SegmentRow | CheckpointRow] = field(default_factory=dict)
 
-    try:
-        catalog = Catalog.open(folder)
-    except CorruptCatalog:
-        return None, None
-    try:
-        found: tuple[RunRow | None, str | None] = catalog.read(look)
-        return found
-    except CorruptCatalog:
-        return None, None
-    finally:
-        catalog.close()
+    @classmethod
+    def of(cls, folder: Path) -> _Known:
+        """An empty one where it cannot be read."""
+
+        def look(tables: Tables) -> _Known:
+            store = tables.get("store", StoreRow)
+            rows: dict[str, SegmentRow | CheckpointRow] = {row.file: row for row in tables.rows("segment/", SegmentRow)}
+            rows |= {row.name: row for row in tables.rows("checkpoint/", CheckpointRow)}
+            return cls(tables.get("run", RunRow), store.url if store is not None else None, rows)
+
+        try:
+            catalog = Catalog.open(folder)
+        except CorruptCatalog:
+            return cls()
+        try:
+            found: _Known = catalog.read(look)
+            return found
+        except CorruptCatalog:
+            return cls()
+        finally:
+            catalog.close()
+
+    def is_same(self, manifest: Manifest, one: Shipped) -> bool:
+        """Whether an item of the store is what this journal lists, or goes further: a copy of the folder has other ends."""
+        if self.run is None or manifest.run.run_id != self.run.run_id:
+            return False
+        mine, theirs = self.rows.get(one.objects.name), one.row
+        if isinstance(mine, SegmentRow) and isinstance(theirs, SegmentRow):
+            is_at_least = theirs.last_sequence >= mine.last_sequence
+            return (mine.segment_id, mine.base_sequence) == (theirs.segment_id, theirs.base_sequence) and is_at_least
+        if isinstance(mine, CheckpointRow) and isinstance(theirs, CheckpointRow):
+            return (mine.sequence, mine.chain, mine.timeline) == (theirs.sequence, theirs.chain, theirs.timeline)
+        return False

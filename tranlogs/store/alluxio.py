@@ -97,13 +97,23 @@ class AlluxioStore(Store):
         if not about.completed:
             raise CorruptObject(f"{self.url}/{name}", "writing it was never finished")
         done = 0
-        with closing(self._blocks(name)) as blocks:
-            for block in blocks:
-                done += len(block)
-                into.write(block)
+        try:
+            with closing(self._blocks(name)) as blocks:
+                for block in blocks:
+                    done += len(block)
+                    into.write(block)
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, _NETWORK) and self._is_lost(name):  # it is not the store that is away
+                raise CorruptObject(f"{self.url}/{name}", "the store has lost it") from None
+            raise
         if done != about.length:
             raise CorruptObject(f"{self.url}/{name}", f"it ends after {done} of {about.length} bytes")
         return done
+
+    def _is_lost(self, name: str) -> bool:
+        """Whether no worker has it, and the under-store neither."""
+        status = self.stat(name)
+        return status is None or status.is_lost or (not status.is_durable and status.copies == 0)
 
     def stat(self, name: str) -> ObjectStatus | None:
         about = self._info(name)
