@@ -17,6 +17,7 @@ from tranlogs.journal.owner import OwnerLock
 from tranlogs.retention.keep import KeepAll, KeepLatest
 from tranlogs.shipping import archiver as archiving
 from tranlogs.shipping import durability, pull, read_newest, source
+from tranlogs.shipping.manifest import manifest_names, writer_of
 from tranlogs.store import LocalStore
 from tranlogs.testing.faulty_store import FaultyStore
 from tranlogs.testing.toy import uninterrupted
@@ -462,6 +463,28 @@ def test_a_store_that_forgets_its_manifests_is_looked_through_at_once(memory_pat
     finally:
         made.close()
     assert_comes_back(store, "a/rank0", memory_path / "b", 25)
+
+
+def test_a_manifest_that_is_lost_is_written_again(memory_path: Path) -> None:
+    """Nothing else has changed, and nothing else would write one."""
+    trained(memory_path / "a", 12)
+    store = FaultyStore()
+    store.is_durable = False
+    made = archiver(memory_path / "a", store)
+    try:
+        drain(made)
+        [newest, *_] = manifest_names(store, "a/rank0")
+        for name in manifest_names(store, "a/rank0"):
+            store.lost.add(name)
+        drain(made)
+        [written, *_] = manifest_names(store, "a/rank0")
+        assert writer_of(written)[0] > writer_of(newest)[0]
+        store.lost.clear()
+        store.is_durable = True
+        assert drain(made).persisted == 12
+    finally:
+        made.close()
+    assert_comes_back(store, "a/rank0", memory_path / "b", 12)
 
 
 def test_a_catalog_that_was_rebuilt_finds_its_store_again(memory_path: Path) -> None:

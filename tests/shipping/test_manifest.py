@@ -61,6 +61,22 @@ def test_the_newest_counts_and_a_few_older_ones_stay() -> None:
     assert writer_of(manifest_names(store, "a/rank0")[0]) == (11, MANIFEST.writer)
 
 
+def test_the_newest_that_is_durable_stays_until_a_newer_one_is() -> None:
+    """What is not durable yet can all be lost at once."""
+    store = FaultyStore()
+    for number in range(1, 4):
+        publish(store, "a/rank0", replace(MANIFEST, number=number))
+    for number in range(4, 12):
+        name = publish(store, "a/rank0", replace(MANIFEST, number=number))
+        store.forgotten.add(name)
+        delete_older(store, manifest_names(store, "a/rank0"))
+    numbers = [writer_of(name)[0] for name in manifest_names(store, "a/rank0")]
+    assert numbers == [11, 10, 9, 8, 3]
+    store.forgotten.clear()
+    delete_older(store, manifest_names(store, "a/rank0"))
+    assert [writer_of(name)[0] for name in manifest_names(store, "a/rank0")] == [11, 10, 9, 8]
+
+
 def test_a_manifest_that_is_not_there_as_it_was_written_is_no_manifest() -> None:
     store = FaultyStore()
     store.spoils = lambda name, data: data[:-1]

@@ -17,11 +17,12 @@ _AGAIN_SECONDS_MIN, _AGAIN_SECONDS_MAX = 15.0, 600.0  # between attempts to make
 @dataclass(slots=True)
 class Found:
     """Items that are durable now, or whose objects have other names (`changed`), those that were lost, and why the store
-    could not be asked about all."""
+    could not be asked about all. `is_manifest_lost`: the newest manifest is not there any more, or nothing makes it durable."""
 
     changed: dict[str, Shipped] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     error: StoreUnavailable | None = None
+    is_manifest_lost: bool = False
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class Durability:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self.is_manifest_durable = False
+        self._manifest_since = clock.now()
         self._durable: set[str] = set()  # objects of items that are not yet
         self._hastened: dict[str, float] = {}  # when, by item
         self._thin: dict[str, _Thin] = {}
@@ -54,7 +56,7 @@ class Durability:
 
     def forget_manifest(self) -> None:
         """A new manifest was written."""
-        self.is_manifest_durable = False
+        self.is_manifest_durable, self._manifest_since = False, self._clock.now()
 
     def look(self, shipped: Mapping[str, Shipped], manifest: str, persist_seconds: float) -> Found:
         """Ask the store about what is not durable yet, the oldest first."""
@@ -64,6 +66,8 @@ class Durability:
             if manifest and not self.is_manifest_durable:
                 status = self._store.stat(manifest)
                 self.is_manifest_durable = status is not None and status.is_complete and status.is_durable
+                found.is_manifest_lost = status is None or status.is_lost or (
+                    status.is_forgotten and self._clock.now() - self._manifest_since > persist_seconds)  # fmt: skip
             for name, one in waiting:
                 if asked < _ASKED_MAX:
                     asked += self._ask(name, one, persist_seconds, found)

@@ -236,9 +236,15 @@ class Ledger:
         self.shipped |= found.changed
         if found.error is not None:
             raise found.error
+        is_manifest_lost = found.is_manifest_lost
         if self._census.is_due():
             self._drop_missing(self._census.take(self.shipped, self.writer, under_way))
-        if found.lost or self.is_stale(look):
+            is_manifest_lost |= self._manifest is not None and self._manifest_name not in manifest_names(
+                self._store, self._place
+            )
+        if is_manifest_lost:
+            _log.warning("%s: the newest manifest is lost in the store; another one is written", self._paths.folder)
+        if found.lost or is_manifest_lost or self.is_stale(look):
             self.publish(look, (), ())
 
     def _drop_missing(self, missing: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import secrets
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
@@ -160,10 +160,19 @@ def publish(store: Store, place: str, manifest: Manifest) -> str:
     return name
 
 
-def delete_older(store: Store, names: Iterable[str]) -> None:
-    """Of the manifests of a journal, newest first, delete all but the newest few."""
-    for name in list(names)[_KEPT:]:
-        store.delete(name)
+def delete_older(store: Store, names: Sequence[str]) -> None:
+    """Of the manifests of a journal, newest first, delete all but the newest few, and the newest that is durable."""
+    kept, rest = list(names[:_KEPT]), list(names[_KEPT:])
+    if rest and not any(_is_durable(store, name) for name in kept):
+        kept += [name for name in rest if _is_durable(store, name)][:1]
+    for name in rest:
+        if name not in kept:
+            store.delete(name)
+
+
+def _is_durable(store: Store, name: str) -> bool:
+    status = store.stat(name)
+    return status is not None and status.is_complete and status.is_durable
 
 
 def writer_of(name: str) -> tuple[int, str]:
