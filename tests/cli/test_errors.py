@@ -68,7 +68,7 @@ def test_what_is_no_run_is_refused_in_one_line(cli: Cli, tmp_path: Path, name: s
 
 def _cut_catalog(run: Path) -> None:
     path = run / "rank0" / "catalog.lmdb"
-    os.truncate(path, path.stat().st_size // 2)
+    os.truncate(path, 3 * 4096)  # of what it uses: behind that some space is kept
 
 
 def _delete_catalog(run: Path) -> None:

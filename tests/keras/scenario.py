@@ -19,7 +19,6 @@ from sklearn.datasets import load_digits
 
 import tranlogs.failpoints
 from tests.crash.signal_child import sit_in_c
-from tranlogs.cli.survey import survey
 from tranlogs_keras import TranLogsCallback
 from tranlogs_keras.offline import OfflineRun
 
@@ -318,6 +317,8 @@ class DeathBehindCheckpoint(Death):
         super()._reached(name)
 
     def _is_behind(self) -> bool:
+        from tranlogs.cli.survey import survey  # the command line takes the warnings of its process for its own
+
         found = survey(self._journal)
         return 0 < max((row.step for row in found.checkpoints), default=0) <= found.watermarks.committed
 

@@ -149,7 +149,7 @@ class Catalog:
     def _begun(self, write: bool) -> lmdb.Transaction:
         env = self._enter()
         try:
-            if write and self._written % _READER_CHECK == 0:
+            if write and self._written % _READER_CHECK == 1:  # the first one, too
                 env.reader_check()  # processes that were killed while they read pin what they read
                 reserve(self.path, env)
             return env.begin(write=write)

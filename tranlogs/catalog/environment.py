@@ -96,7 +96,6 @@ def open_environment(path: Path, writable: bool, map_bytes: int) -> lmdb.Environ
             allocate_lock_file(path)
             env = lmdb.open(str(path), sync=True, lock=True, **options)
             env.reader_check()  # processes that were killed while they read
-            reserve(path, env)
             return env
         try:
             return lmdb.open(str(path), readonly=True, lock=True, **options)
