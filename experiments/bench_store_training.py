@@ -31,7 +31,7 @@ WRITE_TYPES = ("ASYNC_THROUGH", "CACHE_THROUGH", "THROUGH")
 PLAIN, AGAIN, FOLDER = "no store", "no store, again (noise)", "folder"
 _LAG_SECONDS, _STALL_SECONDS = 0.5, 60.0
 _STEPS = 8  # in a block; the first is not counted
-_CHECKPOINT_STEPS = 24
+_CHECKPOINT_STEPS = 30
 _ASYNC = "ASYNC_THROUGH"
 
 Stores = Mapping[str, Callable[[], Store] | None]
@@ -109,7 +109,7 @@ def measure_training(url: str, folder: Path, *, quick: bool) -> dict[str, Any]:
         stores = contenders(url, folder / structure / "store")
         runs = {name: Training(structure, folder / structure / name.replace(" ", "-") / "run", make and make())
                 for name, make in stores.items()}  # fmt: skip
-        found[structure] = {"parameters": runs[PLAIN].parameters, "stores": _blocks(runs, 2 if quick else 6)}
+        found[structure] = {"parameters": runs[PLAIN].parameters, "stores": _blocks(runs, 2 if quick else 4)}
         rounds = 1 if quick else 5
         for name, run in runs.items():
             run.close()
@@ -236,8 +236,9 @@ def _show(structure: str, found: dict[str, Any]) -> None:
         rate, step, archived, persisted = (
             one[key]["median"] for key in ("bytes_per_second", "step_seconds", "archived_seconds", "persisted_seconds")
         )
-        print(f"  {name:24s} step {step * 1e3:6.1f} ms, ratio {middle:.2f} [{low:.2f}-{high:.2f}]   sent {rate / 1e6:6.1f} "
-              f"MB/s   archived after {archived:.2f} s, persisted after {persisted:.2f} s{read}", flush=True)  # fmt: skip
+        sent = f"   sent {rate / 1e6:6.1f} MB/s   archived after {archived:.2f} s, persisted after {persisted:.2f} s"
+        print(f"  {name:24s} step {step * 1e3:6.1f} ms, ratio {middle:.2f} [{low:.2f}-{high:.2f}]"
+              f"{sent if archived else ''}{read}", flush=True)  # fmt: skip
     for name, one in found["recovery"].items():
         low, middle, high = one["seconds"].values()
         print(f"  recovery from {name:16s} {middle:.2f} s [{low:.2f}-{high:.2f}], {one['ratio']['median']:.1f} times local")

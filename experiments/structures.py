@@ -34,7 +34,7 @@ class LSTM(nn.Module):
 
 def mlp() -> tuple[nn.Module, Loss]:
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, _CLASSES))
-    return model, lambda: F.cross_entropy(model(torch.randn(2048, 784)), torch.randint(0, _CLASSES, (2048,)))
+    return model, lambda: F.cross_entropy(model(torch.randn(512, 784)), torch.randint(0, _CLASSES, (512,)))
 
 
 def cnn() -> tuple[nn.Module, Loss]:
@@ -42,19 +42,19 @@ def cnn() -> tuple[nn.Module, Loss]:
     for before, after in ((3, 32), (32, 64), (64, 128), (128, 256)):
         layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 256, _CLASSES))
-    return model, lambda: F.cross_entropy(model(torch.randn(32, 3, 32, 32)), torch.randint(0, _CLASSES, (32,)))
+    return model, lambda: F.cross_entropy(model(torch.randn(16, 3, 32, 32)), torch.randint(0, _CLASSES, (16,)))
 
 
 def gpt() -> tuple[nn.Module, Loss]:
     model = GPT(GPTConfig(layers=4, heads=4, width=128, block=64), _ALPHABET)
-    return model, lambda: model.loss(*_text(8, 64))
+    return model, lambda: model.loss(*_text(4, 64))
 
 
 def lstm() -> tuple[nn.Module, Loss]:
     model = LSTM(192)
 
     def loss() -> Tensor:
-        text, following = _text(16, 64)
+        text, following = _text(8, 64)
         return F.cross_entropy(model(text).flatten(0, 1), following.flatten())
 
     return model, loss

@@ -225,8 +225,7 @@ def test_the_master_dies_before_a_file_is_persisted(alluxio: Cluster, store: Sto
     assert "alluxio.master.hostname" in store.advice(str(raised.value))
     alluxio.restart("master")
     alluxio.restart("job-master")
-    alluxio.wait(lambda: is_durable(store, "segment"), "persisted")
-    assert read(store, "segment") == CONTENT
+    assert read(store, persisted(alluxio, store, "segment")) == CONTENT
 
 
 @pytest.mark.usefixtures("no_pauses")

@@ -120,8 +120,8 @@ class Durability:
         now, due = self._clock.monotonic(), []
         for name, thin in self._thin.items():
             at = shipped[name].objects.at if name in shipped else None
-            if thin.sent_at is None and now >= thin.next_at:
-                thin.sent_at = at
+            if thin.sent_at is None:
+                thin.sent_at = at if now >= thin.next_at else None
             elif thin.sent_at != at:  # they have arrived; whether that helped is seen when the store is asked next
                 thin.pause = min(2 * thin.pause, _AGAIN_SECONDS_MAX)
                 thin.next_at, thin.sent_at = now + thin.pause, None
