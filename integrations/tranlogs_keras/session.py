@@ -447,6 +447,7 @@ class Session:
         if body is None:
             return
         body["metrics"] = {}  # should more epochs follow, they begin with metrics of their own
+        self.journal.wait_checkpoint()  # while one is being written no other is taken, and this one is needed
         self.journal.boundary(body, lambda: self._snapshot(body), scalars=self._scalars(True), checkpoint=True)
 
     def release(self) -> None:
