@@ -35,6 +35,7 @@ from tranlogs.shipping import along
 
 EPOCHS, BATCHES, BATCH = 3, 16, 5  # on each rank
 STEPS = EPOCHS * BATCHES
+DIES = "dies by SIGKILL"
 SAMPLES = 240  # of the data that any number of ranks can share
 
 
@@ -62,7 +63,13 @@ class Killer:
     def _kill(self) -> None:
         if self._loses_disk:
             shutil.rmtree(self._folder, ignore_errors=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
+
+
+def die() -> None:
+    """By SIGKILL. It is said before, since torchrun may tell of another rank, which met the broken connection first."""
+    os.write(2, f"{DIES}\n".encode())
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -74,7 +81,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 def die_when(folder: Path, name: str, *_: Any, **options: Any) -> None:
     """Die by SIGKILL as soon as something of that name is in a folder."""
     wait_until(lambda: bool(list(folder.glob(name))))
-    os.kill(os.getpid(), signal.SIGKILL)
+    die()
 
 
 def dist_rank() -> int:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.cli.conftest import Cli
+from tests.distributed.child import DIES
 from tests.distributed.conftest import Launcher, Outcome
 from tests.distributed.sharded import STEPS
 from tests.distributed.test_kills import differences, drawn
@@ -37,7 +38,7 @@ def test_killed_group_ends_with_the_bits_of_one_that_was_not(
     told = launcher.told()
     print(told)
     assert differences(found, right) == [[]] * world
-    assert "(exitcode: -9)" in launcher.said(), "nobody was killed"
+    assert DIES in launcher.said(), "nobody was killed"
     assert all(report["exact"] is True for report in told)
     steps = [report["step"] for report in told]
     assert steps == sorted(steps)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.distributed.child import STEPS
+from tests.distributed.child import DIES, STEPS
 from tests.distributed.conftest import Launcher
 from tests.distributed.test_world import landed, seen
 from tranlogs.codec.entry import EntryKind
@@ -24,7 +24,7 @@ def test_a_lost_disk_comes_back_from_the_store(launcher: Launcher, tmp_path: Pat
     run = tmp_path / "run"
     arguments = ["resized store", str(run), str(launcher.folder / "out"), json.dumps([[2, 12, 0, "disk"]])]
     assert launcher.ask({"world": 3, "restarts": 0, "arguments": arguments})
-    assert "(exitcode: -9)" in launcher.said(), launcher.said()[-3000:]
+    assert DIES in launcher.said(), launcher.said()[-3000:]
     launcher.run(3, "resized store", run)
     told = launcher.told()
     assert "rank2: was not here, and was brought from" in launcher.said()
