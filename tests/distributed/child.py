@@ -35,6 +35,7 @@ from tranlogs.shipping import along
 
 EPOCHS, BATCHES, BATCH = 3, 16, 5  # on each rank
 STEPS = EPOCHS * BATCHES
+CHECKPOINT_EVERY = 7
 DIES = "dies by SIGKILL"
 SAMPLES = 240  # of the data that any number of ranks can share
 
@@ -62,8 +63,20 @@ class Killer:
 
     def _kill(self) -> None:
         if self._loses_disk:
+            self._wait_for_checkpoints()
             shutil.rmtree(self._folder, ignore_errors=True)
         die()
+
+    def _wait_for_checkpoints(self) -> None:
+        """What a lost disk costs is told by the newest checkpoint of all, which threads write."""
+        due = (self.at - 1) // CHECKPOINT_EVERY * CHECKPOINT_EVERY if self.at > 0 else 0
+        folders, end = list(self._folder.parent.glob("rank*")), time.monotonic() + 30.0
+        wait_until(lambda: time.monotonic() > end or all(newest_checkpoint(folder) >= due for folder in folders))
+
+
+def newest_checkpoint(journal: Path) -> int:
+    """The step of the newest published one; -1 if there is none."""
+    return max((int(path.parent.name.split("-")[1]) for path in journal.glob("checkpoints/step-*/manifest.json")), default=-1)
 
 
 def die() -> None:
@@ -186,7 +199,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     if name == "sgd":
         inner = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "copies": 2 if "copies" in name else 1,
-                               "checkpoint_every": "60KiB" if name == "bytes" else 7}  # fmt: skip
+                               "checkpoint_every": "60KiB" if name == "bytes" else CHECKPOINT_EVERY}  # fmt: skip
     if run == "-":
         optimizer = with_plain_loops(inner)
     else:
