@@ -227,6 +227,26 @@ def test_a_store_that_stays_away_is_given_up_for_all(run: Path, monkeypatch: pyt
     trainer.journal.close()
 
 
+def test_a_copy_that_cannot_be_read_leaves_no_empty_checkpoint(run: Path, tmp_path: Path) -> None:
+    name = lose_checkpoint(run)
+    for path in (tmp_path / "store").rglob("objects/**/*"):
+        if path.is_file() and name in str(path):
+            path.write_bytes(b"nothing")
+    assert not Spare(JournalPaths.of(run)).replace(name)
+    assert not (run / "rank0/checkpoints" / name).exists()
+
+
+def test_a_segment_that_lost_only_what_it_did_not_use_is_whole_again(run: Path) -> None:
+    path = last_segment(run)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size - 4096)
+    assert problems(run)
+    assert Spare(JournalPaths.of(run)).replace(path.name)
+    assert path.stat().st_size == size
+    assert not problems(run)
+
+
 def test_a_name_is_asked_for_once(run: Path) -> None:
     spare, name = Spare(JournalPaths.of(run)), harm_values(run)
     assert spare.replace(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -36,18 +37,26 @@ def fetch_item(store: Store, one: Shipped, journal: Path, *, is_allocated: bool 
     size = row.size if isinstance(row, SegmentRow) and is_allocated else 0
     make_folder(folder)
     nbytes = 0
-    for name, parts in one.objects.files.items():
-        if not _is_there(folder / name, parts):
-            nbytes += _fetch_file(store, folder / name, parts, size)
+    try:
+        for name, parts in one.objects.files.items():
+            if not _is_there(folder / name, parts, size):
+                nbytes += _fetch_file(store, folder / name, parts, size)
+    except BaseException:
+        if not isinstance(row, SegmentRow):
+            with suppress(OSError):  # it holds something
+                folder.rmdir()
+        raise
     if nbytes:
         sync_folder(folder)
     return nbytes
 
 
-def _is_there(path: Path, parts: Sequence[Sequence[Any]]) -> bool:
+def _is_there(path: Path, parts: Sequence[Sequence[Any]], size: int) -> bool:
     try:
         with path.open("rb") as file:
-            return all(_digest(file, nbytes) == digest for _, nbytes, digest in parts)
+            return os.fstat(file.fileno()).st_size >= size and all(
+                _digest(file, nbytes) == digest for _, nbytes, digest in parts
+            )
     except OSError:  # a disk that cannot read it has it no more
         return False
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..catalog import Catalog, CheckpointRow, RunRow, SegmentRow, StoreRow, Tables
 from ..errors import CorruptCatalog, StoreUnavailable, TranLogsError, in_words
 from ..journal import JournalPaths
-from ..store import PatientStore, Store, open_store
+from ..store import PatientStore, open_store
 from .fetch import fetch_item
 from .manifest import Manifest, Shipped, place_of, read_newest
 
@@ -30,7 +30,6 @@ class Spare:
 
     def __init__(self, paths: JournalPaths, url: str | None = None) -> None:
         self._paths, self._url = paths, url
-        self._store: Store | None = None
         self._manifest: Manifest | None = None
         self._is_given_up = False
         self._asked: set[str] = set()  # names of segments and checkpoints
@@ -65,27 +64,22 @@ class Spare:
         return ""
 
     def _replace(self, name: str, known: _Known) -> str:
-        store = self._opened()
-        if self._manifest is None:
-            self._manifest, _ = read_newest(store, place_of(self._paths))
-        one = None if self._manifest is None else self._manifest.shipped.get(name)
-        if one is None or self._manifest is None:
-            _log.warning("%s: the store %s has no copy of %s", self._paths.folder, store.url, name)
-            return ""
-        if not known.is_same(self._manifest, one):
-            _log.warning("%s: what the store %s has as %s is of another run, or of another past of this one",
-                         self._paths.folder, store.url, name)  # fmt: skip
-            return ""
-        if not fetch_item(store, one, self._paths.folder, is_allocated=True):
-            return ""
-        _log.warning("%s: %s was damaged, and replaced by the copy in %s", self._paths.folder, name, store.url)
-        return f"the store {store.url}"
-
-    def _opened(self) -> Store:
-        if self._store is None:
-            assert self._url is not None
-            self._store = PatientStore(open_store(self._url), _STALL_SECONDS)
-        return self._store
+        assert self._url is not None
+        with PatientStore(open_store(self._url), _STALL_SECONDS) as store:
+            if self._manifest is None:
+                self._manifest, _ = read_newest(store, place_of(self._paths))
+            one = None if self._manifest is None else self._manifest.shipped.get(name)
+            if one is None or self._manifest is None:
+                _log.warning("%s: the store %s has no copy of %s", self._paths.folder, store.url, name)
+                return ""
+            if not known.is_same(self._manifest, one):
+                _log.warning("%s: what the store %s has as %s is of another run, or of another past of this one",
+                             self._paths.folder, store.url, name)  # fmt: skip
+                return ""
+            if not fetch_item(store, one, self._paths.folder, is_allocated=True):
+                return ""
+            _log.warning("%s: %s was damaged, and replaced by the copy in %s", self._paths.folder, name, store.url)
+            return f"the store {store.url}"
 
 
 @dataclass(frozen=True, slots=True)
