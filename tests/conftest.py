@@ -26,6 +26,13 @@ settings.load_profile("tranlogs")
 os.environ.setdefault("TRANLOGS_SEED", str(random.SystemRandom().randrange(1, 10**9)))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `--dist loadgroup`: what needs a cluster shares one, and what a file's tests start they share as well."""
+    for item in items:
+        name = "alluxio" if "alluxio" in getattr(item, "fixturenames", ()) else item.path.name
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") is not None and os.geteuid() != 0:
         _cannot("this test needs root")

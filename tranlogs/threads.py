@@ -1,4 +1,8 @@
-"""Threads that may be refused: where a limit on processes or memory is reached, no new one can be started."""
+"""Threads and locks in a process where no thread may be had, and where Ctrl-C may come at any moment.
+
+Where a limit on processes or memory is reached, no new thread can be started. And Python raises KeyboardInterrupt in the main
+thread wherever it stands: also between taking a lock and the block that would give it back, where a Python function takes it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,17 @@ from typing import Any
 
 from .config import THREAD_SECONDS_MAX
 from .errors import LogUnavailable
+
+
+class Monitor(type(threading.RLock())):  # type: ignore[misc]
+    """A lock that can be waited on, as `threading.Condition`; but `with` on it is of C, and no interrupt comes in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = threading.Condition(self)
+        self.wait = self._condition.wait
+        self.wait_for = self._condition.wait_for
+        self.notify_all = self._condition.notify_all
 
 
 class _Begun(threading.Event):
@@ -41,3 +56,38 @@ def start(thread: threading.Thread) -> None:
         thread.start()
     except (RuntimeError, MemoryError) as error:
         raise LogUnavailable(f"no thread can be started ({error}): memory or the number of processes is used up") from error
+
+
+def undisturbed(name: str, work: Callable[[], None]) -> None:
+    """Run `work` in a thread of its own, where no Ctrl-C comes, and wait for its end.
+
+    A Ctrl-C that comes meanwhile is raised then; a second one at once, and `work` goes on. Where no thread can be had (at the
+    interpreter's end), it is run right here.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        work()
+        return
+    failures: list[BaseException] = []
+    is_done = threading.Lock()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            is_done.release()
+
+    is_done.acquire()
+    try:
+        start_thread(name, run)
+    except LogUnavailable:
+        work()
+        return
+    try:
+        is_done.acquire()
+    except KeyboardInterrupt:
+        is_done.acquire()
+        raise
+    if failures:
+        raise failures[0]

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
+from ..threads import Monitor
+
 if TYPE_CHECKING:
     from .journal import Journal
 
@@ -25,7 +27,7 @@ class Gate:
 
     def __init__(self, is_amid: Callable[[], bool]) -> None:
         self._is_amid = is_amid
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._depth = 0  # calls of the training thread under way
         self._shut_by: int | None = None  # a thread
         self._pid = os.getpid()

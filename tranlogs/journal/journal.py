@@ -12,6 +12,7 @@ import atexit
 import logging
 import os
 import secrets
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from ..errors import CorruptCatalog, LogUnavailable, NotRecovered, RecoveryError
 from ..failpoints import hit
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
 from ..retention.prune import retire, set_aside
+from ..threads import undisturbed
 from ..types import AnyArray
 from ..wal.entry_writer import Position, Scalars, Tensor
 from ..wal.log import WriteAheadLog
@@ -77,6 +79,7 @@ class Journal:
         self._suspension: Suspension | None = None
         self._ended: Suspension | None = None  # the one before
         self._closed = False
+        self._ending = threading.Lock()
         self.step = 0
         self.is_fresh = not catalog.checkpoints() and not any(row.last_step for row in catalog.segments())
         self.adapt: tree.Adapt | None = None
@@ -465,7 +468,7 @@ class Journal:
 
     def _shut(self) -> BaseException | None:
         """End the log as well as possible and remember how far it came; gives what went wrong."""
-        wal, self._wal, self._writer = self._wal, None, None
+        wal = self._wal
         failure: BaseException | None = None
         if self._handover is not None:
             failure = self._handover.reset()
@@ -477,6 +480,7 @@ class Journal:
             self._frontier = wal.position
             if wal.counts:
                 self._committed, self._synced = wal.boundary.step, wal.synced.step
+        self._wal = self._writer = None  # only now: an interrupted end is done again
         return failure
 
     def _try_to_resume(self, body: dict[str, Any], snapshot: Callable[[], Snapshot]) -> None:
@@ -561,11 +565,24 @@ class Journal:
 
     @gated
     def close(self) -> None:
-        """Seal and sync the log, wait for the checkpoint, give the lock back. Uncommitted records are dropped."""
+        """Seal and sync the log, wait for the checkpoint, give the lock back. Uncommitted records are dropped.
+
+        Ctrl-C meanwhile comes through when this is done. A second one comes through at once; `close` may be called again then.
+        """
         atexit.unregister(self.close)
-        if self._closed or os.getpid() != self._pid:
+        if not self._lock.is_held or os.getpid() != self._pid:
             return
         self._closed = True
+        if self._is_amid() and self._wal is not None:
+            self._wal.abort()  # LMDB's write transactions belong to their threads
+        undisturbed("tranlogs-end", self._end)
+
+    def _end(self) -> None:
+        with self._ending:
+            if self._lock.is_held:
+                self._end_once()
+
+    def _end_once(self) -> None:
         try:
             failure = self._shut()
             if self._handover is not None:

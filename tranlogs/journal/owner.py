@@ -66,13 +66,21 @@ class OwnerLock:
         """Who looks later sees that its holder did not die. It holds on to the lock."""
         _say_who(self._folder, self._role, has_closed=True)
 
+    @property
+    def is_held(self) -> bool:
+        """False after `release`."""
+        return self._fd >= 0
+
     def release(self) -> None:
         """Give the lock back, in order: who looks later sees that its holder did not die."""
         if self._fd >= 0:
             _say_who(self._folder, self._role, has_closed=True)
             _owned_here.discard(self._path)
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = (
+                self._fd,
+                -1,
+            )  # never closed twice: the number may be another file's by then
+            os.close(fd)
 
 
 def _say_who(folder: Path, role: str, *, has_closed: bool = False) -> None:

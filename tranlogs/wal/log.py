@@ -32,7 +32,7 @@ from ..config import (
 )
 from ..errors import LogUnavailable, in_words
 from ..failpoints import hit
-from ..threads import start
+from ..threads import Monitor, start
 from ..types import AnyArray
 from .entry_writer import Definitions, EntryWriter, Position, Scalars, Tensor, encode_body, frame_count
 from .lease import SealLease
@@ -74,7 +74,7 @@ class WriteAheadLog:
         self._lease = SealLease(catalog, clock, config.segment_age_seconds)
         self._writing: EntryWriter | None = None
         self._largest = 0
-        self._wake = threading.Condition()
+        self._wake = Monitor()
         self._sealing: list[tuple[Segment, Position]] = []
         self._opened: list[tuple[Segment, Position]] = []
         self._stopped = False
@@ -101,14 +101,18 @@ class WriteAheadLog:
         """
         if self.failure is not None:
             raise LogUnavailable(in_words(self.failure)) from self.failure
-        if self._writing is not None:
-            self._writing.abort()
+        self.abort()
         room = nbytes + frames * 512 + MIB
         values = min(frames, nbytes // TINY_BYTES_MAX + 2) + 4
         self._largest = max(self._largest, room)
         while (writing := self._begun(room, values)) is None:
             self._roll(room, values)
         return writing
+
+    def abort(self) -> None:
+        """Forget the entry that is being written, if one is."""
+        if self._writing is not None:
+            self._writing.abort()
 
     def _begun(self, room: int, values: int) -> EntryWriter | None:
         """An entry in the open segment; None where it has no room. Between entries the thread behind may seal an old one."""
@@ -354,8 +358,7 @@ class WriteAheadLog:
 
     def close(self) -> None:
         """Seal the open segment, sync, stop the threads. Raises LogUnavailable if that was not possible."""
-        if self._writing is not None:
-            self._writing.abort()
+        self.abort()
         with self._wake:
             if self._segment is not None:
                 self._sealing.append((self._segment, self.position))
