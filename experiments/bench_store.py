@@ -41,7 +41,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 PARTS = ("objects", "training", "lag")
-PICTURE = ROOT / "docs" / "alluxio-figures.png"
 
 
 def measure(parts: Sequence[str], url: str, folder: Path, *, quick: bool) -> dict[str, Any]:
@@ -137,7 +136,7 @@ def main() -> None:
         results = measure(parts, url, Path(folder), quick=arguments.quick)
     write_results(arguments.out, results, begun)
     if "training" in parts and "lag" in parts and not arguments.quick:
-        draw(PICTURE, results)
+        draw(arguments.out.with_suffix(".png"), results)
 
 
 if __name__ == "__main__":

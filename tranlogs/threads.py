@@ -67,16 +67,17 @@ def undisturbed(name: str, work: Callable[[], None]) -> None:
     if threading.current_thread() is not threading.main_thread():
         work()
         return
-    failures: list[BaseException] = []
+    failures: list[BaseException | None] = []
     is_done = threading.Lock()
 
     def run() -> None:
+        failure = None
         try:
             work()
         except BaseException as error:
-            failures.append(error)
-        finally:
-            is_done.release()
+            failure = error
+        failures.append(failure)
+        is_done.release()
 
     is_done.acquire()
     try:
@@ -87,7 +88,8 @@ def undisturbed(name: str, work: Callable[[], None]) -> None:
     try:
         is_done.acquire()
     except KeyboardInterrupt:
-        is_done.acquire()
+        if not failures:  # else this thread may have it: the interrupt came behind it
+            is_done.acquire()
         raise
-    if failures:
+    if failures[0] is not None:
         raise failures[0]
