@@ -188,9 +188,12 @@ def _recovered(structure: str, run: Path) -> float:
 
 def _forget(client: Any, store: Store) -> None:
     """Let all that is in memory go: it is read from the under-store next."""
-    client.free(urlsplit(store.url).path, alluxio.option.Free(recursive=True))
-    while any(status is not None and status.copies for status in map(store.stat, store.names("run"))):
-        time.sleep(0.1)
+    while True:
+        client.free(urlsplit(store.url).path, alluxio.option.Free(recursive=True))
+        for _ in range(10):
+            if not any(status is not None and status.copies for status in map(store.stat, store.names("run"))):
+                return
+            time.sleep(0.1)  # what was just read may be taken into memory again meanwhile
 
 
 def measure_lag(url: str, folder: Path, *, quick: bool) -> dict[str, Any]:

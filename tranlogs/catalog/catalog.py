@@ -23,6 +23,7 @@ import lmdb
 from ..config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, FORMAT_VERSION, THREAD_SECONDS_MAX
 from ..errors import CannotRead, CorruptCatalog, LogUnavailable, UnknownFormat
 from ..failpoints import hit
+from ..threads import Monitor
 from .environment import open_environment, reading, reserve, verify_file
 from .rows import CheckpointRow, Incident, RunRow, SegmentRow, TimelineRow, Watermarks
 from .tables import Known, Tables
@@ -47,7 +48,7 @@ class Catalog:
         self._map_bytes = CATALOG_BYTES
         self._is_doubtful = False  # LMDB refuses everything once it could not write its meta page, until it is opened anew
         self._lock = threading.Lock()  # of the writer
-        self._idle = threading.Condition()
+        self._idle = Monitor()
         self._active: Counter[int] = Counter()  # transactions under way, by thread
         self._known: Known = {}
         self._is_closed = False
@@ -174,8 +175,8 @@ class Catalog:
             return self._env
 
     def _leave(self) -> None:
-        with self._idle:
-            thread = threading.get_ident()
+        thread = threading.get_ident()
+        with self._idle:  # an interrupt that came while this waited is raised at the next call: behind what has to be done
             self._active[thread] -= 1
             if self._active[thread] <= 0:
                 del self._active[thread]
