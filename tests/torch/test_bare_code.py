@@ -7,7 +7,9 @@ import pickle
 import random
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,12 @@ def ignore_dropped_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", hook)
 
 
+def _interrupt() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGVTALRM)
+
+
 @pytest.mark.parametrize("name", ["validating", "adversarial", "accumulating"])
 def test_keyboard_interrupt_at_any_moment_loses_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C as Python sees it: in the user's code, in torch's, and in the middle of ours."""
@@ -104,23 +112,28 @@ def test_keyboard_interrupt_at_any_moment_loses_nothing(name: str, tmp_path: Pat
     moments = random.Random(number)
     right = uninterrupted(script)
     run = tmp_path / "run"
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    before = signal.signal(signal.SIGVTALRM, signal.default_int_handler)  # SIGALRM is pytest-timeout's
     try:
         for _ in range(times):
             attempt = Raising(run)
+            timer = threading.Timer(moments.uniform(0.0005, 0.06), _interrupt)
             started = attempt.start
 
-            def start(*things: Any, started: Callable[..., None] = started, **tracked: Any) -> None:
+            def start(
+                *things: Any, started: Callable[..., None] = started, timer: threading.Timer = timer, **tracked: Any
+            ) -> None:
                 started(*things, **tracked)
-                signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.0005, 0.06))
+                timer.start()
 
             attempt.start = start  # type: ignore[method-assign]
-            try:
+            with suppress(KeyboardInterrupt):
                 attempt.has_finished(script)
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+            with suppress(KeyboardInterrupt):
+                timer.cancel()
+                timer.join()
+            attempt.logged.close()
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGVTALRM, before)
     last = Raising(run)
     assert last.has_finished(script)
     assert last.reports[0].exact is True
