@@ -11,6 +11,7 @@ import pytest
 from tests.shipping.ships import archiver, drain, marks, ship, toy, trained, trained_otherwise
 from tranlogs.catalog import Catalog
 from tranlogs.retention.keep import KeepAll
+from tranlogs.shipping import archiver as archiving
 from tranlogs.shipping import pull, read_newest
 from tranlogs.testing.faulty_store import FaultyStore
 
@@ -19,6 +20,12 @@ def lose_catalog(run: Path) -> None:
     for path in (run / "rank0").glob("catalog.lmdb*"):
         path.unlink()
     toy(run).journal.close()  # rebuilds it
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archiving, "RETRY_SECONDS_MIN", 0.01)
+    monkeypatch.setattr(archiving, "RETRY_SECONDS_MAX", 0.05)
 
 
 @pytest.mark.parametrize("knows", [True, False], ids=["its catalog", "the log alone"])
@@ -36,11 +43,19 @@ def test_a_folder_restored_from_a_backup_takes_of_the_store_what_it_shares_with_
     shutil.copytree(backup, run)
     if not knows:
         lose_catalog(run)
-    made = archiver(run, store, keep=KeepAll())
+    there = dict(store.objects)
+    for _ in range(2):
+        made = archiver(run, store)
+        try:
+            assert "another past of this run, up to step 25, and this folder has come to 12" in made.turn().problem
+        finally:
+            made.close()
+    assert store.objects == there, "of what leads further nothing is taken away unasked"
+    made = archiver(run, store, keep=KeepAll(), takes_over=True)
     try:
         assert drain(made).archived == 12, "what lies behind its end is another past"
         assert (marks(run).committed, marks(run).archived, marks(run).persisted) == (12, 12, 12)
-        assert "has another past of this run, up to step 25, where this folder comes to 12" in caplog.text
+        assert "up to step 25, does not count any more" in caplog.text
         assert shared <= set(store.objects), "it is not sent again"
         state = trained_otherwise(run, 22)
         assert drain(made).archived == 22
@@ -48,6 +63,31 @@ def test_a_folder_restored_from_a_backup_takes_of_the_store_what_it_shares_with_
         made.close()
     found = pull(store, "a/rank0", memory_path / "b/rank0")
     assert (found.step, found.steps_lost) == (22, 0)
+    again = toy(memory_path / "b")
+    assert again.state.everything() == state
+    again.journal.close()
+
+
+def test_a_folder_restored_from_a_backup_goes_on_when_it_has_overtaken_what_lies_there(memory_path: Path) -> None:
+    run, backup, store = memory_path / "a", memory_path / "backup", FaultyStore()
+    trained(run, 12)
+    ship(run, store)
+    shutil.copytree(run, backup)
+    trained(run, 25)
+    ship(run, store)
+    shutil.rmtree(run)
+    shutil.copytree(backup, run)
+    trained_otherwise(run, 18)
+    made = archiver(run, store)
+    try:
+        assert made.turn().is_refused
+        assert (marks(run).committed, marks(run).archived, marks(run).persisted) == (18, 12, 12)
+        state = trained_otherwise(run, 26)
+        while made.turn().archived < 26:
+            made.wait()
+    finally:
+        made.close()
+    assert pull(store, "a/rank0", memory_path / "b/rank0").step == 26
     again = toy(memory_path / "b")
     assert again.state.everything() == state
     again.journal.close()

@@ -109,7 +109,7 @@ class Ledger:
         if run is None:
             raise CorruptCatalog(catalog.path, "the run's row is missing")
         row: StoreRow | None = catalog.read(lambda tables: tables.get("store", StoreRow))
-        row = row if row is not None and row.url == self._store.url else None
+        row = row if row is not None and row.url == self._store.url and row.writer else None
         if row is not None and row.host and row.host != self._whereabouts:  # the folder was copied, or moved
             row = replace(row, writer=secrets.token_hex(8))
         names = manifest_names(self._store, self._place)  # first: what is published from here on is somebody else's
@@ -129,7 +129,7 @@ class Ledger:
         if found is not None:
             self._published.begin(found, name, names)
             self.shipped = own_past(found.shipped, self.look(), known, self._paths.log)
-            self._leave(found)
+            self._leave(found, row)
         self._number = self._known = max((writer_of(name)[0] for name in names), default=0)
         row = row or StoreRow(self._store.url, self.writer)
         self._row = replace(row, number=found.number if found is not None else 0, problem="", host=self._whereabouts)
@@ -143,15 +143,23 @@ class Ledger:
         where = f"{self._store.url}/{self._place}"
         _log.info("%s: is shipped to %s from now on (%d objects are there)", self._paths.folder, where, count)
 
-    def _leave(self, found: Manifest) -> None:
-        """What is of no use to this journal: another past of the run, and what only an older manifest names."""
+    def _leave(self, found: Manifest, row: StoreRow | None) -> None:
+        """What is of no use to this journal: another past of the run, and what only an older manifest names.
+
+        Raises:
+            StoreRefused: that past leads further than this journal, which does not know of it.
+        """
         left = [one for name, one in found.shipped.items() if name not in self.shipped]
-        self._shared = reach_of(replace(found, shipped=self.shipped), self.look())
-        step, own = reach_of(found, look_of(found)), self._own(self.look())
+        look = self.look()
+        self._shared = reach_of(replace(found, shipped=self.shipped), look)
+        step, own, where = reach_of(found, look_of(found)), self._own(look), f"{self._store.url}/{self._place}"
         if left and step > own:
-            _log.warning("%s: the store %s has another past of this run, up to step %d, where this folder comes to %d. It does "
-                         "not count any more, and will be deleted: to go on from there, stop this, and pull it first",
-                         self._paths.folder, self._store.url, step, own)  # fmt: skip
+            if not self._takes_over and (row is None or row.number != found.number):
+                raise StoreRefused(where, f"it has another past of this run, up to step {step}, and this folder has come to "
+                                   f"{own}: was it restored from a backup? To go on from that past, move the folder away and "
+                                   "pull; to go on from here all the same, --take-over")  # fmt: skip
+            _log.warning("%s: another past of this run in %s, up to step %d, does not count any more, and will be deleted",
+                         self._paths.folder, where, step)  # fmt: skip
             left = []  # that is up to the census
         durable = self._published.durable
         if durable is not None and durable is not found:
@@ -367,7 +375,7 @@ class Ledger:
                 catalog = self._catalog.current()
                 row = catalog.read(lambda tables: tables.get("store", StoreRow))
                 if row is None or row.url != self._store.url:
-                    row = StoreRow(self._store.url, secrets.token_hex(8), host=self._whereabouts)
+                    row = StoreRow(self._store.url, "", host=self._whereabouts)
                 self._row = replace(row, problem=problem)
                 with catalog.transaction() as tables:
                     tables.put("store", self._row)

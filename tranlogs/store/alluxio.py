@@ -103,7 +103,8 @@ class AlluxioStore(Store):
                     done += len(block)
                     into.write(block)
         except StoreUnavailable as error:
-            if not isinstance(error.__cause__, _NETWORK) and self._is_lost(name):  # it is not the store that is away
+            is_answer = isinstance(error.__cause__, requests.JSONDecodeError)  # a page, where no worker has what is read
+            if (is_answer or not isinstance(error.__cause__, _NETWORK)) and self._is_lost(name):  # the store itself is not away
                 raise CorruptObject(f"{self.url}/{name}", "the store has lost it") from None
             raise
         if done != about.length:
