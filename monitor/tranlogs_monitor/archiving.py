@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from tranlogs.clock import Clock
 from tranlogs.journal import JournalPaths
 from tranlogs.shipping import Archiver, Limits, Throttle, place_of
-from tranlogs.store import PatientStore, open_store
-
-STALL_SECONDS = 60.0
+from tranlogs.store import STALL_SECONDS, PatientStore, open_store
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 import requests
@@ -267,7 +268,7 @@ def test_fewer_bytes_were_taken_than_were_sent(proxy: Proxy, store: AlluxioStore
         ({"persistenceState": "NOT_PERSISTED", "completed": False},
          ObjectStatus(4, is_complete=False, is_durable=False, copies=0)),
         ({"persistenceState": "LOST"}, ObjectStatus(4, is_durable=False, copies=0, is_lost=True)),
-        ({"fileBlockInfos": [block("a", "b"), block("b", "c")]}, ObjectStatus(4, is_durable=False, copies=1)),
+        ({"fileBlockInfos": [block("a", "b"), block("b", "c")]}, ObjectStatus(4, is_durable=False, copies=2)),
         ({"fileBlockInfos": [block("a", "a"), block("a")]}, ObjectStatus(4, is_durable=False, copies=1)),
         ({"fileBlockInfos": [block("a", "b"), block()]}, ObjectStatus(4, is_durable=False, copies=0)),
         ({"folder": True}, None),
@@ -287,31 +288,74 @@ def test_only_what_may_be_repeated_is_repeated(proxy: Proxy, store: AlluxioStore
         assert proxy.actions().count(action) == times
 
 
+class Files:
+    """Answers about files that can be renamed."""
+
+    def __init__(self, proxy: Proxy, *paths: str) -> None:
+        self.paths = set(paths)
+        self.renames: list[tuple[str, str, object]] = []
+        proxy.answers |= {"get-status": self.status, "rename": self.rename, "list-status": self.list, "delete": self.delete}
+
+    def status(self, handler: Handler) -> None:
+        says(self._info(_path(handler)))(handler) if _path(handler) in self.paths else _missing(handler)
+
+    def rename(self, handler: Handler) -> None:
+        source, target = _path(handler), parse_qs(urlsplit(handler.path).query)["dst"][0]
+        self.renames.append((source, target, json.loads(handler.server.asked[-1][1])))  # type: ignore[attr-defined]
+        self.paths = self.paths - {source} | {target}
+        says(None)(handler)
+
+    def list(self, handler: Handler) -> None:
+        says([self._info(path) for path in self.paths])(handler)
+
+    def delete(self, handler: Handler) -> None:
+        is_here = _path(handler) in self.paths
+        self.paths.discard(_path(handler))
+        says(None)(handler) if is_here else _missing(handler)
+
+    @staticmethod
+    def _info(path: str) -> dict[str, object]:
+        return INFO | {"path": path, "fileBlockInfos": [block("a")]}
+
+
+def _path(handler: Handler) -> str:
+    return unquote(handler.path.partition("?")[0]).removeprefix("/api/v1/paths/").rpartition("/")[0]
+
+
+_missing = fails("NOT_FOUND", "Path does not exist")
+
+
+def test_an_object_is_found_by_its_name_wherever_hastening_has_put_it(proxy: Proxy, store: AlluxioStore) -> None:
+    files = Files(proxy, "/root/run/object")
+    for place in ("/root/run/object~elsewhere", "/root/run/object") * 2:
+        store.hasten("run/object")
+        assert files.paths == {place}
+        assert files.renames[-1][1:] == (place, {"persist": True})
+        assert store.stat("run/object") is not None
+        assert read(store, "run/object") == b"1234"
+        assert store.names("") == ["run/object"]
+    store.hasten("run/object")
+    store.delete("run/object")
+    assert files.paths == set()
+    assert store.stat("run/object") is None
+
+
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_rename_without_an_answer_is_looked_after(proxy: Proxy, store: AlluxioStore, is_done: bool) -> None:
-    missing = fails("NOT_FOUND", "Path does not exist")
+    files = Files(proxy, "/root/object")
 
-    def vanish(handler: Handler) -> None:
-        proxy.answers["get-status"] = says(INFO) if is_done else missing
+    def silent(handler: Handler) -> None:
+        if is_done:
+            files.paths = {"/root/object~elsewhere"}
         cuts(handler)
 
-    proxy.answers["rename"] = vanish
-    proxy.answers["get-status"] = says(INFO | {"fileBlockInfos": [block("a")]})
+    proxy.answers["rename"] = silent
     if is_done:
-        assert store.hasten("object~0123abcd").startswith("object~")
+        store.hasten("object")
     else:
         with pytest.raises(StoreUnavailable):
             store.hasten("object")
-
-
-def test_hastening_takes_a_fresh_name_of_the_same_length(proxy: Proxy, store: AlluxioStore) -> None:
-    first = store.hasten("run/object")
-    second = store.hasten(first)
-    assert first.startswith("run/object~")
-    assert second.startswith("run/object~")
-    assert len(second) == len(first)
-    assert first != second
-    assert json.loads(next(body for action, body in proxy.asked if action == "rename")) == {"persist": True}
+    assert read(store, "object") == b"1234"
 
 
 def test_content_may_begin_anywhere(proxy: Proxy, store: AlluxioStore) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import random
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -87,16 +88,15 @@ def send(alluxio: Cluster, store: Store, names: Iterator[str], copies: int = 1) 
 
 
 def persisted(alluxio: Cluster, store: Store, name: str) -> str:
-    """Wait until an object is durable; its name then. A worker that is away for long makes LOST what it alone has."""
-    names = [name]
+    """Wait until an object is durable; its name. A worker that is away for long makes LOST what it alone has."""
 
     def is_so() -> bool:
-        if status_of(store, names[-1]).is_lost:
-            names.append(store.hasten(names[-1]))
-        return is_durable(store, names[-1])
+        if status_of(store, name).is_lost:
+            store.hasten(name)
+        return is_durable(store, name)
 
     alluxio.wait(is_so, "persisted")
-    return names[-1]
+    return name
 
 
 @pytest.fixture
@@ -237,9 +237,8 @@ def test_memory_is_lost_before_it_is_persisted(
     assert problem_of(store, "what was written is not durable") == "alluxio.job.master.hostname"
     for each in (run, run_twice):
         trained(each, 15)
-    made = archiver(run, store)
-    with closing(archiver(run_twice, twice)) as other:
-        alluxio.wait(lambda: made.turn().archived == other.turn().archived == 15, "archived")
+    made, other = archiver(run, store), archiver(run_twice, twice)
+    alluxio.wait(lambda: made.turn().archived == other.turn().archived == 15, "archived")
     put(store, "one copy", CONTENT)
     put(twice, "two copies", CONTENT)
     put(store, "on disk", CONTENT)
@@ -254,12 +253,18 @@ def test_memory_is_lost_before_it_is_persisted(
         assert not list((alluxio.under_store / urlsplit(each.url).path.strip("/")).rglob("*-*")), "it was in memory alone"
     alluxio.kill("worker-1")  # whose memory is kept
     alluxio.wait(lambda: status_of(store, "one copy").is_lost and status_of(twice, "two copies").is_lost, "lost")
-    with pytest.raises((StoreUnavailable, CorruptObject)):
+    with pytest.raises(CorruptObject, match="the store has lost it"):
         read(store, "one copy")
+    with pytest.raises(CorruptObject, match="no checkpoint of it can be read"):
+        pull(store, "one/rank0", tmp_path / "nothing/rank0")
     assert problem_of(store, f"store {store.url}: ") == "alluxio.worker.hostname"
     alluxio.wait(lambda: made.turn().archived < 15, "what is lost does not count")
     assert "the store has lost" in caplog.text
     assert marks(run).archived < 15
+    alluxio.wait(lambda: other.turn().archived == 0, "nor that of which a copy is away")
+    shutil.rmtree(run_twice / "rank0/checkpoints")  # nothing is here any more that could be sent again
+    for path in (run_twice / "rank0/log").iterdir():
+        path.unlink()
 
     alluxio.mend()
     with closing(made):
@@ -268,32 +273,66 @@ def test_memory_is_lost_before_it_is_persisted(
     alluxio.wait(lambda: status_of(twice, "two copies").copies == 1, "the kept copy is known again")
     assert read(twice, "two copies") == CONTENT
     assert status_of(twice, "two copies").is_lost  # it stays so
-    cured = twice.hasten("two copies")
-    assert cured != "two copies"
-    alluxio.wait(lambda: is_durable(twice, cured), "persisted")
-    assert read(twice, cured) == CONTENT
-    assert store.hasten("one copy") == "one copy"  # there is nothing to persist: it is to be sent again
+    twice.hasten("two copies")
+    alluxio.wait(lambda: is_durable(twice, "two copies"), "persisted")
+    assert read(twice, "two copies") == CONTENT
+    with closing(other):
+        alluxio.wait(lambda: other.turn().persisted == 15, "what has come back is hastened, and persisted")
+    assert_comes_back(twice, run_twice, tmp_path / "came back", 15)
+    store.hasten("one copy")
+    assert status_of(store, "one copy").is_lost  # there is nothing to persist: it is to be sent again
     again = send(alluxio, store, fresh_names())
     alluxio.wait(lambda: is_durable(store, again), "persisted")
 
 
-def test_a_dropped_request_to_persist_is_made_again(alluxio: Cluster, store: Store) -> None:
+@pytest.mark.usefixtures("no_pauses")
+def test_a_dropped_request_to_persist_is_made_again_whatever_dies_meanwhile(
+    alluxio: Cluster, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alluxio.restart("master", alluxio_user_rpc_retry_max_duration="2sec")
     alluxio.wait_ready()
     dropped = "Unexpected exception encountered when scheduling the persist job"
     before = alluxio.said("master", dropped)
     alluxio.kill("job-master")
     put(store, "segment", CONTENT)
-    alluxio.wait(lambda: alluxio.said("master", dropped) > before, "the request is dropped", "master")
+    run = tmp_path / "run"
+    trained(run, 5)
+    with closing(archiver(run, store)) as made:
+        alluxio.wait(lambda: made.turn().archived == 5, "archived")
+    manifest, _ = read_newest(store, "run/rank0")
+    assert manifest is not None
+    waiting = {"segment", *(name for one in manifest.shipped.values() for name in one.names())}
+    alluxio.wait(lambda: alluxio.said("master", dropped) >= before + len(waiting), "the requests are dropped", "master")
     alluxio.restart("job-master")
     alluxio.wait_ready()
     put(store, "later", b"1")
     alluxio.wait(lambda: is_durable(store, "later"), "persisted")
-    assert not status_of(store, "segment").is_durable
-    cured = store.hasten("segment")
-    alluxio.wait(lambda: is_durable(store, cured), "persisted")
-    assert read(store, cured) == CONTENT
-    assert store.stat("segment") is None
+    assert not any(is_durable(store, name) for name in waiting)
+    store.hasten("segment")
+    alluxio.wait(lambda: is_durable(store, "segment"), "persisted")
+    assert read(store, "segment") == CONTENT
+
+    # Whoever ships dies when the first request was made: nothing that the manifest names is lost by that.
+    rename, renamed = module.alluxio.Client.rename, []
+
+    def die(client: object, *told: object) -> None:
+        rename(client, *told)
+        renamed.append(told)
+        raise KeyboardInterrupt
+
+    with closing(archiver(run, store, persist_seconds=0.0)) as made, monkeypatch.context() as patch:
+        patch.setattr(module.alluxio.Client, "rename", die)
+        with pytest.raises(KeyboardInterrupt):
+            alluxio.wait(lambda: made.turn().problem != "", "it dies")
+    assert len(renamed) == 1
+    assert waiting - {"segment"} <= set(store.names("run"))
+    assert_comes_back(store, run, tmp_path / "elsewhere", 5)
+    shutil.rmtree(run / "rank0/checkpoints")  # nothing can be sent again
+    for path in (run / "rank0/log").iterdir():
+        path.unlink()
+    with closing(archiver(run, store, persist_seconds=0.0)) as made:
+        alluxio.wait(lambda: made.turn().persisted == 5, "persisted")
+    assert_comes_back(store, run, tmp_path / "later", 5)
 
 
 def test_full_memory_refuses_until_files_are_persisted(alluxio: Cluster, store: Store) -> None:

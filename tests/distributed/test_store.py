@@ -22,6 +22,7 @@ pytestmark = pytest.mark.crash
 
 def test_a_lost_disk_comes_back_from_the_store(launcher: Launcher, tmp_path: Path) -> None:
     run = tmp_path / "run"
+    Path(f"{run}.store").mkdir()
     arguments = ["resized store", str(run), str(launcher.folder / "out"), json.dumps([[2, 12, 0, "disk"]])]
     assert launcher.ask({"world": 3, "restarts": 0, "arguments": arguments})
     assert DIES in launcher.said(), launcher.said()[-3000:]
@@ -53,14 +54,17 @@ def damage_last_share(journal: Path) -> None:
                     file.write(bytes([byte ^ 1]))
 
 
-def test_what_is_damaged_in_a_journal_comes_from_the_store(copied: Path, launcher: Launcher, cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["plain", "far"])  # far: the others have copies of what is damaged
+def test_what_is_damaged_in_a_journal_comes_from_the_store(
+    copied: Path, launcher: Launcher, cli: Cli, tmp_path: Path, kind: str
+) -> None:
     right = launcher.reference(3, "plain")
     assert cli("push", copied, (tmp_path / "store").as_uri()).code == 0
     damage_last_share(copied / "rank1")
     (copied / "rank2/checkpoints" / max(os.listdir(copied / "rank2/checkpoints")) / "meta.bin").unlink()
     for path in (copied / "rank0/log").glob("*.seg"):
         path.unlink()
-    outcome = launcher.run(3, "plain", copied)
+    outcome = launcher.run(3, kind, copied)
     [told] = launcher.told()
     assert (told["step"], told["exact"]) == (STEPS, True)
     assert sum("replaced by the copy in" in note for note in told["notes"]) >= 3

@@ -5,9 +5,17 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.keras.lab import Lab
 from tests.monitor.test_beside import is_running, wait_until
 from tranlogs.journal import read_owner
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> None:
+    """A store that is not there is none that is empty."""
+    (tmp_path / "store").mkdir()
 
 
 def test_a_fit_whose_disk_is_lost_goes_on_from_the_store(torch: Lab, tmp_path: Path) -> None:

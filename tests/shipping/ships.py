@@ -37,6 +37,16 @@ def trained(run: Path, until: int, **options: Any) -> None:
     trainer.journal.close()
 
 
+def trained_otherwise(run: Path, until: int) -> bytes:
+    """Another future than `trained` gives; its end."""
+    trainer = toy(run)
+    trainer.state.lr *= 2
+    trainer.train(until)
+    state = trainer.state.everything()
+    trainer.journal.close()
+    return state
+
+
 def archiver(run: Path, store: Store, *, stall_seconds: float = 20.0, clock: Any = None, throttle: Throttle | None = None,
              **limits: Any) -> Archiver:  # fmt: skip
     paths = JournalPaths.of(run)

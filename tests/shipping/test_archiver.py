@@ -6,20 +6,23 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.shipping.ships import archiver, drain, marks, ship, store_row, toy, trained
 from tranlogs import config
-from tranlogs.catalog import Catalog, ShippedRow
+from tranlogs.catalog import Catalog, CheckpointRow, ShippedRow
 from tranlogs.errors import RunInUse
 from tranlogs.journal.owner import OwnerLock
 from tranlogs.retention.keep import KeepAll, KeepLatest
 from tranlogs.shipping import archiver as archiving
-from tranlogs.shipping import durability, pull, read_newest, source
+from tranlogs.shipping import durability, pull, read_newest, source, upload
+from tranlogs.shipping.census import Census
 from tranlogs.shipping.manifest import manifest_names, writer_of
 from tranlogs.store import LocalStore
+from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.faulty_store import FaultyStore
 from tranlogs.testing.toy import uninterrupted
 
@@ -213,6 +216,58 @@ def test_what_is_lost_before_it_was_durable_is_sent_again(memory_path: Path) -> 
     assert_comes_back(store, "a/rank0", memory_path / "b", 15)
 
 
+def test_what_is_lost_and_comes_back_counts_again(memory_path: Path) -> None:
+    """Also where it is not here any more: a machine that was away brings it."""
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    store.is_durable = False
+    ship(run, store)
+    store.lost = {name for name in store.objects if "/log/" in name}
+    for path in (run / "rank0/log").glob("*.seg"):
+        path.unlink()
+    before = set(store.lost)
+    made = archiver(run, store)
+    try:
+        assert drain(made).archived < 15
+    finally:
+        made.close()
+    manifest, _ = read_newest(store, "a/rank0")
+    assert manifest is not None
+    assert all(one.objects.is_lost for one in manifest.segments)
+    made = archiver(run, store)  # another process
+    try:
+        assert drain(made).archived < 15
+        store.back = before
+        assert drain(made).archived == 15
+        assert {name for method, name in store.calls if method == "hasten"} == before
+        assert before <= set(store.objects)
+        store.is_durable = True
+        assert drain(made).persisted == 15
+    finally:
+        made.close()
+    assert_comes_back(store, "a/rank0", memory_path / "b", 15)
+
+
+def test_what_is_lost_is_given_up_with_what_lies_behind_it(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    store.is_durable = False
+    ship(run, store)
+    store.lost = {name for name in store.objects if "/log/" in name or "step-0000000000" in name}
+    for path in (run / "rank0/log").glob("*.seg"):
+        path.unlink()
+    shutil.rmtree(next((run / "rank0/checkpoints").glob("step-0000000000-*")))
+    made = archiver(run, store)
+    try:
+        assert drain(made).archived == 10
+        store.is_durable = True
+        trained(run, 32, every=10)
+        assert drain(made).persisted == 32
+    finally:
+        made.close()
+    assert not store.lost & set(store.objects)
+
+
 def test_a_request_to_persist_that_was_dropped_is_made_again(memory_path: Path) -> None:
     run, store = memory_path / "a", FaultyStore()
     trained(run, 5)
@@ -222,9 +277,9 @@ def test_a_request_to_persist_that_was_dropped_is_made_again(memory_path: Path) 
         for _ in range(100):
             made.turn()
             made.wait(0.01)
-            if any(name.endswith("-again") for name in store.objects):
+            if hastened := {name for method, name in store.calls if method == "hasten"}:
                 break
-        assert any(name.endswith("-again") for name in store.objects)
+        assert hastened <= set(store.objects)
         store.is_durable = True
         assert drain(made).persisted == 5
     finally:
@@ -239,6 +294,7 @@ def test_what_the_store_will_not_make_durable_by_itself_is_asked_for_at_once(mem
     ship(run, store)
     store.is_durable, store.forgotten = True, {name for name in store.objects if "/log/" in name}
     assert ship(run, store, persist_seconds=1e9).persisted == 5
+    assert not store.forgotten
     assert_comes_back(store, "a/rank0", memory_path / "b", 5)
 
 
@@ -297,6 +353,66 @@ def test_a_store_that_hangs_holds_nobody(memory_path: Path) -> None:
         made.close()
 
 
+# What is durable.
+
+
+def forget_manifests(store: FaultyStore) -> None:
+    """From now on nothing makes a manifest durable."""
+
+    def spoil(name: str, data: bytes) -> bytes:
+        if "/manifests/" in name:
+            store.forgotten.add(name)
+        return data
+
+    store.spoils = spoil
+
+
+def test_what_the_durable_manifest_names_stays_until_a_newer_one_is_durable(memory_path: Path) -> None:
+    """Should the store lose its memory, that is what is left."""
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    assert ship(run, store, keep=KeepLatest(1)).persisted == 15
+    durable, _ = read_newest(store, "a/rank0")
+    assert durable is not None
+    forget_manifests(store)
+    for until in (27, 38):  # of two processes
+        trained(run, until)
+        found = ship(run, store, keep=KeepLatest(1), persist_seconds=1e9)
+        assert (found.archived, found.persisted) == (until, 15)
+    assert {name for one in durable.shipped.values() for name in one.names()} <= set(store.objects)
+    left, everything = FaultyStore(), dict(store.objects)
+    left.objects = {name: data for name, data in everything.items() if name not in store.forgotten}
+    assert_comes_back(left, "a/rank0", memory_path / "b", 15)
+
+    made = archiver(run, store, keep=KeepLatest(1), persist_seconds=1e9)
+    try:
+        assert drain(made).persisted == 15
+        store.forgotten.clear()
+        assert drain(made).persisted == 38
+    finally:
+        made.close()
+    manifest, _ = read_newest(store, "a/rank0")
+    assert manifest is not None
+    named = {name for one in manifest.shipped.values() for name in one.names()}
+    assert {name for name in store.objects if "/objects/" in name} == named, "nothing is left over"
+
+
+def test_without_a_durable_manifest_nothing_is_persisted(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    made = archiver(run, store, persist_seconds=1e9)
+    try:
+        assert drain(made).persisted == 15
+        forget_manifests(store)
+        for name in manifest_names(store, "a/rank0"):
+            del store.objects[name]
+        trained(run, 27)
+        found = drain(made)
+    finally:
+        made.close()
+    assert (found.archived, found.persisted, marks(run).persisted) == (27, 0, 0)
+
+
 # What is not shipped.
 
 
@@ -320,6 +436,30 @@ def test_what_is_damaged_here_is_never_sent(memory_path: Path, caplog: pytest.Lo
     assert found.archived == 0
     assert f"{segment.name} is not shipped" in caplog.text
     assert not any(segment.name in name for name in store.objects)
+
+
+def test_what_is_pruned_before_it_could_be_sent_is_no_warning(
+    memory_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15, every=5, retention=KeepAll())
+    opened = source.open_checkpoint
+
+    def open_late(folder: Path, row: CheckpointRow) -> source.Source:
+        if row.step == 5:
+            catalog = Catalog.open(run / "rank0", writable=True)
+            with catalog.transaction() as tables:
+                tables.put(f"checkpoint/{row.name}", replace(row, state="retired"))
+            catalog.close()
+            shutil.rmtree(folder / row.name)
+        return opened(folder, row)
+
+    monkeypatch.setattr(upload, "open_checkpoint", open_late)
+    with caplog.at_level("INFO"):
+        assert ship(run, store, keep=KeepAll()).archived == 15
+    [record] = [record for record in caplog.records if "is not shipped" in record.message]
+    assert (record.levelname, "it was pruned before" in record.message) == ("INFO", True)
+    assert "step-0000000005" in record.message
 
 
 def test_a_newer_checkpoint_leads_past_a_damaged_segment(memory_path: Path) -> None:
@@ -441,13 +581,12 @@ def test_a_copy_of_the_folder_is_another_writer(memory_path: Path) -> None:
 
 def test_a_folder_that_vanished_from_under_the_store_is_not_made_anew(memory_path: Path) -> None:
     run, root = memory_path / "a", memory_path / "store"
-    store = LocalStore(root)
     trained(run, 12)
-    ship(run, store)
-    shutil.rmtree(root)
-    trained(run, 25)
-    made = archiver(run, store)
+    made = archiver(run, LocalStore(root))
     try:
+        drain(made)
+        shutil.rmtree(root)
+        trained(run, 25)
         for _ in range(20):
             made.turn()
             made.wait(0.02)
@@ -456,6 +595,69 @@ def test_a_folder_that_vanished_from_under_the_store_is_not_made_anew(memory_pat
         assert not root.exists()
     finally:
         made.close()
+
+
+def test_a_store_that_was_there_and_is_empty_now_is_refused(memory_path: Path) -> None:
+    """As a disk that is not mounted. Nothing is to be sent to what looks like it."""
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 12)
+    ship(run, store)
+    store.objects.clear()
+    made = archiver(run, store)
+    try:
+        assert "was there, and now there is nothing" in made.turn().problem
+        assert made.progressed().is_refused
+    finally:
+        made.close()
+    assert store.objects == {}
+    assert marks(run).archived == 12, "nothing is known of it"
+    assert ship(run, store, takes_over=True).archived == 12
+
+
+def test_a_machine_that_cannot_read_a_newer_ones_manifest_yet_stays_behind(memory_path: Path) -> None:
+    old, new, store = memory_path / "old/a", memory_path / "new/a", FaultyStore()
+    trained(old, 12)
+    ship(old, store)
+    pull(store, "a/rank0", new / "rank0")
+    trained(new, 14)
+    new_one = archiver(new, store)
+    try:
+        while new_one.turn().archived < 14:
+            new_one.wait()
+        before, trunk = store_row(old), {name: store.objects[name] for name in manifest_names(store, "a/rank0")}
+        assert before is not None
+        theirs = {name for name in trunk if writer_of(name)[1] != before.writer}
+        assert trunk.keys() > theirs > set()
+        store.objects |= {name: trunk[name][:-1] for name in theirs}  # it is being written
+        trained(old, 18)
+        for _ in range(2):
+            made = archiver(old, store)
+            try:
+                assert "cannot be read, or not yet" in made.turn().problem
+            finally:
+                made.close()
+        store.objects |= trunk
+        made = archiver(old, store)
+        try:
+            assert "was shipped there since" in made.turn().problem
+        finally:
+            made.close()
+        trained(new, 16)
+        assert drain(new_one).archived == 16, "it was never ousted"
+    finally:
+        new_one.close()
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_what_another_writer_left_is_deleted_if_its_manifests_could_be_read(is_read: bool) -> None:
+    store, clock = FaultyStore(), FakeClock()
+    store.objects = {"a/rank0/objects/log/x.seg.00000-ffffffff12345678": b"1"}
+    census = Census(store, "a/rank0", clock)
+    census.spares_others = not is_read
+    for _ in range(3):
+        census.take({}, "0123456789abcdef")
+        clock.advance(3601)
+    assert bool(store.objects) is not is_read
 
 
 def test_a_store_that_forgets_its_manifests_is_looked_through_at_once(memory_path: Path) -> None:

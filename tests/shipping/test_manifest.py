@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from tranlogs.catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, TimelineRow
 from tranlogs.checkpoint.layout import open_manifest, seal_manifest
+from tranlogs.clock import SystemClock
 from tranlogs.errors import CorruptObject, StoreUnavailable, UnknownFormat
-from tranlogs.shipping.manifest import Manifest, Shipped, delete_older, manifest_names, publish, read_newest, writer_of
+from tranlogs.shipping.manifest import Manifest, Shipped, manifest_names, publish, read_newest, writer_of
+from tranlogs.shipping.published import Published
 from tranlogs.testing.faulty_store import FaultyStore
 
 SEGMENT = SegmentRow(3, f"{3:016x}", "s3", 1000, "sealed", 1, 10, 5, 20, 9, 800, 1.5, 1.0)
@@ -49,32 +51,59 @@ def test_what_a_newer_version_adds_is_passed_over() -> None:
     assert Manifest.unpacked(seal_manifest(content), "m") == MANIFEST
 
 
-def test_the_newest_counts_and_a_few_older_ones_stay() -> None:
+def test_the_newest_counts() -> None:
     store = FaultyStore()
     for number in (2, 10, 9, 11, 1):
         publish(store, "a/rank0", replace(MANIFEST, number=number))
     found, notes = read_newest(store, "a/rank0")
     assert found is not None
     assert (found.number, notes) == (11, [])
-    delete_older(store, manifest_names(store, "a/rank0"))
-    assert [writer_of(name)[0] for name in manifest_names(store, "a/rank0")] == [11, 10, 9, 2]
     assert writer_of(manifest_names(store, "a/rank0")[0]) == (11, MANIFEST.writer)
 
 
-def test_the_newest_that_is_durable_stays_until_a_newer_one_is() -> None:
+def accept(store: FaultyStore, published: Published, number: int, *, is_forgotten: bool = False) -> None:
+    """Publish a manifest as the ledger does."""
+    name = publish(store, "a/rank0", replace(MANIFEST, number=number))
+    if is_forgotten:
+        store.forgotten.add(name)
+    published.accept(replace(MANIFEST, number=number), name, manifest_names(store, "a/rank0"))
+
+
+def numbers(store: FaultyStore) -> list[int]:
+    return [writer_of(name)[0] for name in manifest_names(store, "a/rank0")]
+
+
+def test_a_few_older_ones_stay_and_the_newest_that_is_durable() -> None:
     """What is not durable yet can all be lost at once."""
     store = FaultyStore()
-    for number in range(1, 4):
-        publish(store, "a/rank0", replace(MANIFEST, number=number))
-    for number in range(4, 12):
-        name = publish(store, "a/rank0", replace(MANIFEST, number=number))
-        store.forgotten.add(name)
-        delete_older(store, manifest_names(store, "a/rank0"))
-    numbers = [writer_of(name)[0] for name in manifest_names(store, "a/rank0")]
-    assert numbers == [11, 10, 9, 8, 3]
-    store.forgotten.clear()
-    delete_older(store, manifest_names(store, "a/rank0"))
-    assert [writer_of(name)[0] for name in manifest_names(store, "a/rank0")] == [11, 10, 9, 8]
+    published = Published(store, "a/rank0", SystemClock())
+    for number in range(1, 12):
+        accept(store, published, number, is_forgotten=number > 3)
+        assert not published.look(1e9)
+    assert published.durable is not None
+    assert (numbers(store), published.durable.number) == ([11, 10, 9, 8, 3], 3)
+    store.forgotten.remove(manifest_names(store, "a/rank0")[2])
+    accept(store, published, 12, is_forgotten=True)
+    assert not published.look(1e9)
+    assert published.durable.number == 9, "newer ones keep coming: the newest is not durable, ever"
+    accept(store, published, 13, is_forgotten=True)
+    assert (numbers(store), published.durable.number) == ([13, 12, 11, 10, 9], 9)
+
+
+def test_whoever_begins_finds_the_durable_one() -> None:
+    store = FaultyStore()
+    first = Published(store, "a/rank0", SystemClock())
+    for number in range(1, 8):
+        accept(store, first, number, is_forgotten=number > 1)
+        assert not first.look(1e9)
+    names = manifest_names(store, "a/rank0")
+    again = Published(store, "a/rank0", SystemClock())
+    again.begin(replace(MANIFEST, number=7), names[0], names)
+    assert again.durable is not None
+    assert (again.newest, again.durable.number) == (replace(MANIFEST, number=7), 1)
+    del store.objects[names[-1]]
+    accept(store, again, 8, is_forgotten=True)
+    assert again.durable is None, "it has vanished"
 
 
 def test_a_manifest_that_is_not_there_as_it_was_written_is_no_manifest() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.shipping.ships import ship, toy, trained
+from tests.shipping.ships import archiver, drain, marks, ship, toy, trained, trained_otherwise
 from tests.shipping.test_archiver import assert_comes_back
 from tranlogs.errors import CorruptObject, NotARun, StoreUnavailable, UsageError
+from tranlogs.journal import JournalPaths
 from tranlogs.retention.keep import KeepAll
 from tranlogs.shipping import find_run, pull, read_newest
-from tranlogs.shipping.manifest import manifest_names
+from tranlogs.shipping.along import bring_absent
+from tranlogs.shipping.manifest import manifest_names, publish
 from tranlogs.store import LocalStore
 from tranlogs.testing.faulty_store import FaultyStore
 from tranlogs.testing.toy import uninterrupted
@@ -85,6 +88,86 @@ def test_a_damaged_segment_in_the_store_costs_what_follows_it_and_that_is_said(s
     assert trainer.journal.step == found.step
     assert trainer.state.everything() == uninterrupted(found.step).everything()
     trainer.journal.close()
+
+
+def machine(memory_path: Path, name: str) -> Path:
+    """Another machine's folder of the run `a`."""
+    return memory_path / name / "a"
+
+
+@pytest.mark.parametrize("nth", [-1, -2])
+def test_after_a_pull_that_lost_steps_what_follows_is_in_the_store(memory_path: Path, nth: int) -> None:
+    """And comes back from there, though the way over what was lost leads further still."""
+    store, new = FaultyStore(), machine(memory_path, "new")
+    for until in (12, 22, 24, 27):  # each has segments of its own
+        trained(memory_path / "a", until)
+    ship(memory_path / "a", store)
+    flip(store, objects_of(store, "log/")[nth])
+    found = pull(store, "a/rank0", new / "rank0")
+    assert 20 <= found.step < 26
+    assert found.steps_lost == 27 - found.step
+    assert marks(new).archived == found.step
+    made = archiver(new, store)
+    try:
+        assert drain(made).archived == found.step, "what cannot be given back does not count"
+        assert marks(new).committed == found.step
+        state = trained_otherwise(new, 26)
+        assert drain(made).archived == 26
+    finally:
+        made.close()
+    third = machine(memory_path, "third")
+    again = pull(store, "a/rank0", third / "rank0")
+    assert (again.step, again.steps_lost, again.notes) == (26, 0, [])
+    trainer = toy(third)
+    assert trainer.state.everything() == state
+    trainer.journal.close()
+
+
+def test_after_a_pull_that_met_a_damaged_checkpoint_it_is_no_base_any_more(store: FaultyStore, memory_path: Path) -> None:
+    damaged = [name for name in objects_of(store, "checkpoints/step-0000000020") if "state" in name]
+    flip(store, damaged[0])
+    new = machine(memory_path, "new")
+    assert pull(store, "a/rank0", new / "rank0").steps_lost == 0
+    trained(new, 29)
+    assert ship(new, store).archived == 29
+    manifest, _ = read_newest(store, "a/rank0")
+    assert manifest is not None
+    assert damaged[0] not in {name for one in manifest.shipped.values() for name in one.names()}
+    again = pull(store, "a/rank0", machine(memory_path, "third") / "rank0")
+    assert (again.step, again.steps_lost, again.notes) == (29, 0, [])
+
+
+def test_the_best_way_is_taken_round_what_is_damaged(store: FaultyStore, memory_path: Path) -> None:
+    """Two ways lead on from one segment: the one that leads further is damaged."""
+    new = machine(memory_path, "new")
+    newest = objects_of(store, "log/")[-1]
+    whole = store.objects[newest]
+    flip(store, newest)
+    landed = pull(store, "a/rank0", new / "rank0").step
+    trained_otherwise(new, 26)
+    before, _ = read_newest(store, "a/rank0")
+    ship(new, store)
+    after, _ = read_newest(store, "a/rank0")
+    assert before is not None
+    assert after is not None
+    store.objects |= {newest: whole[:-1]}
+    both = replace(after, number=after.number + 1, shipped={**before.shipped, **after.shipped})
+    publish(store, "a/rank0", both)
+    found = pull(store, "a/rank0", machine(memory_path, "third") / "rank0")
+    assert landed < 26
+    assert (found.step, found.steps_lost) == (26, 1)
+
+
+def test_a_folder_that_is_not_there_is_no_empty_store(memory_path: Path) -> None:
+    """It may be a disk that is not mounted: a run must not begin anew because of it."""
+    root = memory_path / "mounted" / "store"
+    paths = JournalPaths.of(memory_path / "a")
+    for ask in (lambda: bring_absent(root.as_uri(), paths), lambda: find_run(f"{root}/a")):
+        with pytest.raises(StoreUnavailable, match="Mount its disk, or make the folder"):
+            ask()
+    assert not root.parent.exists()
+    root.mkdir(parents=True)
+    assert bring_absent(root.as_uri(), paths) is None
 
 
 def test_a_damaged_manifest_is_named_and_the_one_before_it_used(store: FaultyStore, memory_path: Path) -> None:

@@ -33,9 +33,8 @@ class Unfit(LocalStore):
             return into.write(b"wrong")
         return super().get(name, into)
 
-    def hasten(self, name: str) -> str:
+    def hasten(self, name: str) -> None:
         self.hastened.append(name)
-        return name
 
     def advice(self, problem: str) -> str:
         return f"mend it: {problem}"

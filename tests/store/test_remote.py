@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import fsspec
 import pytest
 
 from tranlogs.errors import StoreRefused, StoreUnavailable
-from tranlogs.store import Store, open_store
+from tranlogs.store import PatientStore, Store, open_store
 from tranlogs.store.remote import RemoteStore
 from tranlogs.testing.stores import StoreConformance, put, read
 
@@ -39,6 +40,23 @@ def test_a_package_that_is_missing_is_named() -> None:
         open_store("sftp://host/path")
 
 
+def test_it_connects_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And hangs no earlier, if nobody answers there: only then is it watched (store/patience.py)."""
+    answered = threading.Event()
+
+    def connect(*_: object, **__: object) -> None:
+        answered.wait()
+        raise FileNotFoundError("no such host")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", connect)
+    store = PatientStore(open_store("memory://folder"), 0.05)
+    with pytest.raises(StoreUnavailable, match="nothing moved"):
+        store.names("run")
+    answered.set()
+    with pytest.raises(StoreUnavailable, match="no such host"):  # which is not the same as an empty one
+        store.names("run")
+
+
 def test_passwords_are_not_shown() -> None:
     store = RemoteStore("memory://user:secret@host/path")
     assert store.url == "memory://host/path"
@@ -53,7 +71,7 @@ def test_errors_of_the_file_system_are_translated(monkeypatch: pytest.MonkeyPatc
             raise error
 
         for name in ("open", "info", "find", "rm_file"):
-            monkeypatch.setattr(store._files, name, call)
+            monkeypatch.setattr(store._root()[0], name, call)
 
     calls = [lambda: put(store, "object", b"1"), lambda: read(store, "object"), lambda: store.stat("object"),
              lambda: store.names("folder"), lambda: store.delete("object")]  # fmt: skip

@@ -50,6 +50,12 @@ def train(run: Path, store: str | None, until: int, say=lambda optimizer, step: 
     return model
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> None:
+    """A store that is not there is none that is empty."""
+    (tmp_path / "store").mkdir()
+
+
 def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values()))
 
@@ -99,6 +105,13 @@ def test_a_run_does_not_begin_anew_because_its_store_is_away(tmp_path: Path, mon
     with pytest.raises(StoreUnavailable, match="it is away"):
         train(tmp_path / "elsewhere/run", store, 6)
     assert not (tmp_path / "elsewhere/run").exists()
+
+
+def test_a_run_does_not_begin_below_the_place_of_a_disk_that_is_not_mounted(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="Mount its disk, or make the folder"):
+        train(tmp_path / "run", str(tmp_path / "disk/store"), 3)
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "disk").exists()
 
 
 def test_a_run_does_not_begin_anew_because_its_manifests_are_damaged(tmp_path: Path) -> None:

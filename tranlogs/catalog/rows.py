@@ -160,6 +160,7 @@ class ShippedRow:
     end_chain: str = ""
     is_durable: bool = False
     at: float = 0.0
+    is_lost: bool = False  # the store has it no more, or not now: it does not count
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ import typer
 
 from .command import FINE, PROBLEM, Json, command, show_json
 
-_STALL_SECONDS = 60.0
-
 
 @command
 def pull(
@@ -29,10 +27,10 @@ def pull(
     from ..recovery.progress import progress_bar
     from ..shipping import find_run
     from ..shipping import pull as bring
-    from ..store import PatientStore, open_store
+    from ..store import STALL_SECONDS, PatientStore, open_store
 
     base, places = find_run(url)
-    with PatientStore(open_store(base), _STALL_SECONDS) as store, progress_bar() as progress:
+    with PatientStore(open_store(base), STALL_SECONDS) as store, progress_bar() as progress:
         found = [
             bring(store, place, run / place.rpartition("/")[2], everything=everything, progress=progress) for place in places
         ]

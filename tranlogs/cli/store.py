@@ -37,11 +37,11 @@ def check(
     Says what is wrong, and which property to set.
     """
     from ..quantities import bytes_of, seconds_of
-    from ..store import open_store
+    from ..store import STALL_SECONDS, PatientStore, open_store
     from ..store.check import check_store
 
     nbytes, patience_seconds = bytes_of(size, "--size"), seconds_of(patience, "--patience")
-    with open_store(url) as opened:
+    with PatientStore(open_store(url), STALL_SECONDS) as opened:
         report = check_store(opened, nbytes=nbytes, patience_seconds=patience_seconds)
     if as_json:
         show_json({"is_usable": report.is_usable, **_fields(report)})

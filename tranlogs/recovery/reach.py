@@ -68,8 +68,10 @@ class Reach:
         shutil.rmtree(self._copies, ignore_errors=True)
 
     def fetch_logs(self, kept: Mapping[int, Iterable[Path]]) -> None:
-        """Bring the logs that any rank cannot read; `kept` are segments of those that this one sends. All must call it."""
+        """Bring the logs that any rank cannot read; `kept` are segments of those that this one sends. All must call it, and
+        again when any of that was replaced: what was copied before, checkpoints too, is forgotten."""
         shutil.rmtree(self._copies, ignore_errors=True)
+        self._fetched.clear()
         far = self._channel.gather({"far": sorted(self._far)})
         self._sent = sorted({rank for one in far for rank in one["far"]})
         for owner in self._sent:

@@ -61,6 +61,7 @@ class RankRecovery:
         self._spare = spare
         self._reach: Reach | None = None
         self._logs: list[LocalLog] = []
+        self._kept: dict[int, list[Path]] = {}  # segments of the journals that this process can send to the others
         self._known: list[Holding] = []  # of all journals and eras
         self._settled: Settled | None = None
         self._damage = Damage()
@@ -74,11 +75,15 @@ class RankRecovery:
             RecoveryError: there is no such boundary, or another rank could not recover.
             UsageError: the ranks ask for different steps, or so many processes cannot take up the run.
         """
-        kept = self._meet(step)
+        self._meet(step)
         with Reach(self.folder, self.rank, self._known, self._channel) as self._reach:
-            if any(holding.is_shared for holding in self._known):
-                self._reach.fetch_logs(kept)
+            self._fetch_logs()
             return self._land(step, progress)
+
+    def _fetch_logs(self) -> None:
+        assert self._reach is not None
+        if any(holding.is_shared for holding in self._known):
+            self._reach.fetch_logs(self._kept)
 
     def _land(self, step: int | None, progress: Progress | None) -> Landing | None:
         assert self._reach is not None
@@ -98,27 +103,28 @@ class RankRecovery:
                 raise RecoveryError(f"{self.folder.parent}: another rank could not recover: {'; '.join(failed)}")
             if not any(outcome[kind] for outcome in outcomes for kind in _DAMAGES):
                 return self._landing(recovered, outcomes, attempt)
-            if not self._mend(outcomes):
+            if self._mend(outcomes):
+                self._fetch_logs()  # who copied what was damaged has it still
+            else:
                 self._learn(outcomes)
         raise RecoveryError(f"{self.folder.parent}: too much is damaged to recover; see `tranlogs verify`")
 
-    def _meet(self, step: int | None) -> dict[int, list[Path]]:
-        """Tell all what each holds; gives the segments of the journals that this process can send to the others."""
+    def _meet(self, step: int | None) -> None:
+        """Tell all what each holds."""
         error: Exception | None = None
         mine = [Holding(self.rank, str(self.folder.resolve()), self.run_id)]
-        kept: dict[int, list[Path]] = {}
         try:
             self._logs = read_eras(self.folder)
             if self._logs and (told := mended(self._spare, self._logs[0].facts.torn_paths)):
                 self._told += told
                 self._logs = read_eras(self.folder)
-            kept[self.rank] = [segment.path.resolve() for segment in self._logs[0].facts.segments]
+            self._kept[self.rank] = _files_of(self._logs)
             mine = holdings_of(self._logs, self.rank, self.folder, self.run_id)
             for rank, folder in self._without_process():
                 logs = read_eras(folder)
                 theirs = holdings_of(logs, rank, folder, run_id_of(folder) or "")
                 mine += [replace(holding, keeper=self.rank) for holding in theirs]
-                kept[rank] = [segment.path.resolve() for segment in logs[0].facts.segments]
+                self._kept[rank] = _files_of(logs)
         except Exception as caught:  # the others wait
             error = caught
         said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "step": step,
@@ -131,7 +137,6 @@ class RankRecovery:
         if len({one["step"] for one in said}) > 1:
             raise UsageError(f"recover(step=...) must name the same step on all ranks, not {[one['step'] for one in said]}")
         self._known = distinct([Holding.unpacked(packed) for one in said for packed in one["holdings"]])
-        return kept
 
     def _without_process(self) -> list[tuple[int, Path]]:
         """Journals beside this one of ranks that are none now."""
@@ -241,6 +246,7 @@ class RankRecovery:
         told = mended(self._spare, paths)
         if told:
             self._logs = read_eras(self.folder)
+            self._kept[self.rank] = _files_of(self._logs)
         mended_anywhere = [text for outcome in self._channel.gather({"mended": told}) for text in outcome.get("mended", ())]
         self._told += mended_anywhere
         return bool(mended_anywhere)
@@ -377,6 +383,11 @@ class RankRecovery:
     def _folder_of(self, rank: int) -> Path:
         assert self._reach is not None
         return self._reach.folders[rank]
+
+
+def _files_of(logs: Sequence[LocalLog]) -> list[Path]:
+    """The segments of a journal."""
+    return [segment.path.resolve() for segment in logs[0].facts.segments]
 
 
 def _from_step(runs: Sequence[list[Link]], start: int, target: int) -> list[Link]:

@@ -13,7 +13,7 @@ from typing import Protocol
 from ..clock import SystemClock
 from ..errors import CorruptObject, NotARun, TranLogsError, in_words
 from ..journal import JournalPaths
-from ..store import PatientStore, open_store
+from ..store import STALL_SECONDS, PatientStore, open_store
 from .archiver import Archiver, Limits
 from .manifest import place_of, read_newest
 from .pull import Progress, Pulled, pull
@@ -21,7 +21,6 @@ from .pull import Progress, Pulled, pull
 _log = logging.getLogger("tranlogs")
 
 LAG_SECONDS = 10.0  # the store is not further behind
-STALL_SECONDS = 60.0
 
 
 class Along(Protocol):
@@ -47,6 +46,7 @@ def bring_absent(url: str | None, paths: JournalPaths, progress: Progress | None
     if url is None or paths.folder.exists():
         return None
     with PatientStore(open_store(url), STALL_SECONDS) as store:
+        store.demand_place()
         place = place_of(paths)
         newest, damaged = read_newest(store, place)
         if newest is None and damaged:  # a run is there: it must not begin anew

@@ -24,7 +24,7 @@ from ..store import Store
 from ..threads import Monitor, start_thread
 from .ledger import Ledger
 from .manifest import Shipped
-from .plan import plan_giving_up, plan_sending
+from .plan import Look, plan_giving_up, plan_sending
 from .source import Piece
 from .throttle import Throttle
 from .upload import Upload
@@ -88,6 +88,7 @@ class Archiver:
         self._changed = Monitor()
         self._uploads: dict[str, Upload] = {}  # under way, the most urgent first
         self._left_out: dict[str, float] = {}  # until when
+        self._unsaid: list[tuple[str, str]] = []  # what was left out, and why
         self._threads: list[threading.Thread] = []
         self._failing = ""  # what failed last: "turn" or "send"
         self._failures, self._resume_at, self._problem, self._is_refused = 0, 0.0, "", False
@@ -145,6 +146,7 @@ class Archiver:
     def _turn(self) -> None:
         ledger = self._ledger
         look = ledger.look()
+        self._say_left_out(look)
         ledger.attach()
         if self._limits.lag_seconds_max is not None:
             ledger.ask_for_seals(self._limits.lag_seconds_max)
@@ -231,9 +233,18 @@ class Archiver:
         with self._changed:
             self._uploads.pop(upload.name, None)
             self._left_out[upload.name] = self._clock.monotonic() + _LEFT_OUT_SECONDS
-        is_gone = isinstance(error, FileNotFoundError) or "pruned" in str(error)
-        _log.log(logging.INFO if is_gone else logging.WARNING, "%s: %s is not shipped: %s", self._paths.folder, upload.name,
-                 "it was pruned before" if is_gone else in_words(error))  # fmt: skip
+            self._unsaid.append((upload.name, in_words(error)))
+
+    def _say_left_out(self, look: Look) -> None:
+        """What is not listed any more was pruned before it could be sent, which is nothing to worry about."""
+        with self._changed:
+            unsaid, self._unsaid = self._unsaid, []
+        listed = {row.file for row in look.segments if row.state == "sealed"} | {row.name for row in look.checkpoints}
+        for name, why in unsaid:
+            if name in listed:
+                _log.warning("%s: %s is not shipped: %s", self._paths.folder, name, why)
+            else:
+                _log.info("%s: %s is not shipped: it was pruned before", self._paths.folder, name)
 
     # What goes wrong.
 

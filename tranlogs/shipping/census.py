@@ -13,13 +13,19 @@ _GRACE_SECONDS = 3600.0  # before an object of another writer that no manifest n
 
 
 class Census:
-    """Of one journal; taken when shipping begins, and then once an hour."""
+    """Of one journal; taken when shipping begins, and then once an hour.
+
+    Attributes:
+        spares_others: whether what others have written stays in any case: it may be all that there is, where their manifests
+            cannot be read.
+    """
 
     def __init__(self, store: Store, place: str, clock: Clock) -> None:
         self._store, self._place, self._clock = store, place, clock
         self._next_at = 0.0
         self._seen: dict[str, float] = {}  # objects of others that no manifest names, and since when
         self._taken = 0
+        self.spares_others = True
 
     def is_due(self) -> bool:
         """Whether it is time for the next."""
@@ -29,23 +35,23 @@ class Census:
         """Something is missing: take the next one at once."""
         self._next_at = 0.0
 
-    def take(self, shipped: Mapping[str, Shipped], writer: str, under_way: Collection[str] = ()) -> list[str]:
+    def take(self, shipped: Mapping[str, Shipped], writer: str, needed: Collection[str] = ()) -> list[str]:
         """The names of items of which something is missing. What this writer left half sent before it began is deleted (by
         the first census), and what others left, after a time of grace.
 
         Args:
             shipped: what the manifest names.
             writer: who takes the census.
-            under_way: objects that no manifest names yet.
+            needed: further objects that stay.
         """
         now = self._clock.monotonic()
         self._next_at = now + _EVERY_SECONDS
         there = set(self._store.names(f"{self._place}/{OBJECTS}"))
-        needed = {name for one in shipped.values() for name in one.names()}.union(under_way)
-        self._seen = {name: self._seen.get(name, now) for name in there - needed}
+        useless = there - {name for one in shipped.values() for name in one.names()}.union(needed)
+        self._seen = {name: self._seen.get(name, now) for name in useless}
         for name, since in list(self._seen.items()):
-            is_own = self._taken == 0 and name.rpartition("-")[2][:8] == writer[:8]
-            if is_own or now - since > _GRACE_SECONDS:
+            is_own = name.rpartition("-")[2][:8] == writer[:8]
+            if (is_own and self._taken == 0) or (now - since > _GRACE_SECONDS and (is_own or not self.spares_others)):
                 self._store.delete(name)
                 del self._seen[name]
         self._taken += 1

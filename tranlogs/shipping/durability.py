@@ -16,13 +16,19 @@ _AGAIN_SECONDS_MIN, _AGAIN_SECONDS_MAX = 15.0, 600.0  # between attempts to make
 
 @dataclass(slots=True)
 class Found:
-    """Items that are durable now, or whose objects have other names (`changed`), those that were lost, and why the store
-    could not be asked about all. `is_manifest_lost`: the newest manifest is not there any more, or nothing makes it durable."""
+    """What has changed.
+
+    Attributes:
+        changed: items that are durable now, that are lost, or that are there again.
+        lost: items that are gone for good.
+        away: those that are lost now, and that a machine which comes back may bring again.
+        error: why the store could not be asked about all.
+    """
 
     changed: dict[str, Shipped] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
+    away: list[str] = field(default_factory=list)
     error: StoreUnavailable | None = None
-    is_manifest_lost: bool = False
 
 
 @dataclass(slots=True)
@@ -35,16 +41,10 @@ class _Thin:
 
 
 class Durability:
-    """Of one journal's objects.
-
-    Attributes:
-        is_manifest_durable: whether the newest manifest is.
-    """
+    """Of one journal's objects."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
-        self.is_manifest_durable = False
-        self._manifest_since = clock.now()
         self._durable: set[str] = set()  # objects of items that are not yet
         self._hastened: dict[str, float] = {}  # when, by item
         self._thin: dict[str, _Thin] = {}
@@ -54,20 +54,12 @@ class Durability:
         """Items that are not durable yet and that fewer machines hold than should."""
         return len(self._thin)
 
-    def forget_manifest(self) -> None:
-        """A new manifest was written."""
-        self.is_manifest_durable, self._manifest_since = False, self._clock.now()
-
-    def look(self, shipped: Mapping[str, Shipped], manifest: str, persist_seconds: float) -> Found:
+    def look(self, shipped: Mapping[str, Shipped], persist_seconds: float) -> Found:
         """Ask the store about what is not durable yet, the oldest first."""
         found, asked = Found(), 0
         waiting = [(name, one) for name, one in shipped.items() if not one.objects.is_durable]
+        waiting.sort(key=lambda item: item[1].objects.is_lost)  # at last what may never come back
         try:
-            if manifest and not self.is_manifest_durable:
-                status = self._store.stat(manifest)
-                self.is_manifest_durable = status is not None and status.is_complete and status.is_durable
-                found.is_manifest_lost = status is None or status.is_lost or (
-                    status.is_forgotten and self._clock.now() - self._manifest_since > persist_seconds)  # fmt: skip
             for name, one in waiting:
                 if asked < _ASKED_MAX:
                     asked += self._ask(name, one, persist_seconds, found)
@@ -77,6 +69,16 @@ class Durability:
             del self._thin[name]
         return found
 
+    def asked(self, one: Shipped) -> Shipped:
+        """An item with what the store says of it now.
+
+        Raises:
+            StoreUnavailable: it does not answer.
+        """
+        statuses = (self._store.stat(name) for name in one.names())
+        is_durable = all(status is not None and status.is_complete and status.is_durable for status in statuses)
+        return replace(one, objects=replace(one.objects, is_durable=is_durable))
+
     def _ask(self, name: str, one: Shipped, persist_seconds: float, found: Found) -> int:
         """Ask about one item; gives how many calls that took."""
         there: list[ObjectStatus] = []
@@ -84,18 +86,30 @@ class Durability:
             if part in self._durable:
                 continue
             status = self._store.stat(part)
-            if status is None or not status.is_complete or status.is_lost or status.nbytes != nbytes:
+            if status is None or not status.is_complete or status.nbytes != nbytes:
                 found.lost.append(name)
                 return len(there) + 1
             there.append(status)
             if status.is_durable:
                 self._durable.add(part)
-        self._judge(name, one, there, persist_seconds, found)
+        if any(status.is_lost and not status.copies for status in there):
+            self._note_away(name, one, found)
+        else:
+            self._judge(name, one, there, persist_seconds, found)
         return len(there)
 
+    def _note_away(self, name: str, one: Shipped, found: Found) -> None:
+        self._hastened.pop(name, None)  # it is hastened as soon as it is there again
+        self._thin.pop(name, None)
+        if not one.objects.is_lost:
+            found.away.append(name)
+            found.changed[name] = replace(one, objects=replace(one.objects, is_lost=True))
+
     def _judge(self, name: str, one: Shipped, there: list[ObjectStatus], persist_seconds: float, found: Found) -> None:
-        if all(status.is_durable for status in there):
-            found.changed[name] = replace(one, objects=replace(one.objects, is_durable=True))
+        is_durable = all(status.is_durable for status in there)
+        if is_durable or one.objects.is_lost:
+            found.changed[name] = replace(one, objects=replace(one.objects, is_durable=is_durable, is_lost=False))
+        if is_durable:
             self._durable.difference_update(one.names())
             self._thin.pop(name, None)
             return
@@ -104,16 +118,12 @@ class Durability:
         else:
             self._thin.pop(name, None)
         now = self._clock.now()
-        is_forgotten = name not in self._hastened and any(status.is_forgotten for status in there)
+        is_forgotten = name not in self._hastened and any(status.is_forgotten or status.is_lost for status in there)
         if is_forgotten or now - self._hastened.get(name, one.objects.at) > persist_seconds:
             self._hastened[name] = now
-            found.changed[name] = self._hasten(one)
-
-    def _hasten(self, one: Shipped) -> Shipped:
-        files = {
-            file: [[self._store.hasten(part[0]), *part[1:]] for part in parts] for file, parts in one.objects.files.items()
-        }
-        return replace(one, objects=replace(one.objects, files=files))
+            for part in one.names():
+                if part not in self._durable:
+                    self._store.hasten(part)
 
     def due_again(self, shipped: Mapping[str, Shipped]) -> list[str]:
         """Items to be sent again now, for the copies that they lack; less and less often while that does not help."""

@@ -34,8 +34,10 @@ from ..journal.owner import OwnerLock
 from ..store import Store
 from .census import Census
 from .durability import Durability
-from .manifest import Manifest, Shipped, delete_older, manifest_names, publish, read_newest, writer_of
-from .plan import Look, reach_of
+from .manifest import Manifest, Shipped, manifest_names, publish, read_first_sound, writer_of
+from .past import own_past
+from .plan import Look, look_of, reach_of
+from .published import Published
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class Ledger:
     Attributes:
         writer: this journal's name in the store.
         is_attached: whether the store was looked at, and this journal may write there.
-        shipped: what the manifest names.
+        shipped: what the newest manifest names, and what is known of it since.
         marks: archived and persisted.
     """
 
@@ -57,8 +59,9 @@ class Ledger:
         self._catalog = FollowedCatalog(paths.folder, writable=True)
         self.writer, self.is_attached, self.marks = "", False, (0, 0)
         self.shipped: dict[str, Shipped] = {}
-        self._manifest: Manifest | None = None
-        self._manifest_name = ""
+        self._left: list[Shipped] = []  # of no use any more, and deleted when the durable manifest does not name them either
+        self._published = Published(store, place, clock)
+        self._shared = 0  # the step up to which the store was found to hold this journal's past
         self._number = self._known = 0  # of the newest manifest that was tried, or is known to be there
         self._written: dict[str, ShippedRow] = {}  # rows of the catalog
         self._row: StoreRow | None = None
@@ -106,33 +109,63 @@ class Ledger:
         if run is None:
             raise CorruptCatalog(catalog.path, "the run's row is missing")
         row: StoreRow | None = catalog.read(lambda tables: tables.get("store", StoreRow))
-        row = row if row is not None and row.url == self._store.url else None
+        row = row if row is not None and row.url == self._store.url and row.writer else None
         if row is not None and row.host and row.host != self._whereabouts:  # the folder was copied, or moved
             row = replace(row, writer=secrets.token_hex(8))
         names = manifest_names(self._store, self._place)  # first: what is published from here on is somebody else's
-        found, notes = read_newest(self._store, self._place)
+        found, name, notes = read_first_sound(self._store, names)
         for note in notes:
             _log.warning("%s: %s; an older manifest is used", self._paths.folder, note)
+        if not self._takes_over:
+            self._demand_newest(found, names, row)
         if found is not None and not found.checkpoints:
             found = None  # nothing comes back from it: whoever wrote it did not come far
         if found is not None:
             self._demand_ours(found, run, row)
         self.writer = row.writer if row is not None else secrets.token_hex(8)
-        self._manifest = found
-        self.shipped = {} if found is None else dict(found.shipped) if self._is_own(found, row) else self._common(found)
-        self._manifest_name = names[0] if names and found is not None else ""
-        self._number = max([found.number if found is not None else 0, *(writer_of(name)[0] for name in names)])
-        self._known = self._number
+        known = {one.name: one for one in catalog.read(lambda tables: tables.rows("shipped/", ShippedRow))}
+        self.shipped, self._left, self._shared = {}, [], 0
+        self._published = Published(self._store, self._place, self._clock)
+        if found is not None:
+            self._published.begin(found, name, names)
+            self.shipped = own_past(found.shipped, self.look(), known, self._paths.log)
+            self._leave(found, row)
+        self._number = self._known = max((writer_of(name)[0] for name in names), default=0)
         row = row or StoreRow(self._store.url, self.writer)
-        self._row = replace(row, number=self._number, problem="", host=self._whereabouts)
-        self._written = {one.name: one for one in catalog.read(lambda tables: tables.rows("shipped/", ShippedRow))}
+        self._row = replace(row, number=found.number if found is not None else 0, problem="", host=self._whereabouts)
+        self._written = known
         with catalog.transaction() as tables:
             tables.put("store", self._row)
-        self._drop_missing(self._census.take(self.shipped, self.writer))
+        self._census.spares_others = found is None or bool(notes)
+        self._drop_missing(self._census.take(self.shipped, self.writer, self._needed()))
         self.is_attached, self._attached_to = True, self._catalog.opened
         count = sum(len(one.names()) for one in self.shipped.values())
         where = f"{self._store.url}/{self._place}"
         _log.info("%s: is shipped to %s from now on (%d objects are there)", self._paths.folder, where, count)
+
+    def _leave(self, found: Manifest, row: StoreRow | None) -> None:
+        """What is of no use to this journal: another past of the run, and what only an older manifest names.
+
+        Raises:
+            StoreRefused: that past leads further than this journal, which does not know of it.
+        """
+        left = [one for name, one in found.shipped.items() if name not in self.shipped]
+        look = self.look()
+        self._shared = reach_of(replace(found, shipped=self.shipped), look)
+        step, own, where = reach_of(found, look_of(found)), self._own(look), f"{self._store.url}/{self._place}"
+        if left and step > own:
+            if not self._takes_over and (row is None or row.number != found.number):
+                raise StoreRefused(where, f"it has another past of this run, up to step {step}, and this folder has come to "
+                                   f"{own}: was it restored from a backup? To go on from that past, move the folder away and "
+                                   "pull; to go on from here all the same, --take-over")  # fmt: skip
+            _log.warning("%s: another past of this run in %s, up to step %d, does not count any more, and will be deleted",
+                         self._paths.folder, where, step)  # fmt: skip
+            left = []  # that is up to the census
+        durable = self._published.durable
+        if durable is not None and durable is not found:
+            older = [one for name, one in durable.shipped.items() if not _is_same(found.shipped.get(name), one)]
+            left += [self._durability.asked(one) for one in older]
+        self._left = left
 
     def _take_lock(self) -> None:
         try:
@@ -141,6 +174,21 @@ class Ledger:
             raise StoreRefused(
                 self._store.url, f"process {error.pid} on {error.host} ships {self._paths.folder} there"
             ) from None
+
+    def _demand_newest(self, found: Manifest | None, names: Sequence[str], row: StoreRow | None) -> None:
+        """Check that what was read is the newest, and not what is left where a store was: nobody's place is taken unseen.
+
+        Raises:
+            StoreRefused: it is not.
+        """
+        where, read = f"{self._store.url}/{self._place}", 0 if found is None else found.number
+        if row is not None and row.number and not names:
+            raise StoreRefused(where, f"manifest {row.number} of this run was there, and now there is nothing: is it the right "
+                               "address, is its disk mounted? To begin there anew, --take-over")  # fmt: skip
+        newer = [number for number, writer in map(writer_of, names) if number > read and (row is None or writer != row.writer)]
+        if newer:
+            raise StoreRefused(where, f"manifest {max(newer)} of another copy of this run is there, and cannot be read, or not "
+                               "yet; to go on from here all the same, --take-over")  # fmt: skip
 
     def _demand_ours(self, found: Manifest, run: RunRow, row: StoreRow | None) -> None:
         where = f"{self._store.url}/{self._place}"
@@ -158,20 +206,13 @@ class Ledger:
             return found.host == socket.gethostname()
         return found.writer == row.writer or found.number == row.number
 
-    def _common(self, found: Manifest) -> dict[str, Shipped]:
-        """Of what another machine has shipped, what this journal holds, too: the rest is another history."""
-        look = self.look()
-        chains = {row.name: row.chain for row in look.checkpoints}
-        files = {row.file for row in look.segments if row.state == "sealed"}
-        return {name: one for name, one in found.shipped.items()
-                if name in files or (isinstance(one.row, CheckpointRow) and chains.get(name) == one.row.chain)}  # fmt: skip
-
     def is_stale(self, look: Look) -> bool:
         """Whether the newest manifest does not say what is known now."""
-        if self._manifest is None:
+        newest = self._published.newest
+        if newest is None:
             return bool(self.shipped)
-        return self._manifest.shipped.keys() != self.shipped.keys() or self._manifest.timelines != tuple(look.timelines) or any(
-            self._manifest.shipped[name].objects.files != one.objects.files for name, one in self.shipped.items())  # fmt: skip
+        return newest.shipped.keys() != self.shipped.keys() or newest.timelines != tuple(look.timelines) or any(
+            not _is_same(newest.shipped[name], one) for name, one in self.shipped.items())  # fmt: skip
 
     def publish(self, look: Look, arrived: Sequence[Shipped], gone: Iterable[str]) -> None:
         """A new manifest: with what has arrived, without what goes.
@@ -180,10 +221,9 @@ class Ledger:
             StoreUnavailable: it could not be written; what had arrived is not lost, and the next one has it.
             StoreRefused: another machine has published one meanwhile.
         """
-        replaced = [
-            name for one in arrived if one.objects.name in self.shipped for name in self.shipped[one.objects.name].names()
-        ]
+        replaced = [self.shipped[one.objects.name] for one in arrived if one.objects.name in self.shipped]
         self.shipped |= {one.objects.name: one for one in arrived}
+        self._left += replaced
         gone = [name for name in gone if name in self.shipped]
         shipped = {name: one for name, one in self.shipped.items() if name not in gone}
         run = self._catalog.current().run()
@@ -200,15 +240,25 @@ class Ledger:
             self._store.delete(name)
             raise
         self._known = self._number
-        if self._manifest_name and self._manifest_name not in names:  # the one before it is gone: who knows what else
+        if self._published.name and self._published.name not in names:  # the one before it is gone: who knows what else
             self._census.hurry()
-        self._manifest, self._manifest_name = manifest, name
-        self._durability.forget_manifest()
-        useless = replaced + [part for item in gone for part in self.shipped[item].names()]
+        self._left += [self.shipped[item] for item in gone]
         self.shipped = dict(shipped)
-        delete_older(self._store, names)
-        for part in useless:
-            self._store.delete(part)
+        self._published.accept(manifest, name, names)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Delete what is of no use, unless it is what recovery needs should the store lose its memory now."""
+        needed = self._published.durable_objects().union(*(one.names() for one in self.shipped.values()))
+        for one in list(self._left):
+            if needed.isdisjoint(one.names()):
+                for name in one.names():
+                    self._store.delete(name)
+                self._left.remove(one)
+
+    def _needed(self, under_way: Collection[str] = ()) -> set[str]:
+        """Objects that the census must not take for nobody's."""
+        return self._published.objects().union(under_way, *(one.names() for one in self._left))
 
     def _demand_alone(self, names: Sequence[str]) -> None:
         """Check that nobody else has published since this journal did, or was attached.
@@ -224,27 +274,24 @@ class Ledger:
 
     def look_after(self, look: Look, persist_seconds: float, under_way: Collection[str]) -> None:
         """Ask what is durable by now, what was lost, and once an hour whether everything is still there."""
-        found = self._durability.look(self.shipped, self._manifest_name, persist_seconds)
-        if found.lost:
-            _log.warning(
-                "%s: the store has lost %s; what is still here is sent again", self._paths.folder, ", ".join(found.lost)
-            )
+        found = self._durability.look(self.shipped, persist_seconds)
         for name in found.lost:
             self.shipped.pop(name, None)
-        if found.lost:
-            self.write_marks(look)  # at once: a store that loses objects may take no manifest either
         self.shipped |= found.changed
+        if found.lost or found.away:
+            names = ", ".join([*found.lost, *found.away])
+            _log.warning("%s: the store has lost %s; what is still here is sent again", self._paths.folder, names)
+            self.write_marks(look)  # at once: a store that loses objects may take no manifest either
         if found.error is not None:
             raise found.error
-        is_manifest_lost = found.is_manifest_lost
+        is_manifest_lost = self._published.look(persist_seconds)
+        self._sweep()
         if self._census.is_due():
-            self._drop_missing(self._census.take(self.shipped, self.writer, under_way))
-            is_manifest_lost |= self._manifest is not None and self._manifest_name not in manifest_names(
-                self._store, self._place
-            )
+            self._drop_missing(self._census.take(self.shipped, self.writer, self._needed(under_way)))
+            is_manifest_lost |= self._published.is_gone(manifest_names(self._store, self._place))
         if is_manifest_lost:
             _log.warning("%s: the newest manifest is lost in the store; another one is written", self._paths.folder)
-        if found.lost or is_manifest_lost or self.is_stale(look):
+        if is_manifest_lost or self.is_stale(look):
             self.publish(look, (), ())
 
     def _drop_missing(self, missing: Sequence[str]) -> None:
@@ -274,18 +321,14 @@ class Ledger:
 
     def write_marks(self, look: Look) -> None:
         """Bring the catalog up to what the store has."""
-        archived, persisted = 0, 0
-        if self._manifest is not None:
-            counts = {name: self.shipped[name] for name in self._manifest.shipped if name in self.shipped}
-            now = replace(self._manifest, shipped=counts)
-            archived = reach_of(now, look)
-            persisted = (
-                reach_of(now, look, durable=True) if self._durability.is_manifest_durable else min(self.marks[1], archived)
-            )
         rows = {name: one.objects for name, one in self.shipped.items()}
         assert self._row is not None
-        row = replace(self._row, number=self._number, objects_bytes=sum(one.nbytes for one in self.shipped.values()),
+        newest = self._published.newest
+        number = self._row.number if newest is None else newest.number
+        row = replace(self._row, number=number, objects_bytes=sum(one.nbytes for one in self.shipped.values()),
                       under_replicated=self._durability.thin_count)  # fmt: skip
+        own = self._own(look)  # what lies behind it is another past
+        archived, persisted = min(self._archived(look), own), min(self._persisted(look), own)
         if rows == self._written and (archived, persisted) == self.marks and row == self._row:
             return
         hit("ship.marks")
@@ -305,6 +348,26 @@ class Ledger:
             tables.put("store", self._row)
         self._written, self.marks = rows, (archived, persisted)
 
+    def _own(self, look: Look) -> int:
+        """How far the journal has come; of one that died, or was rebuilt, its catalog alone may not know it."""
+        return max(look.step, self._catalog.current().watermarks().committed, self._shared)
+
+    def _archived(self, look: Look) -> int:
+        newest = self._published.newest
+        if newest is None:
+            return 0
+        there = {name: self.shipped[name] for name in newest.shipped if name in self.shipped}
+        return reach_of(replace(newest, shipped=there), look)
+
+    def _persisted(self, look: Look) -> int:
+        """What recovery comes to from the durable manifest and what is durable of all that it names."""
+        manifest = self._published.durable
+        if manifest is None:
+            return 0
+        durable = {name for one in (*self.shipped.values(), *self._left) if one.objects.is_durable for name in one.names()}
+        there = {name: one for name, one in manifest.shipped.items() if durable.issuperset(one.names())}
+        return reach_of(replace(manifest, shipped=there), look)
+
     def write_problem(self, problem: str) -> None:
         """Say in the catalog why shipping does not go on, or that it does."""
         try:
@@ -312,12 +375,17 @@ class Ledger:
                 catalog = self._catalog.current()
                 row = catalog.read(lambda tables: tables.get("store", StoreRow))
                 if row is None or row.url != self._store.url:
-                    row = StoreRow(self._store.url, secrets.token_hex(8), host=self._whereabouts)
+                    row = StoreRow(self._store.url, "", host=self._whereabouts)
                 self._row = replace(row, problem=problem)
                 with catalog.transaction() as tables:
                     tables.put("store", self._row)
         except (CorruptCatalog, LogUnavailable, OSError) as error:
             _log.debug("the store's problem could not be written down: %s", error)
+
+
+def _is_same(one: Shipped | None, other: Shipped) -> bool:
+    """Whether two manifests say the same of an item."""
+    return one is not None and (one.objects.files, one.objects.is_lost) == (other.objects.files, other.objects.is_lost)
 
 
 assert CATALOG_SECONDS < _SEAL_LEASE_SECONDS, "a trainer must see a request before it lapses"

@@ -24,7 +24,7 @@ from ..journal.opening import JournalPaths
 from ..store import Store
 
 MANIFESTS, OBJECTS = "manifests", "objects"
-_KEPT = 4  # older manifests, in case that the newest cannot be read
+KEPT = 4  # older manifests, in case that the newest cannot be read
 
 T = TypeVar("T")
 
@@ -125,6 +125,31 @@ def manifest_names(store: Store, place: str) -> list[str]:
     return sorted(store.names(f"{place}/{MANIFESTS}"), reverse=True)
 
 
+def read_manifest(store: Store, name: str) -> Manifest:
+    """A manifest.
+
+    Raises:
+        CorruptObject: it is damaged, or gone, or not written to its end.
+        StoreUnavailable: the store does not answer.
+        UnknownFormat: a newer version wrote it.
+    """
+    raw = io.BytesIO()
+    store.get(name, raw)
+    return Manifest.unpacked(raw.getvalue(), name)
+
+
+def read_first_sound(store: Store, names: Sequence[str]) -> tuple[Manifest | None, str, list[str]]:
+    """The first of some manifests that can be read, its name, and a sentence for each before it; for its errors see
+    `read_manifest`."""
+    notes: list[str] = []
+    for name in names:
+        try:
+            return read_manifest(store, name), name, notes
+        except CorruptObject as error:
+            notes.append(str(error))
+    return None, "", notes
+
+
 def read_newest(store: Store, place: str) -> tuple[Manifest | None, list[str]]:
     """The newest sound manifest of the journal at `place`, and a sentence for each newer one that is damaged.
 
@@ -132,15 +157,8 @@ def read_newest(store: Store, place: str) -> tuple[Manifest | None, list[str]]:
         StoreUnavailable: the store does not answer.
         UnknownFormat: a newer version wrote it.
     """
-    notes: list[str] = []
-    for name in manifest_names(store, place):
-        try:
-            raw = io.BytesIO()
-            store.get(name, raw)
-            return Manifest.unpacked(raw.getvalue(), name), notes
-        except CorruptObject as error:
-            notes.append(str(error))
-    return None, notes
+    manifest, _, notes = read_first_sound(store, manifest_names(store, place))
+    return manifest, notes
 
 
 def publish(store: Store, place: str, manifest: Manifest) -> str:
@@ -158,21 +176,6 @@ def publish(store: Store, place: str, manifest: Manifest) -> str:
         raise StoreUnavailable(store.url, f"{name} was written, and is not there as it was written ({status})")
     hit("ship.published")
     return name
-
-
-def delete_older(store: Store, names: Sequence[str]) -> None:
-    """Of the manifests of a journal, newest first, delete all but the newest few, and the newest that is durable."""
-    kept, rest = list(names[:_KEPT]), list(names[_KEPT:])
-    if rest and not any(_is_durable(store, name) for name in kept):
-        kept += [name for name in rest if _is_durable(store, name)][:1]
-    for name in rest:
-        if name not in kept:
-            store.delete(name)
-
-
-def _is_durable(store: Store, name: str) -> bool:
-    status = store.stat(name)
-    return status is not None and status.is_complete and status.is_durable
 
 
 def writer_of(name: str) -> tuple[int, str]:

@@ -26,6 +26,20 @@ class Look:
         """The timelines that lead to the newest one."""
         return newest_lineage(self.checkpoints, self.timelines)
 
+    @property
+    def step(self) -> int:
+        """The newest step of sealed segments and checkpoints, on the way to the newest timeline."""
+        limits = self.limits
+        found = [row.step for row in self.checkpoints if is_on(row, limits)]
+        found += [row.last_step for row in self.segments if row.state == "sealed" and limits.get(row.timeline, -1) is None]
+        return max(found, default=0)
+
+
+def look_of(manifest: Manifest) -> Look:
+    """What a manifest lists, as a catalog would."""
+    segments = [one.row for one in manifest.segments if isinstance(one.row, SegmentRow)]
+    return Look(segments, [one.row for one in manifest.checkpoints if isinstance(one.row, CheckpointRow)], manifest.timelines)
+
 
 def plan_sending(look: Look, shipped: Mapping[str, Shipped], keep: RetentionPolicy,
                  left_out: Collection[str] = ()) -> list[SegmentRow | CheckpointRow]:  # fmt: skip
@@ -41,6 +55,8 @@ def plan_sending(look: Look, shipped: Mapping[str, Shipped], keep: RetentionPoli
         left_out: names of what cannot be sent.
     """
     limits = look.limits
+    mine = {row.name: row for row in look.checkpoints}
+    shipped = {name: one for name, one in shipped.items() if not one.objects.is_lost and _is_of(one, mine.get(name))}
     known = {one.row.name: one.row for one in shipped.values() if isinstance(one.row, CheckpointRow)}
     known |= {row.name: row for row in look.checkpoints}
     ours = sorted((row for row in known.values() if is_on(row, limits)), key=lambda row: row.sequence)
@@ -62,6 +78,11 @@ def plan_sending(look: Look, shipped: Mapping[str, Shipped], keep: RetentionPoli
         behind = [row for row in segments if row.last_sequence > newest.sequence]
         return [newest, *behind, *(row for row in segments if row not in behind), *rest]
     return [*segments, newest, *rest]
+
+
+def _is_of(one: Shipped, mine: CheckpointRow | None) -> bool:
+    """Whether the store's checkpoint is this journal's, and not one of the same name from another past."""
+    return mine is None or (isinstance(one.row, CheckpointRow) and one.row.chain == mine.chain)
 
 
 def _is_wanted(row: SegmentRow, limits: Limits, horizon: int) -> bool:
@@ -145,20 +166,23 @@ def reach(checkpoints: Sequence[CheckpointRow], segments: Sequence[Shipped], tim
     return step
 
 
-def reach_of(manifest: Manifest, look: Look, *, durable: bool = False) -> int:
-    """How far the store has come on the newest timeline; with `durable` what it calls so alone."""
-    checkpoints = [one.row for one in manifest.checkpoints if one.objects.is_durable or not durable]
-    segments = [one for one in manifest.segments if one.objects.is_durable or not durable]
-    return reach([row for row in checkpoints if isinstance(row, CheckpointRow)], segments, look.timelines, look.limits)
+def reach_of(manifest: Manifest, look: Look) -> int:
+    """How far the store has come on the newest timeline, by what a manifest names and the store has not lost."""
+    there = [one for one in manifest.shipped.values() if not one.objects.is_lost]
+    segments = [one for one in there if isinstance(one.row, SegmentRow)]
+    return reach([one.row for one in there if isinstance(one.row, CheckpointRow)], segments, look.timelines, look.limits)
 
 
 def plan_giving_up(shipped: Mapping[str, Shipped], keep: RetentionPolicy, timelines: Sequence[TimelineRow]) -> list[str]:
     """What the store does not keep: names of checkpoints that the policy gives up, and of the log behind the oldest kept one.
 
-    Only what is durable counts as kept; the rest stays in any case.
+    Only what is durable counts as kept; the rest stays in any case, but for what is lost and would go if it were not.
     """
     durable = [one.row for one in shipped.values() if one.objects.is_durable]
     checkpoints = [row for row in durable if isinstance(row, CheckpointRow)]
-    segments = [row for row in durable if isinstance(row, SegmentRow)]
+    lost = [one.row for one in shipped.values() if one.objects.is_lost]
+    segments = [row for row in (*durable, *lost) if isinstance(row, SegmentRow)]
     gone = plan_retirement(keep, checkpoints, segments, timelines)
-    return [row.name for row in gone.checkpoints] + [row.file for row in gone.segments]
+    kept = [row.sequence for row in checkpoints if row not in gone.checkpoints]
+    useless = [row for row in lost if isinstance(row, CheckpointRow) and kept and row.sequence < min(kept)]
+    return [row.name for row in (*gone.checkpoints, *useless)] + [row.file for row in gone.segments]

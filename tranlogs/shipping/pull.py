@@ -23,10 +23,10 @@ from ..lineage import is_on, lineage
 from ..recovery.facts import open_for_reading
 from ..recovery.history import build_history
 from ..recovery.plan import plan_recovery
-from ..store import Store, open_store, split_url
+from ..store import STALL_SECONDS, PatientStore, Store, open_store, split_url
 from .fetch import fetch_item
 from .manifest import MANIFESTS, Manifest, Shipped, read_newest
-from .plan import Look, chain_from, reach
+from .plan import chain_from, look_of, reach
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,8 @@ def find_run(url: str) -> tuple[str, list[str]]:
         UsageError: there is no run, or several.
     """
     base, name = split_url(url)
-    with open_store(base) as store:
+    with PatientStore(open_store(base), STALL_SECONDS) as store:
+        store.demand_place()
         found = {one.partition(f"/{MANIFESTS}/")[0] for one in store.names(name) if f"/{MANIFESTS}/" in one}
     runs = {place.rpartition("/")[0] for place in found}
     if not found:
@@ -106,8 +107,8 @@ def pull(store: Store, place: str, folder: Path, *, everything: bool = False, pr
             why = f"the store {store.url} holds no journal at {place}" + "".join(f"; {note}" for note in notes)
             raise NotARun(folder, why, "Give the address of a run in it: URL/RUN")
         pulled = Pulled(folder, notes=notes)
-        got = _fetch(store, manifest, folder, everything, progress, pulled)
-        if got and not pulled.steps_lost:
+        brought = _fetch(store, manifest, folder, everything, progress, pulled)
+        if brought.here and not pulled.steps_lost:
             break
         newest, notes = read_newest(store, place)  # what is missing may have been given up meanwhile
         if newest is not None and newest.number == manifest.number:
@@ -115,36 +116,59 @@ def pull(store: Store, place: str, folder: Path, *, everything: bool = False, pr
     assert manifest is not None
     if not manifest.checkpoints:
         raise NotARun(folder, f"no checkpoint of it has come to the store {store.url} yet", "")
-    if not got:
+    if not brought.here:
         raise CorruptObject(f"{store.url}/{place}", "no checkpoint of it can be read: " + "; ".join(pulled.notes))
-    _finish(store, manifest, folder, got, pulled)
+    _finish(store, manifest, folder, brought, pulled)
     return pulled
 
 
+@dataclass(slots=True)
+class _Brought:
+    """What the journal begins with.
+
+    Attributes:
+        here: what it has, nothing if no checkpoint could be read.
+        there: what the store has of its past: all that was not found to be unreadable, and leads no further than it has come.
+    """
+
+    here: list[Shipped] = field(default_factory=list)
+    there: list[Shipped] = field(default_factory=list)
+
+
 def _fetch(store: Store, manifest: Manifest, folder: Path, everything: bool, progress: Progress | None,
-           pulled: Pulled) -> list[Shipped]:  # fmt: skip
-    """Read what is needed into the folder beside; gives what could be had, nothing if no checkpoint is among it."""
+           pulled: Pulled) -> _Brought:  # fmt: skip
+    """Read what is needed into the folder beside."""
     target = folder.with_name(folder.name + _SUFFIX)
     make_folder(target / "log")
     make_folder(target / "checkpoints")
     _forget_others(target, manifest)
-    rows = {one.objects.name: one.row for one in manifest.checkpoints if isinstance(one.row, CheckpointRow)}
-    limits = Look([], list(rows.values()), manifest.timelines).limits
-    wanted = reach(list(rows.values()), manifest.segments, manifest.timelines, limits)
-    for row in sorted(rows.values(), key=lambda row: row.sequence, reverse=True):
-        if not is_on(row, limits):
+    limits, items = look_of(manifest).limits, list(manifest.shipped.values())
+    reading = _Reading(store, target, progress, pulled)
+    if everything:
+        reading.read(items)
+    checkpoints = [one.row for one in manifest.checkpoints if isinstance(one.row, CheckpointRow) and is_on(one.row, limits)]
+    wanted = reach(checkpoints, manifest.segments, manifest.timelines, limits)
+    for row in sorted(checkpoints, key=lambda row: row.sequence, reverse=True):
+        way = chain_from(row, manifest.segments, manifest.timelines, limits)
+        reading.read([manifest.shipped[row.name], *way])
+        if row.name in reading.unreadable:
+            pulled.notes.append(f"the checkpoint of step {row.step} cannot be read; an older one is used if there is one")
             continue
-        chain = chain_from(row, manifest.segments, manifest.timelines, limits)
-        batch = list(manifest.shipped.values()) if everything else [manifest.shipped[row.name], *chain]
-        fetched = _fetch_all(store, batch, target, progress, pulled)
-        if row.name in fetched:
-            got = [one for one in batch if one.objects.name in fetched]
-            segments = [one for one in got if isinstance(one.row, SegmentRow)]
-            pulled.checkpoint_step, pulled.step = row.step, reach([row], segments, manifest.timelines, limits)
-            pulled.steps_lost = max(wanted - pulled.step, 0)
-            return got
-        pulled.notes.append(f"the checkpoint of step {row.step} cannot be read; an older one is used if there is one")
-    return []
+        while not reading.read(way):
+            sound = [one for one in manifest.segments if one.objects.name not in reading.unreadable]
+            way = chain_from(row, sound, manifest.timelines, limits)
+        pulled.checkpoint_step, pulled.step = row.step, reach([row], way, manifest.timelines, limits)
+        pulled.steps_lost = max(wanted - pulled.step, 0)
+        end = max([row.sequence, *(one.objects.boundary_sequence for one in way)])
+        there = [one for one in items if one.objects.name not in reading.unreadable
+                 and (one in way or not pulled.steps_lost or not _leads_past(one, end))]  # fmt: skip
+        return _Brought([one for one in there if one.objects.name in reading.done], there)
+    return _Brought()
+
+
+def _leads_past(one: Shipped, end: int) -> bool:
+    """Whether it is of what could not be had: the journal goes on before it."""
+    return isinstance(one.row, SegmentRow) and one.objects.end_sequence > end
 
 
 def _forget_others(target: Path, manifest: Manifest) -> None:
@@ -156,23 +180,41 @@ def _forget_others(target: Path, manifest: Manifest) -> None:
         path.unlink()
 
 
-def _fetch_all(store: Store, items: Sequence[Shipped], target: Path, progress: Progress | None, pulled: Pulled) -> set[str]:
-    """The names of the items that were read whole."""
-    total, done, fetched = sum(one.nbytes for one in items), 0, set()
-    with ThreadPoolExecutor(_THREADS, "tranlogs-pull") as pool:
-        for one, result in [(one, pool.submit(fetch_item, store, one, target)) for one in items]:
-            try:
-                pulled.nbytes += result.result()
-                fetched.add(one.objects.name)
-            except CorruptObject as error:
-                pulled.notes.append(str(error))
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-            done += one.nbytes
-            if progress is not None:
-                progress("pull", done, total)
-    return fetched
+@dataclass(slots=True)
+class _Reading:
+    """Reads items into a folder, each once.
+
+    Attributes:
+        done: names of those that were read whole.
+        unreadable: of those that could not be.
+    """
+
+    store: Store
+    target: Path
+    progress: Progress | None
+    pulled: Pulled
+    done: set[str] = field(default_factory=set)
+    unreadable: set[str] = field(default_factory=set)
+
+    def read(self, items: Sequence[Shipped]) -> bool:
+        """Read what was not tried yet; whether all of it is there."""
+        todo = [one for one in items if one.objects.name not in self.done | self.unreadable]
+        total, at = sum(one.nbytes for one in todo), 0
+        with ThreadPoolExecutor(_THREADS, "tranlogs-pull") as pool:
+            for one, result in [(one, pool.submit(fetch_item, self.store, one, self.target)) for one in todo]:
+                try:
+                    self.pulled.nbytes += result.result()
+                    self.done.add(one.objects.name)
+                except CorruptObject as error:
+                    self.pulled.notes.append(str(error))
+                    self.unreadable.add(one.objects.name)
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+                at += one.nbytes
+                if self.progress is not None:
+                    self.progress("pull", at, total)
+        return self.done.issuperset(one.objects.name for one in items)
 
 
 def _judge(target: Path, pulled: Pulled) -> None:
@@ -186,7 +228,7 @@ def _judge(target: Path, pulled: Pulled) -> None:
         pulled.step = plan.position.step
 
 
-def _finish(store: Store, manifest: Manifest, folder: Path, got: Sequence[Shipped], pulled: Pulled) -> None:
+def _finish(store: Store, manifest: Manifest, folder: Path, brought: _Brought, pulled: Pulled) -> None:
     """The catalog of what was brought, and the rename that makes it a journal."""
     target = folder.with_name(folder.name + _SUFFIX)
     catalog = Catalog.open(target, writable=True)
@@ -195,12 +237,13 @@ def _finish(store: Store, manifest: Manifest, folder: Path, got: Sequence[Shippe
             tables.put("run", manifest.run)
             for timeline in manifest.timelines:
                 tables.put(timeline_key(timeline.number), timeline)
-            for one in got:
+            for one in brought.here:
                 if isinstance(one.row, SegmentRow):
                     size = (target / "log" / one.row.file).stat().st_size
                     tables.put(segment_key(one.row.ordinal), replace(one.row, state="sealed", size=size, used_bytes=size))
                 else:
                     tables.put(f"checkpoint/{one.row.name}", one.row)
+            for one in brought.there:
                 tables.put(f"shipped/{one.objects.name}", one.objects)
             tables.put("store", StoreRow(store.url, secrets.token_hex(8), manifest.number, manifest.at))
         _judge(target, pulled)

@@ -84,11 +84,25 @@ def open_segment(folder: Path, row: SegmentRow) -> Source:
     return Source({row.file: fd}, {row.file: nbytes}, _places([one.head for one in locations]))
 
 
+def read_chain(path: Path, row: SegmentRow, sequence: int) -> str | None:
+    """The digest of a segment's entry, as the rows in a store name it; None if there is no such entry, or it is damaged.
+
+    Raises:
+        CannotRead: file handles, memory or rights are missing.
+        OSError: it cannot be opened.
+    """
+    heads = [one.head for one in scan(path, row.number, last_sequence=row.last_sequence or None)]
+    return next((_chain(head) for head in reversed(heads) if head.sequence == sequence), None)
+
+
+def _chain(head: Head) -> str:
+    return f"{head.chain if head.kind == EntryKind.SEGMENT else head.digest:016x}"
+
+
 def _places(heads: Sequence[Head]) -> dict[str, Any]:
     """Where the chain comes from, and where it can go on."""
-    first, last = heads[0], heads[-1]
-    found: dict[str, Any] = {"base_chain": f"{first.chain:016x}", "end_sequence": last.sequence}
-    found["end_chain"] = f"{last.chain if last.kind == EntryKind.SEGMENT else last.digest:016x}"
+    last = heads[-1]
+    found: dict[str, Any] = {"base_chain": f"{heads[0].chain:016x}", "end_sequence": last.sequence, "end_chain": _chain(last)}
     for head in reversed(heads):
         if head.kind == EntryKind.BOUNDARY:
             found |= {"boundary_step": head.step, "boundary_sequence": head.sequence, "boundary_chain": f"{head.digest:016x}"}

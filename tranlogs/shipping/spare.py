@@ -10,13 +10,12 @@ from pathlib import Path
 from ..catalog import Catalog, CheckpointRow, RunRow, SegmentRow, StoreRow, Tables
 from ..errors import CorruptCatalog, StoreUnavailable, TranLogsError, in_words
 from ..journal import JournalPaths
-from ..store import PatientStore, open_store
+from ..store import STALL_SECONDS, PatientStore, open_store
 from .fetch import fetch_item
 from .manifest import Manifest, Shipped, place_of, read_newest
 
 _log = logging.getLogger("tranlogs")
 
-_STALL_SECONDS = 60.0
 _PAUSES = (1.0, 4.0, 0.0)  # seconds after a failed attempt
 
 
@@ -65,7 +64,7 @@ class Spare:
 
     def _replace(self, name: str, known: _Known) -> str:
         assert self._url is not None
-        with PatientStore(open_store(self._url), _STALL_SECONDS) as store:
+        with PatientStore(open_store(self._url), STALL_SECONDS) as store:
             if self._manifest is None:
                 self._manifest, _ = read_newest(store, place_of(self._paths))
             one = None if self._manifest is None else self._manifest.shipped.get(name)

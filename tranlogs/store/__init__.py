@@ -3,6 +3,6 @@
 from .base import ObjectStatus, Store
 from .local import LocalStore
 from .opening import open_store, split_url
-from .patience import PatientStore
+from .patience import STALL_SECONDS, PatientStore
 
-__all__ = ["LocalStore", "ObjectStatus", "PatientStore", "Store", "open_store", "split_url"]
+__all__ = ["STALL_SECONDS", "LocalStore", "ObjectStatus", "PatientStore", "Store", "open_store", "split_url"]

@@ -8,17 +8,17 @@ it. Nothing that the cluster answers is taken for proof (docs/alluxio.md says wh
 * Streams go by path, so one that was left open can complete a later file of that name: a name is used again only when its
   stream is known to be closed.
 * A request to persist can be dropped, and a file that was LOST stays LOST though its workers come back: `hasten` renames it
-  with persist=true, which puts it in the queue again.
+  with persist=true, which puts it in the queue again. So an object lies in one of two places, under its name or under that
+  and a suffix, and is looked for in both: nobody has to be told where it lies, and no kill can come between.
 * Errors mostly come as UNKNOWN: what they mean is in their words.
 """
 
 from __future__ import annotations
 
-import re
-import secrets
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
@@ -46,7 +46,7 @@ REST_IS_OFF = (
     "alluxio.proxy.s3.v2.version.enabled=false and alluxio.proxy.s3.v2.async.processing.enabled=false, and restart the proxy"
 )
 _BLOCK_BYTES = 1 << 20
-_HASTENED = re.compile(r"~[0-9a-f]{8}$")
+_ELSEWHERE = "~elsewhere"
 _PERSISTING_FOLDER = ".alluxio_ufs_persistence/"  # where Alluxio writes what it is persisting
 _LOOK_BELOW = {"syncIntervalMs": 0}  # look into the under-store now
 
@@ -91,19 +91,20 @@ class AlluxioStore(Store):
         raise AssertionError("at least one copy is wanted")
 
     def get(self, name: str, into: BinaryIO) -> int:
-        about = self._info(name)
-        if about is None or about.folder:
+        path, about = self._found(name)
+        if about is None:
             raise CorruptObject(f"{self.url}/{name}", "it is missing")
         if not about.completed:
             raise CorruptObject(f"{self.url}/{name}", "writing it was never finished")
         done = 0
         try:
-            with closing(self._blocks(name)) as blocks:
+            with closing(self._blocks(name, path)) as blocks:
                 for block in blocks:
                     done += len(block)
                     into.write(block)
         except StoreUnavailable as error:
-            if not isinstance(error.__cause__, _NETWORK) and self._is_lost(name):  # it is not the store that is away
+            is_answer = isinstance(error.__cause__, requests.JSONDecodeError)  # a page, where no worker has what is read
+            if (is_answer or not isinstance(error.__cause__, _NETWORK)) and self._is_lost(name):  # the store itself is not away
                 raise CorruptObject(f"{self.url}/{name}", "the store has lost it") from None
             raise
         if done != about.length:
@@ -116,8 +117,10 @@ class AlluxioStore(Store):
         return status is None or status.is_lost or (not status.is_durable and status.copies == 0)
 
     def stat(self, name: str) -> ObjectStatus | None:
-        about = self._info(name)
-        if about is None or about.folder:
+        return self._status(self._found(name)[1])
+
+    def _status(self, about: Any) -> ObjectStatus | None:
+        if about is None:
             return None
         state = about.persistence_state.name  # what it is wrapped in cannot be compared
         holders = [{at.worker_address.host for at in block.block_info.locations} for block in about.file_block_infos]
@@ -125,7 +128,7 @@ class AlluxioStore(Store):
             about.length,
             is_complete=about.completed,
             is_durable=about.completed and about.persisted and state == "PERSISTED",
-            copies=len(set.intersection(*holders)) if holders else 0 if about.length else self.copies_wanted,
+            copies=min(map(len, holders)) if holders else 0 if about.length else self.copies_wanted,
             is_lost=state == "LOST",
             is_forgotten=about.completed and state == "NOT_PERSISTED",
         )
@@ -140,24 +143,26 @@ class AlluxioStore(Store):
             return []
         below = self._root.rstrip("/") + "/"
         files = (about.path.removeprefix(below) for about in found if not about.folder and about.path != path)
-        return sorted(name for name in files if not name.startswith(_PERSISTING_FOLDER))
+        return sorted({name.removesuffix(_ELSEWHERE) for name in files if not name.startswith(_PERSISTING_FOLDER)})
 
     def delete(self, name: str) -> None:
-        with suppress(_NotThere):
-            self._repeatable(name, lambda client: client.delete(quote(self._path(name))))
+        for path in self._places(name):
+            with suppress(_NotThere):
+                self._repeatable(name, partial(_delete, path=quote(path)))
+                break
 
-    def hasten(self, name: str) -> str:
-        status = self.stat(name)
+    def hasten(self, name: str) -> None:
+        path, about = self._found(name)
+        status = self._status(about)
         if status is None or status.is_durable or not status.is_complete or (status.is_lost and not status.copies):
-            return name
-        fresh = f"{_HASTENED.sub('', name)}~{secrets.token_hex(4)}"
+            return
+        fresh = next(place for place in self._places(name) if place != path)
         try:
             with self._client(name) as client:
-                client.rename(quote(self._path(name)), self._path(fresh), _Options(persist=True))
+                client.rename(quote(path), fresh, _Options(persist=True))
         except StoreUnavailable:  # which leaves open whether it was done
-            if self.stat(fresh) is None:
+            if self._found(name)[0] != fresh:
                 raise
-        return fresh
 
     def advice(self, problem: str) -> str:
         return advice(problem)
@@ -201,9 +206,9 @@ class AlluxioStore(Store):
             return False
         return True
 
-    def _blocks(self, name: str) -> Generator[bytes]:
+    def _blocks(self, name: str, path: str) -> Generator[bytes]:
         with self._client(name) as client:
-            stream = client.open_file(quote(self._path(name)))
+            stream = client.open_file(quote(path))
             try:
                 with closing(client.read(stream)) as reader:
                     while block := reader.read(_BLOCK_BYTES):
@@ -214,13 +219,20 @@ class AlluxioStore(Store):
 
     # -- calling
 
-    def _info(self, name: str) -> Any:
-        """What Alluxio says of a path; None if there is nothing, in the under-store neither."""
-        path = quote(self._path(name))
+    def _found(self, name: str) -> tuple[str, Any]:
+        """Where an object lies, and what Alluxio says of it; None if there is nothing, in the under-store neither."""
+        places = self._places(name)
         for options in (None, _Options(commonOptions=_LOOK_BELOW)):
-            with suppress(_NotThere):
-                return self._repeatable(name, lambda client, options=options: client.get_status(path, options))  # type: ignore[misc]
-        return None
+            for path in places:
+                with suppress(_NotThere):
+                    about = self._repeatable(name, partial(_get_status, path=quote(path), options=options))
+                    return path, None if about.folder else about
+        return places[0], None
+
+    def _places(self, name: str) -> tuple[str, str]:
+        """Where an object can lie."""
+        path = self._path(name)
+        return path, path + _ELSEWHERE
 
     def _repeatable(self, name: str, call: Callable[[Any], _T]) -> _T:
         """A call that may be made twice: a connection that the proxy has closed meanwhile is noticed only in use."""
@@ -288,9 +300,19 @@ class AlluxioStore(Store):
     def _path(self, name: str) -> str:
         if "?" in name or "\\" in name:  # Alluxio takes the one for the end of a path, the other for a "/"
             raise StoreRefused(self.url, f"{name!r}: no name of an object in Alluxio has a '?' or a backslash")
+        if name.endswith(_ELSEWHERE):
+            raise StoreRefused(self.url, f"{name!r}: no name of an object ends with {_ELSEWHERE}")
         parts = name.strip("/").split("/")
         assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is no name of an object"
         return "/".join([self._root.rstrip("/"), *parts])
+
+
+def _get_status(client: Any, path: str, options: _Options | None) -> Any:
+    return client.get_status(path, options)
+
+
+def _delete(client: Any, path: str) -> None:
+    client.delete(path)
 
 
 class _NotThere(StoreUnavailable):

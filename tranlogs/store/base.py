@@ -78,10 +78,16 @@ class Store(ABC):
     def delete(self, name: str) -> None:
         """Delete an object; nothing happens if there is none."""
 
-    def hasten(self, name: str) -> str:
-        """Ask once more that an object become durable, where that request can have been dropped; gives the object's name,
-        which may have changed."""
-        return name
+    def demand_place(self) -> None:  # noqa: B027 - most are there, or do not answer
+        """Check that the place itself is there: a disk that is not mounted looks like a store that is empty.
+
+        Raises:
+            StoreUnavailable: it is not.
+        """
+
+    def hasten(self, name: str) -> None:  # noqa: B027 - most forget no request
+        """Ask once more that an object become durable, where that request can have been dropped. Whatever dies meanwhile, the
+        object stays where it is found by its name."""
 
     def advice(self, problem: str) -> str:
         """What people can do about a problem with this store, by its words; nothing if nothing is known."""

@@ -60,11 +60,11 @@ def check_store(store: Store, *, nbytes: int = 32 * MIB, patience_seconds: float
     """
     report = StoreReport(store.url)
     name = f"tranlogs-check-{secrets.token_hex(8)}"
-    checking = _Checking(store, report, nbytes, patience_seconds, clock, sleep)
-    for finding in _until_bad(checking.findings(name)):
+    checking = _Checking(store, name, report, nbytes, patience_seconds, clock, sleep)
+    for finding in _until_bad(checking.findings()):
         report.findings.append(finding if finding.is_good else replace(finding, remedy=store.advice(finding.what)))
     try:
-        store.delete(checking.name)
+        store.delete(name)
     except TranLogsError as error:
         if report.is_usable:
             report.findings.append(Finding(str(error), False, store.advice(str(error))))
@@ -83,19 +83,18 @@ def _until_bad(findings: Iterator[Finding]) -> Iterator[Finding]:
 
 
 class _Checking:
-    def __init__(self, store: Store, report: StoreReport, nbytes: int, patience_seconds: float, clock: Callable[[], float],
-                 sleep: Callable[[float], None]) -> None:  # fmt: skip
-        self.name = ""
+    def __init__(self, store: Store, name: str, report: StoreReport, nbytes: int, patience_seconds: float,
+                 clock: Callable[[], float], sleep: Callable[[float], None]) -> None:  # fmt: skip
+        self._name = name
         self._store, self._report, self._patience_seconds = store, report, patience_seconds
         self._clock, self._sleep = clock, sleep
         self._content = secrets.token_bytes(min(nbytes, MIB)) * max(nbytes // MIB, 1)
 
-    def findings(self, name: str) -> Iterator[Finding]:
+    def findings(self) -> Iterator[Finding]:
         """One after another, until one is bad."""
-        self.name = name
         yield self._answers()
         yield self._written()
-        status = self._store.stat(self.name)
+        status = self._store.stat(self._name)
         yield self._looked_at(status)
         assert status is not None
         if self._store.copies_wanted > 1 or status.copies is not None:
@@ -111,14 +110,14 @@ class _Checking:
         taken = []
         for _ in range(_TURNS):
             start = self._clock()
-            self._store.stat(self.name)
+            self._store.stat(self._name)
             taken.append(self._clock() - start)
         self._report.round_trip_seconds = sorted(taken)[_TURNS // 2]
         return Finding("it answers", True)
 
     def _written(self) -> Finding:
         start = self._clock()
-        self._store.put(self.name, io.BytesIO(self._content), len(self._content))
+        self._store.put(self._name, io.BytesIO(self._content), len(self._content))
         self._report.write_rate = len(self._content) / max(self._clock() - start, 1e-9)
         return Finding(f"it takes {len(self._content)} bytes", True)
 
@@ -133,7 +132,7 @@ class _Checking:
         into = io.BytesIO()
         start = self._clock()
         try:
-            self._store.get(self.name, into)
+            self._store.get(self._name, into)
         except CorruptObject as error:
             return Finding(str(error), False)
         self._report.read_rate = len(self._content) / max(self._clock() - start, 1e-9)
@@ -144,7 +143,7 @@ class _Checking:
         start = self._clock()
         is_hastened = False
         while True:
-            status = self._store.stat(self.name)
+            status = self._store.stat(self._name)
             waited = self._clock() - start
             if status is None:
                 return Finding("what was written has vanished", False)
@@ -157,5 +156,5 @@ class _Checking:
                 return Finding(f"what was written is not durable after {waited:.0f} s", False)
             if waited > self._patience_seconds / 2 and not is_hastened:
                 is_hastened = True
-                self.name = self._store.hasten(self.name)
+                self._store.hasten(self._name)
             self._sleep(_POLL_SECONDS)

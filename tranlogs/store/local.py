@@ -48,6 +48,10 @@ class LocalStore(Store):
                 raise
             raise self._translated(error) from error
 
+    def demand_place(self) -> None:
+        if not self._root.is_dir():
+            raise StoreUnavailable(self.url, "there is no such folder. Mount its disk, or make the folder if it is to be new")
+
     def _demand_root(self) -> None:
         """A folder that was there and is gone may be a disk that was unmounted: nothing is to be written below its place."""
         was_there = self._was_there  # asked first: another thread may be making it

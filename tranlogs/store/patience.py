@@ -13,6 +13,7 @@ from .base import ObjectStatus, Store
 
 T = TypeVar("T")
 
+STALL_SECONDS = 60.0  # as usual
 _STUCK_MAX = 8  # threads that a hanging store may hold
 _LOOK_SECONDS = 0.5
 
@@ -48,8 +49,11 @@ class PatientStore(Store):
     def delete(self, name: str) -> None:
         self._call(_Watched(None), lambda: self._store.delete(name))
 
-    def hasten(self, name: str) -> str:
-        return self._call(_Watched(None), lambda: self._store.hasten(name))
+    def demand_place(self) -> None:
+        self._call(_Watched(None), self._store.demand_place)
+
+    def hasten(self, name: str) -> None:
+        self._call(_Watched(None), lambda: self._store.hasten(name))
 
     def advice(self, problem: str) -> str:
         return self._store.advice(problem)

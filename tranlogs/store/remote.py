@@ -7,6 +7,7 @@ system: S3's and its kin give up by themselves.
 from __future__ import annotations
 
 import shutil
+import threading
 from contextlib import suppress
 from typing import Any, BinaryIO
 
@@ -21,29 +22,28 @@ _REFUSED = (PermissionError, NotADirectoryError, ImportError)
 
 
 class RemoteStore(Store):
-    """Objects are files below a folder (or a prefix of a bucket).
+    """Objects are files below a folder (or a prefix of a bucket). It connects when it is first used, not before: some file
+    systems (HDFS) do so as soon as they are made, and hang where nobody answers.
 
     Raises:
         StoreRefused: fsspec knows no such address, or a package that it needs for it is missing.
     """
 
     def __init__(self, url: str) -> None:
-        self.url = _without_password(url)
+        self.url, self._address = _without_password(url), url
+        self._lock = threading.Lock()
+        self._connected: tuple[Any, str] | None = None
         try:
-            # Listings must be looked up anew each time: others write there.
-            options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
-            self._files, root = fsspec.core.url_to_fs(url, **options)
+            for part in url.split("::"):
+                fsspec.get_filesystem_class(part.partition("://")[0])
         except (ValueError, *_REFUSED) as error:
             raise StoreRefused(self.url, in_words(error)) from error
-        except Exception as error:
-            raise StoreUnavailable(self.url, in_words(error)) from error
-        self._root = root.rstrip("/")
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
-        part, path = Part(name, content, nbytes), self._path(name)
+        part, (files, path) = Part(name, content, nbytes), self._place(name)
         try:
-            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-            with self._files.open(path, "wb") as file:
+            files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            with files.open(path, "wb") as file:
                 try:
                     shutil.copyfileobj(part, file, _BLOCK_BYTES)
                 except BaseException:
@@ -52,7 +52,7 @@ class RemoteStore(Store):
                     raise
         except Exception as error:
             with suppress(Exception):
-                self._files.rm_file(path)
+                files.rm_file(path)
             if part.error is not None:
                 raise part.error from None
             raise self._translated(name, error) from error
@@ -61,9 +61,10 @@ class RemoteStore(Store):
         status = self.stat(name)
         if status is None:
             raise CorruptObject(f"{self.url}/{name}", "it is missing")
+        files, path = self._place(name)
         done = 0
         try:
-            file = self._files.open(self._path(name), "rb")
+            file = files.open(path, "rb")
         except Exception as error:
             raise self._translated(name, error) from error
         with file:
@@ -74,8 +75,9 @@ class RemoteStore(Store):
         return done
 
     def stat(self, name: str) -> ObjectStatus | None:
+        files, path = self._place(name)
         try:
-            about = self._files.info(self._path(name))
+            about = files.info(path)
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -83,23 +85,44 @@ class RemoteStore(Store):
         return ObjectStatus(about["size"]) if about["type"] == "file" else None
 
     def names(self, prefix: str) -> list[str]:
+        files, root = self._root()
         try:
-            found = self._files.find(self._path(prefix) if prefix else self._root)
+            found = files.find(self._place(prefix)[1] if prefix else root)
         except FileNotFoundError:
             return []
         except Exception as error:
             raise self._translated(prefix, error) from error
-        below = f"{self._root}/"
+        below = f"{root}/"
         names = (path.removeprefix(below) for path in found if path.startswith(below))
         return sorted(name for name in names if not prefix or name.startswith(f"{prefix.strip('/')}/"))
 
     def delete(self, name: str) -> None:
+        files, path = self._place(name)
         try:
-            self._files.rm_file(self._path(name))
+            files.rm_file(path)
         except FileNotFoundError:
             pass
         except Exception as error:
             raise self._translated(name, error) from error
+
+    def _root(self) -> tuple[Any, str]:
+        """The file system, and the folder in it."""
+        with self._lock:
+            if self._connected is None:
+                try:
+                    # Listings must be looked up anew each time: others write there.
+                    files, root = fsspec.core.url_to_fs(self._address, use_listings_cache=False, skip_instance_cache=True)
+                except Exception as error:
+                    raise self._translated("", error) from error
+                self._connected = files, root.rstrip("/")
+            return self._connected
+
+    def _place(self, name: str) -> tuple[Any, str]:
+        """The file system, and the path of an object in it."""
+        parts = name.strip("/").split("/")
+        assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is no name of an object"
+        files, root = self._root()
+        return files, "/".join([root, *parts])
 
     def _read(self, name: str, file: Any) -> bytes:
         try:
@@ -111,11 +134,6 @@ class RemoteStore(Store):
     def _translated(self, name: str, error: Exception) -> StoreRefused | StoreUnavailable:
         kind = StoreRefused if isinstance(error, _REFUSED) else StoreUnavailable
         return kind(self.url, f"{name}: {in_words(error)}" if name else in_words(error))
-
-    def _path(self, name: str) -> str:
-        parts = name.strip("/").split("/")
-        assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is no name of an object"
-        return "/".join([self._root, *parts])
 
 
 def _without_password(url: str) -> str:

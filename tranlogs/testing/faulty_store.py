@@ -21,7 +21,7 @@ class FaultyStore(Store):
         hangs: while it is cleared, every call waits for it.
         is_durable: what `stat` says of objects ...
         copies: ... and of their copies.
-        lost: names that `stat` calls lost ...
+        lost: names that `stat` calls lost, without a copy; those that are in `back`, too, have their copies again ...
         forgotten: ... and those that it is not going to make durable.
         calls: methods and names, in order.
     """
@@ -35,6 +35,7 @@ class FaultyStore(Store):
         self.hangs.set()
         self.is_durable, self.copies = True, 1
         self.lost: set[str] = set()
+        self.back: set[str] = set()
         self.forgotten: set[str] = set()
         self.calls: list[tuple[str, str]] = []
 
@@ -58,7 +59,9 @@ class FaultyStore(Store):
             return None
         status = ObjectStatus(len(self.objects[name]), is_durable=self.is_durable, copies=self.copies)
         status = replace(status, is_forgotten=True, is_durable=False) if name in self.forgotten else status
-        return replace(status, is_lost=True, is_durable=False) if name in self.lost else status
+        if name in self.lost:
+            status = replace(status, is_lost=True, is_durable=False, copies=self.copies if name in self.back else 0)
+        return status
 
     def names(self, prefix: str) -> list[str]:
         self._begin("names", prefix)
@@ -68,10 +71,11 @@ class FaultyStore(Store):
         self._begin("delete", name)
         self.objects.pop(name, None)
 
-    def hasten(self, name: str) -> str:
+    def hasten(self, name: str) -> None:
         self._begin("hasten", name)
-        self.objects[name + "-again"] = self.objects.pop(name)
-        return name + "-again"
+        self.forgotten.discard(name)
+        if name in self.back:
+            self.lost.discard(name)
 
     def _begin(self, method: str, name: str) -> None:
         self.calls.append((method, name))
