@@ -136,7 +136,7 @@ class Ledger:
         self._written = known
         with catalog.transaction() as tables:
             tables.put("store", self._row)
-        self._census.spares_others = found is None or bool(notes)
+        self._census.spares_all, self._census.spares_others = bool(notes), found is None
         self._drop_missing(self._census.take(self.shipped, self.writer, self._needed()))
         self.is_attached, self._attached_to = True, self._catalog.opened
         count = sum(len(one.names()) for one in self.shipped.values())
