@@ -219,6 +219,22 @@ def test_what_was_not_finished_is_not_read(proxy: Proxy, store: AlluxioStore) ->
         read(store, "object")
 
 
+def test_what_is_lost_is_not_tried(proxy: Proxy, store: AlluxioStore) -> None:
+    proxy.answers["get-status"] = says(INFO | {"persistenceState": "LOST"})
+    with pytest.raises(CorruptObject, match="the store has lost it"):
+        read(store, "object")
+    assert "open-file" not in proxy.actions()
+
+
+def test_a_page_for_an_answer_is_what_there_is_of_an_object_that_no_worker_has(proxy: Proxy, store: AlluxioStore) -> None:
+    proxy.answers["open-file"] = says_bytes(b"<Error>No available Alluxio worker found</Error>", 500)
+    with pytest.raises(CorruptObject, match="the store has lost it"):
+        read(store, "object")
+    proxy.answers["get-status"] = says(INFO | {"persistenceState": "PERSISTED", "persisted": True})
+    with pytest.raises(StoreUnavailable):
+        read(store, "object")
+
+
 def test_a_write_that_fails_closes_its_stream_and_deletes_what_is_there(proxy: Proxy, store: AlluxioStore) -> None:
     proxy.answers["write"] = fails("UNKNOWN", "Failed to cache: io exception")
     with pytest.raises(StoreUnavailable, match="Failed to cache: io exception"):

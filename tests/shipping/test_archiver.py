@@ -653,11 +653,23 @@ def test_what_another_writer_left_is_deleted_if_its_manifests_could_be_read(is_r
     store, clock = FaultyStore(), FakeClock()
     store.objects = {"a/rank0/objects/log/x.seg.00000-ffffffff12345678": b"1"}
     census = Census(store, "a/rank0", clock)
-    census.spares_others = not is_read
+    census.spares_all, census.spares_others = False, not is_read
     for _ in range(3):
         census.take({}, "0123456789abcdef")
         clock.advance(3601)
     assert bool(store.objects) is not is_read
+
+
+def test_where_its_manifests_cannot_be_read_nothing_is_deleted(memory_path: Path) -> None:
+    """They, and what they name, may come back."""
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 12)
+    ship(run, store)
+    before = dict(store.objects)
+    for name in manifest_names(store, "a/rank0"):
+        store.objects[name] = b"nothing"
+    assert ship(run, store).archived == 12
+    assert {name for name in before if "/objects/" in name} < set(store.objects)
 
 
 def test_a_store_that_forgets_its_manifests_is_looked_through_at_once(memory_path: Path) -> None:

@@ -180,6 +180,11 @@ def test_a_damaged_manifest_is_named_and_the_one_before_it_used(store: FaultySto
     found = pull(store, "a/rank0", memory_path / "b/rank0")
     assert found.step <= 27
     assert newest in found.notes[0]
+    new = machine(memory_path, "new")
+    pull(store, "a/rank0", new / "rank0")
+    trained(new, 29)
+    store.url += "?replication=2"  # the same one
+    assert ship(new, store).archived == 29, "it has taken the damaged one's place"
 
 
 def test_without_any_checkpoint_nothing_is_brought(store: FaultyStore, memory_path: Path) -> None:

@@ -121,7 +121,7 @@ class StoreRow:
     """The store that the journal is shipped to, and how that goes.
 
     `writer` names this journal in it: another copy of the run, on another machine, has another. `number` is that of the
-    last manifest that was published, or taken over. `problem` says why shipping does not go on, "" if it does.
+    last manifest that was published, or whose place was taken. `problem` says why shipping does not go on, "" if it does.
     """
 
     url: str

@@ -16,8 +16,8 @@ class Census:
     """Of one journal; taken when shipping begins, and then once an hour.
 
     Attributes:
-        spares_others: whether what others have written stays in any case: it may be all that there is, where their manifests
-            cannot be read.
+        spares_all: whether everything stays, since a manifest cannot be read: what it names may be all that there is.
+        spares_others: whether what others have written stays, since there is no manifest that goes on from theirs.
     """
 
     def __init__(self, store: Store, place: str, clock: Clock) -> None:
@@ -25,7 +25,7 @@ class Census:
         self._next_at = 0.0
         self._seen: dict[str, float] = {}  # objects of others that no manifest names, and since when
         self._taken = 0
-        self.spares_others = True
+        self.spares_all = self.spares_others = True
 
     def is_due(self) -> bool:
         """Whether it is time for the next."""
@@ -49,7 +49,7 @@ class Census:
         there = set(self._store.names(f"{self._place}/{OBJECTS}"))
         useless = there - {name for one in shipped.values() for name in one.names()}.union(needed)
         self._seen = {name: self._seen.get(name, now) for name in useless}
-        for name, since in list(self._seen.items()):
+        for name, since in [] if self.spares_all else list(self._seen.items()):
             is_own = name.rpartition("-")[2][:8] == writer[:8]
             if (is_own and self._taken == 0) or (now - since > _GRACE_SECONDS and (is_own or not self.spares_others)):
                 self._store.delete(name)

@@ -109,7 +109,7 @@ class Ledger:
         if run is None:
             raise CorruptCatalog(catalog.path, "the run's row is missing")
         row: StoreRow | None = catalog.read(lambda tables: tables.get("store", StoreRow))
-        row = row if row is not None and row.url == self._store.url and row.writer else None
+        row = replace(row, url=self._store.url) if row is not None and self._is_there(row) and row.writer else None
         if row is not None and row.host and row.host != self._whereabouts:  # the folder was copied, or moved
             row = replace(row, writer=secrets.token_hex(8))
         names = manifest_names(self._store, self._place)  # first: what is published from here on is somebody else's
@@ -132,11 +132,12 @@ class Ledger:
             self._leave(found, row)
         self._number = self._known = max((writer_of(name)[0] for name in names), default=0)
         row = row or StoreRow(self._store.url, self.writer)
-        self._row = replace(row, number=found.number if found is not None else 0, problem="", host=self._whereabouts)
+        number = max(row.number, 0 if found is None else found.number)
+        self._row = replace(row, number=number, problem="", host=self._whereabouts)
         self._written = known
         with catalog.transaction() as tables:
             tables.put("store", self._row)
-        self._census.spares_others = found is None or bool(notes)
+        self._census.spares_all, self._census.spares_others = bool(notes), found is None
         self._drop_missing(self._census.take(self.shipped, self.writer, self._needed()))
         self.is_attached, self._attached_to = True, self._catalog.opened
         count = sum(len(one.names()) for one in self.shipped.values())
@@ -151,9 +152,10 @@ class Ledger:
         """
         left = [one for name, one in found.shipped.items() if name not in self.shipped]
         look = self.look()
-        self._shared = reach_of(replace(found, shipped=self.shipped), look)
-        step, own, where = reach_of(found, look_of(found)), self._own(look), f"{self._store.url}/{self._place}"
-        if left and step > own:
+        shared, where = replace(found, shipped=self.shipped), f"{self._store.url}/{self._place}"
+        self._shared = reach_of(shared, look)
+        step, own = reach_of(found, look_of(found)), self._own(look)
+        if step > max(own, reach_of(shared, look_of(found))):
             if not self._takes_over and (row is None or row.number != found.number):
                 raise StoreRefused(where, f"it has another past of this run, up to step {step}, and this folder has come to "
                                    f"{own}: was it restored from a backup? To go on from that past, move the folder away and "
@@ -181,11 +183,11 @@ class Ledger:
         Raises:
             StoreRefused: it is not.
         """
-        where, read = f"{self._store.url}/{self._place}", 0 if found is None else found.number
+        where, seen = f"{self._store.url}/{self._place}", max(found.number if found else 0, row.number if row else 0)
         if row is not None and row.number and not names:
             raise StoreRefused(where, f"manifest {row.number} of this run was there, and now there is nothing: is it the right "
                                "address, is its disk mounted? To begin there anew, --take-over")  # fmt: skip
-        newer = [number for number, writer in map(writer_of, names) if number > read and (row is None or writer != row.writer)]
+        newer = [number for number, writer in map(writer_of, names) if number > seen and (row is None or writer != row.writer)]
         if newer:
             raise StoreRefused(where, f"manifest {max(newer)} of another copy of this run is there, and cannot be read, or not "
                                "yet; to go on from here all the same, --take-over")  # fmt: skip
@@ -200,11 +202,15 @@ class Ledger:
                                f"{found.number}). Stop it, or give another address; to go on from what it shipped, pull that; "
                                "to go on from here all the same, --take-over")  # fmt: skip
 
+    def _is_there(self, row: StoreRow) -> bool:
+        """Whether it is of this store: what is asked of it (?replication=2) makes it no other."""
+        return row.url.partition("?")[0] == self._store.url.partition("?")[0]
+
     def _is_own(self, found: Manifest, row: StoreRow | None) -> bool:
         """Whether what the store has is this journal's own past: it wrote it, or was pulled from it, or lost its catalog."""
         if row is None:
             return found.host == socket.gethostname()
-        return found.writer == row.writer or found.number == row.number
+        return found.writer == row.writer or found.number <= row.number
 
     def is_stale(self, look: Look) -> bool:
         """Whether the newest manifest does not say what is known now."""
@@ -324,7 +330,7 @@ class Ledger:
         rows = {name: one.objects for name, one in self.shipped.items()}
         assert self._row is not None
         newest = self._published.newest
-        number = self._row.number if newest is None else newest.number
+        number = max(self._row.number, 0 if newest is None else newest.number)
         row = replace(self._row, number=number, objects_bytes=sum(one.nbytes for one in self.shipped.values()),
                       under_replicated=self._durability.thin_count)  # fmt: skip
         own = self._own(look)  # what lies behind it is another past
@@ -374,7 +380,7 @@ class Ledger:
             if self._row is None or self._row.problem != problem:
                 catalog = self._catalog.current()
                 row = catalog.read(lambda tables: tables.get("store", StoreRow))
-                if row is None or row.url != self._store.url:
+                if row is None or not self._is_there(row):
                     row = StoreRow(self._store.url, "", host=self._whereabouts)
                 self._row = replace(row, problem=problem)
                 with catalog.transaction() as tables:

@@ -25,7 +25,7 @@ from ..recovery.history import build_history
 from ..recovery.plan import plan_recovery
 from ..store import STALL_SECONDS, PatientStore, Store, open_store, split_url
 from .fetch import fetch_item
-from .manifest import MANIFESTS, Manifest, Shipped, read_newest
+from .manifest import MANIFESTS, Manifest, Shipped, manifest_names, read_first_sound, writer_of
 from .plan import chain_from, look_of, reach
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,8 @@ def pull(store: Store, place: str, folder: Path, *, everything: bool = False, pr
     """
     if folder.exists():
         raise UsageError(f"{folder} is there already; pull into another run folder, or move it away")
-    newest, notes = read_newest(store, place)
+    names = manifest_names(store, place)
+    newest, _, notes = read_first_sound(store, names)
     for _ in range(_LOOKS_MAX):
         manifest = newest
         if manifest is None:
@@ -110,7 +111,8 @@ def pull(store: Store, place: str, folder: Path, *, everything: bool = False, pr
         brought = _fetch(store, manifest, folder, everything, progress, pulled)
         if brought.here and not pulled.steps_lost:
             break
-        newest, notes = read_newest(store, place)  # what is missing may have been given up meanwhile
+        names = manifest_names(store, place)
+        newest, _, notes = read_first_sound(store, names)  # what is missing may have been given up meanwhile
         if newest is not None and newest.number == manifest.number:
             break
     assert manifest is not None
@@ -118,7 +120,7 @@ def pull(store: Store, place: str, folder: Path, *, everything: bool = False, pr
         raise NotARun(folder, f"no checkpoint of it has come to the store {store.url} yet", "")
     if not brought.here:
         raise CorruptObject(f"{store.url}/{place}", "no checkpoint of it can be read: " + "; ".join(pulled.notes))
-    _finish(store, manifest, folder, brought, pulled)
+    _finish(store, manifest, writer_of(names[0])[0], folder, brought, pulled)
     return pulled
 
 
@@ -228,8 +230,9 @@ def _judge(target: Path, pulled: Pulled) -> None:
         pulled.step = plan.position.step
 
 
-def _finish(store: Store, manifest: Manifest, folder: Path, brought: _Brought, pulled: Pulled) -> None:
-    """The catalog of what was brought, and the rename that makes it a journal."""
+def _finish(store: Store, manifest: Manifest, seen: int, folder: Path, brought: _Brought, pulled: Pulled) -> None:
+    """The catalog of what was brought, and the rename that makes it a journal; `seen` is the number of the newest manifest: it
+    can be another one, which cannot be read, and in the place of which this journal goes on."""
     target = folder.with_name(folder.name + _SUFFIX)
     catalog = Catalog.open(target, writable=True)
     try:
@@ -245,7 +248,7 @@ def _finish(store: Store, manifest: Manifest, folder: Path, brought: _Brought, p
                     tables.put(f"checkpoint/{one.row.name}", one.row)
             for one in brought.there:
                 tables.put(f"shipped/{one.objects.name}", one.objects)
-            tables.put("store", StoreRow(store.url, secrets.token_hex(8), manifest.number, manifest.at))
+            tables.put("store", StoreRow(store.url, secrets.token_hex(8), seen, manifest.at))
         _judge(target, pulled)
         with catalog.transaction() as tables:
             tables.put("watermarks", Watermarks(pulled.step, pulled.step, pulled.step, pulled.step, manifest.at))

@@ -96,6 +96,8 @@ class AlluxioStore(Store):
             raise CorruptObject(f"{self.url}/{name}", "it is missing")
         if not about.completed:
             raise CorruptObject(f"{self.url}/{name}", "writing it was never finished")
+        if _has_lost(self._status(about)):  # it would be tried for seconds
+            raise CorruptObject(f"{self.url}/{name}", "the store has lost it")
         done = 0
         try:
             with closing(self._blocks(name, path)) as blocks:
@@ -104,17 +106,14 @@ class AlluxioStore(Store):
                     into.write(block)
         except StoreUnavailable as error:
             is_answer = isinstance(error.__cause__, requests.JSONDecodeError)  # a page, where no worker has what is read
-            if (is_answer or not isinstance(error.__cause__, _NETWORK)) and self._is_lost(name):  # the store itself is not away
+            if (is_answer or not isinstance(error.__cause__, _NETWORK)) and _is_nowhere(
+                self.stat(name)
+            ):  # the store itself is not away
                 raise CorruptObject(f"{self.url}/{name}", "the store has lost it") from None
             raise
         if done != about.length:
             raise CorruptObject(f"{self.url}/{name}", f"it ends after {done} of {about.length} bytes")
         return done
-
-    def _is_lost(self, name: str) -> bool:
-        """Whether no worker has it, and the under-store neither."""
-        status = self.stat(name)
-        return status is None or status.is_lost or (not status.is_durable and status.copies == 0)
 
     def stat(self, name: str) -> ObjectStatus | None:
         return self._status(self._found(name)[1])
@@ -154,7 +153,7 @@ class AlluxioStore(Store):
     def hasten(self, name: str) -> None:
         path, about = self._found(name)
         status = self._status(about)
-        if status is None or status.is_durable or not status.is_complete or (status.is_lost and not status.copies):
+        if status is None or status.is_durable or not status.is_complete or _has_lost(status):
             return
         fresh = next(place for place in self._places(name) if place != path)
         try:
@@ -305,6 +304,16 @@ class AlluxioStore(Store):
         parts = name.strip("/").split("/")
         assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is no name of an object"
         return "/".join([self._root.rstrip("/"), *parts])
+
+
+def _has_lost(status: ObjectStatus | None) -> bool:
+    """Whether the cluster has given an object up, and no worker has it."""
+    return status is not None and status.is_lost and not status.copies
+
+
+def _is_nowhere(status: ObjectStatus | None) -> bool:
+    """Whether no worker has it whom one could ask, and the under-store neither."""
+    return status is None or status.is_lost or (not status.is_durable and not status.copies)
 
 
 def _get_status(client: Any, path: str, options: _Options | None) -> Any:
