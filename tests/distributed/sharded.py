@@ -173,8 +173,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             told = {"step": report.step, "exact": report.exact, "timeline": report.timeline, "notes": report.notes}
             print("recovered", json.dumps(told), flush=True)
         assert report.exact is not False, report
-        if "resharded" in name:
-            Path(f"{run}.landed{dist_rank()}").write_text(json.dumps([report.step, *everything(model, inner[0]), own(model)]))
+    told = (lambda *about: None) if run == "-" or "resharded" not in name else partial(tell, run, model, inner[0])
+    told("landed", report.step if report else 0)
     step = report.step // len(inner) if report else 0
 
     def batch(x: torch.Tensor, y: torch.Tensor, number: int) -> None:
@@ -207,15 +207,14 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
                 one.zero_grad()
         losses[step] = loss.item()
         optimizer.note(loss=loss.item())
-        if "resharded" in name and run != "-":
-            with open(f"{run}.seen{dist_rank()}", "a") as file:
-                file.write(json.dumps([step, loader.sampler.epoch, samples, own(model)]) + "\n")
+        told("taken", step, loader.sampler.epoch, samples)
         if name == "fsdp mixed" and number % 5 == 0:
             with torch.no_grad():
                 model.eval()(x)
             model.train()
 
-    for epoch in optimizer.epochs(EPOCHS) if run != "-" else optimizer.epochs(EPOCHS, loader):
+    epochs = EPOCHS + ("resharded" in name)
+    for epoch in optimizer.epochs(epochs) if run != "-" else optimizer.epochs(epochs, loader):
         loader.sampler.set_epoch(int(epoch))
         for i, (x, y) in enumerate(epoch, start=getattr(epoch, "batch", 0)):
             if "resharded" in name:
@@ -228,15 +227,22 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     return outcome(model, inner, losses)
 
 
-def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, str], list[float]]:
-    """Digests of whole parameters and whole optimizer state, by name; all processes must call it. And the learning rates."""
+def tell(run: str, model: nn.Module, optimizer: torch.optim.Optimizer, what: str, step: int, *more: Any) -> None:
+    """Write down what this rank has come to."""
+    about = {"what": what, "step": step, "whole": everything(model, optimizer), "own": own(model), "more": more}
+    with open(f"{run}.told{dist_rank()}", "a") as file:
+        file.write(json.dumps(about) + "\n")
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """Digests of whole parameters and whole optimizer state, by name; all processes must call it."""
     found = {}
     for name, p in model.named_parameters():
         kept = {key: value for key, value in optimizer.state[p].items() if torch.is_tensor(value)}
         for key, value in {"": p.detach(), **kept}.items():
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
             found[f"{name} {key}"] = _digest(whole.numpy().tobytes())
-    return found, [group["lr"] for group in optimizer.param_groups]
+    return found
 
 
 def own(model: nn.Module) -> str:

@@ -6,7 +6,6 @@ Each lands bit for bit on what a replay makes of the folder as it was before, an
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from tests.cli.conftest import Cli
 from tests.distributed.child import DIES, SAMPLES, _digest
 from tests.distributed.conftest import Launcher
 from tests.distributed.sharded import EPOCHS
-from tests.distributed.test_kills import differences
-from tranlogs.errors import RecoveryError
 from tranlogs_torch.offline import OfflineRun
 
 pytestmark = pytest.mark.crash
@@ -26,11 +23,9 @@ pytestmark = pytest.mark.crash
 TORN = "step-*-t{:03}-*"  # the checkpoint with which rank 0 begins: the one who waits for it dies before its own
 
 
-def replayed(run: Path) -> tuple[int, dict[str, str]] | None:
-    """Where a run would land, and digests of whole parameters and whole optimizer state there; None if it holds nothing."""
+def replayed(run: Path) -> tuple[int, dict[str, str]]:
+    """Where a run would land, and digests of whole parameters and whole optimizer state there."""
     offline = OfflineRun(run / "rank0")
-    if not (run / "rank0").exists():
-        return None
     report = offline.replay()
     assert report.exact is True, report
     found = {}
@@ -42,71 +37,105 @@ def replayed(run: Path) -> tuple[int, dict[str, str]] | None:
 
 
 class Chain:
-    """A run that goes from one number of processes to the next, and is compared at each change.
+    """A run that goes from one number of processes to the next, and is compared at each start.
 
     Attributes:
         told: what rank 0 said of each recovery.
-        steps: epoch, samples and a digest of what is a rank's own, of all ranks, by step; those of the last who took it.
+        landings: how many of them were compared.
+        steps: what the ranks told of each step, those of the last who took it.
     """
 
     def __init__(self, launcher: Launcher, run: Path, name: str) -> None:
         self.launcher, self.run, self._name = launcher, run, name
         self.told: list[dict[str, Any]] = []
-        self.steps: dict[int, list[Any]] = {}
+        self.landings = 0
+        self.steps: dict[int, dict[int, dict[str, Any]]] = {}
 
-    def go_on(self, world: int, kills: list[list[Any]]) -> None:
+    def go_on(self, world: int, kills: list[list[Any]], *, restarts: int | None = None) -> None:
         """Start so many processes, and again after each of the kills but the last."""
-        before = replayed(self.run)
+        before = replayed(self.run) if self.steps else (0, {})
+        count = len(kills) - 1 if restarts is None else restarts
         arguments = [self._name, str(self.run), str(self.launcher.folder / "out"), json.dumps(kills)]
-        assert self.launcher.ask({"world": world, "restarts": len(kills) - 1, "arguments": arguments})
+        failure = self.launcher.ask({"world": world, "restarts": count, "arguments": arguments})
+        assert bool(failure) == (count < len(kills)), failure
         assert DIES in self.launcher.said(), self.launcher.said()[-3000:]
         self.told += self.launcher.told()
+        found: dict[int, dict[int, dict[str, Any]]] = {}
         for rank in range(world):
-            self._compare(rank, before)
-        for rank in range(world):
-            self._collect(Path(f"{self.run}.seen{rank}"))
+            path = Path(f"{self.run}.told{rank}")
+            for about in map(json.loads, path.read_text().splitlines() if path.exists() else []):
+                if about["what"] == "landed":
+                    self._compare(rank, about, found | {k: v for k, v in self.steps.items() if k not in found}, before)
+                else:
+                    found.setdefault(about["step"], {})[rank] = about
+            path.unlink(missing_ok=True)
+        self.steps |= found
 
-    def _compare(self, rank: int, before: tuple[int, dict[str, str]] | None) -> None:
+    def _compare(self, rank: int, landed: dict[str, Any], steps: dict[int, dict[int, Any]], before: Any) -> None:
         """Whether a rank began with what was there."""
-        path = Path(f"{self.run}.landed{rank}")
-        if before is not None and path.exists():
-            step, found, _, own = json.loads(path.read_text())
-            assert (step, found) == before
-            if rank < len(self.steps[step]):
-                assert own == self.steps[step][rank][2], f"what was rank {rank}'s own at step {step}"
-        path.unlink(missing_ok=True)
-
-    def _collect(self, path: Path) -> None:
-        taken = list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
-        for step, epoch, samples, own in taken:
-            if path.name.endswith("seen0"):
-                self.steps[step] = []
-            self.steps[step].append((epoch, samples, own))
-        path.unlink(missing_ok=True)
+        if not landed["step"]:
+            return
+        self.landings += 1
+        was = steps[landed["step"]]
+        assert landed["whole"] == was[0]["whole"]
+        if landed["step"] == before[0]:
+            assert landed["whole"] == before[1]
+        if rank in was:
+            assert landed["own"] == was[rank]["own"], f"what was rank {rank}'s own at step {landed['step']}"
 
 
 @pytest.fixture(scope="module")
 def chain(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Chain:
-    """Two processes, then four of which one dies in the change, again two, and four and three that die while they train."""
+    """Two processes; four, of which one dies in the change; two again; four, the same, and four again; three; one; two."""
     found = Chain(launcher, tmp_path_factory.mktemp("resharded") / "run", "resharded")
     found.go_on(2, [[1, 9, 0]])
-    import time
-
-    t = time.time()
     found.go_on(4, [[3, None, 0, TORN.format(2)]])
-    print(found.launcher.said()[-1500:], time.time() - t)
-    t = time.time()
     found.go_on(2, [[0, 12, 0]])
-    print(found.told, time.time() - t)
-    t = time.time()
     found.go_on(4, [[2, None, 0, TORN.format(4)], [2, 23, 0]])
-    print(found.told, time.time() - t)
-    t = time.time()
     found.go_on(3, [[1, 31, 0]])
-    print(found.told, time.time() - t)
-    t = time.time()
+    found.go_on(1, [[0, 33, 0], [0, 34, 0]])
+    found.go_on(2, [[1, 44, 3]], restarts=1)
     return found
 
 
-def test_chain(chain: Chain) -> None:
-    print(chain.told)
+def test_the_state_is_that_of_the_others_bit_for_bit(chain: Chain) -> None:
+    """Which was compared at each start."""
+    assert [report["step"] for report in chain.told][:-1] == [0, 9, 12, 23, 31, 33, 34]
+    assert [report["timeline"] for report in chain.told][:-1] == [1, 3, 5, 6, 7, 7, 8]
+    assert [report["exact"] for report in chain.told] == [True, True, None, None, None, True, None, True]
+    assert chain.landings == 2 + 4 + 3 + 1 + 1 + 2 + 2
+
+
+def test_what_is_not_as_it_was_is_said_by_name(chain: Chain) -> None:
+    notes = chain.told[3]["notes"]
+    assert any("4 processes recorded the run, and 3 processes go on from step 23" in note for note in notes)
+    assert any("those of rank 3 end" in note for note in notes)
+    assert any("of the epoch (140 samples) is divided among 3" in note for note in notes)
+
+
+def test_each_sample_of_an_epoch_comes_once_over_all_changes(chain: Chain) -> None:
+    for number in range(EPOCHS + 1):
+        told = [about["more"] for ranks in chain.steps.values() for about in ranks.values()]
+        samples = [x for epoch, xs in told if epoch == number for x in xs]
+        assert len(set(samples)) == SAMPLES
+        assert len(samples) - SAMPLES < 4  # so that all ranks have as many
+
+
+def test_commands_read_what_it_went_through(chain: Chain, cli: Cli, tmp_path: Path) -> None:
+    newest = max(chain.steps)
+    together = cli("status", chain.run, "--json").json["together"]
+    assert together == {"world": 2, "step": newest, "lost": [], "left": [2, 3], "problems": []}
+    step, found = replayed(chain.run)
+    assert (step, found) == (newest, chain.steps[newest][0]["whole"])
+    found = cli("verify", chain.run, "--replay", "--json")
+    assert found.code == 0, found.json["problems"]
+    assert all(report["exact"] for rank in found.json["ranks"] for report in rank["replays"])
+
+
+def test_tensor_parallel_parts_are_dealt_out_to_two_dimensions(launcher: Launcher, tmp_path: Path) -> None:
+    found = Chain(launcher, tmp_path / "run", "resharded tp")
+    found.go_on(2, [[1, 9, 0]])
+    found.go_on(4, [[2, 12, 0]])
+    assert [(report["step"], report["exact"]) for report in found.told] == [(0, True), (9, None)]
+    assert found.landings == 4
+    assert replayed(found.run) == (12, found.steps[12][0]["whole"])

@@ -233,6 +233,9 @@ class Journal:
                 tables.put(timeline_key(self._timeline.number), self._timeline)
                 now, step = tables.get("watermarks", Watermarks) or Watermarks(), self._position.step
                 tables.put("watermarks", now.at_most(step))
+        elif self.catalog.read(lambda tables: tables.request("hold")) is not None:  # of one that died
+            with self.catalog.transaction() as tables:
+                tables.delete("request/hold")
         self._open_log(self._position, counts=self._suspension is None)
         about = self._describe(self._position)
         self._checkpointer = Checkpointer(self.paths.checkpoints, self.catalog, self.clock, about, self._published)
