@@ -103,9 +103,9 @@ class Target:
 class Taking:
     """See the module, and `SharedState.take`."""
 
-    def __init__(self, state: TorchState, parts: Mapping[int, Any], owners: Mapping[int, int], rank: int,
+    def __init__(self, state: TorchState, parts: dict[int, Any], owners: Mapping[int, int], rank: int,
                  channel: Channel) -> None:  # fmt: skip
-        self._state, self._parts, self._owners, self._rank, self._channel = state, dict(parts), owners, rank, channel
+        self._state, self._parts, self._owners, self._rank, self._channel = state, parts, owners, rank, channel
         self._targets: dict[str, Target] = {}
         self._told: dict[int, dict[str, Any]] = {}
 

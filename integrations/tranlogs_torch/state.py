@@ -327,7 +327,7 @@ class TorchState:
 
         return part(self)
 
-    def take(self, parts: Mapping[int, Any], owners: Mapping[int, int], rank: int, channel: Channel) -> dict[str, Any]:
+    def take(self, parts: dict[int, Any], owners: Mapping[int, int], rank: int, channel: Channel) -> dict[str, Any]:
         from .resharding import Taking
 
         return Taking(self, parts, owners, rank, channel).take()

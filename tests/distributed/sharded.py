@@ -223,7 +223,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     if run != "-":
         optimizer.close()
         steps, values = optimizer.scalars["loss"]
-        losses = dict(zip(steps, values))
+        losses = dict(zip((step // len(inner) for step in steps), values))
     return outcome(model, inner, losses)
 
 

@@ -34,7 +34,7 @@ class SharedState(Recoverable, Protocol):
         """A state that is made as a checkpoint describes it, at `restore`: for what another process has recorded."""
         ...
 
-    def take(self, parts: Mapping[int, Any], owners: Mapping[int, int], rank: int, channel: Channel) -> dict[str, Any]:
+    def take(self, parts: dict[int, Any], owners: Mapping[int, int], rank: int, channel: Channel) -> dict[str, Any]:
         """Set all state from the parts that ranks of before had. All processes must call it.
 
         Args:
