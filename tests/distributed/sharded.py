@@ -153,6 +153,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         from tranlogs_torch import LoggedOptimizer
 
         options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "checkpoint_every": EVERY}
+        if name == "resharded":  # the old checkpoints must outlive the first new one
+            options["keep"] = 1
         if name == "fsdp optimizers":
             along.LAG_SECONDS = 0.1
             options |= {"store": f"{run}.store", "checkpoint_every": EVERY * len(inner)}
