@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from tranlogs.errors import UsageError
+
+from .environment import class_name
 
 
 class OptimizerClasses:
@@ -29,6 +31,7 @@ class OptimizerClasses:
     def __init__(self, given: Sequence[str] = ()) -> None:
         self._by_name: dict[str, type[Optimizer]] = {}
         self._others: dict[str, type[Optimizer]] = {}
+        self._built: dict[str, type[Optimizer]] = {}
         for spec in given:
             name, equals, rest = spec.rpartition("=")
             kind = _imported(rest)
@@ -37,6 +40,13 @@ class OptimizerClasses:
             else:
                 self._others[kind.__qualname__] = kind
 
+    @classmethod
+    def of(cls, optimizers: Iterable[Optimizer]) -> OptimizerClasses:
+        """The classes of optimizers that a script has built."""
+        found = cls()
+        found._built = {class_name(optimizer): type(optimizer) for optimizer in optimizers}
+        return found
+
     def find(self, which: str, recorded: str) -> type[Optimizer]:
         """The class of the optimizer `which`, recorded under the name `recorded`.
 
@@ -44,7 +54,7 @@ class OptimizerClasses:
             UsageError: it is not torch's own and the user did not name it.
         """
         module, _, name = recorded.rpartition(".")
-        found = self._by_name.get(which) or _of_torch(module, name) or self._others.get(name)
+        found = self._by_name.get(which) or self._built.get(recorded) or _of_torch(module, name) or self._others.get(name)
         if found is None:
             raise UsageError(
                 f"optimizer {which!r} is a {recorded}, which torch.optim does not have. Name its class if you trust it: "

@@ -175,7 +175,9 @@ class LoaderPosition:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at a recorded position when the next epoch (or the rest of one) is opened."""
+        was, now_divided = state.get("division"), division_of(self._sampler)
         is_resized = state.get("world", size()) != size()
+        is_resized |= bool(was and now_divided and was["replicas"] != now_divided["replicas"])
         self._redivided = ""
         if is_resized:
             state, self._redivided = redivided(state, self.loader, self._sampler, size())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,12 +29,12 @@ _ATTEMPTS_MAX = 1000
 Held = tuple[Place, torch.Tensor]
 
 
-def recover_joined(folder: Path, make: Callable[[], RecordedState], step: int | None,
+def recover_joined(alone: Alone, make: Callable[[], RecordedState], step: int | None,
                    progress: Progress | None) -> tuple[RecordedState, Recovered] | None:  # fmt: skip
     """The whole state, and how the rank got there whose journal was given. None if the run holds nothing yet.
 
     Args:
-        folder: the journal of any rank.
+        alone: reads the journals of all.
         make: gives a state to be restored.
         step: where to land; None for the newest step.
         progress: told what is done.
@@ -44,7 +43,6 @@ def recover_joined(folder: Path, make: Callable[[], RecordedState], step: int | 
         RecoveryError: there is no step on which all ranks can land.
         UsageError: a part is in no journal.
     """
-    alone = Alone(folder, step=step)
     agree(alone.era.holdings, Damage(), step)  # says what is missing
     states, landings = _all_on_one_step(alone, make, step, progress)
     if not landings:

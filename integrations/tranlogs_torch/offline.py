@@ -91,17 +91,19 @@ class OfflineRun:
     def _recover(self, step: int | None, sequence: int | None, checkpoint: str | None,
                  progress: Progress | None) -> Recovered | None:  # fmt: skip
         environment = recorded_environment(self.folder)
-        if is_sharded(environment) and world_of(environment) > 1 and sequence is None and checkpoint is None:
-            joined = recover_joined(self.folder, partial(RecordedState, self._classes), step, progress)
-            if joined is not None:
-                self.state = joined[0]
-            return None if joined is None else joined[1]
-        if not is_of_group(environment) or (sequence is not None and world_of(environment) == 1):
+        is_alone = not is_of_group(environment) and not is_sharded(environment)
+        is_one_part = is_sharded(environment) and (sequence is not None or checkpoint is not None)
+        if is_alone or is_one_part or (sequence is not None and world_of(environment) == 1):
             return recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
         if sequence is not None:
             raise UsageError(f"{self.folder}: several processes train this run, and a checkpoint holds what is the next one's "
                              "own: only they can make it")  # fmt: skip
         alone = Alone(self.folder, step=step, checkpoint=checkpoint)  # each rank's journal has its share of the records
+        if alone.era.is_sharded and checkpoint is None:
+            joined = recover_joined(alone, partial(RecordedState, self._classes), step, progress)
+            if joined is not None:
+                self.state = joined[0]
+            return None if joined is None else joined[1]
         if checkpoint is None:
             landing = alone.recovery(self.state).recover(step, progress)
             if landing is None or landing.recovered is None:

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tranlogs.config import JournalConfig
-from tranlogs.errors import NotRecovered, UsageError
+from tranlogs.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.beside import start_beside, store_of
 from tranlogs.journal.parting import GRACE_SECONDS, OnSignal, Parting, checked
@@ -219,11 +219,13 @@ class Session:
         """What all ranks do before any of them goes on."""
         together, doubts = self.together, landing.doubts
         body = {**self._landed, "scalars": self.scalars.pack()}
-        if landing.is_new:  # in all journals, before the first record: else a crash could leave steps of two histories
-            self.journal.start()
+        if landing.is_new and not landing.is_resharded:  # in all journals, before the first record: else a crash could leave
+            self.journal.start()  # steps of two histories
         if landing.is_begun and together is not None:
             together.mirror(body)
-        if landing.is_begun or landing.is_adopted:
+        if landing.is_resharded:
+            self._begin_resharded(body)
+        elif landing.is_begun or landing.is_adopted:
             self.journal.checkpoint(self.state.snapshot(body), wait=True)
         if together is not None:
             step = found.position.step
@@ -235,6 +237,21 @@ class Session:
         self._doubts += [(text, False) for text in doubts]
         found.notes += landing.notes
         self._landed = {}  # it may be large
+
+    def _begin_resharded(self, body: dict[str, Any]) -> None:
+        """Begin with a checkpoint. Until all have theirs only the journals of before, all of them, hold the whole state.
+
+        Raises:
+            RecoveryError: one could not be written; the run is as it was.
+        """
+        with self.journal.unpruned():
+            self.journal.start()
+            is_written = self.journal.checkpoint(self.state.snapshot(body), wait=True)
+            written = [is_written] if self.together is None else self.together.told_by_all(is_written)
+            if not all(written):
+                raise RecoveryError(f"{self.run}: rank {written.index(False)} could not write the checkpoint that it begins "
+                                    "with, and without it what follows would be lost. The run is as it was: start again when "
+                                    "its disk can be written")  # fmt: skip
 
     @property
     def report(self) -> RecoveryReport:

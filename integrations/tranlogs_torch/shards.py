@@ -132,7 +132,7 @@ def is_part(parameter: torch.Tensor) -> bool:
 
 
 def describe(parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """How parameters lie over the processes, as plain values; empty where nothing is sharded.
+    """How parameters lie over the processes, as plain values; empty where none is shared out among several.
 
     `meshes` has each mesh's dimensions, sizes and the ranks in C order; `tensors` by name [mesh, shape of the whole, placement
     in each dimension of the mesh].
@@ -140,8 +140,8 @@ def describe(parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     meshes: list[dict[str, Any]] = []
     tensors: dict[str, list[Any]] = {}
     for name, parameter in parameters.items():
-        if is_dtensor(parameter):
-            whole: Any = parameter
+        whole: Any = parameter
+        if is_dtensor(parameter) and whole.device_mesh.size() > 1:
             mesh = _described(whole.device_mesh)
             if mesh not in meshes:
                 meshes.append(mesh)
@@ -157,6 +157,17 @@ def _words(placement: Any) -> str:
     """`Shard(0)`, `Replicate()`, or as torch names a shard of a shard."""
     is_plain = placement.is_shard() and type(placement).__name__ == "Shard"
     return f"Shard({placement.dim})" if is_plain else repr(placement)
+
+
+def is_relaid(parameters: Mapping[str, torch.Tensor], recorded: Mapping[str, Any]) -> bool:
+    """Whether any of the parameters lies otherwise over the processes than was recorded (by `describe`)."""
+    now = describe(parameters)
+    return any(_layout(now, name) != _layout(recorded, name) for name in parameters)
+
+
+def _layout(sharding: Mapping[str, Any], name: str) -> Any:
+    mesh, _, placements = sharding.get("tensors", {}).get(name, (None, (), ()))
+    return None if mesh is None else (sharding["meshes"][mesh], list(placements))
 
 
 def differences(parameters: Mapping[str, torch.Tensor], recorded: Mapping[str, Iterable[Any] | None]) -> list[str]:

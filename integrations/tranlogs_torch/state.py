@@ -19,6 +19,7 @@ from torch import nn
 from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.errors import StateMismatch, UsageError
 from tranlogs.recovery import Divergence
+from tranlogs.recovery.reach import Channel
 from tranlogs.recovery.shares import Shares
 from tranlogs.types import AnyArray
 from tranlogs.wal.entry_writer import Tensor
@@ -28,8 +29,9 @@ from . import adapt, environment, naming
 from .adapt import from_array, make_array, make_extension, to_array
 from .exchange import unwrapped
 from .fingerprint import Fingerprint, Mode, memory_of
+from .fitting import in_later_groups, mismatches, optimizer_differences
 from .own import ExtraState, set_own
-from .shards import array_of, is_alike, is_dtensor, local
+from .shards import array_of, is_alike, is_dtensor, is_relaid, local
 from .shards import differences as place_differences
 
 Groups = list[dict[str, Any]]
@@ -165,10 +167,10 @@ class TorchState:
         meta = checkpoint.meta(make_array=make_array, make_extension=make_extension)
         recorded, born = meta["optimizers"], meta.get("born", ())
         theirs = {n[6:]: checkpoint.layout(n) for n in checkpoint.names("param/")}
-        later = self._in_later_groups(recorded) - theirs.keys()
+        later = in_later_groups(self, recorded) - theirs.keys()
         found = self._world_differences(int(checkpoint.manifest["environment"].get("world", 1)))
-        found += _mismatches("parameter", {n: (adapt._NAMES[p.dtype], tuple(local(p).shape)) for n, p in self.parameters.items()
-                                          if n not in later}, theirs)  # fmt: skip
+        found += mismatches("parameter", {n: (adapt._NAMES[p.dtype], tuple(local(p).shape)) for n, p in self.parameters.items()
+                                         if n not in later}, theirs)  # fmt: skip
         if not found:
             about = checkpoint.manifest["tensors"]
             found += place_differences(self.parameters, {n: about.get(f"param/{n}", {}).get("piece") for n in theirs})
@@ -178,37 +180,13 @@ class TorchState:
             found += [f"buffer {n}: recorded, but not there now" for n in recorded_buffers if n not in places]
             filled = naming.named_buffers(self.modules)
             found += [f"buffer {n}: there now, but not recorded" for n in filled if n not in (*recorded_buffers, *born)]
-        for which in sorted(set(recorded) ^ set(self.optimizers)):
-            where = "the run has" if which in recorded else "now there is"
-            found.append(f"optimizer {which!r}: only {where} it")
-        for which in set(recorded) & set(self.optimizers):
-            found += self._optimizer_differences(which, recorded[which])
-        return found
+        return found + optimizer_differences(self, recorded)
 
     def _world_differences(self, recorded: int) -> list[str]:
         if recorded == self.world:
             return []
         now = "is 1" if self.world == 1 else f"are {self.world}"
         return [f"it was recorded by {recorded} processes that trained together, now there {now}"]
-
-    def _optimizer_differences(self, which: str, recorded: dict[str, Any]) -> list[str]:
-        found = []
-        now = environment.class_name(self.optimizers[which])
-        if recorded["class"] != now:
-            found.append(f"optimizer {which!r} was a {recorded['class']}, now it is a {now}")
-        groups = list(zip(self.group_names(which), recorded["params"], strict=False))
-        if {name for mine, _ in groups for name in mine} == {name for _, theirs in groups for name in theirs}:
-            return found  # if they are grouped otherwise now, the run's groups hold
-        for i, (mine, theirs) in enumerate(groups):
-            if set(mine) != set(theirs):
-                found.append(f"optimizer {which!r}: its parameter group {i} holds other parameters ({len(theirs)} recorded, "
-                             f"{len(mine)} now)")  # fmt: skip
-        return found
-
-    def _in_later_groups(self, recorded: dict[str, Any]) -> set[str]:
-        """Parameters of groups that were added after the recorded ones: the log, or nobody yet, knows them."""
-        return {name for which, about in recorded.items() if which in self.optimizers
-                for group in self.group_names(which)[len(about["params"]):] for name in group}  # fmt: skip
 
     @torch.no_grad()
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -218,21 +196,27 @@ class TorchState:
         self.recorded_environment = checkpoint.manifest["environment"]
         self.notes += environment.set_back(self.recorded_environment)
         with unwrapped(self):
-            self._restore_tensors(checkpoint, meta)
+            self.set_tensors([name[6:] for name in checkpoint.names("param/")], meta["optimizers"], checkpoint.read)
         naming.set_buffers(self.modules, {name[7:]: from_array(checkpoint.read(name)) for name in checkpoint.names("buffer/")})
         self.set_auxiliary(meta["boundary"])
 
-    def _restore_tensors(self, checkpoint: Checkpoint, meta: dict[str, Any]) -> None:
+    def set_tensors(self, recorded: list[str], optimizers: dict[str, Any], read: Callable[[str], AnyArray]) -> None:
+        """Set parameters and optimizers.
+
+        Args:
+            recorded: names of the parameters, in order.
+            optimizers: as a checkpoint tells of them.
+            read: gives a tensor by name.
+        """
         for parameter in self.parameters.values():
             parameter.grad = None
-        recorded = [name[6:] for name in checkpoint.names("param/")]
         self.use({name: self.parameters[name] for name in recorded} | self.parameters, len(recorded))
         for name in recorded:
-            _write(self.parameters[name], checkpoint.read(f"param/{name}"))
-        for which, about in meta["optimizers"].items():
+            _write(self.parameters[name], read(f"param/{name}"))
+        for which, about in optimizers.items():
             self._compare_given(which, about.get("given", []))
             self.set_groups(which, about["params"], about["groups"])
-            self.set_state(which, about["state"], partial(_read_state, checkpoint, f"state/{which}/"))
+            self.set_state(which, about["state"], partial(_read_state, read, f"state/{which}/"))
 
     def _compare_given(self, which: str, recorded: Groups) -> None:
         """Say where the script now gives other hyper-parameters than when the run began: the run goes on with its own."""
@@ -335,6 +319,19 @@ class TorchState:
         with unwrapped(self):
             return redo(self, entries, tick)
 
+    def is_relaid(self, sharding: Mapping[str, Any]) -> bool:
+        return is_relaid(self.parameters, sharding)
+
+    def part(self) -> TorchState:
+        from .resharding import part
+
+        return part(self)
+
+    def take(self, parts: dict[int, Any], owners: Mapping[int, int], rank: int, channel: Channel) -> dict[str, Any]:
+        from .resharding import Taking
+
+        return Taking(self, parts, owners, rank, channel).take()
+
     def adopt(self, sources: Sequence[Path], rank: int, *, is_start: bool) -> list[str]:
         from .distributed.adoption import adopt
 
@@ -366,19 +363,8 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _read_state(checkpoint: Checkpoint, prefix: str, name: str, key: str) -> AnyArray:
-    return checkpoint.read(f"{prefix}{name}/{key}")
-
-
-def _mismatches(what: str, mine: dict[str, tuple[str, tuple[int, ...]]],
-                theirs: dict[str, tuple[str, tuple[int, ...]]]) -> list[str]:  # fmt: skip
-    found = [f"{what} {name}: recorded, but not there now" for name in theirs if name not in mine]
-    found += [f"{what} {name}: there now, but not recorded" for name in mine if name not in theirs]
-    for name in mine:
-        if name in theirs and mine[name] != theirs[name]:
-            (a, s), (b, t) = theirs[name], mine[name]
-            found.append(f"{what} {name}: recorded as {a}{list(s)}, now {b}{list(t)}")
-    return found
+def _read_state(read: Callable[[str], AnyArray], prefix: str, name: str, key: str) -> AnyArray:
+    return read(f"{prefix}{name}/{key}")
 
 
 def _write(target: torch.Tensor, array: AnyArray) -> None:

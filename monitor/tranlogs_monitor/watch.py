@@ -170,8 +170,12 @@ class JournalWatch:
     # Pruning.
 
     def _is_held(self, tables: Tables) -> bool:
-        """Whether a trainer has recovered, maybe to an older step, and the catalog does not say yet where it will go on."""
-        return tables.request("hold") is not None and not self._is_abandoned()
+        """Whether a trainer has recovered, maybe to an older step, and the catalog does not say yet where it will go on.
+
+        A hold that outlives its process is of one that died while other journals needed what is here.
+        """
+        hold = tables.request("hold")
+        return hold is not None and (bool(hold.get("outlives")) or not self._is_abandoned())
 
     def _pruned(self, catalog: Catalog, rows: Rows, worth: Worth, now: float, owner: Owner | None) -> Pruning:
         values, budget = worth.as_dict(), self._settings.budget

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
-from tests.distributed.child import BATCHES, Killer, _digest, data, dist_rank
+from tests.distributed.child import BATCHES, SAMPLES, Killer, _digest, data, die_when, dist_rank
 from tests.torch.lab import with_plain_loops
+from tranlogs.shipping import along
 
 EPOCHS = 2
+EVERY = 7  # steps between checkpoints
 STEPS = EPOCHS * BATCHES
 
 
@@ -104,10 +107,35 @@ def _two_dimensions(world: int) -> nn.Module:
     return fully_shard(model, mesh=mesh["dp"])
 
 
+def _of_any_number(world: int) -> nn.Module:
+    """Sharded, with four processes also replicated; whole in one process."""
+    return Tall() if world == 1 else _replicated(world) if world == 4 else _plain(world)
+
+
+def _of_any_mesh(world: int) -> nn.Module:
+    return _tensor_parallel(world) if world == 2 else _two_dimensions(world)
+
+
 LOOPS: dict[str, Any] = {
     "fsdp": _plain, "fsdp accumulation": _plain, "fsdp mixed": _mixed, "hsdp": _replicated, "tp": _tensor_parallel,
-    "fsdp tp": _two_dimensions,
+    "fsdp tp": _two_dimensions, "fsdp optimizers": _plain, "resharded": _of_any_number,
+    "resharded tp": _of_any_mesh,
 }  # fmt: skip
+
+
+def optimizers_of(model: Any, name: str) -> list[torch.optim.Optimizer]:
+    """One, or one of each kind."""
+    if name != "fsdp optimizers":
+        return [torch.optim.AdamW(model.parameters(), lr=1e-2)]
+    kinds = torch.optim
+    return [
+        kinds.SGD([model.into.weight], lr=1e-2, momentum=0.9, nesterov=True),
+        kinds.Adagrad([model.into.bias, model.norm.weight], lr=1e-2),
+        kinds.Muon([model.middle.weight], lr=1e-2),
+        kinds.Adam([model.middle.bias], lr=1e-2, amsgrad=True, fused=True),
+        kinds.AdamW([model.out.weight, model.norm.bias], lr=1e-2, foreach=True, amsgrad=True),
+        kinds.RMSprop([model.out.bias], lr=1e-2, momentum=0.5, centered=True),
+    ]
 
 
 def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
@@ -117,14 +145,25 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     model = LOOPS[name](dist.get_world_size())
     seed = 100 + dist_rank()
     torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
-    inner: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    inner = optimizers_of(model, name)
+    optimizers: list[Any] = [*inner]
     if run == "-":
-        optimizer = with_plain_loops(inner)
+        optimizers[0] = with_plain_loops(inner[0])
     else:
         from tranlogs_torch import LoggedOptimizer
 
-        optimizer = LoggedOptimizer(inner, run, model, durability="process", segment_bytes=1 << 20, checkpoint_every=7)
-    loader = data()
+        options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "checkpoint_every": EVERY}
+        if name == "resharded":  # the old checkpoints must outlive the first new one
+            options["keep"] = 1
+        if name == "fsdp optimizers":
+            along.LAG_SECONDS = 0.1
+            options |= {"store": f"{run}.store", "checkpoint_every": EVERY * len(inner)}
+        optimizers[0] = LoggedOptimizer(inner[0], run, model, **options)
+        optimizers[1:] = [optimizers[0].also(one, name=type(one).__name__) for one in inner[1:]]
+        if name == "resharded" and kill and len(kill) > 3 and dist_rank() == kill[0]:
+            optimizers[0].session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
+    optimizer = optimizers[0]
+    loader = data(SAMPLES if "resharded" in name else None)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 11, 0.7)
     report, losses = None, {}
     if run != "-":
@@ -136,10 +175,13 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             told = {"step": report.step, "exact": report.exact, "timeline": report.timeline, "notes": report.notes}
             print("recovered", json.dumps(told), flush=True)
         assert report.exact is not False, report
-    step = report.step if report else 0
+    told = (lambda *about: None) if run == "-" or "resharded" not in name else partial(tell, run, model, inner[0])
+    told("landed", report.step if report else 0)
+    step = report.step // len(inner) if report else 0
 
     def batch(x: torch.Tensor, y: torch.Tensor, number: int) -> None:
         nonlocal step
+        samples = x[:, 0].tolist()
         if "tp" in name:  # ranks that share a model have the same batches
             dist.broadcast(x, 0)
             dist.broadcast(y, 0)
@@ -154,45 +196,77 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             killer.step(step)
             loss = nn.functional.cross_entropy(model(x).float(), y % 2)
             loss.backward()
-        if name != "fsdp tp":  # torch does not add up norms over several meshes
-            is_ours = run != "-" and number % 2 == 0
+        if "fsdp tp" not in name and name != "resharded tp":  # torch does not add up norms over several meshes
+            is_ours = run != "-" and number % 2 == 0 and len(inner) == 1
             clip = optimizer.clip_grad_norm_ if is_ours else partial(nn.utils.clip_grad_norm_, model.parameters())
             clip(0.5)
-        optimizer.step()
+        for one in optimizers:
+            one.step()
         scheduler.step()
-        optimizer.zero_grad()
         step += 1
+        if "resharded" not in name or step % 2:  # where they lie about at the boundary they are state, too
+            for one in optimizers:
+                one.zero_grad()
         losses[step] = loss.item()
         optimizer.note(loss=loss.item())
+        told("taken", step, loader.sampler.epoch, samples)
         if name == "fsdp mixed" and number % 5 == 0:
             with torch.no_grad():
                 model.eval()(x)
             model.train()
 
-    for epoch in optimizer.epochs(EPOCHS) if run != "-" else optimizer.epochs(EPOCHS, loader):
+    epochs = EPOCHS + ("resharded" in name)
+    for epoch in optimizer.epochs(epochs) if run != "-" else optimizer.epochs(epochs, loader):
         loader.sampler.set_epoch(int(epoch))
         for i, (x, y) in enumerate(epoch, start=getattr(epoch, "batch", 0)):
+            if "resharded" in name:
+                optimizer.zero_grad()
             batch(x, y, i + 1)
     if run != "-":
         optimizer.close()
         steps, values = optimizer.scalars["loss"]
-        losses = dict(zip(steps, values))
+        losses = dict(zip((step // len(inner) for step in steps), values))
     return outcome(model, inner, losses)
 
 
-def outcome(model: nn.Module, optimizer: torch.optim.Optimizer, losses: dict[int, float]) -> dict[str, Any]:
+def tell(run: str, model: nn.Module, optimizer: torch.optim.Optimizer, what: str, step: int, *more: Any) -> None:
+    """Write down what this rank has come to."""
+    about = {"what": what, "step": step, "whole": everything(model, optimizer), "own": own(model), "more": more}
+    with open(f"{run}.told{dist_rank()}", "a") as file:
+        file.write(json.dumps(about) + "\n")
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """Digests of whole parameters and whole optimizer state, by name; all processes must call it."""
+    found = {}
+    for name, p in model.named_parameters():
+        kept = {key: value for key, value in optimizer.state[p].items() if torch.is_tensor(value)}
+        for key, value in {"": p.detach(), **kept}.items():
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            found[f"{name} {key}"] = _digest(whole.numpy().tobytes())
+    return found
+
+
+def own(model: nn.Module) -> str:
+    """A digest of what is a rank's own."""
+    rng = torch.get_rng_state().numpy().tobytes(), str(np.random.get_state()), str(random.getstate())
+    return _digest(repr(rng).encode() + b"".join(b.numpy().tobytes() for b in model.buffers()))
+
+
+def outcome(model: nn.Module, optimizers: list[torch.optim.Optimizer], losses: dict[int, float]) -> dict[str, Any]:
     """Digests of everything that is this rank's, and the whole weights."""
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()
-    tensors = [*model.parameters(), *(v for p in model.parameters() for v in optimizer.state[p].values() if torch.is_tensor(v))]
+    held = [o.state[p] for o in optimizers for g in o.param_groups for p in g["params"]]
+    tensors = [*model.parameters(), *(value for one in held for value in one.values() if torch.is_tensor(value))]
     rng = (torch.get_rng_state().numpy().tobytes(), str(np.random.get_state()), str(random.getstate()))
     return {
         "weights": {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).tolist() for n, p in model.named_parameters()},
         "weights and state": _digest(b"".join(_local(t).detach().numpy().tobytes() for t in tensors)),
         "buffers": _digest(b"".join(b.numpy().tobytes() for b in model.buffers())),
         "rng": _digest(repr(rng).encode()), "losses": {str(k): v for k, v in losses.items()},
-        "lr": [group["lr"] for group in optimizer.param_groups],
+        "lr": [group["lr"] for o in optimizers for group in o.param_groups],
     }  # fmt: skip
 
 

@@ -44,6 +44,22 @@ def test_killed_group_ends_with_the_bits_of_one_that_was_not(
     assert steps == sorted(steps)
 
 
+def test_optimizers_of_all_kinds_and_a_store(launcher: Launcher, tmp_path: Path) -> None:
+    """Killed, and in the end, when the disk is gone, one process takes all of it up from the store."""
+    name, run = "fsdp optimizers", tmp_path / "run"
+    right = launcher.reference(2, name)
+    found = launcher.run(2, name, run, [[1, 8, 0], [0, 21, 3]])
+    assert differences(found, right) == [[]] * 2
+    told = launcher.told()
+    assert [(report["step"] > 0, report["exact"]) for report in told] == [(False, True), (True, True), (True, True)]
+    assert "Muon: its parameters are sharded, and that its update goes element by element is not known" in launcher.said()
+    shutil.rmtree(run)
+    (alone,) = launcher.run(1, name, run)
+    (report,) = launcher.told()
+    assert report["step"] == 6 * STEPS
+    assert alone["weights"] == right[0]["weights"]
+
+
 @pytest.fixture(scope="module")
 def sharded(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """A run of three ranks under FSDP2 that went to its end, to be read only; and what came out."""

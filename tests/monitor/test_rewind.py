@@ -12,7 +12,7 @@ from tranlogs.catalog import Catalog
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import RecoveryError
 from tranlogs.recovery import recover
-from tranlogs.retention import EverySteps, KeepAll
+from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.retention.budget import Budget
 from tranlogs.testing.toy import open_toy
 
@@ -64,6 +64,31 @@ def test_a_dead_trainer_holds_nothing(memory_path: Path) -> None:
     assert not watch.evaluate().did_nothing
     watch.close()
     catalog.close()
+
+
+def test_what_other_journals_need_stays_until_they_do_not(memory_path: Path) -> None:
+    """Also behind a process that died meanwhile, until another one goes on with the run."""
+    run = memory_path / "run"
+    trained(run, 60, retention=KeepAll())
+    trainer = toy(run, retention=KeepLatest(1))
+    trainer.train(63)
+    before = [row.step for row in trainer.journal.catalog.checkpoints()]
+    assert len(before) > 1
+    kept = trainer.journal.unpruned()
+    kept.__enter__()  # and it never leaves
+    assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    assert [row.step for row in trainer.journal.catalog.checkpoints()] == [*before, 63]
+    trainer.journal.close()
+    watch = watching(trainer, budget=LIMITS[1])
+    assert watch.evaluate().did_nothing
+    trainer = toy(run, retention=KeepLatest(1))
+    trainer.train(64)
+    assert not watch.evaluate().did_nothing
+    watch.close()
+    with trainer.journal.unpruned():
+        assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    assert trainer.journal.catalog.read(lambda tables: tables.request("hold")) is None
+    trainer.journal.close()
 
 
 def test_what_was_pruned_while_a_rewind_was_read_is_not_built_on(memory_path: Path) -> None:

@@ -13,7 +13,8 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -88,7 +89,7 @@ class Journal:
         self.load_seconds = 0.0
         self._due = CheckpointDue(policy, catalog, clock)
         self._pruned_before: PrunedRow | None = catalog.read(lambda tables: tables.get("pruned", PrunedRow))
-        self._has_said_failed = False
+        self._has_said_failed = self._is_unpruned = False
         atexit.register(self.close)
 
     @classmethod
@@ -155,6 +156,20 @@ class Journal:
         if has_pruned:
             raise RecoveryError(f"{self.paths.folder}: a monitor pruned it while it was being recovered. Start again")
 
+    @contextmanager
+    def unpruned(self) -> Iterator[None]:
+        """Meanwhile nothing is pruned, by this process or a monitor: other journals may need what is here.
+
+        If that does not end well it holds until a process goes on with the run.
+        """
+        self._is_unpruned = True
+        with self.catalog.transaction() as tables:
+            tables.put_request("hold", {"pid": self._pid, "outlives": True})
+        yield
+        self._is_unpruned = False
+        with suppress(*_FAILURES), self.catalog.transaction() as tables:
+            tables.delete("request/hold")
+
     def go_on_from(self, position: Position, *, new_timeline: bool = False, number: int | None = None,
                    damaged: Collection[str] = (), checkpoint: CheckpointRow | None = None,
                    log_bytes: int = 0) -> None:  # fmt: skip
@@ -213,10 +228,14 @@ class Journal:
             set_aside(self.catalog, self.paths.checkpoints, name)
         if self._timeline is not None:
             with self.catalog.transaction() as tables:
-                tables.delete("request/hold")  # from here on the catalog tells where it goes on
+                if not self._is_unpruned:
+                    tables.delete("request/hold")  # from here on the catalog tells where it goes on
                 tables.put(timeline_key(self._timeline.number), self._timeline)
                 now, step = tables.get("watermarks", Watermarks) or Watermarks(), self._position.step
                 tables.put("watermarks", now.at_most(step))
+        elif self.catalog.read(lambda tables: tables.request("hold")) is not None:  # of one that died
+            with self.catalog.transaction() as tables:
+                tables.delete("request/hold")
         self._open_log(self._position, counts=self._suspension is None)
         about = self._describe(self._position)
         self._checkpointer = Checkpointer(self.paths.checkpoints, self.catalog, self.clock, about, self._published)
@@ -438,6 +457,8 @@ class Journal:
         _log.info("%s: checkpoint of step %d published (%d bytes)", self.paths.folder, row.step, row.nbytes)
         self.load_seconds = self.load_seconds or row.seconds
         self._has_said_failed = False
+        if self._is_unpruned:
+            return
         try:
             retire(self.catalog, self.paths.checkpoints, self.retention)
         except Exception as error:  # the policy may be the user's own

@@ -27,6 +27,12 @@ def told_of_change(step: int, before: int, now: int) -> list[str]:
     return told
 
 
+def told_of_layout(step: int) -> list[str]:
+    """What is not as it would have been, where as many processes hold other parts of the parameters; one sentence each."""
+    return [f"the parameters lie otherwise over the processes from step {step} on than they did: weights, optimizer state and "
+            "what is tracked are those of the run there; what follows may be summed in another order"]  # fmt: skip
+
+
 def told_of_loss(agreement: Agreement, world: int) -> list[str]:
     """What became of the ranks whose journals are gone, one sentence each."""
     told = []

@@ -39,6 +39,11 @@ class Era:
         return all(holding.is_shared for holding in self.holdings if not holding.is_empty)
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether parameters were sharded over the ranks."""
+        return any(holding.is_sharded for holding in self.holdings)
+
+    @property
     def has_trained(self) -> bool:
         """Whether any of them went on from where it began."""
         return len(set().union(*(holding.landings() for holding in self.holdings))) > 1

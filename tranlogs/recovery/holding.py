@@ -71,6 +71,7 @@ class Holding:
         copies: of each share: 2 if the journal has the next rank's shares, too, and what is that one's own.
         keeper: the process that sends it to those that cannot read it; -1 for that of its own rank.
         is_sharded: whether parameters were sharded, so that each rank has parts that no other has.
+        is_torn: whether the journal's newest timeline was begun and holds nothing.
     """
 
     rank: int
@@ -85,6 +86,7 @@ class Holding:
     copies: int = 1
     keeper: int = -1
     is_sharded: bool = False
+    is_torn: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -211,7 +213,8 @@ def read_eras(folder: Path) -> list[LocalLog]:
 def holdings_of(logs: Sequence[LocalLog], rank: int, folder: Path, run_id: str) -> list[Holding]:
     """What a journal holds, by era, the newest first; at least one, which may be empty."""
     there = [log for log in logs if not log.is_empty] or logs[:1]
-    return [log.holding(rank, folder, run_id) for log in there]
+    newest, is_torn = logs[0].facts.timeline, logs[0].is_empty and there[0] is not logs[0]
+    return [replace(log.holding(rank, folder, run_id), timeline=newest, is_torn=is_torn) for log in there]
 
 
 def journals_beside(folder: Path) -> list[tuple[int, Path]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ..errors import in_words
 from .agreement import Damage
 from .protocol import Recoverable
+from .reach import Channel
 from .recover import Recovered
 from .shares import Shares
 
@@ -24,6 +25,32 @@ class SharedState(Recoverable, Protocol):
 
     shares: Shares | None
     world: int
+
+    def is_relaid(self, sharding: Mapping[str, Any]) -> bool:
+        """Whether a parameter's parts lie otherwise over the processes than was recorded (`environment["sharding"]`)."""
+        ...
+
+    def part(self) -> SharedState:
+        """A state that is made as a checkpoint describes it, at `restore`: for what another process has recorded."""
+        ...
+
+    def take(self, parts: dict[int, Any], owners: Mapping[int, int], rank: int, channel: Channel) -> dict[str, Any]:
+        """Set all state from the parts that ranks of before had. All processes must call it.
+
+        Args:
+            parts: those that this process has redone, by rank. They are used up.
+            owners: for each rank of before the process that has redone its part.
+            rank: of this process.
+            channel: connects them.
+
+        Returns:
+            The boundary's body, as it is now this process's own.
+
+        Raises:
+            StateMismatch: the state does not fit the run; nothing was touched.
+            UsageError: the parts do not make up whole parameters.
+        """
+        ...
 
     def adopt(self, sources: Sequence[Path], rank: int, *, is_start: bool) -> list[str]:
         """Set all state of a rank whose journal is gone from other ranks' checkpoints of the same step.
@@ -55,6 +82,7 @@ class Landing:
         is_begun: whether it begins now, so that all of them must begin with a checkpoint.
         is_resized: whether that is because their number has changed.
         is_adopted: whether the rank's own journal was gone, so that it must begin with a checkpoint.
+        is_resharded: whether parts of parameters lie otherwise, so that what was before counts until all have a checkpoint.
         beside: this rank, if what is its own is in the boundary of the rank before, with which it landed; else -1.
         newcomer: a name for a rank that the run did not have, the same at each try; empty for any other.
         doubts: what is not as it was, in words.
@@ -68,6 +96,7 @@ class Landing:
     is_begun: bool
     is_resized: bool
     is_adopted: bool
+    is_resharded: bool = False
     newcomer: str = ""
     beside: int = -1
     doubts: list[str] = field(default_factory=list)

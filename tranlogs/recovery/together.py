@@ -5,35 +5,32 @@ without a leader. Damage that one finds on the way is told to all, and they agre
 the same code serves processes (torch.distributed) and a reader that looks at all journals by itself.
 
 There may be another number of processes now than the run was recorded by. Journals without a process are then read by one
-that finds them beside its own, and a process without a part in the run redoes what another rank recorded.
+that finds them beside its own, and a process without a part in the run redoes what another rank recorded. Where parameters
+are sharded and their parts lie otherwise now, all journals are redone, each by one process, and the parts dealt out anew.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..catalog import CheckpointRow
-from ..checkpoint import Checkpoint
 from ..codec.entry import EntryKind
 from ..errors import CorruptCheckpoint, MissingShare, RecoveryError, UsageError, in_words
-from ..wal.entry_writer import Position
 from .agreement import Agreement, Base, Damage
-from .change import told_of_change, told_of_loss
+from .change import told_of_change, told_of_layout, told_of_loss
 from .eras import Era, Settled, distinct, eras_of, settle
 from .facts import mended
-from .history import Link
-from .holding import Holding, LocalLog, boundaries, holdings_of, journals_beside, read_eras
+from .holding import Holding, LocalLog, holdings_of, journals_beside, read_eras
 from .landing import Attempt, Landing, SharedState
-from .plan import Plan, is_later
+from .plan import Plan
 from .protocol import Spare
 from .reach import Channel, Reach, run_id_of
-from .recover import DamagedEntry, Noted, Progress, Recovered, carry_out, chunks
+from .recover import DamagedEntry, Progress, Recovered, carry_out
+from .resharding import Resharding
+from .routes import Routes
 from .shares import Shares
 
 _log = logging.getLogger(__name__)
@@ -66,6 +63,8 @@ class RankRecovery:
         self._settled: Settled | None = None
         self._damage = Damage()
         self._told: list[str] = []  # of damage that was met
+        self._relaid: set[int] = set()  # eras whose parts lay otherwise than they do now
+        self._resharding: Resharding | None = None
 
     def recover(self, step: int | None = None, progress: Progress | None = None) -> Landing | None:
         """Bring the state to the newest boundary that all ranks can reach (or to `step`). None if the run is fresh.
@@ -92,8 +91,9 @@ class RankRecovery:
             self._settled = settle(eras, self._damage, step)
             if self._settled is None:
                 return None
+            self._resharding = self._resharded() if self._is_resharded else None
             self._demand_shared()
-            self._reach.fetch_checkpoints(self._foreign())
+            self._reach.fetch_checkpoints(() if self._is_resharded else self._foreign())
             attempt, recovered = self._attempt(progress)
             outcomes = self._channel.gather(attempt.packed())
             if attempt.error is not None:
@@ -102,6 +102,8 @@ class RankRecovery:
             if failed:
                 raise RecoveryError(f"{self.folder.parent}: another rank could not recover: {'; '.join(failed)}")
             if not any(outcome[kind] for outcome in outcomes for kind in _DAMAGES):
+                if self._resharding is not None:
+                    recovered = self._resharding.join(self.state, self._routes().beginning(self._agreement.step))
                 return self._landing(recovered, outcomes, attempt)
             if self._mend(outcomes):
                 self._fetch_logs()  # who copied what was damaged has it still
@@ -127,7 +129,8 @@ class RankRecovery:
                 self._kept[rank] = _files_of(logs)
         except Exception as caught:  # the others wait
             error = caught
-        said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "step": step,
+        relaid = [log.since for log in self._logs if self.state.is_relaid(log.recorded.get("sharding", {}))]
+        said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "step": step, "relaid": relaid,
                                      "error": in_words(error) if error else ""})  # fmt: skip
         if error is not None:
             raise error
@@ -136,6 +139,7 @@ class RankRecovery:
             raise RecoveryError(f"{self.folder.parent}: another rank cannot read its journal: {'; '.join(failed)}")
         if len({one["step"] for one in said}) > 1:
             raise UsageError(f"recover(step=...) must name the same step on all ranks, not {[one['step'] for one in said]}")
+        self._relaid = {since for one in said for since in one["relaid"]}
         self._known = distinct([Holding.unpacked(packed) for one in said for packed in one["holdings"]])
 
     def _without_process(self) -> list[tuple[int, Path]]:
@@ -143,13 +147,33 @@ class RankRecovery:
         return [(rank, folder) for rank, folder in journals_beside(self.folder) if rank >= self.world]
 
     def _demand_shared(self) -> None:
-        era = self._era
-        if era.world != self.world and not era.is_shared:
+        era, agreement = self._era, self._agreement
+        if self._is_resharded and era.world > 1 and not era.is_sharded:
+            raise UsageError(f"{self.folder.parent}: {era.world} processes recorded the run, each all of its parameters; now "
+                             "these are sharded. Go on with one process first, and shard what that has recorded")  # fmt: skip
+        if self._is_resharded and agreement.lost:
+            raise UsageError(f"{self.folder.parent}: rank {agreement.lost[0]} ended before it had written what it began with. "
+                             f"Start {era.world}, as before, or begin another run")  # fmt: skip
+        if not self._is_resharded and era.world != self.world and not era.is_shared:
             now = "is 1" if self.world == 1 else f"are {self.world}"
-            why = ("each of them has its shards of the weights" if any(holding.is_sharded for holding in era.holdings)
-                   else "each of them logged all of its gradients, so that their weights need not be the same")  # fmt: skip
-            raise UsageError(f"{self.folder.parent}: {era.world} processes recorded the run, now there {now}, and {why}. "
+            raise UsageError(f"{self.folder.parent}: {era.world} processes recorded the run, now there {now}, and each of them "
+                             "logged all of its gradients, so that their weights need not be the same. "
                              f"Start {era.world}")  # fmt: skip
+
+    @property
+    def _is_resharded(self) -> bool:
+        """Whether the parts of the parameters lie otherwise than they did."""
+        era = self._era
+        return era.since in self._relaid or (era.is_sharded and era.world != self.world)
+
+    def _resharded(self) -> Resharding:
+        assert self._reach is not None
+        return Resharding(self.rank, self.world, self._era, self._reach.folders, self._channel)
+
+    def _routes(self) -> Routes:
+        assert self._reach is not None
+        assert self._settled is not None
+        return Routes(self.folder, self.rank, self._logs, self._reach.folders, self._settled)
 
     @property
     def _era(self) -> Era:
@@ -168,9 +192,9 @@ class RankRecovery:
 
     @property
     def _is_begun(self) -> bool:
-        """Whether an era begins: with another number of processes, or because a newer one is given up."""
+        """Whether an era begins: with another number of processes, or other parts, or because a newer one is given up."""
         assert self._settled is not None
-        return self._era.world != self.world or not self._settled.is_newest
+        return self._era.world != self.world or self._is_resharded or not self._settled.is_newest
 
     @property
     def _is_beside(self) -> bool:
@@ -186,28 +210,28 @@ class RankRecovery:
     def _attempt(self, progress: Progress | None) -> tuple[Attempt, Recovered | None]:
         attempt = Attempt()
         recovered: Recovered | None = None
-        agreement, donor = self._agreement, self._donor()
-        base = agreement.bases[donor if self._is_newcomer else self.rank]
+        agreement, donor, routes = self._agreement, self._donor(), self._routes()
+        base = agreement.bases[donor if self._is_newcomer else self.rank] if self._resharding is None else None
         assert self._reach is not None
         try:
             self._reach.demand()
             self.state.world = self._era.world
-            if not (self._has_part or self._is_newcomer or self._is_beside):
+            if self._resharding is not None:
+                for donor in self._resharding.mine:
+                    base, part = agreement.bases[donor], self.state.part()
+                    assert base is not None
+                    self._resharding.add(donor, part, self._redo(routes, donor, base, part, progress))
+            elif not (self._has_part or self._is_newcomer or self._is_beside):
                 if base is not None:
-                    recovered = self._adopt(base, attempt)
+                    recovered = self._adopt(routes, base, attempt)
                 attempt.has_later = True
             else:
                 assert base is not None
-                log = self._log_of(donor)
-                with Shares(self._peers(donor), self._era.since) as shares:
-                    self.state.shares = shares
-                    plan = self._plan(log, donor, base)
-                    past = self._past(log, plan) if plan.source is not None and plan.links else None
-                    recovered = carry_out(self._folder_of(donor), plan, self.state, log.facts.notes, progress, past)
+                recovered = self._redo(routes, donor, base, self.state, progress)
                 attempt.has_later = recovered.plan.has_later
                 if donor != self.rank:
-                    recovered.position = self._beginning(recovered.position.step)
-            attempt.digest = self.state.digest()
+                    recovered.position = routes.beginning(recovered.position.step)
+            attempt.digest = "" if self._resharding is not None else self.state.digest()
         except CorruptCheckpoint as damage:
             _log.warning("%s", damage)
             assert base is not None
@@ -215,25 +239,22 @@ class RankRecovery:
             attempt.told.append(str(damage))
         except DamagedEntry as damage:
             _log.warning("%s", damage.error)
-            self._note_damage(damage, attempt)
+            _note_damage(damage, donor, attempt)
             attempt.told.append(str(damage.error))
         except Exception as error:  # the others wait for a word
             attempt.error = error
-        finally:
-            self.state.shares = None
         return attempt, recovered
 
-    def _note_damage(self, damage: DamagedEntry, attempt: Attempt) -> None:
-        link, error, owner = damage.link, damage.error, self._donor()
-        if isinstance(error, MissingShare) and error.step is not None:
-            attempt.damage.records.add((error.rank, error.step))
-        elif link.kind == EntryKind.BOUNDARY:
-            attempt.damage.landings.add((owner, link.step))
-        elif link.kind == EntryKind.IMAGE:  # it lies between two steps
-            attempt.damage.landings.add((owner, link.step))
-            attempt.damage.records.add((owner, link.step + 1))
-        else:
-            attempt.damage.records.add((owner, link.step))
+    def _redo(self, routes: Routes, donor: int, base: Base, state: SharedState, progress: Progress | None) -> Recovered:
+        """Bring a state from a checkpoint to where all land, by the journal of a rank."""
+        log = routes.log_of(donor)
+        with Shares(self._peers(routes, donor), self._era.since) as state.shares:
+            try:
+                plan = routes.plan(log, donor, base)
+                past = routes.past(log, plan) if plan.source is not None and plan.links else None
+                return carry_out(routes.folder_of(donor), plan, state, log.facts.notes, progress, past)
+            finally:
+                state.shares = None
 
     def _mend(self, outcomes: Sequence[dict[str, Any]]) -> bool:
         """Put sound copies in the place of what was met as damaged, each rank in its own journal; whether any rank could."""
@@ -265,15 +286,18 @@ class RankRecovery:
         agreement, era = self._agreement, self._era
         newest = max(holding.timeline for holding in self._known)
         is_new = agreement.is_forked or self._is_begun or any(outcome["has_later"] for outcome in outcomes)
+        is_new |= any(holding.is_torn for holding in self._known)
         timeline = newest + is_new
         since = timeline if self._is_begun else era.since
         landing = Landing(recovered, timeline, is_new, since, self._is_begun, era.world != self.world, not self._has_part,
-                          doubts=attempt.doubts, notes=self._told)  # fmt: skip
+                          self._is_resharded, doubts=attempt.doubts, notes=self._told)  # fmt: skip
         if self._is_newcomer:
             first = next(holding.run_id for holding in era.holdings if not holding.is_empty)
             landing.newcomer = f"{first} {agreement.step} {self.rank}"
         if landing.is_resized:
             landing.doubts += told_of_change(agreement.step, era.world, self.world)
+        elif self._is_resharded:
+            landing.doubts += told_of_layout(agreement.step)
         if recovered is not None:
             recovered.damaged = tuple(name for rank, name in self._damage.checkpoints if rank == self.rank)
         if self._is_beside:
@@ -287,78 +311,18 @@ class RankRecovery:
                                 "must not be: see `tranlogs verify --replay`")  # fmt: skip
         return landing
 
-    # Plans.
-
     @property
     def _is_newcomer(self) -> bool:
         """Whether the run did not have this rank, or has nothing that was its own."""
         base = self._agreement.bases[self.rank] if self.rank < self._era.world else None
         return not self._has_part and (self.rank >= self._era.world or (base is None and self._is_begun))
 
-    def _plan(self, log: LocalLog, donor: int, base: Base) -> Plan:
-        """How the state comes from the journal of `donor` (`log`)."""
-        row = self._row(base)
-        source = None if base.rank == donor else self._folder_of(base.rank)
-        links = self._links(log, donor, base, row)
-        timeline = log.facts.timeline
-        position = Position(row.sequence, row.step, int(row.chain, 16), timeline)
-        if links:
-            head = links[-1].location.head
-            position = Position(head.sequence, head.step, head.digest, timeline)
-        notes = () if source is None else (f"weights and optimizer state were taken from rank {base.rank}'s checkpoint of step "
-                                           f"{row.step}",)  # fmt: skip
-        return Plan(row, tuple(links), position, is_later(log.history, log.checkpoints, position), notes, source)
-
-    def _beginning(self, step: int) -> Position:
-        """Where a journal goes on that does not hold what was redone: behind all that it has, and chained to nothing."""
-        facts = self._logs[0].facts
-        last = [row.sequence for row in facts.checkpoints]
-        last += [location.head.sequence for segment in facts.segments for location in segment.locations[-1:]]
-        return Position(max(last, default=0) + 1, step, secrets.randbits(64), 0)
-
-    def _past(self, log: LocalLog, plan: Plan) -> tuple[dict[str, Any], Noted]:
-        """What the loop had noted on this rank before the plan's entries: another rank's checkpoint does not know it."""
-        for row in reversed(log.checkpoints):
-            links = log.history.after(row.sequence, int(row.chain, 16))
-            end = next((i for i, link in enumerate(links) if link is plan.links[0]), None)
-            if end is None:
-                continue
-            with suppress(CorruptCheckpoint, DamagedEntry), Checkpoint(self.folder / "checkpoints" / row.name) as checkpoint:
-                body = checkpoint.meta()["boundary"]
-                noted = [(entry.step, entry.scalars) for _, entries in chunks(links[:end]) for entry in entries
-                         if entry.kind == EntryKind.BOUNDARY]  # fmt: skip
-                return {key: body[key] for key in ("scalars",) if key in body}, noted
-        return {}, []
-
-    def _links(self, log: LocalLog, donor: int, base: Base, row: CheckpointRow) -> list[Link]:
-        """The donor's own entries between the base and the landing."""
-        runs, target, nth = log.history.runs, self._agreement.step, self._agreement.nth
-        if base.rank == donor:
-            if row.step == target and (nth in (0, base.anchor.nth) or self._era.holdings[donor].count(target) is None):
-                return []
-            links = log.history.after(row.sequence, int(row.chain, 16))
-        else:
-            links = _from_step(runs, row.step, target)
-        for run in runs:
-            landings = [link for _, link in boundaries(run) if link.step == target]
-            if len(landings) >= max(nth, 1) and run[-1] is links[-1]:
-                landing = landings[max(nth, 1) - 1]
-                return links[: next(i for i, link in enumerate(links) if link is landing) + 1]
-        raise AssertionError(f"the agreement on step {target} does not fit the log of rank {donor}")
-
-    def _row(self, base: Base) -> CheckpointRow:
-        """What the catalog of the base's owner says of it."""
-        for row in self._log_of(base.rank).checkpoints:
-            if row.name == base.anchor.name:
-                return row
-        raise CorruptCheckpoint(self._folder_of(base.rank) / "checkpoints" / base.anchor.name, "it is not there")
-
-    def _adopt(self, base: Base, attempt: Attempt) -> Recovered:
-        row = self._row(base)
+    def _adopt(self, routes: Routes, base: Base, attempt: Attempt) -> Recovered:
+        row = routes.row(base)
         others = [found for found in self._foreign() if found != (base.rank, base.anchor.name)]
-        sources = [self._folder_of(rank) / "checkpoints" / name for rank, name in [(base.rank, base.anchor.name), *others]]
+        sources = [routes.folder_of(rank) / "checkpoints" / name for rank, name in [(base.rank, base.anchor.name), *others]]
         attempt.doubts += self.state.adopt(sources, self.rank, is_start=not any(h.has_stepped for h in self._era.holdings))
-        position = self._beginning(row.step)
+        position = routes.beginning(row.step)
         return Recovered(Plan(row, (), position, True, ()), position, {}, 0, 0.0, 0.0, None, [], [], 0)
 
     def _foreign(self) -> list[tuple[int, str]]:
@@ -371,18 +335,9 @@ class RankRecovery:
             found += [(base.rank, base.anchor.name) for base in agreement.bases if base]
         return list(dict.fromkeys(found))
 
-    def _peers(self, donor: int) -> dict[int, Path]:
-        return {holding.rank: self._folder_of(holding.rank) for holding in self._era.holdings
+    def _peers(self, routes: Routes, donor: int) -> dict[int, Path]:
+        return {holding.rank: routes.folder_of(holding.rank) for holding in self._era.holdings
                 if holding.rank != donor and holding.rank not in self._agreement.lost}  # fmt: skip
-
-    def _log_of(self, rank: int) -> LocalLog:
-        """What a journal holds of the era; copies of others' grow while ranks recover, so they are read anew."""
-        own = [log for log in self._logs if rank == self.rank and log.since == self._era.since]
-        return own[0] if own else LocalLog.read(self._folder_of(rank), self._era.since)
-
-    def _folder_of(self, rank: int) -> Path:
-        assert self._reach is not None
-        return self._reach.folders[rank]
 
 
 def _files_of(logs: Sequence[LocalLog]) -> list[Path]:
@@ -390,12 +345,15 @@ def _files_of(logs: Sequence[LocalLog]) -> list[Path]:
     return [segment.path.resolve() for segment in logs[0].facts.segments]
 
 
-def _from_step(runs: Sequence[list[Link]], start: int, target: int) -> list[Link]:
-    """The entries from the first boundary at a step on, in the run that leads to the target."""
-    for run in runs:
-        first = 0 if start == 0 and run[0].sequence == 1 else None
-        if first is None:
-            first = next((i for i, link in boundaries(run) if link.step == start), None)
-        if first is not None and run[-1].step >= target:
-            return run[first:]
-    return []
+def _note_damage(damage: DamagedEntry, owner: int, attempt: Attempt) -> None:
+    """Note what was met in the journal of a rank, or of another whose share it needs."""
+    link, error = damage.link, damage.error
+    if isinstance(error, MissingShare) and error.step is not None:
+        attempt.damage.records.add((error.rank, error.step))
+    elif link.kind == EntryKind.BOUNDARY:
+        attempt.damage.landings.add((owner, link.step))
+    elif link.kind == EntryKind.IMAGE:  # it lies between two steps
+        attempt.damage.landings.add((owner, link.step))
+        attempt.damage.records.add((owner, link.step + 1))
+    else:
+        attempt.damage.records.add((owner, link.step))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tranlogs.errors import RunInUse, UsageError
 from tranlogs.journal import Journal, read_owner
-from tranlogs.recovery.holding import is_of_group, journals_beside, recorded_environment
+from tranlogs.recovery.holding import is_of_group, is_sharded, journals_beside, read_eras, recorded_environment
 from tranlogs.recovery.landing import Landing
 from tranlogs.recovery.protocol import Spare
 from tranlogs.recovery.recover import Progress
@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
 
 def is_of_many(folder: Path) -> bool:
-    """Whether one process alone finds in a run what several have trained, now or before; `folder` is its journal's."""
-    return any(is_of_group(recorded_environment(path)) for _, path in journals_beside(folder))
+    """Whether one process alone finds in a run what several have trained, or began to; `folder` is its journal's."""
+    beside = journals_beside(folder)
+    if any(is_of_group(one) or is_sharded(one) for one in map(recorded_environment, (path for _, path in beside))):
+        return True
+    logs = read_eras(folder) if len(beside) > 1 else []  # a change that was cut short leaves an era without anything
+    return len(logs) > 1 and logs[0].is_empty
 
 
 def recover_alone(journal: Journal, state: TorchState, step: int | None, progress: Progress | None,

@@ -285,6 +285,10 @@ class Together:
             "the order of the buckets in which gradients are summed was not recorded: the next steps may round otherwise",
         ]
 
+    def told_by_all(self, value: Any) -> list[Any]:
+        """The value of each, by rank. All must call it."""
+        return list(self._group.gather(value))
+
     def leave(self) -> None:
         """This process says nothing to the others any more: they may be gone."""
         self._has_left = True

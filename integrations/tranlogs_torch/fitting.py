@@ -1,0 +1,55 @@
+"""How what a script has built fails to fit what its run has recorded, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import environment
+
+if TYPE_CHECKING:
+    from .state import TorchState
+
+Layouts = dict[str, tuple[str, tuple[int, ...]]]  # by name, dtype and shape
+
+
+def mismatches(what: str, mine: Layouts, theirs: Layouts) -> list[str]:
+    """Tensors that are not the same, one sentence each; `what` they are ("parameter")."""
+    found = [f"{what} {name}: recorded, but not there now" for name in theirs if name not in mine]
+    found += [f"{what} {name}: there now, but not recorded" for name in mine if name not in theirs]
+    for name in mine:
+        if name in theirs and mine[name] != theirs[name]:
+            (a, s), (b, t) = theirs[name], mine[name]
+            found.append(f"{what} {name}: recorded as {a}{list(s)}, now {b}{list(t)}")
+    return found
+
+
+def optimizer_differences(state: TorchState, recorded: dict[str, Any]) -> list[str]:
+    """Optimizers that are not the recorded ones; `recorded` as a checkpoint tells of them."""
+    found = []
+    for which in sorted(set(recorded) ^ set(state.optimizers)):
+        where = "the run has" if which in recorded else "now there is"
+        found.append(f"optimizer {which!r}: only {where} it")
+    for which in set(recorded) & set(state.optimizers):
+        found += _differences(state, which, recorded[which])
+    return found
+
+
+def _differences(state: TorchState, which: str, recorded: dict[str, Any]) -> list[str]:
+    found = []
+    now = environment.class_name(state.optimizers[which])
+    if recorded["class"] != now:
+        found.append(f"optimizer {which!r} was a {recorded['class']}, now it is a {now}")
+    groups = list(zip(state.group_names(which), recorded["params"], strict=False))
+    if {name for mine, _ in groups for name in mine} == {name for _, theirs in groups for name in theirs}:
+        return found  # if they are grouped otherwise now, the run's groups hold
+    for i, (mine, theirs) in enumerate(groups):
+        if set(mine) != set(theirs):
+            found.append(f"optimizer {which!r}: its parameter group {i} holds other parameters ({len(theirs)} recorded, "
+                         f"{len(mine)} now)")  # fmt: skip
+    return found
+
+
+def in_later_groups(state: TorchState, recorded: dict[str, Any]) -> set[str]:
+    """Parameters of groups that were added after the recorded ones: the log, or nobody yet, knows them."""
+    return {name for which, about in recorded.items() if which in state.optimizers
+            for group in state.group_names(which)[len(about["params"]):] for name in group}  # fmt: skip

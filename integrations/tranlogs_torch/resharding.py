@@ -1,0 +1,311 @@
+"""Parts of parameters that lie otherwise now than they were recorded: each process takes its own from what all have redone.
+
+What a rank of before had is redone as plain tensors, by one process. These are sent to all, one rank's after the other and
+some megabytes at a time, and each copies what falls into its parts: nobody holds more of the state than was redone there, its
+own, and what is on its way. What several ranks had is compared, bit for bit: it must be the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from tranlogs.config import MIB
+from tranlogs.errors import RecoveryError, StateMismatch, UsageError, in_words
+from tranlogs.recovery.reach import Channel
+from tranlogs.types import ITEMSIZE, AnyArray, Array
+
+from . import adapt, environment, naming
+from .classes import OptimizerClasses
+from .distributed.adoption import packed, unpacked
+from .equality import have_same_bits
+from .exchange import unwrapped
+from .fitting import Layouts, in_later_groups, mismatches, optimizer_differences
+from .offline import RecordedState
+from .shards import is_alike, is_dtensor, local, place_of
+from .state import TorchState
+
+T = TypeVar("T")
+
+_BUNDLE_BYTES = 16 * MIB
+_NOT_TAKEN = ("ddp", "beside")  # of a boundary: what reducers and neighbours of before had
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and length in each dimension
+
+
+def part(state: TorchState) -> RecordedState:
+    """A state for what another process recorded, with the optimizers' classes that the script uses."""
+    return RecordedState(OptimizerClasses.of(state.optimizers.values()))
+
+
+class Told(NamedTuple):
+    """What is told of a tensor of a rank of before.
+
+    `parameter` is the one as which it is laid out; "" for what is whole on each rank (a count of steps).
+    """
+
+    name: str
+    dtype: str
+    offset: tuple[int, ...]
+    length: tuple[int, ...]
+    whole: tuple[int, ...]
+    parameter: str
+
+    def slabs(self) -> Iterator[tuple[int, int, int]]:
+        """Cut along the first dimension into what is sent at once: first row, rows, bytes."""
+        row = math.prod(self.length[1:]) * ITEMSIZE[self.dtype]
+        rows, step = (self.length[0] if self.length else 1), max(1, _BUNDLE_BYTES // max(1, row))
+        for first in range(0, rows if row else 0, step):
+            count = min(step, rows - first)
+            yield first, count, count * row
+
+
+class Target:
+    """A tensor of this process that is put together.
+
+    Args:
+        tensor: to be filled.
+        offset: where in the whole it lies.
+    """
+
+    def __init__(self, tensor: torch.Tensor, offset: tuple[int, ...]) -> None:
+        self.tensor, self._offset = tensor, offset
+        self._filled: dict[Box, int] = {}  # by whom
+        self._count = 0
+        self.clash: tuple[int, int] | None = None  # ranks that had other values
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every element was filled, and once."""
+        return self._count == self.tensor.numel()
+
+    @torch.no_grad()
+    def put(self, rank: int, offset: tuple[int, ...], values: torch.Tensor) -> None:
+        """Copy what falls into it of a rank's box; compare it where another rank had that box, too."""
+        bounds = [(max(a, b), min(a + m, b + n)) for a, m, b, n in
+                  zip(offset, values.shape, self._offset, self.tensor.shape, strict=True)]  # fmt: skip
+        if any(first >= end for first, end in bounds):
+            return
+        source = values[tuple(slice(first - a, end - a) for (first, end), a in zip(bounds, offset, strict=True))]
+        target = self.tensor[tuple(slice(first - a, end - a) for (first, end), a in zip(bounds, self._offset, strict=True))]
+        before = self._filled.setdefault((offset, tuple(values.shape)), rank)
+        if before == rank:
+            target.copy_(source)
+            self._count += source.numel()
+        elif not have_same_bits(target, source):
+            self.clash = self.clash or (before, rank)
+
+
+class Taking:
+    """See the module, and `SharedState.take`."""
+
+    def __init__(self, state: TorchState, parts: dict[int, Any], owners: Mapping[int, int], rank: int,
+                 channel: Channel) -> None:  # fmt: skip
+        self._state, self._parts, self._owners, self._rank, self._channel = state, parts, owners, rank, channel
+        self._targets: dict[str, Target] = {}
+        self._told: dict[int, dict[str, Any]] = {}
+
+    def take(self) -> dict[str, Any]:
+        """Set the state; gives the boundary's body, which is set, too."""
+        own = self._parts.get(self._rank)
+        own_body = None if own is None else _body(own)
+        mine = self._on_all(self._described)
+        self._told = dict(sorted((rank, unpacked(blob)) for one in self._channel.gather(mine) for rank, blob in one))
+        self._on_all(self._demand_fit)
+        for rank, about in self._told.items():
+            self._receive(rank, [Told(*one) for one in about["tensors"]])
+        self._on_all(self._demand_whole)
+        return self._set(own_body or self._first["body"])
+
+    @property
+    def _first(self) -> dict[str, Any]:
+        return next(iter(self._told.values()))
+
+    def _on_all(self, act: Callable[[], T]) -> T:
+        """Do what may fail; if it does on any process, none goes on."""
+        found, error = None, None
+        try:
+            found = act()
+        except Exception as caught:  # the others wait
+            error = caught
+        failed = [text for text in self._channel.gather(in_words(error) if error else "") if text]
+        if error is not None:
+            raise error
+        if failed:
+            raise RecoveryError(f"another process could not take its part: {failed[0]}")
+        return found  # type: ignore[return-value]
+
+    # Telling.
+
+    def _described(self) -> list[tuple[int, bytes]]:
+        first = min(self._owners)
+        return [(rank, packed(_description(one, with_body=rank == first))) for rank, one in self._parts.items()]
+
+    def _demand_fit(self) -> None:
+        state, first = self._state, self._first
+        theirs: Layouts = {}
+        differing = ""
+        for rank, about in self._told.items():
+            named = {one[0][6:]: (one[1], tuple(one[4])) for one in about["tensors"] if one[0].startswith("param/")}
+            theirs = theirs or named
+            if named != theirs or any(about["optimizers"][which]["params"] != one["params"]
+                                      for which, one in first["optimizers"].items()):  # fmt: skip
+                differing = f"rank {rank} did not train the same parameters as rank {min(self._told)}"
+        later = in_later_groups(state, first["optimizers"]) - theirs.keys()
+        found = mismatches("parameter", {name: (adapt._NAMES[p.dtype], tuple(p.shape)) for name, p in state.parameters.items()
+                                         if name not in later}, theirs)  # fmt: skip
+        found += optimizer_differences(state, first["optimizers"])
+        if state.modules:
+            live, recorded = naming.named_buffers(state.modules), first["body"]["buffers"]
+            found += [f"buffer {name}: it is sharded, and is not dealt out anew" for name in live if is_dtensor(live[name])]
+            places = naming.buffer_places(state.modules)
+            found += [f"buffer {n}: recorded, but not there now" for n in recorded if n not in (*places, *first["born"])]
+            found += [f"buffer {n}: there now, but not recorded" for n in live if n not in recorded]
+        if found or differing:
+            raise StateMismatch("recover()", [*([differing] if differing else []), *found])
+
+    # Sending and receiving.
+
+    def _receive(self, rank: int, told: list[Told]) -> None:
+        part = self._parts.pop(rank, None)
+        held = {} if part is None else {name: tensor for name, tensor, _ in _tensors(part)}
+        for bundle in _bundles(told):
+            content = b"".join(_bytes(held[one.name], first, count) for one, first, count, _ in bundle) if held else b""
+            blob, at = np.frombuffer(self._channel.broadcast(content, self._owners[rank]), np.uint8), 0
+            for one, first, count, nbytes in bundle:
+                shape = (count, *one.length[1:]) if one.length else ()
+                values = adapt.from_array(Array(one.dtype, shape, blob[at : at + nbytes]))
+                offset = (one.offset[0] + first, *one.offset[1:]) if one.length else ()
+                self._target(one).put(rank, offset, values)
+                at += nbytes
+        for one in told:  # also what is empty
+            self._target(one)
+
+    def _target(self, one: Told) -> Target:
+        if one.name not in self._targets:
+            self._targets[one.name] = self._made(one)
+        return self._targets[one.name]
+
+    def _made(self, one: Told) -> Target:
+        if not one.parameter:
+            return Target(torch.empty(one.whole, dtype=adapt.DTYPES[one.dtype]), (0,) * len(one.whole))
+        parameter = self._state.parameters[one.parameter]
+        place, held = place_of(parameter), local(parameter).detach()
+        offset = (0,) * held.dim() if place is None else place.piece.offset
+        if not one.name.startswith("param/"):
+            held = torch.zeros_like(held, dtype=adapt.DTYPES[one.dtype], device="cpu")
+        return Target(held, offset)
+
+    def _demand_whole(self) -> None:
+        for name, target in self._targets.items():
+            if target.clash is not None:
+                a, b = target.clash
+                raise UsageError(f"{name}: rank {b} had other values than rank {a}, so that it is not known which are right. "
+                                 f"Start {len(self._told)} processes, as before")  # fmt: skip
+            if not target.is_whole and not name.startswith("grad/"):
+                raise UsageError(f"{name}: the journals of {len(self._told)} ranks do not hold all of its elements")
+
+    # Setting.
+
+    @torch.no_grad()
+    def _set(self, body: dict[str, Any]) -> dict[str, Any]:
+        state, first = self._state, self._first
+        state.fingerprint_kinds = {kind for about in self._told.values() for kind in about["kinds"]}
+        state.stale = {which for about in self._told.values() for which in about["stale"]}
+        state.recorded_environment = first["environment"]
+        state.notes += [note for about in self._told.values() for note in about["notes"] if note not in state.notes]
+        environment.set_back(state.recorded_environment)
+        optimizers = {which: {**about, "state": self._rest(which)} for which, about in first["optimizers"].items()}
+        names = [name[6:] for name in self._targets if name.startswith("param/")]
+        with unwrapped(state):
+            state.set_tensors(names, optimizers, self._read)
+        waiting = {name[5:]: target.tensor for name, target in self._targets.items() if name.startswith("grad/")}
+        body = {key: value for key, value in body.items() if key not in _NOT_TAKEN} | {"waiting": waiting}
+        state.set_auxiliary(body)
+        return body
+
+    def _read(self, name: str) -> AnyArray:
+        return adapt.to_array(self._targets.pop(name).tensor)
+
+    def _rest(self, which: str) -> dict[str, Any]:
+        """What an optimizer's state holds of each parameter, on whichever rank: one that had no part of it may know less."""
+        found: dict[str, dict[str, Any]] = {}
+        for about in self._told.values():
+            for name, items in about["optimizers"][which]["state"].items():
+                for key, value, device in items:
+                    found.setdefault(name, {}).setdefault(key, (key, value, device))
+        return {name: list(items.values()) for name, items in found.items()}
+
+
+def _body(part: RecordedState) -> dict[str, Any]:
+    """The boundary that was landed on, with what was noted before its checkpoint."""
+    noted = part.meta["boundary"].get("scalars")
+    return part.body if noted is None else {**part.body, "scalars": noted}
+
+
+def _description(part: RecordedState, *, with_body: bool) -> dict[str, Any]:
+    """What others need to know of it, as plain values."""
+    told: list[Told] = []
+    for name, tensor, parameter in _tensors(part):
+        if tensor.layout is not torch.strided:
+            raise UsageError(f"{name} is a sparse tensor, which is not dealt out to other processes. Start as many as before")
+        shape = tuple(tensor.shape)
+        place = None if parameter is None else place_of(parameter)
+        whole, offset = (shape, (0,) * len(shape)) if place is None else (place.whole, place.piece.offset)
+        told.append(Told(name, adapt._NAMES[tensor.dtype], offset, shape, whole,
+                         "" if parameter is None else part.name_of[id(parameter)]))  # fmt: skip
+    optimizers: dict[str, Any] = {}
+    for which, about in part.meta["optimizers"].items():
+        rest = part.state_tensors(which)[1]
+        if "" in rest:
+            raise UsageError(f"optimizer {which!r} keeps state that belongs to no parameter, which is not dealt out to other "
+                             "processes. Start as many as before")  # fmt: skip
+        groups = part.groups(which)
+        optimizers[which] = {"class": about["class"], "groups": groups["values"], "params": groups["params"], "state": rest,
+                             "given": part.given.get(which, [])}  # fmt: skip
+    found = {"tensors": [tuple(one) for one in told], "optimizers": optimizers, "environment": part.recorded_environment,
+             "born": part.meta["born"], "kinds": sorted(part.fingerprint_kinds), "stale": sorted(part.stale),
+             "notes": part.notes}  # fmt: skip
+    return found | {"body": {key: value for key, value in _body(part).items() if key not in _NOT_TAKEN}} if with_body else found
+
+
+def _tensors(part: RecordedState) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
+    """What is dealt out: name, tensor, and the parameter as which it is laid out; None for what is whole on each rank."""
+    for name, parameter in part.parameters.items():
+        yield f"param/{name}", parameter.detach(), parameter
+    for which, optimizer in part.optimizers.items():
+        for parameter, kept in optimizer.state.items():
+            if not isinstance(kept, dict) or id(parameter) not in part.name_of:
+                continue
+            for key, value in kept.items():
+                if isinstance(value, torch.Tensor):
+                    name = f"state/{which}/{part.name_of[id(parameter)]}/{key}"
+                    yield name, value, parameter if is_alike(key, value, parameter) else None
+    for name, gradient in part.body["waiting"].items():
+        yield f"grad/{name}", gradient, part.parameters[name]
+
+
+def _bundles(told: list[Told]) -> Iterator[list[tuple[Told, int, int, int]]]:
+    """Slabs of tensors that are sent together: the tensor, its first row, rows, bytes."""
+    bundle: list[tuple[Told, int, int, int]] = []
+    size = 0
+    for one in told:
+        for first, count, nbytes in one.slabs():
+            if bundle and size + nbytes > _BUNDLE_BYTES:
+                yield bundle
+                bundle, size = [], 0
+            bundle.append((one, first, count, nbytes))
+            size += nbytes
+    if bundle:
+        yield bundle
+
+
+def _bytes(tensor: torch.Tensor, first: int, count: int) -> bytes:
+    """Some rows of a tensor, in C order."""
+    rows = tensor[first : first + count] if tensor.dim() else tensor
+    plain = rows.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return adapt.flat_bytes(plain).tobytes()

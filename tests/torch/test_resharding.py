@@ -1,0 +1,80 @@
+"""Parts put together: boxes that overlap, that are there twice, that are missing; and how they are cut for sending."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tranlogs.recovery.resharding import _owner
+from tranlogs_torch import resharding
+from tranlogs_torch.resharding import Target, Told
+
+WHOLE = torch.arange(35.0).reshape(7, 5)
+
+
+def put(target: Target, rank: int, rows: tuple[int, int], columns: tuple[int, int] = (0, 5), change: float = 0.0) -> None:
+    values = WHOLE[slice(*rows), slice(*columns)] + change
+    target.put(rank, (rows[0], columns[0]), values)
+
+
+def test_rows_over_other_rows() -> None:
+    for parts in ([(0, 3), (3, 6), (6, 7)], [(0, 7)], [(0, 2), (2, 4), (4, 6), (6, 7), (7, 7)]):
+        target = Target(torch.full((4, 5), -1.0), (2, 0))
+        for rank, rows in enumerate(parts):
+            put(target, rank, rows)
+        assert torch.equal(target.tensor, WHOLE[2:6])
+        assert target.is_whole
+        assert target.clash is None
+
+
+def test_columns_over_rows() -> None:
+    target = Target(torch.full((3, 5), -1.0), (4, 0))
+    put(target, 0, (0, 7), (0, 3))
+    assert not target.is_whole
+    put(target, 1, (0, 7), (3, 5))
+    assert torch.equal(target.tensor, WHOLE[4:])
+    assert target.is_whole
+
+
+def test_a_part_that_is_there_twice_must_be_the_same() -> None:
+    target = Target(torch.full((7, 5), -1.0), (0, 0))
+    put(target, 0, (0, 4))
+    put(target, 1, (4, 7))
+    put(target, 2, (0, 4))
+    assert target.is_whole
+    assert target.clash is None
+    put(target, 3, (4, 7), change=1.0)
+    assert target.clash == (1, 3)
+    assert torch.equal(target.tensor, WHOLE)
+
+
+def test_numbers_without_dimensions_and_parts_without_elements() -> None:
+    number = Target(torch.tensor(-1.0), ())
+    number.put(0, (), torch.tensor(3.0))
+    number.put(1, (), torch.tensor(3.0))
+    assert (number.tensor.item(), number.is_whole, number.clash) == (3.0, True, None)
+    empty = Target(torch.empty(0, 5), (7, 0))
+    put(empty, 0, (0, 7))
+    assert empty.is_whole
+
+
+@pytest.mark.parametrize("bundle_bytes", [1, 40, 1 << 20])
+def test_slabs_cover_a_part_once(monkeypatch: pytest.MonkeyPatch, bundle_bytes: int) -> None:
+    monkeypatch.setattr(resharding, "_BUNDLE_BYTES", bundle_bytes)
+    told = [Told("a", "float32", (2, 0), (4, 5), (7, 5), "a"), Told("b", "float32", (), (), (), ""),
+            Told("c", "float32", (7, 0), (0, 5), (7, 5), "c")]  # fmt: skip
+    slabs = list(told[0].slabs())
+    assert [count * 20 for _, count, _ in slabs] == [nbytes for _, _, nbytes in slabs]
+    assert all(first + count == following for (first, count, _), (following, _, _) in pairwise(slabs))
+    assert (slabs[0][0], sum(count for _, count, _ in slabs)) == (0, 4)
+    bundles = list(resharding._bundles(told))
+    assert [one.name for bundle in bundles for one, *_ in bundle] == ["a"] * len(slabs) + ["b"]
+    assert all(len(bundle) == 1 or sum(nbytes for *_, nbytes in bundle) <= bundle_bytes for bundle in bundles)
+
+
+def test_a_journal_is_redone_by_its_own_process_or_by_one_that_can_read_it() -> None:
+    readers = [[0, 3], [1, 2, 3], [2, 3]]
+    assert [_owner(rank, readers, 3) for rank in range(4)] == [0, 1, 2, 0]
+    assert _owner(3, [[0], [1, 3]], 2) == 1
