@@ -1,0 +1,50 @@
+"""DLRover Flash Checkpoint: into shared memory, from there to disk by a saver beside the trainer, or by the agent above it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from peer.adapter import Adapter, largest
+
+
+class FlashMemory(Adapter):
+    """Into shared memory; the first save and each tenth go on to disk, as in its examples."""
+
+    disk_every = 10
+    _checkpointer: Any
+    _saves = 0
+
+    def open(self) -> int:
+        os.environ.setdefault("TORCHELASTIC_RUN_ID", self.folder.name)  # names its sockets and its shared memory
+        from dlrover.python.common.storage import KeepLatestStepStrategy
+        from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer
+
+        place = str(self.folder / "flash")
+        self._checkpointer = DdpCheckpointer(place, deletion_strategy=KeepLatestStepStrategy(2, place))
+        state = self._checkpointer.load_checkpoint()
+        return self.set_state(state) if state else 0
+
+    def save(self, step: int) -> None:
+        from dlrover.trainer.torch.flash_checkpoint.checkpointer import StorageType
+
+        to_disk = self._saves % self.disk_every == 0
+        self._saves += 1
+        storage = StorageType.DISK if to_disk else StorageType.MEMORY
+        self._checkpointer.save_checkpoint(step, self.state(step), storage_type=storage)
+
+    def wait(self) -> None:
+        if self._checkpointer._engine.latest_step:  # the last that was to go to disk, and was taken
+            self._checkpointer.wait_latest_checkpoint(timeout=60)
+
+    @staticmethod
+    def newest(folder: Path) -> list[Path]:
+        found = sorted((folder / "flash").glob("[0-9]*"), key=lambda path: int(path.name))
+        return largest(list(found[-1].glob("*.pt"))) if found else []
+
+
+class FlashDisk(FlashMemory):
+    """Each save to disk; one that comes while the last is being written is left out, as it is made."""
+
+    disk_every = 1
