@@ -36,9 +36,9 @@ class Size:
     """How much is done."""
 
     def __init__(self, *, quick: bool) -> None:
-        self.width = 128 if quick else 1400
-        self.blocks = {1: 1} if quick else {1: 5, 10: 8, 100: 10}
-        self.crashes = {1: 9} if quick else {1: 33, 10: 47, 100: 157}
+        self.width, self.width_faults = (128, 128) if quick else (1400, 512)
+        self.blocks = {1: 1} if quick else {1: 4, 10: 6, 100: 10}
+        self.crashes = {1: 9} if quick else {1: 23, 10: 37, 100: 127}
         self.scenarios = ("between", "cut") if quick else tuple(SCENARIOS)
 
 
@@ -57,14 +57,16 @@ def measure(names: list[str], *, quick: bool, minutes: float) -> dict[str, Any]:
         peer.adapter_class()  # imported before the forks
     with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
         lab = Lab(Path(folder), size.width, _SEED)
-        lab.take_reference(max(*size.crashes.values(), EPOCH) + 6)
+        lab.take_reference(max(size.crashes.values()) + 6)
         results["parameters"] = sum(p.numel() for p in PEERS["none"].make(size.width, Path(folder), 1).job.model.parameters())
-        for part in (_costs, _crashes, _faults):
+        small = Lab(Path(folder) / "faults", size.width_faults, _SEED)
+        small.take_reference(EPOCH + 6)
+        for part, here_in in ((_costs, lab), (_crashes, lab), (_faults, small)):
             for name, peer in here.items():
                 about = {"title": peer.title, "version": peer.version, "logs_steps": peer.logs_steps}
                 found = results["peers"].setdefault(name, about)
                 if time.monotonic() < end:
-                    part(lab, Path(folder), size, name, peer, found)
+                    part(here_in, Path(folder), size, name, peer, found)
                 elif not (peer.is_variant and part is not _costs):
                     results["late"].append(f"{part.__name__.strip('_')} of {peer.title}")
     results["large"] = {

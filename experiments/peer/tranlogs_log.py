@@ -8,8 +8,10 @@ from pathlib import Path
 from torch import nn
 from torch.optim import Optimizer
 
-from peer.adapter import Adapter, largest
+from peer.adapter import Adapter
 from peer.job import Batch
+from tranlogs.catalog import Catalog
+from tranlogs.catalog.rows import CheckpointRow, SegmentRow
 from tranlogs_torch import LoggedOptimizer
 
 
@@ -40,18 +42,19 @@ class TranLogs(Adapter):
 
     @staticmethod
     def newest(folder: Path) -> list[Path]:
-        """The newest checkpoint, and the log file that was written last: the one of the highest number that holds records."""
+        """The newest checkpoint, and the log file that is being written."""
         run = folder / "run" / "rank0"
-        checkpoints = sorted((run / "checkpoints").glob("step-*/state.safetensors"), key=lambda path: path.stat().st_mtime)
-        return [*checkpoints[-1:], *largest(_written(run / "log"))]
+        catalog = Catalog.open(run)
+        checkpoints, segments = catalog.read(
+            lambda tables: (tables.rows("checkpoint/", CheckpointRow), tables.rows("segment/", SegmentRow))
+        )
+        catalog.close()
+        newest = max((row for row in checkpoints if row.state == "published"), key=lambda row: row.sequence)
+        written = max((row for row in segments if row.state in ("open", "sealed")), key=lambda row: row.ordinal)
+        return [run / "checkpoints" / newest.name / "state.safetensors", run / "log" / written.file]
 
 
 class TranLogsProcess(TranLogs):
     """What the kernel has survives the process, and not the machine."""
 
     durability = "process"
-
-
-def _written(log: Path) -> list[Path]:
-    """The segment in use: the newest whose own second half of pages holds anything is not told from outside, so by time."""
-    return sorted(log.glob("*.seg"), key=lambda path: path.stat().st_mtime)[-1:]
