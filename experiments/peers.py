@@ -23,12 +23,14 @@ from typing import Any
 import torch
 from circumstances import Circumstances, write_results
 from peer import cost
+from peer.job import Job
 from peer.registry import PEERS, Peer
 from peer.scenarios import EPOCH, SCENARIOS, Lab, clean
 from peer.waste import HOURS, Large
 from peer_pictures import draw_peers
 
 _SEED = 7
+_COST_SECONDS_MAX = 120
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -37,51 +39,83 @@ class Size:
 
     def __init__(self, *, quick: bool) -> None:
         self.width, self.width_faults = (128, 128) if quick else (1400, 512)
-        self.blocks = {1: 1} if quick else {1: 4, 10: 6, 100: 10}
+        self.blocks = {1: 1, 10: 1} if quick else {1: 4, 10: 6, 100: 10}
         self.crashes = {1: 9} if quick else {1: 23, 10: 37, 100: 127}
         self.scenarios = ("between", "cut") if quick else tuple(SCENARIOS)
 
 
+class Measurement:
+    """All peers that are here, in a folder; what does not begin in time is left out, and named."""
+
+    def __init__(self, names: list[str], folder: Path, size: Size) -> None:
+        self._folder, self._size = folder, size
+        self._here = {name: PEERS[name] for name in names if not PEERS[name].missing}
+        self.missing = {PEERS[name].title: PEERS[name].missing for name in names if name not in self._here}
+        self.late: list[str] = []
+        self.peers: dict[str, dict[str, Any]] = {}
+        for name, peer in self._here.items():
+            peer.adapter_class()  # imported before the forks
+            self.peers[name] = {"title": peer.title, "version": peer.version, "logs_steps": peer.logs_steps}
+
+    def costs(self, end: float) -> None:
+        """Step times and bytes, interval by interval."""
+        for every, blocks in self._size.blocks.items():
+            for name, peer in self._here.items():
+                if peer.has_agent or (peer.logs_steps and every != 10):
+                    continue  # the agent does nothing while its trainer lives; a log costs the same at all intervals
+                if self._is_late(end, f"cost of {peer.title}, every {every}"):
+                    continue
+                interval = 100 if peer.logs_steps else every
+                found = _in_child(name, self._folder, self._size.width, interval, blocks)
+                self.peers[name].setdefault("cost", {})[str(interval)] = found
+                print(f"  {peer.title:45s} every {interval:3d}: {_told(found)}", flush=True)
+
+    def crashes(self, end: float) -> None:
+        """A SIGKILL at a random moment, interval by interval."""
+        lab = Lab(self._folder / "crashes", self._size.width, _SEED)
+        lab.take_reference(max(self._size.crashes.values()) + 6)
+        for every, crash in self._size.crashes.items():
+            for name, peer in self._tried().items():
+                if peer.has_agent or (peer.logs_steps and every != max(self._size.crashes)):
+                    continue
+                if not self._is_late(end, f"a SIGKILL of {peer.title}, every {every}"):
+                    row = lab.crash_at(name, 100 if peer.logs_steps else every, crash)
+                    self.peers[name].setdefault("crash", {})["100" if peer.logs_steps else str(every)] = row
+                    print(f"  {peer.title:45s} every {every:3d}: {row}", flush=True)
+
+    def faults(self, end: float) -> None:
+        """Scenario by scenario."""
+        lab = Lab(self._folder / "faults", self._size.width_faults, _SEED)
+        lab.take_reference(EPOCH + 6)
+        for scenario in self._size.scenarios:
+            for name, peer in self._tried().items():
+                if not self._is_late(end, f"{SCENARIOS[scenario].title}, {peer.title}"):
+                    rows = self.peers[name].setdefault("faults", {})[scenario] = lab.try_fault(name, scenario)
+                    for row in rows:
+                        print(f"  {peer.title:45s} {SCENARIOS[scenario].title:26s} {row}", flush=True)
+
+    def _tried(self) -> dict[str, Peer]:
+        return {name: peer for name, peer in self._here.items() if not peer.is_variant}
+
+    def _is_late(self, end: float, what: str) -> bool:
+        is_late = time.monotonic() > end
+        if is_late:
+            self.late.append(what)
+        return is_late
+
+
 def measure(names: list[str], *, quick: bool, minutes: float) -> dict[str, Any]:
-    """All peers that are here; what does not fit into the time is left out, and named."""
-    size, end = Size(quick=quick), time.monotonic() + 60 * minutes
-    results: dict[str, Any] = {
-        "missing": {},
-        "late": [],
-        "peers": {},
-        "scenarios": {n: SCENARIOS[n].title for n in size.scenarios},
-    }
-    here = {name: PEERS[name] for name in names if not PEERS[name].missing}
-    results["missing"] = {PEERS[name].title: PEERS[name].missing for name in names if name not in here}
-    for peer in here.values():
-        peer.adapter_class()  # imported before the forks
+    """Costs in the first third of the time, crashes until its half, faults in the rest."""
+    size, begun = Size(quick=quick), time.monotonic()
     with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
-        lab = Lab(Path(folder), size.width, _SEED)
-        lab.take_reference(max(size.crashes.values()) + 6)
-        results["parameters"] = sum(p.numel() for p in PEERS["none"].make(size.width, Path(folder), 1).job.model.parameters())
-        small = Lab(Path(folder) / "faults", size.width_faults, _SEED)
-        small.take_reference(EPOCH + 6)
-        for part, here_in in ((_costs, lab), (_crashes, lab), (_faults, small)):
-            for name, peer in here.items():
-                about = {"title": peer.title, "version": peer.version, "logs_steps": peer.logs_steps}
-                found = results["peers"].setdefault(name, about)
-                if time.monotonic() < end:
-                    part(here_in, Path(folder), size, name, peer, found)
-                elif not (peer.is_variant and part is not _costs):
-                    results["late"].append(f"{part.__name__.strip('_')} of {peer.title}")
-    results["large"] = {
-        "parameters": asdict(Large()),
-        "lost": {str(hours): Large().simulate(3600 * hours, _SEED) for hours in HOURS},
-    }
-    return results
-
-
-def _costs(lab: Lab, folder: Path, size: Size, name: str, peer: Peer, found: dict[str, Any]) -> None:
-    """Step times and bytes by interval."""
-    intervals = {100: size.blocks.get(10, 1)} if peer.logs_steps else size.blocks
-    found["cost"] = {str(every): _in_child(name, folder, size.width, every, blocks) for every, blocks in intervals.items()}
-    for every, cost_of in found["cost"].items():
-        print(f"  {peer.title:45s} every {every:>3}: {_told(cost_of)}", flush=True)
+        made = Measurement(names, Path(folder), size)
+        for part, share in ((made.costs, 1 / 3), (made.crashes, 1 / 2), (made.faults, 1.0)):
+            part(begun + share * minutes * 60)
+        parameters = sum(p.numel() for p in Job(size.width).model.parameters())
+    lost = {str(hours): Large().simulate(3600 * hours, _SEED) for hours in HOURS}
+    return {"parameters": parameters, "missing": made.missing, "late": made.late, "peers": made.peers,
+            "scenarios": {name: SCENARIOS[name].title for name in size.scenarios},
+            "large": {"parameters": asdict(Large()), "lost": lost}}  # fmt: skip
 
 
 def _told(found: dict[str, Any]) -> str:
@@ -93,10 +127,10 @@ def _told(found: dict[str, Any]) -> str:
 
 def _in_child(name: str, folder: Path, width: int, every: int, blocks: int) -> dict[str, Any]:
     """cost.measure in a process of its own, which may fail."""
-    place, out = folder / f"{name}-cost-{every}", folder / "cost.json"
+    place, out, said = folder / f"{name}-cost-{every}", folder / "cost.json", folder / "said"
 
     def work() -> None:
-        log = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        log = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
         out.write_text(json.dumps(cost.measure(name, place, width, every, blocks)))
@@ -104,33 +138,15 @@ def _in_child(name: str, folder: Path, width: int, every: int, blocks: int) -> d
     out.unlink(missing_ok=True)
     process = _FORK.Process(target=work)
     process.start()
+    process.join(_COST_SECONDS_MAX)
+    is_slow = process.is_alive()
+    process.kill()
     process.join()
     clean(place)
-    if process.exitcode or not out.exists():
-        return {"error": (folder / "said").read_text()[-500:]}
+    if is_slow or not out.exists():
+        return {"error": f"not done after {_COST_SECONDS_MAX} s" if is_slow else said.read_text()[-500:]}
     found: dict[str, Any] = json.loads(out.read_text())
     return found
-
-
-def _crashes(lab: Lab, folder: Path, size: Size, name: str, peer: Peer, found: dict[str, Any]) -> None:
-    """A SIGKILL at a random moment, by interval."""
-    if peer.is_variant or name == "none":
-        return
-    crashes = {100: max(size.crashes.values())} if peer.logs_steps else size.crashes
-    found["crash"] = {str(every): lab.crash_at(name, every, crash) for every, crash in crashes.items()}
-    for every, row in found["crash"].items():
-        print(f"  {peer.title:45s} every {every:>3}: {row}", flush=True)
-
-
-def _faults(lab: Lab, folder: Path, size: Size, name: str, peer: Peer, found: dict[str, Any]) -> None:
-    """All scenarios."""
-    if peer.is_variant or name == "none":
-        return
-    found["faults"] = {}
-    for scenario in size.scenarios:
-        found["faults"][scenario] = lab.try_fault(name, scenario)
-        for row in found["faults"][scenario]:
-            print(f"  {peer.title:45s} {SCENARIOS[scenario].title:26s} {row}", flush=True)
 
 
 def main() -> None:
@@ -139,7 +155,7 @@ def main() -> None:
         "--quick", action="store_true", help="torch.save alone, a small model: checks the script, not the claims"
     )
     parser.add_argument("--only", nargs="+", choices=[name for name in PEERS if name != "none"], help="some peers")
-    parser.add_argument("--minutes", type=float, default=8, help="what does not begin in this time is left out")
+    parser.add_argument("--minutes", type=float, default=10, help="what does not begin in this time is left out")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "peers.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # with more, products may round otherwise from process to process, and a fork has no pool

@@ -23,9 +23,10 @@ def measure(peer: str, folder: Path, width: int, every: int, blocks: int) -> dic
     Saves fall into the middle of a turn, so that the steps behind one bear what is still being written; at the end of a turn
     that is waited for, and not counted. A peer that logs each step takes its checkpoints at this interval.
     """
+    place = folder / f"{folder.name}-saved"  # a name of its own: shared memory goes by it
     (folder / "plain").mkdir(parents=True)
-    (folder / "saved").mkdir()
-    plain, saved = PEERS["none"].make(width, folder / "plain", every), PEERS[peer].make(width, folder / "saved", every)
+    place.mkdir()
+    plain, saved = PEERS["none"].make(width, folder / "plain", every), PEERS[peer].make(width, place, every)
     turns = {plain: _steps(plain, False), saved: _steps(saved, not PEERS[peer].logs_steps)}
     times: dict[Adapter, list[float]] = {plain: [], saved: []}
     for adapter, turn in turns.items():

@@ -66,10 +66,10 @@ PEERS: dict[str, Peer] = {
     "torch-save-synced": Peer("torch.save, fsync, rename", "torch_save", "TorchSaveSynced", is_variant=True),
     "dcp": Peer("DCP save", "dcp", "DcpSave"),
     "dcp-thread": Peer("DCP async_save, thread", "dcp", "DcpThread"),
-    "dcp-process": Peer("DCP async_save, process", "dcp", "DcpProcess"),
     "torchsnapshot": Peer("torchsnapshot async_take", "snapshot", "SnapshotAsync", ("torchsnapshot-nightly",)),
     "flash-memory": Peer("Flash Checkpoint, memory (disk each tenth)", "flash", "FlashMemory", _DLROVER),
     "flash-disk": Peer("Flash Checkpoint, disk", "flash", "FlashDisk", _DLROVER),
-    "flash-agent": Peer("Flash Checkpoint, memory, under its agent", "flash", "FlashMemory", _DLROVER, has_agent=True),
     "gradient-desc": Peer("gradient-desc", "gradient_desc", "GradientDesc", ("gradient-desc",)),
+    "dcp-process": Peer("DCP async_save, process", "dcp", "DcpProcess"),
+    "flash-agent": Peer("Flash Checkpoint, memory, under its agent", "flash", "FlashMemory", _DLROVER, has_agent=True),
 }

@@ -68,13 +68,13 @@ def _used(path: Path) -> int:
 SCENARIOS: dict[str, Scenario] = {
     "between": Scenario("SIGKILL between steps", ({"way": "head"},)),
     "update": Scenario("inside optimizer.step", ({"way": "update"},)),
-    "save": Scenario("during a save", tuple({"way": "moment", "crash": 2 * EVERY - 1, "part": part} for part in _SAVE_PARTS)),
     "all": Scenario("trainer and helpers killed", ({"way": "all"},)),
     "epoch": Scenario("at the end of an epoch", ({"way": "head", "crash": EPOCH, "every": EPOCH // 2, "settles": True},)),
     "cut": Scenario("newest save cut short", ({"way": "all", "settles": True},), _cut),
     "flip": Scenario("a bit of it flipped", ({"way": "all", "settles": True},), _flip),
     "full": Scenario("disk full", ({"way": "head", "fill": _FILLED, "crash": _FILLED_DEAD},), is_full=True, needs_root=True),
     "shm": Scenario("/dev/shm of 1 MiB", ({"way": "head", "tiny_shm": _TINY_SHM_BYTES},), needs_root=True),
+    "save": Scenario("during a save", tuple({"way": "moment", "crash": 2 * EVERY - 1, "part": part} for part in _SAVE_PARTS)),
 }
 
 AGENT_SCENARIOS = ("between", "update", "save", "all", "shm")  # what an agent is made for; each takes it many seconds
@@ -178,4 +178,4 @@ def clean(folder: Path) -> None:
 
 
 def _shared(name: str) -> Iterator[Path]:
-    return Path("/dev/shm").glob(f"*{name}_*")
+    return Path("/dev/shm").glob(f"{name}*_ckpt_shm_*")

@@ -17,7 +17,7 @@ from peer.life import Life, live
 from peer.processes import descendants, kill, still_alive
 
 _FORK = multiprocessing.get_context("fork")  # what is imported need not be imported again; with one thread there is no pool
-_SECONDS_MAX = 60.0  # of a life: one that has not ended then hangs
+_SECONDS_MAX = 180.0  # of a life: one that has not ended then hangs
 GRACE_SECONDS = 2.0  # for helpers to notice that their trainer is dead
 
 
