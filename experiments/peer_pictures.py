@@ -38,7 +38,8 @@ def draw_peers(path: Path, results: dict[str, Any]) -> None:
     costs.set_xlabel("steps between saves", color=INK)
     costs.set_ylabel("mean step time over no saving", color=INK)
     costs.axhline(1, color=INK, lw=0.6)
-    costs.legend(frameon=False, fontsize=8)
+    if peers:
+        costs.legend(frameon=False, fontsize=8)
     waste.set(xscale="log", yscale="log")
     waste.set_xlabel("failures a day", color=INK)
     waste.set_ylabel("share of time lost, best interval", color=INK)

@@ -31,7 +31,9 @@ def peers(results: dict[str, Any]) -> Lines:
     if results["missing"]:
         lines += prose("Left out: " + "; ".join(f"{title} ({why})" for title, why in results["missing"].items()) + ".")
     if results["late"]:
-        lines += prose("The time was up before: " + ", ".join(results["late"]) + ".")
+        lines += prose(f"""
+            The time was up before {len(results["late"])} measurements, whose places are empty; the JSON names them.
+            `make experiments EXPERIMENTS="peers"` takes all anew.""")
     lines += _costs(found) + _crashes(found) + _faults(found, results["scenarios"]) + _ahead(found, results["scenarios"])
     return lines + _large(results["large"])
 
@@ -56,6 +58,8 @@ def _costs(found: dict[str, Any]) -> Lines:
             one = _at(peer, "cost", every)
             yield f"{one['written_per_step'] / 1e6:.1f}" if one else ""
 
+    if not any("cost" in peer for peer in found.values()):
+        return []
     head = ["system", "version", *(f"every {every}" for every in _EVERY), *(f"MB a step, every {every}" for every in _EVERY)]
     lines += table(head, ([p["title"], p["version"], *cells(p)] for p in found.values() if "cost" in p))
     plain = [one for p in found.values() for one in p.get("cost", {}).values() if "error" not in one]

@@ -23,8 +23,8 @@ from typing import Any
 
 from circumstances import Circumstances, write_results
 
-_SECONDS_MAX = 120
-_TIMEOUT_SECONDS = 5  # of a collective in which a replica is missing
+_SECONDS_MAX = 240
+_TIMEOUT_SECONDS = 30  # of a collective in which a replica is missing
 
 
 def replica(number: int, steps: int, width: int, folder: Path, crash: int | None) -> None:

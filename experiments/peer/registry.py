@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import tranlogs
 from peer.adapter import Adapter
 
 
@@ -44,7 +45,7 @@ class Peer:
     @property
     def version(self) -> str:
         """Of what it is in."""
-        return metadata.version(self.package[0] if self.package else "torch")
+        return tranlogs.__version__ if self.logs_steps else metadata.version(self.package[0] if self.package else "torch")
 
     def adapter_class(self) -> type[Adapter]:
         """Imported."""

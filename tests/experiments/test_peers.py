@@ -14,13 +14,26 @@ _EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results and report."""
+    into = tmp_path_factory.mktemp("peers")
+    subprocess.run([sys.executable, str(_EXPERIMENTS / "run.py"), "peers", "--quick", "--into", str(into)], check=True)
+    return into
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
     """What `peers.py --quick` writes."""
-    out = tmp_path_factory.mktemp("peers") / "peers.json"
-    subprocess.run([sys.executable, str(_EXPERIMENTS / "peers.py"), "--quick", "--out", str(out)], check=True)
-    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    results: dict[str, Any] = json.loads(out.read_text())
+    results: dict[str, Any] = json.loads((folder / "peers.json").read_text())
     return results
+
+
+@pytest.mark.crash
+def test_the_report_tells_costs_crashes_and_faults(folder: Path) -> None:
+    page = (folder / "results.md").read_text()
+    assert page.count("| torch.save, rename |") == 3
+    assert "| exact, 2 lost | refused | 0 |" in page
+    assert (folder / "results" / "peers.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.crash
