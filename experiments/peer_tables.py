@@ -174,7 +174,7 @@ def _better(
 
 def _worst(tries: list[dict[str, Any]]) -> tuple[int, int, int]:
     """Of several tries: what is worse is greater."""
-    order = {"exact": 0, "nothing on disk": 1, "refused": 1, "hung": 1, "wrong": 2}
+    order = {"exact": 0, "nothing on disk": 1, "refused": 1, "did not start": 1, "hung": 1, "wrong": 2}
     return max(((order[row["verdict"]], row.get("lost", 0), "died" in row) for row in tries), default=(0, 0, False))
 
 

@@ -84,15 +84,16 @@ class Measurement:
                     print(f"  {peer.title:45s} every {every:3d}: {row}", flush=True)
 
     def faults(self, end: float) -> None:
-        """Scenario by scenario."""
+        """Scenario by scenario; those that take long to start come last."""
         lab = Lab(self._folder / "faults", self._size.width_faults, _SEED)
         lab.take_reference(EPOCH + 6)
-        for scenario in self._size.scenarios:
-            for name, peer in self._tried().items():
-                if not self._is_late(end, f"{SCENARIOS[scenario].title}, {peer.title}"):
-                    rows = self.peers[name].setdefault("faults", {})[scenario] = lab.try_fault(name, scenario)
-                    for row in rows:
-                        print(f"  {peer.title:45s} {SCENARIOS[scenario].title:26s} {row}", flush=True)
+        units = [(name, scenario) for scenario in self._size.scenarios for name in self._tried()]
+        for name, scenario in sorted(units, key=lambda unit: PEERS[unit[0]].is_slow):
+            title = self.peers[name]["title"]
+            if not self._is_late(end, f"{SCENARIOS[scenario].title}, {title}"):
+                rows = self.peers[name].setdefault("faults", {})[scenario] = lab.try_fault(name, scenario)
+                for row in rows:
+                    print(f"  {title:45s} {SCENARIOS[scenario].title:26s} {row}", flush=True)
 
     def _tried(self) -> dict[str, Peer]:
         return {name: peer for name, peer in self._here.items() if not peer.is_variant}

@@ -20,6 +20,7 @@ class Peer:
         module, adapter: where the adapter is.
         package: distribution that must be there, and others that it forgets to ask for; empty: none but torch.
         is_variant: it only costs otherwise than the one above; no faults are tried on it.
+        is_slow: it starts other processes, which import everything anew.
         has_agent: a process above the trainer starts it, and starts it again.
         logs_steps: it saves each step whatever the interval, which is that of its checkpoints.
     """
@@ -31,6 +32,7 @@ class Peer:
     is_variant: bool = False
     logs_steps: bool = False
     has_agent: bool = False
+    is_slow: bool = False
 
     @property
     def missing(self) -> str:
@@ -71,6 +73,8 @@ PEERS: dict[str, Peer] = {
     "flash-memory": Peer("Flash Checkpoint, memory (disk each tenth)", "flash", "FlashMemory", _DLROVER),
     "flash-disk": Peer("Flash Checkpoint, disk", "flash", "FlashDisk", _DLROVER),
     "gradient-desc": Peer("gradient-desc", "gradient_desc", "GradientDesc", ("gradient-desc",)),
-    "dcp-process": Peer("DCP async_save, process", "dcp", "DcpProcess"),
-    "flash-agent": Peer("Flash Checkpoint, memory, under its agent", "flash", "FlashMemory", _DLROVER, has_agent=True),
+    "dcp-process": Peer("DCP async_save, process", "dcp", "DcpProcess", is_slow=True),
+    "flash-agent": Peer(
+        "Flash Checkpoint, memory, under its agent", "flash", "FlashMemory", _DLROVER, has_agent=True, is_slow=True
+    ),
 }

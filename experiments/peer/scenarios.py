@@ -141,6 +141,8 @@ class Lab:
         else:
             dead = run(life, self._chance)
             orphans += dead.orphans
+            if not dead.heads:  # no fault was tried: it is not to be judged by that
+                return {"verdict": "did not start", "error": dead.error or f"exit {dead.exit}"}
             (life.folder / "filler").unlink(missing_ok=True)
             if scenario.damage is not None:
                 files = peer.adapter_class().newest(life.folder)
