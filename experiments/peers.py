@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from circumstances import Circumstances, write_results
-from peer import cost
+from peer import cost, flash
 from peer.job import Job
 from peer.registry import PEERS, Peer
 from peer.scenarios import EPOCH, SCENARIOS, Lab, clean
@@ -144,6 +144,7 @@ def _in_child(name: str, folder: Path, width: int, every: int, blocks: int) -> d
     process.kill()
     process.join()
     clean(place)
+    flash.clear(place / f"{place.name}-saved")
     if is_slow or not out.exists():
         return {"error": f"not done after {_COST_SECONDS_MAX} s" if is_slow else said.read_text()[-500:]}
     found: dict[str, Any] = json.loads(out.read_text())

@@ -156,7 +156,7 @@ def _resumed(told: list[dict[str, Any]]) -> int:
 
 def measure(*, quick: bool) -> dict[str, Any]:
     """Uninterrupted; one dies; both die."""
-    steps, crash, width = (12, 4, 64) if quick else (400, 60, 1400)
+    steps, crash, width = (12, 4, 64) if quick else (150, 40, 256)
     plans: dict[str, dict[int, int]] = {"nothing": {}, "one replica": {1: crash}, "both": {0: crash, 1: crash}}
     with tempfile.TemporaryDirectory() as folder:
         found = {what: run(Path(folder) / what.replace(" ", "-"), steps, width, crashes) for what, crashes in plans.items()}

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from peer.flash import run_id
 from peer.life import Life
 from peer.processes import descendants, kill, still_alive
 from peer.watch import GRACE_SECONDS, Outcome, strike, take
@@ -61,7 +62,7 @@ def _listening(life: Life) -> Iterator[int]:
 
 def _follow(command: list[str], life: Life, told: int, chance: random.Random) -> list[Outcome]:
     """Until the agent has ended; an outcome for each trainer that it has started."""
-    environment = {**os.environ, "ELASTIC_JOB_NAME": life.folder.name, "OMP_NUM_THREADS": "1",
+    environment = {**os.environ, "ELASTIC_JOB_NAME": run_id(life.folder), "OMP_NUM_THREADS": "1",
                    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path[1:]])}  # fmt: skip
     with open(life.folder / "said", "a") as said:
         agent = subprocess.Popen(command, env=environment, stdout=said, stderr=said)

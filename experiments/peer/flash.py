@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from peer.adapter import Adapter, largest
 
@@ -17,7 +20,7 @@ class FlashMemory(Adapter):
     _saves = 0
 
     def open(self) -> int:
-        os.environ.setdefault("TORCHELASTIC_RUN_ID", self.folder.name)  # names its sockets and its shared memory
+        os.environ.setdefault("TORCHELASTIC_RUN_ID", run_id(self.folder))
         from dlrover.python.common.storage import KeepLatestStepStrategy
         from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer
 
@@ -48,3 +51,16 @@ class FlashDisk(FlashMemory):
     """Each save to disk; one that comes while the last is being written is left out, as it is made."""
 
     disk_every = 1
+
+
+def run_id(folder: Path) -> str:
+    """Names sockets and shared memory of a run, which outlive it: no other run is ever to have the same."""
+    return f"{folder.name}-{xxhash.xxh3_64_hexdigest(str(folder))[:8]}"
+
+
+def clear(folder: Path) -> None:
+    """Delete them."""
+    name = run_id(folder)
+    shutil.rmtree(Path("/tmp/ckpt_sock") / name, ignore_errors=True)
+    for path in Path("/dev/shm").glob(f"{name}_*"):
+        path.unlink(missing_ok=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from peer import flash
 from peer.agent import run_twice
 from peer.job import digits
 from peer.life import Life
@@ -173,11 +174,6 @@ class Lab:
 
 
 def clean(folder: Path) -> None:
-    """Delete a run, and the shared memory that goes by its name."""
+    """Delete a run, and what it has left elsewhere."""
     shutil.rmtree(folder, ignore_errors=True)
-    for path in _shared(folder.name):
-        path.unlink(missing_ok=True)
-
-
-def _shared(name: str) -> Iterator[Path]:
-    return Path("/dev/shm").glob(f"{name}*_ckpt_shm_*")
+    flash.clear(folder)
