@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import peer_tables
 import tables
 
 HERE = Path(__file__).resolve().parent
@@ -23,8 +25,8 @@ class Experiment:
         script: that takes it, a file beside this one; it knows --quick and --out.
         tell: makes Markdown of its JSON.
         arguments: of the script, beside those.
-        needs: programs that must be there, in words.
-        programs: their names.
+        needs: programs or packages that must be there, in words.
+        programs, packages: their names.
     """
 
     name: str
@@ -34,10 +36,11 @@ class Experiment:
     arguments: tuple[str, ...] = ()
     needs: str = ""
     programs: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
     def is_possible(self) -> bool:
         """Whether all that it needs is here."""
-        return all(shutil.which(program) for program in self.programs)
+        return all(shutil.which(program) for program in self.programs) and all(map(find_spec, self.packages))
 
 
 HEADINGS: dict[str, tuple[Experiment, ...]] = {
@@ -47,6 +50,13 @@ HEADINGS: dict[str, tuple[Experiment, ...]] = {
         Experiment("storage", "Storage under thresholds", "bench_storage.py", tables.storage),
         Experiment("store", "Asynchronous persistence", "bench_store.py", tables.store, needs="JDK 17 and Maven, for a cluster",
                    programs=("java", "mvn")),
+    ),
+    "Other systems, same work, same machine, one run": (
+        Experiment("peers", "What saves a training loop", "peers.py", peer_tables.peers),
+        Experiment("trainers", "Trainers, by their own checkpoints", "trainers_own.py", peer_tables.trainers,
+                   needs="lightning, transformers, accelerate, Keras and a backend of it",
+                   packages=("lightning", "transformers", "accelerate", "keras")),
+        Experiment("torchft", "Live healing", "torchft_heal.py", peer_tables.torchft, needs="torchft", packages=("torchft",)),
     ),
     "What TranLogs costs": (
         Experiment("bench", "PyTorch: steps, log, replay, checkpoints, recovery", "bench.py", tables.bench),

@@ -17,7 +17,7 @@ TALK = {"gradients": 0.6899, "weights": 0.9311}  # shares of an update's time th
 def draw_step_time(path: Path, results: dict[str, Any]) -> None:
     """Shares of a step by phase, and what replay saves of it."""
     models, phases = results["models"], results["phases"]
-    figure, (shares, saved) = _figure("Where a step's time goes, and what redoing it from the log saves", (11, 4.6), (1, 2))
+    figure, (shares, saved) = new_figure("Where a step's time goes, and what redoing it from the log saves", (11, 4.6), (1, 2))
     rows = list(range(len(models)))[::-1]
     for row, found in zip(rows, models.values(), strict=True):
         left = 0.0
@@ -65,7 +65,7 @@ def draw_recovered_quality(path: Path, results: dict[str, Any]) -> None:
     """Loss and accuracy after recovery, over the step of the crash."""
     models = results["models"]
     title = "Right after SIGKILL and recovery, on data held back"
-    figure, axes = _figure(title, (max(3.1 * len(models), 5), 5.4), (2, len(models)), sharex="col", squeeze=False)
+    figure, axes = new_figure(title, (max(3.1 * len(models), 5), 5.4), (2, len(models)), sharex="col", squeeze=False)
     for column, (name, found) in enumerate(models.items()):
         for row, what in enumerate(("loss", "accuracy")):
             _draw_quality(axes[row][column], found, what)
@@ -90,7 +90,7 @@ def _draw_quality(axes: Axes, found: dict[str, Any], what: str) -> None:
     axes.plot(steps, ours, "o", color=INK, ms=4, label="TranLogs")
 
 
-def _figure(title: str, size: tuple[float, float], shape: tuple[int, int], **options: Any) -> tuple[Figure, Any]:
+def new_figure(title: str, size: tuple[float, float], shape: tuple[int, int], **options: Any) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure  # without pyplot: no screen, no global state
 
     figure = Figure(figsize=size, dpi=140, layout="constrained")

@@ -25,9 +25,6 @@ _INTRODUCTION = """
     in `experiments/results/`."""
 _SIGNS = """
     A plus sign behind a commit: the code was not quite as committed. Load counts an experiment's own processes, too."""
-_MISSING = """
-    The comparison with other systems on the same work. (PyTorch's own ways, `torch.save` and `dcp.async_save`, are in the
-    first table of "What TranLogs costs".)"""
 
 
 def write_report(results: Path, document: Path) -> None:
@@ -46,7 +43,6 @@ def write_report(results: Path, document: Path) -> None:
             lines += experiment.tell(found[experiment.name]) if experiment.name in found else _not_taken(experiment)
             lines += _picture(experiment, results, document)
     document.parent.mkdir(parents=True, exist_ok=True)
-    lines += ["## What is not there yet", "", *prose(_MISSING)]
     document.write_text("\n".join(lines))
     print(f"written to {document}")
 

@@ -1,9 +1,10 @@
 """One kill under each trainer's own checkpoints and under TranLogs: steps lost, and whether the end is that of an unkilled run.
 
-    python experiments/trainers_own.py [--out FILE.json] [--only huggingface]
+    python experiments/trainers_own.py [--quick] [--only huggingface] [--out FILE]
 
 Each training has 60 steps (20 an epoch), a checkpoint every ten, and dies by SIGKILL as step 38 begins; then it is started
 again as its documentation says. Digits of scikit-learn, a network with dropout, shuffled batches; one process, on the CPU.
+--quick takes one trainer. Steps are counted by the optimizer, not by the trainer's own notion of where it is.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from typing import Any
 
 import torch
 import xxhash
+from circumstances import Circumstances, write_results
 from torch import nn
 
 STEPS, EPOCHS, EVERY, DEATH, BATCH = 60, 3, 10, 37, 10
-TRAINERS = ("huggingface", "lightning", "accelerate")
+TRAINERS = ("huggingface", "lightning", "accelerate", "keras")
 
 
 def network() -> nn.Module:
@@ -180,6 +182,39 @@ def accelerate(folder: Path, own: bool, log: bool, kill: bool) -> dict[str, Any]
     return {"begun_at": begun_at, "digest": digest(net, plain)}
 
 
+def keras(folder: Path, own: bool, log: bool, kill: bool) -> dict[str, Any]:
+    import keras
+    import numpy as np
+
+    class Watch(keras.callbacks.Callback):
+        begun_at: int | None = None
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            step = int(self.model.optimizer.iterations)
+            self.begun_at = step if self.begun_at is None else self.begun_at
+            die(step, kill)
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((64,)), layers.Dense(64), layers.BatchNormalization(), layers.ReLU(),
+                              layers.Dropout(0.3), layers.Dense(10)])  # fmt: skip
+    model.compile(keras.optimizers.AdamW(1e-2), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    callbacks: list[Any] = []
+    if own:
+        callbacks.append(keras.callbacks.BackupAndRestore(str(folder / "own"), save_freq=EVERY))
+    if log:
+        from tranlogs_keras import TranLogsCallback
+
+        callbacks.append(TranLogsCallback(folder / "run", checkpoint_every=EVERY, data_order="keras", verbose=False))
+    watch = Watch()
+    x, y = (tensor.numpy() for tensor in samples())
+    model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=True, verbose=0, callbacks=[*callbacks, watch])
+    found = xxhash.xxh3_64()
+    for variable in [*model.weights, *model.optimizer.variables]:
+        found.update(np.ascontiguousarray(variable).tobytes())
+    return {"begun_at": watch.begun_at, "digest": found.hexdigest()}
+
+
 def start(trainer: str, folder: Path, *options: str) -> dict[str, Any] | None:
     """One process; None if it was killed."""
     folder.mkdir(exist_ok=True)
@@ -212,7 +247,8 @@ def measure(trainer: str) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--quick", action="store_true", help="one trainer: checks the script, not the claim")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "trainers.json")
     parser.add_argument("--only", choices=TRAINERS)
     parser.add_argument("--child", nargs="+")
     given = parser.parse_args()
@@ -220,16 +256,15 @@ def main() -> None:
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
         trainer, folder, *options = given.child
-        train = {"huggingface": huggingface, "lightning": lightning, "accelerate": accelerate}[trainer]
+        train = {"huggingface": huggingface, "lightning": lightning, "accelerate": accelerate, "keras": keras}[trainer]
         print(json.dumps(train(Path(folder), "own" in options, "log" in options, "kill" in options)))
         return
-    rows = []
-    for trainer in TRAINERS if given.only is None else [given.only]:
+    begun, rows = Circumstances(), []
+    for trainer in [given.only] if given.only else TRAINERS[:1] if given.quick else TRAINERS:
         for row in measure(trainer):
             rows.append(row)
             print(json.dumps(row), flush=True)
-    if given.out:
-        given.out.write_text(json.dumps(rows, indent=1) + "\n")
+    write_results(given.out, {"rows": rows}, begun)
 
 
 if __name__ == "__main__":

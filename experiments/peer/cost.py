@@ -1,0 +1,74 @@
+"""What saving costs a training step: a training that saves and one that does not take turns in one process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peer.adapter import Adapter
+from peer.processes import descendants, memory_bytes, written_bytes
+from peer.registry import PEERS
+
+_BLOCK = 10  # steps of a turn; the first is not counted
+
+
+def measure(peer: str, folder: Path, width: int, every: int, blocks: int) -> dict[str, Any]:
+    """Ratios over no saving, and bytes; in a process of its own.
+
+    Saves fall into the middle of a turn, so that the steps behind one bear what is still being written; at the end of a turn
+    that is waited for, and not counted. A peer that logs each step takes its checkpoints at this interval.
+    """
+    place = folder / f"{folder.name}-saved"  # a name of its own: shared memory goes by it
+    (folder / "plain").mkdir(parents=True)
+    place.mkdir()
+    plain, saved = PEERS["none"].make(width, folder / "plain", every), PEERS[peer].make(width, place, every)
+    turns = {plain: _steps(plain, False), saved: _steps(saved, not PEERS[peer].logs_steps)}
+    times: dict[Adapter, list[float]] = {plain: [], saved: []}
+    for adapter, turn in turns.items():
+        next(turn)
+        adapter.wait()
+    before = written_bytes([os.getpid(), *descendants(os.getpid())])
+    for _ in range(blocks):
+        for adapter, turn in turns.items():
+            times[adapter] += [next(turn) for _ in range(_BLOCK)][1:]
+            adapter.wait()
+    pids = [os.getpid(), *descendants(os.getpid())]
+    found = {"written_per_step": (written_bytes(pids) - before) / (blocks * _BLOCK), "memory": memory_bytes(pids)}
+    usable = 0.0 if PEERS[peer].logs_steps else float(np.median([_seconds_until_usable(saved, 10**6 + i) for i in range(3)]))
+    saved.close()
+    one, other = times[saved], times[plain]
+    return {**found, "usable": usable, "steps": len(one), "plain_ms": 1e3 * float(np.median(other)),
+            "mean": float(np.mean(one) / np.mean(other)), "median": float(np.median(one) / np.median(other)),
+            "p99": float(np.percentile(one, 99) / np.median(other)),
+            "p99_plain": float(np.percentile(other, 99) / np.median(other))}  # fmt: skip
+
+
+def _steps(adapter: Adapter, saves: bool) -> Iterator[float]:
+    """The first item comes when it is open; each after that is what a step took, with the wish for the batch after it."""
+    step = adapter.open()
+    batches = adapter.batches(1_000_000)
+    batch = next(batches)
+    taken = 0.0
+    while True:
+        yield taken
+        begun = time.perf_counter()
+        adapter.job.backward(*batch)
+        adapter.job.update()
+        step += 1
+        if saves and step % adapter.every == adapter.every // 2:
+            adapter.save(step)
+        batch = next(batches)
+        taken = time.perf_counter() - begun
+
+
+def _seconds_until_usable(adapter: Adapter, step: int) -> float:
+    """From its beginning until a save is there."""
+    begun = time.perf_counter()
+    adapter.save(step)
+    adapter.wait()
+    return time.perf_counter() - begun

@@ -1,0 +1,225 @@
+"""What the experiments on other systems found, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tables import Lines, prose, table
+
+_OURS = "tranlogs"
+_EVERY = ("1", "10", "100")
+_COMPARED = (  # part, key, in words, unit
+    ("cost", "mean", "mean step time", ""),
+    ("cost", "p99", "99th percentile of step time", ""),
+    ("cost", "written_per_step", "MB written a step", "MB"),
+    ("crash", "lost", "steps lost", ""),
+    ("crash", "seconds", "seconds back to the crash step", "s"),
+)
+
+
+def peers(results: dict[str, Any]) -> Lines:
+    """Costs, crashes, faults, where a peer is ahead, the large job."""
+    found = results["peers"]
+    lines = prose(f"""
+        An MLP of {results["parameters"] / 1e6:.1f} M parameters with dropout and batch statistics, AdamW, a schedule,
+        shuffled batches; one thread, one process. All peers are handed weights, optimizer, schedule, torch's random numbers
+        and the place in the data, in the way that their documentation says; where a careful script needs code of its own for
+        that, it has it. Two saves are kept. TranLogs logs each step, by gradients, with `durability="machine"` (synced)
+        unless it says otherwise; its checkpoints are taken at the interval of the others' saves, in this first part every 100
+        steps. Flash Checkpoint runs stand-alone, with its saver in a process beside the trainer.""")
+    if results["missing"]:
+        lines += prose("Left out: " + "; ".join(f"{title} ({why})" for title, why in results["missing"].items()) + ".")
+    if results["late"]:
+        lines += prose(f"""
+            The time was up before {len(results["late"])} measurements, whose places are empty; the JSON names them.
+            `make experiments EXPERIMENTS="peers"` takes all anew.""")
+    lines += _costs(found) + _crashes(found) + _faults(found, results["scenarios"]) + _ahead(found, results["scenarios"])
+    return lines + _large(results["large"])
+
+
+def _at(peer: dict[str, Any], part: str, every: str) -> dict[str, Any] | None:
+    """What a peer has at an interval: one that logs each step has the same at all."""
+    by_interval: dict[str, Any] = peer.get(part, {})
+    one = by_interval.get(every, next(iter(by_interval.values())) if peer.get("logs_steps") and by_interval else None)
+    return None if one is None or (part == "cost" and "error" in one) else one
+
+
+def _costs(found: dict[str, Any]) -> Lines:
+    lines = prose("""
+        **What saving costs a step**: mean (median; 99th percentile) of its time over one without saving, in turns within one
+        process; percentiles over the median without. MB a step: pages that the process and its helpers dirtied for a disk.""")
+
+    def cells(peer: dict[str, Any]) -> Iterator[str]:
+        for every in _EVERY:
+            one = _at(peer, "cost", every)
+            yield f"{one['mean']:.2f} ({one['median']:.2f}; {one['p99']:.2f})" if one else ""
+        for every in _EVERY:
+            one = _at(peer, "cost", every)
+            yield f"{one['written_per_step'] / 1e6:.1f}" if one else ""
+
+    if not any("cost" in peer for peer in found.values()):
+        return []
+    head = ["system", "version", *(f"every {every}" for every in _EVERY), *(f"MB a step, every {every}" for every in _EVERY)]
+    lines += table(head, ([p["title"], p["version"], *cells(p)] for p in found.values() if "cost" in p))
+    plain = [one for p in found.values() for one in p.get("cost", {}).values() if "error" not in one]
+    if plain:
+        steps = sorted(one["plain_ms"] for one in plain)
+        noise = sorted(one["p99_plain"] for one in plain)
+        lines += prose(f"""
+        A step without saving took {steps[0]:.1f} to {steps[-1]:.1f} ms (medians of these processes), and its own 99th
+        percentile was {noise[0]:.2f} to {noise[-1]:.2f} times that: the machine's noise.""")
+    failed = [
+        f"{peer['title']}, every {every}: `{one['error'][-200:]}`"
+        for peer in found.values()
+        for every, one in peer.get("cost", {}).items()
+        if "error" in one
+    ]
+    return lines + (prose("Failed: " + "; ".join(failed)) if failed else [])
+
+
+def _crashes(found: dict[str, Any]) -> Lines:
+    lines = prose("""
+        **A SIGKILL at a random moment** of one step, the same for all peers with an interval (TranLogs: the one of interval
+        100). Seconds are those from the start of the restarted script's own work (imports are done) until it is behind the
+        crash step again, with the steps that it has to compute again; in brackets until the newest save is back.""")
+
+    def cell(one: dict[str, Any] | None) -> str:
+        if one is None:
+            return ""
+        if "seconds" not in one:
+            return _verdict(one)
+        return f"{one['lost']} of {one['finished']}; {one['seconds']:.2f} s ({one['seconds_back']:.2f}); {one['verdict']}"
+
+    rows = ([p["title"], *(cell(_at(p, "crash", every)) for every in _EVERY)] for p in found.values() if "crash" in p)
+    return lines + table(["system", *(f"steps lost, every {every}" for every in _EVERY)], rows)
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if "lost" in row:
+        return f"{row['verdict']}, {row['lost']} lost"
+    return str(row["verdict"])
+
+
+def _faults(found: dict[str, Any], scenarios: dict[str, str]) -> Lines:
+    lines = prose("""
+        **Faults, scored the same way for all**: a save (TranLogs: a checkpoint, beside its log) every 4 steps, the trainer
+        dead after 14. *exact*: the state that comes back and the training after it are the uninterrupted run's, bit for bit;
+        *wrong*: they are not, and nothing was said; *refused*: an error in words, and somebody has to take an older save by
+        hand. Several numbers: several tries, or kinds of files (checkpoint; log). *stops*: the fault ended the training
+        itself, too. A disk that is full is full until the restart. Another world size: not applicable, these are single
+        processes.""")
+    rows = []
+    for peer in found.values():
+        if "faults" in peer:
+            rows.append([peer["title"], *(_cell(peer["faults"].get(name, [])) for name in scenarios), _orphans(peer["faults"])])
+    return lines + table(["system", *scenarios.values(), "orphans after SIGKILL"], rows)
+
+
+def _cell(tries: list[dict[str, Any]]) -> str:
+    if not tries:
+        return ""
+    told = [_verdict(row) + (", stops" if "died" in row else "") for row in tries]
+    if len(set(told)) == 1:
+        return told[0] if len(told) == 1 else f"{len(told)} x {told[0]}"
+    verdicts = [row["verdict"] for row in tries]
+    if len(set(verdicts)) == 1 and all("lost" in row and "died" not in row for row in tries) and len(tries) > 2:
+        lost = [row["lost"] for row in tries]
+        return f"{len(tries)} x {verdicts[0]}, {min(lost)} to {max(lost)} lost"
+    return "; ".join(told)
+
+
+def _orphans(faults: dict[str, Any]) -> str:
+    return str(max((row.get("orphans", 0) for rows in faults.values() for row in rows), default=0))
+
+
+def _ahead(found: dict[str, Any], scenarios: dict[str, str]) -> Lines:
+    """Every place where a peer is better than TranLogs, from the figures above."""
+    ours = found.get(_OURS)
+    if ours is None:
+        return []
+    others = [peer for name, peer in found.items() if not name.startswith(_OURS)]
+    told = []
+    for part, key, what, unit in _COMPARED:
+        for every in _EVERY:
+            told += _better(others, ours, what, every, _reader(part, key, unit, every))
+    for name, title in scenarios.items():
+        mine = ours.get("faults", {}).get(name, [])
+        told += [
+            f"{title}: {peer['title']} ({_cell(tries)}; TranLogs {_cell(mine)})"
+            for peer in others
+            if mine and (tries := peer.get("faults", {}).get(name)) and _worst(tries) < _worst(mine)
+        ]
+    lines = ["**Where a peer is ahead of TranLogs**, by these figures alone:", "", *(f"- {line}." for line in told)]
+    return [*lines, ""] if told else prose("**Where a peer is ahead of TranLogs**, by these figures: nowhere.")
+
+
+def _reader(part: str, key: str, unit: str, every: str) -> Callable[[dict[str, Any]], float | None]:
+    def read(peer: dict[str, Any]) -> float | None:
+        one = _at(peer, part, every)
+        value = None if one is None or one.get("verdict", "exact") != "exact" else one.get(key)
+        return None if value is None else float(value) / (1e6 if unit == "MB" else 1)
+
+    return read
+
+
+def _better(
+    others: list[dict[str, Any]], ours: dict[str, Any], what: str, every: str, read: Callable[[dict[str, Any]], float | None]
+) -> list[str]:
+    mine = read(ours)
+    better = [f"{peer['title']} {value:.2f}" for peer in others
+              if mine is not None and (value := read(peer)) is not None and value < 0.995 * mine]  # fmt: skip
+    return [f"{what}, saved every {every}: {', '.join(better)}; TranLogs {mine:.2f}"] if better else []
+
+
+def _worst(tries: list[dict[str, Any]]) -> tuple[int, int, int]:
+    """Of several tries: what is worse is greater."""
+    order = {"exact": 0, "nothing on disk": 1, "refused": 1, "did not start": 1, "hung": 1, "wrong": 2}
+    return max(((order[row["verdict"]], row.get("lost", 0), "died" in row) for row in tries), default=(0, 0, False))
+
+
+def _large(large: dict[str, Any]) -> Lines:
+    about = large["parameters"]
+    lines = prose("""
+        **T_wasted = t_ckpt + 1/(2f) + t_rtvl** (Gemini, SOSP'23), at the measured values: the picture, each system at the
+        interval of the three that is best for it at that rate of failures. Restarting processes is not in it; it is the same
+        for all.""")
+    lines += prose(f"""
+        The same for {about["parameters"] / 1e9:.0f} B parameters on {about["devices"]:,} GPUs, a **simulation** of
+        {about["days"]} days, nothing of it measured: {about["state_bytes"]} bytes of state a parameter,
+        {about["gradient_bytes"]} of gradients; a step of {about["step"]:.1f} s; {about["store"] / 1e9:.0f} GB/s to the shared
+        store in all, {about["disk"] / 1e9:g} GB/s to a node's disk and {about["host"] / 1e9:.0f} GB/s to host memory for each
+        GPU; {about["restart"]:.0f} s until processes run again; with {about["node_lost"]:.0%} of failures a node's memory and
+        disk are lost. Intervals are Young's. Share of time that does not go into new steps, by hours between failures:""")
+    names = next(iter(large["lost"].values()))
+    return lines + table(
+        ["saved", *(f"{hours} h" for hours in large["lost"])],
+        ([name, *(f"{100 * lost[name]:.2f} %" for lost in large["lost"].values())] for name in names),
+    )
+
+
+def trainers(results: dict[str, Any]) -> Lines:
+    """One kill under each trainer's own checkpoints, and under TranLogs."""
+    lines = prose("""
+        60 steps, a checkpoint every ten, SIGKILL as step 38 begins; then the same script again, as the trainer's
+        documentation says. Exact: all bits of weights and optimizer in the end are those of a run that was never killed.""")
+    rows = ([row["trainer"], row["by"], row["finished_steps_lost"], "yes" if row["exact"] else "no"] for row in results["rows"])
+    return lines + table(["trainer", "saved by", "finished steps lost", "exact"], rows)
+
+
+def torchft(results: dict[str, Any]) -> Lines:
+    """Two replicas; one dies; both die."""
+    lines = prose(f"""
+        torchft {results["version"]}, two replicas of the same network over Gloo on this machine, {results["steps"]} steps;
+        its job is another one than a log's: a replica that dies is healed from one that lives, and nothing is on disk.""")
+    return lines + table(
+        [
+            "what dies",
+            "steps lost",
+            "replicas equal in the end",
+            "the end of the uninterrupted run",
+            "slowest step of the survivor, s",
+            "healed after, s",
+        ],
+        ([row["what"], row["lost"], row["equal"], row["exact"], row["slowest"], row["healed"]] for row in results["rows"]),
+    )
