@@ -48,6 +48,7 @@ def test_optimizers_of_all_kinds_and_a_store(launcher: Launcher, tmp_path: Path)
     """Killed, and in the end, when the disk is gone, one process takes all of it up from the store."""
     name, run = "fsdp optimizers", tmp_path / "run"
     right = launcher.reference(2, name)
+    Path(f"{run}.store").mkdir()
     found = launcher.run(2, name, run, [[1, 8, 0], [0, 21, 3]])
     assert differences(found, right) == [[]] * 2
     told = launcher.told()
