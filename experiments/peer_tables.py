@@ -210,16 +210,12 @@ def trainers(results: dict[str, Any]) -> Lines:
 def torchft(results: dict[str, Any]) -> Lines:
     """Two replicas; one dies; both die."""
     lines = prose(f"""
-        torchft {results["version"]}, two replicas of the same network over Gloo on this machine, {results["steps"]} steps;
-        its job is another one than a log's: a replica that dies is healed from one that lives, and nothing is on disk.""")
-    return lines + table(
-        [
-            "what dies",
-            "steps lost",
-            "replicas equal in the end",
-            "the end of the uninterrupted run",
-            "slowest step of the survivor, s",
-            "healed after, s",
-        ],
-        ([row["what"], row["lost"], row["equal"], row["exact"], row["slowest"], row["healed"]] for row in results["rows"]),
+        torchft {results["version"]}, two replicas of the same network over Gloo on this machine. Its job is another one than a
+        log's: a replica that dies is healed from one that lives, and nothing is on disk. SIGKILL after {results["crash"]}
+        steps; started again at once, and {results["after"]} steps more when both train together. The batches of a replica
+        that is not there are not trained, so what follows is another training, the same one on both.""")
+    head = ["what dies", "steps lost", "equal in the end", "slowest step of the first replica, s", "healed after, s"]
+    rows = (
+        [row["what"], row["lost"], "yes" if row["equal"] else "no", row["slowest"], row["healed"]] for row in results["rows"]
     )
+    return lines + table(head, rows)

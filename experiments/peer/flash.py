@@ -55,7 +55,7 @@ class FlashDisk(FlashMemory):
 
 def run_id(folder: Path) -> str:
     """Names sockets and shared memory of a run, which outlive it: no other run is ever to have the same."""
-    return f"{folder.name}-{xxhash.xxh3_64_hexdigest(str(folder))[:8]}"
+    return f"{folder.name}-{xxhash.xxh3_64_hexdigest(str(folder).encode())[:8]}"
 
 
 def clear(folder: Path) -> None:
