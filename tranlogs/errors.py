@@ -236,5 +236,5 @@ class StoreUnavailable(TranLogsError):
     """A store does not answer, or not as it should. Nothing is known of what was asked of it; it is to be tried again."""
 
     def __init__(self, url: str, why: str) -> None:
-        self.url = url
+        self.url, self.why = url, why
         super().__init__(f"store {url}: {why}")

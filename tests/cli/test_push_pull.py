@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +45,38 @@ def test_what_people_see(cli: Cli, run: Path, tmp_path: Path) -> None:
     shown = cli("pull", f"{tmp_path / 'store'}/run", tmp_path / "b").out
     assert f"{STEPS}, from the checkpoint of step 8" in shown
     assert f"step {STEPS}: durable in the store" in cli("status", run).out
+
+
+def test_a_store_shows_what_it_holds(cli: Cli, run: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    assert "no runs are there" in cli("store", "list", store).out
+    cli("push", run, store)
+    shutil.copytree(run, tmp_path / "other")
+    cli("push", tmp_path / "other", store, "--take-over")
+    called = cli("store", "list", store.as_uri(), "--json")
+    assert called.code == 0
+    assert [(one["name"], one["ranks"], one["step"]) for one in called.json["runs"]] == [
+        ("other", 1, STEPS),
+        (run.name, 1, STEPS),
+    ]
+    shown = cli("store", "list", store).out
+    assert all(words in shown for words in ("other", run.name, str(STEPS)))
+    called = cli("pull", store.as_uri(), tmp_path / "b")
+    assert called.code == 2
+    assert f"several runs: other, {run.name}" in called.err
+    for manifest in (store / "other/rank0/manifests").iterdir():
+        manifest.write_bytes(b"{}")
+    called = cli("store", "list", store, "--json")
+    assert called.code == 1
+    assert [one["step"] for one in called.json["runs"]] == [None, STEPS]
+    assert "problem: " in cli("store", "list", store).out
+
+
+def test_an_address_is_no_folder_of_a_run(cli: Cli) -> None:
+    called = cli("status", "alluxio://host/runs/gpt")
+    assert called.code == 2
+    assert "tranlogs store list" in called.err
 
 
 def test_a_run_that_is_there_is_not_overwritten(cli: Cli, run: Path, tmp_path: Path) -> None:

@@ -40,12 +40,31 @@ def test_alluxio(address: str, shown: str, copies: int) -> None:
     [
         "alluxio:///path", "alluxio://host:port/", "alluxio://host:99999/", "alluxio://host/?replication=0",
         "alluxio://host/?replication=x", "alluxio://host/?replication=1000", "alluxio://host/?copies=2", "alluxio://host/?x",
-        "alluxio://me@host/", "alluxio://host/#x", "file://host/path", "alluxio://[::1", "://", "x://",
+        "alluxio:/host/path", "file:/path", "s3:bucket", "aluxio://host/", "alluxio://me@host/",
+        "alluxio://host/#x", "file://host/path", "alluxio://[::1", "://", "x://",
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(StoreRefused):
         open_store(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("alluxio:/host/path", "SCHEME://"), ("alluxio://host/?replicaton=2", "?replicaton is no option"),
+        ("alluxio://host/?replication=zwei", "replication=zwei is no number"), ("aluxio://host/", "alluxio://HOST/path"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_an_address_is_said(address: str, words: str) -> None:
+    with pytest.raises(StoreRefused) as refused:
+        open_store(address)
+    assert words in str(refused.value)
+
+
+def test_a_folder_whose_name_looks_like_an_address_is_one_with_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(open_store("./run:1"), LocalStore)
 
 
 @pytest.mark.parametrize(

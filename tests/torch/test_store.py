@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 from tranlogs.catalog import Catalog
 from tranlogs.errors import CorruptObject, StoreRefused, StoreUnavailable
 from tranlogs.shipping import along
-from tranlogs.store import local
+from tranlogs.store import ObjectStatus, local
 from tranlogs_torch import LoggedOptimizer
 
 CHILD = """
@@ -71,6 +73,42 @@ def test_a_closed_run_is_in_the_store_and_comes_back_by_itself(tmp_path: Path) -
     assert same(train(run, store, 15), train(tmp_path / "other", None, 15))
 
 
+def test_the_end_waits_until_the_store_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each object is so when it is asked for the third time."""
+    asked = Counter[str]()
+    stat = local.LocalStore.stat
+
+    def durable_later(self: local.LocalStore, name: str) -> ObjectStatus | None:
+        asked[name] += 1
+        found = stat(self, name)
+        return found and replace(found, is_durable=asked[name] > 2)
+
+    monkeypatch.setattr(local.LocalStore, "stat", durable_later)
+    train(tmp_path / "run", str(tmp_path / "store"), 10)
+    catalog = Catalog.open(tmp_path / "run/rank0")
+    assert catalog.watermarks().persisted == 10
+    catalog.close()
+
+
+def test_the_end_does_not_wait_for_ever_for_a_store_that_makes_nothing_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stat = local.LocalStore.stat
+
+    def never_durable(self: local.LocalStore, name: str) -> ObjectStatus | None:
+        found = stat(self, name)
+        return found and replace(found, is_durable=False)
+
+    monkeypatch.setattr(local.LocalStore, "stat", never_durable)
+    monkeypatch.setattr(along, "_DURABLE_SECONDS", 0.3)
+    train(tmp_path / "run", str(tmp_path / "store"), 10)
+    assert "steps after 0 are in the store" in caplog.text
+    assert "not durable there yet" in caplog.text
+    catalog = Catalog.open(tmp_path / "run/rank0")
+    assert (catalog.watermarks().archived, catalog.watermarks().persisted) == (10, 0)
+    catalog.close()
+
+
 def test_a_trainer_that_is_killed_and_whose_disk_is_lost_goes_on_from_the_store(tmp_path: Path) -> None:
     run, store = tmp_path / "run", str(tmp_path / "store")
     command = [sys.executable, "-c", CHILD, str(run), store, "40", "20"]
@@ -102,8 +140,9 @@ def test_a_run_does_not_begin_anew_because_its_store_is_away(tmp_path: Path, mon
         raise StoreUnavailable(store, "it is away")
 
     monkeypatch.setattr(local.LocalStore, "names", fail)
-    with pytest.raises(StoreUnavailable, match="it is away"):
+    with pytest.raises(StoreUnavailable, match=r"it is away.*nothing was begun") as raised:
         train(tmp_path / "elsewhere/run", store, 6)
+    assert raised.value.__suppress_context__
     assert not (tmp_path / "elsewhere/run").exists()
 
 
@@ -138,6 +177,7 @@ def test_a_store_that_is_away_holds_up_no_run_that_is_here(
     monkeypatch.setattr(local.LocalStore, "names", fail)
     train(run, store, 9)
     assert "it is away" in caplog.text
+    assert "steps after 4 are not in the store" in caplog.text
     assert "`tranlogs push` ships them" in caplog.text
     monkeypatch.undo()
     train(run, store, 9)

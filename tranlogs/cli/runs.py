@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +27,10 @@ def journals_of(run: Path) -> list[JournalPaths]:
     if _is_journal(run):
         return [JournalPaths(run)]
     if not run.is_dir():
+        if re.match(r"[a-z][a-z0-9+]+:/", str(run)):
+            raise UsageError(
+                f"{run} is an address: `tranlogs store list URL` shows what a store holds, `tranlogs pull` brings it"
+            )
         raise NotARun(run, "it is no folder" if run.exists() else "there is no such folder")
     found = [path for path in run.glob("rank*") if path.name[4:].isdigit() and _is_journal(path)]
     if not found:

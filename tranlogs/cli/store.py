@@ -1,4 +1,4 @@
-"""`tranlogs store check`: whether a store is usable, and what to do where it is not."""
+"""`tranlogs store list`: which runs a store holds. `tranlogs store check`: whether it is usable, and what to do if not."""
 
 from __future__ import annotations
 
@@ -19,13 +19,39 @@ def _group() -> None:
     """Look at stores."""
 
 
+@store.command("list")
+@command
+def list_(
+    url: Annotated[str, typer.Argument(metavar="URL", show_default=False, help="Of a store.")],
+    as_json: Json = False,
+) -> int:
+    """Show the runs in a store: how far each is there, and since when. `tranlogs pull URL/RUN` brings one here."""
+    from ..shipping import stored_runs
+    from . import screen
+
+    runs = stored_runs(url)
+    if as_json:
+        show_json({"runs": [{name: getattr(run, name) for name in run.__slots__} for run in runs]})
+    else:
+        out = screen.console()
+        rows = [(run.name, run.ranks, "-" if run.step is None else run.step, screen.size(run.nbytes), screen.moment(run.at),
+                 run.host) for run in runs]  # fmt: skip
+        columns = ("run", "ranks", "up to step", "bytes", "last sent", "from")
+        out.print(screen.table(url, columns, rows, numbers=columns[1:4]) if runs else "no runs are there")
+        for problem in (problem for run in runs for problem in run.problems):
+            out.print(screen.problem(problem))
+    return FINE if not any(run.problems for run in runs) else PROBLEM
+
+
 @store.command()
 @command
 def check(
     url: Annotated[
         str,
         typer.Argument(
-            metavar="URL", show_default=False, help="alluxio://HOST:39999/path[?replication=N], s3://bucket/path, or a folder."
+            metavar="URL",
+            show_default=False,
+            help="alluxio://HOST:39999/path[?replication=N], s3://bucket/path, file:///path, or a folder.",
         ),
     ],
     size: Annotated[str, typer.Option("--size", help="Of the object that is written and read.")] = "32MiB",

@@ -2,12 +2,13 @@
 
 from .along import LAG_SECONDS, Along, bring_absent, ship_along
 from .archiver import Archiver, Limits, Progressed
+from .listing import StoredRun, stored_runs
 from .manifest import Manifest, place_of, read_newest
 from .pull import Pulled, find_run, pull
 from .spare import Spare
 from .throttle import Throttle
 
 __all__ = [
-    "LAG_SECONDS", "Along", "Archiver", "Limits", "Manifest", "Progressed", "Pulled", "Spare", "Throttle", "bring_absent",
-    "find_run", "place_of", "pull", "read_newest", "ship_along",
+    "LAG_SECONDS", "Along", "Archiver", "Limits", "Manifest", "Progressed", "Pulled", "Spare", "StoredRun", "Throttle",
+    "bring_absent", "find_run", "place_of", "pull", "read_newest", "ship_along", "stored_runs",
 ]  # fmt: skip

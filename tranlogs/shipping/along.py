@@ -10,8 +10,9 @@ import os
 import time
 from typing import Protocol
 
+from ..catalog import Catalog, Watermarks
 from ..clock import SystemClock
-from ..errors import CorruptObject, NotARun, TranLogsError, in_words
+from ..errors import CorruptObject, NotARun, StoreUnavailable, TranLogsError, in_words
 from ..journal import JournalPaths
 from ..store import STALL_SECONDS, PatientStore, open_store
 from .archiver import Archiver, Limits
@@ -21,6 +22,7 @@ from .pull import Progress, Pulled, pull
 _log = logging.getLogger("tranlogs")
 
 LAG_SECONDS = 10.0  # the store is not further behind
+_DURABLE_SECONDS = 20.0  # at the end: for what the store has to become durable there, without getting on
 
 
 class Along(Protocol):
@@ -31,7 +33,7 @@ class Along(Protocol):
         ...
 
     def close(self, committed: int, seconds: float | None = None) -> None:
-        """The journal was closed at a step: wait until the store has it, does not get on, or so much time is over."""
+        """The journal was closed at a step: wait until the store has it durably, does not get on, or so much time is over."""
         ...
 
 
@@ -46,9 +48,14 @@ def bring_absent(url: str | None, paths: JournalPaths, progress: Progress | None
     if url is None or paths.folder.exists():
         return None
     with PatientStore(open_store(url), STALL_SECONDS) as store:
-        store.demand_place()
         place = place_of(paths)
-        newest, damaged = read_newest(store, place)
+        try:
+            store.demand_place()
+            newest, damaged = read_newest(store, place)
+        except StoreUnavailable as error:
+            todo = store.advice(str(error))
+            why = f"{error.why}. {paths.folder} is not here, and the store cannot be asked for it: nothing was begun"
+            raise StoreUnavailable(error.url, why + (f". To do: {todo}" if todo else "")) from None
         if newest is None and damaged:  # a run is there: it must not begin anew
             raise CorruptObject(f"{url}/{place}", f"none of its manifests can be read: {'; '.join(damaged)}")
         if newest is None:
@@ -90,28 +97,54 @@ class _Shipping:
 
     def wait(self, committed: int, seconds: float) -> None:
         if os.getpid() == self._pid:
-            self._wait_for(committed, seconds)
+            self._wait_for(committed, time.monotonic() + seconds)
 
     def close(self, committed: int, seconds: float | None = None) -> None:
         if os.getpid() != self._pid:  # a forked child has no part in it
             return
         try:
-            self._wait_for(committed, math.inf if seconds is None else seconds)
+            end = time.monotonic() + (math.inf if seconds is None else seconds)
+            if self._wait_for(committed, end):
+                self._wait_durable(committed, end)
             self._archiver.close()
             self._store.close()
         except (TranLogsError, OSError) as error:
             _log.warning("%s: shipping did not end in order: %s", self._paths.folder, in_words(error))
 
-    def _wait_for(self, committed: int, seconds: float) -> None:
+    def _wait_for(self, committed: int, end: float) -> bool:
         last, since = None, time.monotonic()
-        end = since + seconds
         while (now := self._archiver.progressed()).archived < committed:
             if now != last:
                 last, since = now, time.monotonic()
             stalled = time.monotonic() - since
             if stalled > STALL_SECONDS or (now.problem and stalled > STALL_SECONDS / 10) or time.monotonic() > end:
-                _log.warning("%s: steps after %d are not in the store %s%s; `tranlogs push` ships them", self._paths.folder,
-                             now.archived, self._store.url, f" ({now.problem})" if now.problem else "")  # fmt: skip
+                _log.warning("%s: steps after %d are not in the store %s, as far as is known%s; `tranlogs push` ships them",
+                             self._paths.folder, max(now.archived, self._told().archived), self._store.url,
+                             f" ({now.problem})" if now.problem else "")  # fmt: skip
+                return False
+            self._archiver.wake()
+            self._archiver.wait()
+        return True
+
+    def _wait_durable(self, committed: int, end: float) -> None:
+        last, since = None, time.monotonic()
+        while (now := self._archiver.progressed()).persisted < committed:
+            if now.persisted != last:
+                last, since = now.persisted, time.monotonic()
+            if time.monotonic() - since > _DURABLE_SECONDS or time.monotonic() > end:
+                _log.warning("%s: steps after %d are in the store %s, but not durable there yet; `tranlogs push` waits",
+                             self._paths.folder, now.persisted, self._store.url)  # fmt: skip
                 return
             self._archiver.wake()
             self._archiver.wait()
+
+    def _told(self) -> Watermarks:
+        """The marks of earlier processes, too."""
+        try:
+            catalog = Catalog.open(self._paths.folder)
+        except TranLogsError:
+            return Watermarks()
+        try:
+            return catalog.watermarks()
+        finally:
+            catalog.close()

@@ -25,7 +25,8 @@ from ..recovery.history import build_history
 from ..recovery.plan import plan_recovery
 from ..store import STALL_SECONDS, PatientStore, Store, open_store, split_url
 from .fetch import fetch_item
-from .manifest import MANIFESTS, Manifest, Shipped, manifest_names, read_first_sound, writer_of
+from .listing import places_in
+from .manifest import Manifest, Shipped, manifest_names, read_first_sound, writer_of
 from .plan import chain_from, look_of, reach
 
 _log = logging.getLogger(__name__)
@@ -69,12 +70,15 @@ def find_run(url: str) -> tuple[str, list[str]]:
     base, name = split_url(url)
     with PatientStore(open_store(base), STALL_SECONDS) as store:
         store.demand_place()
-        found = {one.partition(f"/{MANIFESTS}/")[0] for one in store.names(name) if f"/{MANIFESTS}/" in one}
+        found = set(places_in(store, name))
     runs = {place.rpartition("/")[0] for place in found}
     if not found:
         raise UsageError(f"{url}: the store holds no run there")
     if len(runs) > 1:
-        raise UsageError(f"{url} holds several runs: {', '.join(sorted(runs))}; give the address of one of them")
+        names = ", ".join(sorted(run.removeprefix(f"{name}/") for run in runs))
+        raise UsageError(
+            f"{url} holds several runs: {names}. Give the address of one of them; `tranlogs store list` shows them"
+        )
     if "" in runs:
         raise UsageError(f"{url} is one rank of a run; give the address of the run, {base}")
     if runs != {name}:  # the address of the folder around the run

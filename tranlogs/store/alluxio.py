@@ -15,6 +15,7 @@ it. Nothing that the cluster answers is taken for proof (docs/alluxio.md says wh
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -324,6 +325,16 @@ def _delete(client: Any, path: str) -> None:
     client.delete(path)
 
 
+def _words_of_connection(text: str) -> str:
+    """What there is to know in what requests, urllib3 and the system say together."""
+    if "BadStatusLine" in text:
+        return "it speaks no HTTP"
+    if "NameResolutionError" in text or "Name or service not known" in text or "name resolution" in text:
+        return "its host's name is not known here"
+    refused = re.search(r"\[Errno \d+\] [A-Za-z ]+", text)
+    return refused.group().strip() if refused else " ".join(text.split())[:400]
+
+
 class _NotThere(StoreUnavailable):
     """There is no such path, or no such stream."""
 
@@ -365,5 +376,7 @@ def _words(error: BaseException) -> str:
         error = error.__context__
     if isinstance(error, requests.JSONDecodeError):
         return "its answer is none of Alluxio's REST API (while a worker or the master is away, that can be)"
+    if isinstance(error, requests.ConnectionError):
+        return _words_of_connection(str(error))
     text = error.message if isinstance(error, exceptions.AlluxioError) else in_words(error)
     return " ".join(str(text).split())[:400]

@@ -7,6 +7,11 @@ import re
 _ADVICE = (
     (r"alluxio\.proxy\.s3\.v2", ""),  # says it itself
     (
+        r"speaks no HTTP",
+        "give the port of the proxy (alluxio.proxy.web.port, by default 39999), and not a master's or worker's",
+    ),
+    (r"name is not known", "correct the host's name"),
+    (
         r"refused|Max retries|timed out|Name or service|unreachable|reset by peer",
         "start the proxy (`alluxio-start.sh proxy`), or correct host and port (alluxio.proxy.web.port, by default 39999)",
     ),

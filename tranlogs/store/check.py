@@ -119,7 +119,7 @@ class _Checking:
         start = self._clock()
         self._store.put(self._name, io.BytesIO(self._content), len(self._content))
         self._report.write_rate = len(self._content) / max(self._clock() - start, 1e-9)
-        return Finding(f"it takes {len(self._content)} bytes", True)
+        return Finding(f"it takes {len(self._content) / MIB:g} MiB", True)
 
     def _looked_at(self, status: ObjectStatus | None) -> Finding:
         if status is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -23,6 +24,8 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     """
     text = os.fspath(url)
     if "://" not in text:
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):  # a slash too few, mostly
+            raise StoreRefused(text, f"a store's address begins with SCHEME://; a folder of that name is ./{text}")
         return LocalStore(Path(text).expanduser())
     try:
         parts = urlsplit(text)
@@ -61,11 +64,16 @@ def _alluxio(text: str, parts: SplitResult) -> Store:
     try:
         host, port = parts.hostname, parts.port or ALLUXIO_PORT
         asked = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-        copies = int(asked.pop("replication", "1"))
     except ValueError as error:
         raise StoreRefused(text, f"{error}; {form}") from error
-    if host is None or asked or parts.fragment or parts.username is not None:
+    replication = asked.pop("replication", "1")
+    if asked:
+        raise StoreRefused(text, f"?{'&'.join(asked)} is no option that it knows; {form}")
+    if host is None or parts.fragment or parts.username is not None:
         raise StoreRefused(text, form)
+    if not replication.isdecimal():
+        raise StoreRefused(text, f"replication={replication} is no number; {form}")
+    copies = int(replication)
     if not 1 <= copies <= STORE_COPIES_MAX:
         raise StoreRefused(text, f"replication={copies}: from 1 to {STORE_COPIES_MAX}")
     try:

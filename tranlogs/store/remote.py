@@ -37,7 +37,8 @@ class RemoteStore(Store):
             for part in url.split("::"):
                 fsspec.get_filesystem_class(part.partition("://")[0])
         except (ValueError, *_REFUSED) as error:
-            raise StoreRefused(self.url, in_words(error)) from error
+            known = "; write file:///path, alluxio://HOST/path, s3://bucket/path ..." if "Protocol" in str(error) else ""
+            raise StoreRefused(self.url, in_words(error) + known) from error
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
         part, (files, path) = Part(name, content, nbytes), self._place(name)
