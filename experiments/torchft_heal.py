@@ -35,7 +35,7 @@ def replica(number: int, after: int, width: int, folder: Path, crash: int | None
     import xxhash
     from peer.job import Job, digits
     from torch import distributed as dist
-    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+    from torchft import Manager, Optimizer, ProcessGroupGloo
 
     torch.set_num_threads(1)
     begun = time.time()
@@ -55,7 +55,7 @@ def replica(number: int, after: int, width: int, folder: Path, crash: int | None
     manager = Manager(pg=group, load_state_dict=load, state_dict=state, min_replica_size=1, timeout=timeout,
                       rank=0, world_size=1, store_addr="localhost", store_port=store.port, replica_id=f"replica{number}",
                       hostname="localhost", use_async_quorum=False)  # fmt: skip
-    model, optimizer = DistributedDataParallel(manager, job.model), Optimizer(manager, job.inner)
+    optimizer = Optimizer(manager, job.inner)
     data, end = digits(), folder / "end"
     is_second_life = (folder / f"{number}.jsonl").exists()
     _meet(folder, number)
@@ -66,7 +66,11 @@ def replica(number: int, after: int, width: int, folder: Path, crash: int | None
             os.kill(os.getpid(), signal.SIGKILL)
         torch.manual_seed(10 * step + number)
         chosen = torch.randint(0, len(data), (64,))
-        torch.nn.functional.cross_entropy(model(data.tensors[0][chosen]), data.tensors[1][chosen]).backward()
+        job.backward(data.tensors[0][chosen], data.tensors[1][chosen])
+        for work in [
+            manager.allreduce(p.grad) for p in job.model.parameters()
+        ]:  # its DDP stops at a torn collective on this torch
+            work.wait()
         optimizer.step()
         if manager.current_step() > step:
             job.scheduler.step()
