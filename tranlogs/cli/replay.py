@@ -76,7 +76,8 @@ def _show(about: dict[str, Any]) -> None:
     from . import screen
 
     replayed = screen.count(about["replayed"], "step")
-    exact = {True: "every redone step compared, all equal", False: f"NO: differs from step {about['first_divergent_step']} on",
+    equal = "every redone step compared, all equal" if about["replayed"] else "the checkpoint's own; no step had to be redone"
+    exact = {True: equal, False: f"NO: differs from step {about['first_divergent_step']} on",
              None: "could not be verified"}[about["exact"]]  # fmt: skip
     screen.console().print(screen.facts([
         ("file", f"{about['file']} ({screen.size(about['bytes'])})" if about["file"] else "not written"),

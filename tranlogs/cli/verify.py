@@ -146,7 +146,7 @@ def _show(found: Sequence[Verified]) -> None:
         for report in about.replays:
             steps = screen.count(report.replayed, "step")
             rows.append(("replayed", f"{steps} from checkpoint {report.checkpoint_step} in {report.seconds_replay:.2f} s: "
-                                     + ("all equal" if report.exact else "not all could be compared" if report.exact is None
+                                     + ("nothing to compare" if not report.replayed else "all equal" if report.exact else "not all could be compared" if report.exact is None
                                         else f"differs from step {report.first_divergent_step} on")))  # fmt: skip
             rows += [("note", note) for note in report.notes]
         rows.append(("result", screen.count(len(about.problems), "problem") if about.problems else "sound"))
