@@ -44,9 +44,19 @@ def _cannot(why: str) -> NoReturn:
     pytest.skip(why)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_for_fixtures() -> None:
+    """What a fixture of a session or module trains must round as what the tests train."""
+    _set_one_thread()
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """OpenMP's threads do not survive a fork, and a recovery sets back those of its run: each test begins with one."""
+    _set_one_thread()
+
+
+def _set_one_thread() -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 

@@ -134,6 +134,14 @@ def _replay(paths: JournalPaths, optimizers: Sequence[str], is_damaged: bool,
     return replays, problems
 
 
+def _compared(report: RecoveryReport) -> str:
+    if report.exact is None:
+        return "not all could be compared"
+    if not report.exact:
+        return f"differs from step {report.first_divergent_step} on"
+    return "all equal" if report.replayed else "nothing to compare"
+
+
 def _show(found: Sequence[Verified]) -> None:
     from . import screen
 
@@ -144,10 +152,10 @@ def _show(found: Sequence[Verified]) -> None:
             ("read", f"{screen.size(about.nbytes)}: {about.entries} entries, {about.tensors} tensors"),
         ]
         for report in about.replays:
-            steps = screen.count(report.replayed, "step")
-            rows.append(("replayed", f"{steps} from checkpoint {report.checkpoint_step} in {report.seconds_replay:.2f} s: "
-                                     + ("nothing to compare" if not report.replayed else "all equal" if report.exact else "not all could be compared" if report.exact is None
-                                        else f"differs from step {report.first_divergent_step} on")))  # fmt: skip
+            steps, seconds = screen.count(report.replayed, "step"), report.seconds_replay
+            rows.append(
+                ("replayed", f"{steps} from checkpoint {report.checkpoint_step} in {seconds:.2f} s: {_compared(report)}")
+            )
             rows += [("note", note) for note in report.notes]
         rows.append(("result", screen.count(len(about.problems), "problem") if about.problems else "sound"))
         out.print(screen.facts(rows))
