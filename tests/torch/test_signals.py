@@ -65,6 +65,7 @@ def run_child(script: str, *arguments: object) -> subprocess.CompletedProcess[st
 
 def test_what_was_sealed_at_the_signal_is_shipped_before_the_process_ends(tmp_path: Path) -> None:
     run, store = tmp_path / "run", tmp_path / "store"
+    store.mkdir()
     found = run_child(IN_C, run, store)
     assert found.returncode == -signal.SIGTERM, found.stderr
     catalog = Catalog.open(run / "rank0")
