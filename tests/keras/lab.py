@@ -74,6 +74,9 @@ class Lab:
         environment = os.environ | {
             "KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join(path), "TF_CPP_MIN_LOG_LEVEL": "3",
             "KERAS_HOME": str(folder), "TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1",
+            # What one job has compiled, the next one need not.
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
         }  # fmt: skip
         self._errors = (folder / "server.txt").open("w")
         self._process = subprocess.Popen(
