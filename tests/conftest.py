@@ -27,10 +27,10 @@ os.environ.setdefault("TRANLOGS_SEED", str(random.SystemRandom().randrange(1, 10
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `--dist loadgroup`: what needs a cluster shares one, and what a file's tests start they share as well."""
+    """For `--dist loadgroup`: tests that wait for a cluster go on beside those that start many processes."""
     for item in items:
-        name = "alluxio" if "alluxio" in getattr(item, "fixturenames", ()) else item.path.name
-        item.add_marker(pytest.mark.xdist_group(name))
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(folder if folder in ("alluxio", "distributed") else item.path.name))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -218,7 +218,9 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         report = optimizer.track(scheduler=scheduler, loader=loader).recover()
         if dist_rank() == 0:
             told = {"step": report.step, "exact": report.exact, "timeline": report.timeline, "notes": report.notes}
-            print("recovered", json.dumps(told), flush=True)
+            print("recovered", told, flush=True)
+            with open(os.environ["TOLD"], "a") as file:
+                file.write(json.dumps(told) + "\n")
         elif report.notes:
             print("rank", dist_rank(), "notes", report.notes, flush=True)
         Path(f"{run}.landed{dist_rank()}").write_text(json.dumps([report.step, everything(model, inner, scheduler)]))

@@ -43,7 +43,8 @@ class Launcher:
         self._errors = open(folder / "errors", "w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.distributed.launcher"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._errors, text=True, cwd=ROOT, env=environment(), start_new_session=True,
+            stderr=self._errors, text=True, cwd=ROOT, env={**environment(), "TOLD": str(folder / "told")},
+            start_new_session=True,
         )  # fmt: skip
         self._references: dict[tuple[int, str], Outcome] = {}
 
@@ -66,6 +67,7 @@ class Launcher:
 
     def ask(self, job: dict[str, Any]) -> str:
         """Run a job; says what went wrong."""
+        (self.folder / "told").unlink(missing_ok=True)
         self._errors.truncate(0)
         self._errors.seek(0)
         assert self._process.stdin is not None
@@ -82,8 +84,9 @@ class Launcher:
         return (self.folder / "errors").read_text(errors="replace").replace("\0", "")
 
     def told(self) -> list[dict[str, Any]]:
-        """What rank 0 said of each recovery of the last job."""
-        return [json.loads(line.partition(" ")[2]) for line in self.said().splitlines() if line.startswith("recovered {")]
+        """What rank 0 told of each recovery of the last job, in a file: what many processes print may be mixed up."""
+        path = self.folder / "told"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def reference(self, world: int, name: str) -> Outcome:
         """What comes out of a loop without a log and without kills."""

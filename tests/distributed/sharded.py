@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from functools import partial
 from pathlib import Path
@@ -173,7 +174,9 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         report = optimizer.track(scheduler=scheduler, loader=loader).recover()
         if dist_rank() == 0:
             told = {"step": report.step, "exact": report.exact, "timeline": report.timeline, "notes": report.notes}
-            print("recovered", json.dumps(told), flush=True)
+            print("recovered", told, flush=True)
+            with open(os.environ["TOLD"], "a") as file:
+                file.write(json.dumps(told) + "\n")
         assert report.exact is not False, report
     told = (lambda *about: None) if run == "-" or "resharded" not in name else partial(tell, run, model, inner[0])
     told("landed", report.step if report else 0)
