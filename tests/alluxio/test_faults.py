@@ -6,6 +6,7 @@ import io
 import itertools
 import random
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -28,6 +29,7 @@ from tranlogs.testing.stores import MIB, put, read
 from tranlogs.testing.toy import uninterrupted
 
 CONTENT = random.Random(7).randbytes(40 * MIB)  # three blocks
+_PERSIST_SECONDS = 45.0
 
 
 @pytest.fixture
@@ -88,10 +90,15 @@ def send(alluxio: Cluster, store: Store, names: Iterator[str], copies: int = 1) 
 
 
 def persisted(alluxio: Cluster, store: Store, name: str) -> str:
-    """Wait until an object is durable; its name. A worker that is away for long makes LOST what it alone has."""
+    """Wait until an object is durable; its name. It is asked for again, as the archiver does: a worker that is away for long
+    makes LOST what it alone has, and a request can be dropped."""
+    asked = time.monotonic()
 
     def is_so() -> bool:
-        if status_of(store, name).is_lost:
+        nonlocal asked
+        status = status_of(store, name)
+        if status.is_lost or status.is_forgotten or time.monotonic() - asked > _PERSIST_SECONDS:
+            asked = time.monotonic()
             store.hasten(name)
         return is_durable(store, name)
 
@@ -197,7 +204,7 @@ def test_with_too_few_workers_there_are_fewer_copies_which_are_made_up_for(
         assert copies_of(twice, run) == {2}
         assert made.progressed().persisted == 0
     alluxio.mend()
-    alluxio.wait(lambda: is_durable(twice, name), "persisted")
+    persisted(alluxio, twice, name)
     again = send(alluxio, twice, names, copies=2)
     assert status_of(twice, again).copies == 2
 
@@ -209,7 +216,7 @@ def test_the_job_master_comes_back(alluxio: Cluster, store: Store) -> None:
     assert (status.is_complete, status.is_durable, status.is_lost) == (True, False, False)
     assert problem_of(store, "what was written is not durable") == "alluxio.job.master.hostname"
     alluxio.restart("job-master")
-    alluxio.wait(lambda: is_durable(store, "segment"), "persisted")
+    persisted(alluxio, store, "segment")
     report = check_store(store, nbytes=MIB)
     assert report.is_usable
     assert report.durable_seconds is not None
@@ -274,7 +281,7 @@ def test_memory_is_lost_before_it_is_persisted(
     assert read(twice, "two copies") == CONTENT
     assert status_of(twice, "two copies").is_lost  # it stays so
     twice.hasten("two copies")
-    alluxio.wait(lambda: is_durable(twice, "two copies"), "persisted")
+    persisted(alluxio, twice, "two copies")
     assert read(twice, "two copies") == CONTENT
     with closing(other):
         alluxio.wait(lambda: other.turn().persisted == 15, "what has come back is hastened, and persisted")
@@ -282,7 +289,7 @@ def test_memory_is_lost_before_it_is_persisted(
     store.hasten("one copy")
     assert status_of(store, "one copy").is_lost  # there is nothing to persist: it is to be sent again
     again = send(alluxio, store, fresh_names())
-    alluxio.wait(lambda: is_durable(store, again), "persisted")
+    persisted(alluxio, store, again)
 
 
 @pytest.mark.usefixtures("no_pauses")
@@ -306,10 +313,10 @@ def test_a_dropped_request_to_persist_is_made_again_whatever_dies_meanwhile(
     alluxio.restart("job-master")
     alluxio.wait_ready()
     put(store, "later", b"1")
-    alluxio.wait(lambda: is_durable(store, "later"), "persisted")
+    persisted(alluxio, store, "later")
     assert not any(is_durable(store, name) for name in waiting)
     store.hasten("segment")
-    alluxio.wait(lambda: is_durable(store, "segment"), "persisted")
+    persisted(alluxio, store, "segment")
     assert read(store, "segment") == CONTENT
 
     # Whoever ships dies when the first request was made: nothing that the manifest names is lost by that.
