@@ -96,7 +96,9 @@ def persisted(alluxio: Cluster, store: Store, name: str) -> str:
 
     def is_so() -> bool:
         nonlocal asked
-        status = status_of(store, name)
+        status = store.stat(name)
+        if status is None:  # seen once, of a master that had just come back; what is gone for good is never durable
+            return False
         if status.is_lost or status.is_forgotten or time.monotonic() - asked > _PERSIST_SECONDS:
             asked = time.monotonic()
             store.hasten(name)
