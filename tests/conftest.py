@@ -26,13 +26,6 @@ settings.load_profile("tranlogs")
 os.environ.setdefault("TRANLOGS_SEED", str(random.SystemRandom().randrange(1, 10**9)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `--dist loadgroup`: tests that wait for a cluster go on beside those that start many processes."""
-    for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(folder if folder in ("alluxio", "distributed") else item.path.name))
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") is not None and os.geteuid() != 0:
         _cannot("this test needs root")
