@@ -14,7 +14,7 @@ from .config import THREAD_SECONDS_MAX
 from .errors import LogUnavailable
 
 
-class Monitor(type(threading.RLock())):  # type: ignore[misc]
+class WaitableLock(type(threading.RLock())):  # type: ignore[misc]
     """A lock that can be waited on, as `threading.Condition`; but `with` on it is of C, and no interrupt comes in between."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ import lmdb
 from ..config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, FORMAT_VERSION, THREAD_SECONDS_MAX
 from ..errors import CannotRead, CorruptCatalog, LogUnavailable, UnknownFormat
 from ..failpoints import hit
-from ..threads import Monitor
+from ..threads import WaitableLock
 from .environment import open_environment, reading, reserve, verify_file
 from .rows import CheckpointRow, Incident, RunRow, SegmentRow, TimelineRow, Watermarks
 from .tables import Known, Tables
@@ -48,7 +48,7 @@ class Catalog:
         self._map_bytes = CATALOG_BYTES
         self._is_doubtful = False  # LMDB refuses everything once it could not write its meta page, until it is opened anew
         self._lock = threading.Lock()  # of the writer
-        self._idle = Monitor()
+        self._idle = WaitableLock()
         self._active: Counter[int] = Counter()  # transactions under way, by thread
         self._known: Known = {}
         self._is_closed = False

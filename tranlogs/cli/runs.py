@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +9,7 @@ from typing import TypeVar
 from ..errors import NotARun, UsageError
 from ..journal import JournalPaths, read_owner
 from ..recovery.holding import is_of_group, is_sharded, recorded_environment
+from ..store import is_address
 
 _PARTS = ("catalog.lmdb", "owner.lock", "log", "checkpoints")
 _PARTS_MIN = 2  # a damaged journal may lack some, and another folder may happen to hold one of that name
@@ -27,7 +27,7 @@ def journals_of(run: Path) -> list[JournalPaths]:
     if _is_journal(run):
         return [JournalPaths(run)]
     if not run.is_dir():
-        if re.match(r"[a-z][a-z0-9+]+:/", str(run)):
+        if is_address(str(run)):
             raise UsageError(
                 f"{run} is an address: `tranlogs store list URL` shows what a store holds, `tranlogs pull` brings it"
             )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from ..threads import Monitor
+from ..threads import WaitableLock
 
 if TYPE_CHECKING:
     from .journal import Journal
@@ -27,7 +27,7 @@ class Gate:
 
     def __init__(self, is_amid: Callable[[], bool]) -> None:
         self._is_amid = is_amid
-        self._changed = Monitor()
+        self._changed = WaitableLock()
         self._depth = 0  # calls of the training thread under way
         self._shut_by: int | None = None  # a thread
         self._pid = os.getpid()

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..threads import Monitor, start_thread
+from ..threads import WaitableLock, start_thread
 from ..types import Array, Bytes
 
 
@@ -70,7 +70,7 @@ class HandOver:
         self.pool = BufferPool()
         self._bytes_max = bytes_max
         self._jobs: deque[tuple[int, Callable[[], None]]] = deque()
-        self._changed = Monitor()
+        self._changed = WaitableLock()
         self._queued = 0
         self._running = self._stopped = False
         self.failure: BaseException | None = None

@@ -21,7 +21,7 @@ from ..errors import CorruptCheckpoint, CorruptRecord, StoreRefused, TranLogsErr
 from ..journal.opening import JournalPaths
 from ..retention.keep import KeepLatest, RetentionPolicy
 from ..store import Store
-from ..threads import Monitor, start_thread
+from ..threads import WaitableLock, start_thread
 from .ledger import Ledger
 from .manifest import Shipped
 from .plan import Look, plan_giving_up, plan_sending
@@ -85,7 +85,7 @@ class Archiver:
         self._paths, self._store, self._place, self._limits, self._clock = paths, store, place, limits, clock
         self._throttle = throttle or Throttle()
         self._ledger = Ledger(paths, store, place, clock, takes_over=limits.takes_over)
-        self._changed = Monitor()
+        self._changed = WaitableLock()
         self._uploads: dict[str, Upload] = {}  # under way, the most urgent first
         self._left_out: dict[str, float] = {}  # until when
         self._unsaid: list[tuple[str, str]] = []  # what was left out, and why

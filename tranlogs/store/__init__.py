@@ -2,7 +2,7 @@
 
 from .base import ObjectStatus, Store
 from .local import LocalStore
-from .opening import open_store, split_url
+from .opening import is_address, open_store, split_url
 from .patience import STALL_SECONDS, PatientStore
 
-__all__ = ["STALL_SECONDS", "LocalStore", "ObjectStatus", "PatientStore", "Store", "open_store", "split_url"]
+__all__ = ["STALL_SECONDS", "LocalStore", "ObjectStatus", "PatientStore", "Store", "is_address", "open_store", "split_url"]

@@ -24,7 +24,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     """
     text = os.fspath(url)
     if "://" not in text:
-        if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):  # a slash too few, mostly
+        if is_address(text):  # a slash too few, mostly
             raise StoreRefused(text, f"a store's address begins with SCHEME://; a folder of that name is ./{text}")
         return LocalStore(Path(text).expanduser())
     try:
@@ -44,6 +44,11 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     except ImportError as error:
         raise StoreRefused(text, f"it needs fsspec ({error}): pip install 'tranlogs[fsspec]'") from error
     return RemoteStore(text)
+
+
+def is_address(text: str) -> bool:
+    """Whether it begins as an address does, maybe with a slash too few; a folder of such a name is written ./NAME."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text) is not None
 
 
 def split_url(url: str) -> tuple[str, str]:

@@ -32,7 +32,7 @@ from ..config import (
 )
 from ..errors import LogUnavailable, in_words
 from ..failpoints import hit
-from ..threads import Monitor, start
+from ..threads import WaitableLock, start
 from ..types import AnyArray
 from .entry_writer import Definitions, EntryWriter, Position, Scalars, Tensor, encode_body, frame_count
 from .lease import SealLease
@@ -74,7 +74,7 @@ class WriteAheadLog:
         self._lease = SealLease(catalog, clock, config.segment_age_seconds)
         self._writing: EntryWriter | None = None
         self._largest = 0
-        self._wake = Monitor()
+        self._wake = WaitableLock()
         self._sealing: list[tuple[Segment, Position]] = []
         self._opened: list[tuple[Segment, Position]] = []
         self._stopped = False

@@ -15,7 +15,7 @@ from ..clock import Clock
 from ..config import SPARE_FILES_MAX
 from ..errors import LogUnavailable, in_words
 from ..failpoints import hit
-from ..threads import Monitor, start
+from ..threads import WaitableLock, start
 from . import segment as files
 
 
@@ -25,7 +25,7 @@ class SegmentPipeline:
     def __init__(self, folder: Path, catalog: Catalog, clock: Clock, size: int, *, populates_recycled: bool) -> None:
         self._folder, self._catalog, self._clock, self._populates_recycled = folder, catalog, clock, populates_recycled
         self.size = size
-        self._changed = Monitor()
+        self._changed = WaitableLock()
         self._ready: files.Segment | None = None
         self._failure: BaseException | None = None
         self._wanted, self._stopped = True, False
