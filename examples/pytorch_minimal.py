@@ -27,7 +27,7 @@ optimizer = LoggedOptimizer(
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3000)
 optimizer.track(scheduler=scheduler, loader=loader)
 report = optimizer.recover()
-print(report)
+print(report, flush=True)
 
 for batch, (before, following) in enumerate(optimizer.batches(loader, until=3000), start=report.batch + 1):
     loss = nn.functional.cross_entropy(model(before), following)

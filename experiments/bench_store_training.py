@@ -109,7 +109,7 @@ def measure_training(url: str, folder: Path, *, quick: bool) -> dict[str, Any]:
         stores = contenders(url, folder / structure / "store")
         runs = {name: Training(structure, folder / structure / name.replace(" ", "-") / "run", make and make())
                 for name, make in stores.items()}  # fmt: skip
-        found[structure] = {"parameters": runs[PLAIN].parameters, "stores": _blocks(runs, 2 if quick else 4)}
+        found[structure] = {"parameters": runs[PLAIN].parameters, "stores": _blocks(runs, 2 if quick else 12)}
         rounds = 1 if quick else 5
         for name, run in runs.items():
             run.close()

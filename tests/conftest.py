@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tranlogs.testing import disks
+
 if TYPE_CHECKING:
     from tests.alluxio.cluster import Cluster
 
@@ -29,6 +31,8 @@ os.environ.setdefault("TRANLOGS_SEED", str(random.SystemRandom().randrange(1, 10
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") is not None and os.geteuid() != 0:
         _cannot("this test needs root")
+    if item.get_closest_marker("disks") is not None and (why := disks.why_not()):
+        _cannot(f"this test {why}")
 
 
 def _cannot(why: str) -> NoReturn:

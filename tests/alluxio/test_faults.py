@@ -20,6 +20,7 @@ from tests.alluxio.test_archive import tranlogs
 from tests.alluxio.test_store import is_durable, problem_of
 from tests.shipping.ships import archiver, marks, store_row, toy, trained
 from tranlogs.errors import CorruptObject, NotARun, StoreRefused, StoreUnavailable
+from tranlogs.retention import KeepLatest
 from tranlogs.shipping import Throttle, durability, pull, read_newest
 from tranlogs.shipping import archiver as archiving
 from tranlogs.store import ObjectStatus, Store, open_store
@@ -343,6 +344,28 @@ def test_a_dropped_request_to_persist_is_made_again_whatever_dies_meanwhile(
     with closing(archiver(run, store, persist_seconds=8.0)) as made:
         alluxio.wait(lambda: made.turn().persisted == 5, "persisted")
     assert_comes_back(store, run, tmp_path / "later", 5)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_what_the_durable_manifest_names_is_left_when_all_memory_is_lost(
+    alluxio: Cluster, store: Store, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    trained(run, 15)
+    with closing(archiver(run, store, keep=KeepLatest(1))) as made:
+        alluxio.wait(lambda: made.turn().persisted == 15, "persisted")
+    alluxio.kill("job-master")  # nothing is persisted from now on, and all that step 15 needs is old
+    trained(run, 38)
+    with closing(archiver(run, store, keep=KeepLatest(1))) as made:
+        alluxio.wait(lambda: made.turn().archived == 38, "archived")
+        assert made.progressed().persisted == 15
+    for number in (0, 1):
+        alluxio.lose(number)
+    alluxio.mend()
+    assert_comes_back(store, run, tmp_path / "elsewhere", 15)
+    with closing(archiver(run, store, keep=KeepLatest(1))) as made:
+        alluxio.wait(lambda: made.turn().persisted == 38, "sent again, and persisted")
+    assert_comes_back(store, run, tmp_path / "once more", 38)
 
 
 def test_full_memory_refuses_until_files_are_persisted(alluxio: Cluster, store: Store) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,35 +9,20 @@ from pathlib import Path
 import pytest
 
 from tranlogs.errors import UsageError
+from tranlogs.testing import disks
 
 from .conftest import STEPS, Cli, train
 
-pytestmark = pytest.mark.root
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_READ_ONLY, _REMOUNT, _DETACH = 1, 32, 2
-
-
-def mount(folder: Path, flags: int) -> None:
-    if _libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", flags, b"size=64m") != 0:
-        reason = f"no tmpfs can be mounted here ({os.strerror(ctypes.get_errno())})"
-        if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
+pytestmark = pytest.mark.disks
 
 
 @pytest.fixture
 def frozen(trained: Path, tmp_path: Path) -> Iterator[Path]:
     """The run, on a disk that was mounted anew without the right to write."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount(disk, 0)
-    try:
+    with disks.memory_disk(tmp_path / "disk") as disk:
         shutil.copytree(trained, disk / "run")
-        mount(disk, _REMOUNT | _READ_ONLY)
+        disks.make_read_only(disk)
         yield disk / "run"
-    finally:
-        assert _libc.umount2(str(disk).encode(), _DETACH) == 0
 
 
 def test_every_reading_command_works(cli: Cli, frozen: Path, tmp_path: Path) -> None:

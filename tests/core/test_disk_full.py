@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import os
@@ -24,10 +23,9 @@ from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.wal import log
 
-pytestmark = pytest.mark.root
+pytestmark = pytest.mark.disks
 
 SIZES = (7, 300)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @pytest.fixture(autouse=True)
@@ -38,24 +36,10 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["tmpfs", "ext4"])
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A disk of 48 MiB."""
-    point = tmp_path / "disk"
-    if request.param == "ext4":
-        why = disks.why_not()
-        if why and os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
-            pytest.fail(f"TRANLOGS_REQUIRE_ALL=1, and this test {why}")
-        if why:
-            pytest.skip(why)
-        with disks.mounted(disks.make_ext4(tmp_path / "disk.img", 48 * MIB), point):
-            yield point
-        return
-    point.mkdir()
-    if _libc.mount(b"tmpfs", str(point).encode(), b"tmpfs", 0, b"size=48m") != 0:
-        reason = f"no tmpfs can be mounted here ({os.strerror(ctypes.get_errno())})"
-        if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    yield point
-    assert _libc.umount2(str(point).encode(), 2) == 0
+    point, size = tmp_path / "disk", 48 * MIB
+    is_in_memory = request.param == "tmpfs"
+    with disks.memory_disk(point, size) if is_in_memory else disks.mounted(disks.make_ext4(tmp_path / "disk.img", size), point):
+        yield point
 
 
 def fill(disk: Path, *, leave: int = 0) -> Path:

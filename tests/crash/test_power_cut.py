@@ -19,7 +19,7 @@ import pytest
 from tests.crash.judging import CHILD, judging
 from tranlogs.testing import disks
 
-pytestmark = [pytest.mark.crash, pytest.mark.root]
+pytestmark = [pytest.mark.crash, pytest.mark.disks]
 
 CUTS, ROUNDS = 30, int(os.environ.get("TRANLOGS_ROUNDS", 1))
 SEED = int(os.environ["TRANLOGS_SEED"])
@@ -28,11 +28,6 @@ SEED = int(os.environ["TRANLOGS_SEED"])
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
     """A folder for images of disks: in memory where there is plenty, since thirty of them are mounted one after the other."""
-    why = disks.why_not()
-    if why and os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
-        pytest.fail(f"TRANLOGS_REQUIRE_ALL=1, and this test {why}")
-    if why:
-        pytest.skip(why)
     if not os.path.isdir("/dev/shm") or shutil.disk_usage("/dev/shm").free < 6 << 30:
         yield tmp_path
         return

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tranlogs.errors import StoreRefused
+from tranlogs.errors import StoreRefused, StoreUnavailable
 from tranlogs.store import Store, open_store
+from tranlogs.testing import disks
 from tranlogs.testing.stores import StoreConformance, put
 
 
@@ -33,3 +34,16 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("1")
     with pytest.raises(StoreRefused, match="Not a directory"):
         put(open_store(tmp_path / "file"), "object", b"1")
+
+
+@pytest.mark.disks
+def test_nothing_is_written_to_the_place_of_a_disk_that_is_not_mounted_any_more(tmp_path: Path) -> None:
+    root = tmp_path / "disk"
+    store = open_store(root)
+    with disks.memory_disk(root):
+        put(store, "object", b"1")
+    with pytest.raises(StoreUnavailable, match="its disk is not mounted any more"):
+        put(store, "object", b"2")
+    assert list(root.iterdir()) == []
+    with disks.memory_disk(root):
+        put(store, "object", b"3")

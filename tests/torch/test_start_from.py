@@ -158,8 +158,10 @@ def test_a_run_that_was_exported_starts_another(
     exported: dict[str, Path], right: dict[str, Any], tmp_path: Path, form: str
 ) -> None:
     script = Script(seed=1)
-    go_on(script, tmp_path / "run", BEFORE, AFTER, start_from=exported[form]).close()
+    optimizer = go_on(script, tmp_path / "run", BEFORE, AFTER, start_from=exported[form])
+    optimizer.close()
     assert differences(script.everything(), right) == []
+    assert not [note for note in optimizer.report.notes if note.startswith("not used")]
 
 
 def test_safetensors_of_ours_hold_the_optimizers_tensors(exported: dict[str, Path], old: Script, tmp_path: Path) -> None:

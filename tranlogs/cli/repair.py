@@ -29,9 +29,9 @@ def repair(
     store: Url = None,
     as_json: Json = False,
 ) -> int:
-    """Rebuild a damaged or missing catalog. Damaged segments and checkpoints are replaced by the store's copies.
+    """Mend damaged files: the catalog from the others, the others from a store.
 
-    The damaged catalog is kept; nobody may be training on the run.
+    A damaged catalog is kept beside the new one; nobody may be training on the run.
     """
     from ..recovery.progress import progress_bar
     from .runs import journals_of

@@ -25,7 +25,7 @@ class LocalStore(Store):
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.abspath(root))
         self.url = self._root.as_uri()
-        self._was_there = False
+        self._was_there = self._was_mounted = False
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
         path, part = self._path(name), Part(name, content, nbytes)
@@ -53,12 +53,15 @@ class LocalStore(Store):
             raise StoreUnavailable(self.url, "there is no such folder. Mount its disk, or make the folder if it is to be new")
 
     def _demand_root(self) -> None:
-        """A folder that was there and is gone may be a disk that was unmounted: nothing is to be written below its place."""
-        was_there = self._was_there  # asked first: another thread may be making it
+        """A disk that was unmounted leaves no folder, or an empty one: nothing is to be written in its place."""
+        was_there, was_mounted = self._was_there, self._was_mounted  # asked first: another thread may be making it
         if not self._root.is_dir() and was_there:
             raise StoreUnavailable(self.url, "the folder has vanished; is its disk mounted?")
         make_folder(self._root)
-        self._was_there = True
+        is_mounted = os.path.ismount(self._root)
+        if was_mounted and not is_mounted:
+            raise StoreUnavailable(self.url, "its disk is not mounted any more; mount it again")
+        self._was_there, self._was_mounted = True, is_mounted
 
     def get(self, name: str, into: BinaryIO) -> int:
         before = into.tell()

@@ -1,4 +1,4 @@
-"""Disks of a test's own, in image files: their power can be cut, and they can die. Needs root.
+"""Disks of a test's own, in memory or in image files: these can have their power cut, and can die. Needs root.
 
 The image lies on XFS, whose `cp --reflink=always` copies a file at one instant: what the disk holds when the power goes.
 """
@@ -34,10 +34,28 @@ def why_not() -> str:
 @contextmanager
 def mounted(image: Path, folder: Path) -> Iterator[Path]:
     """Mount an image; the file system does what it does after a crash."""
-    folder.mkdir(exist_ok=True)
-    _run("mount", "-o", "loop", str(image), str(folder))
-    try:
+    with _mounted(folder, "-o", "loop", str(image)):
         yield folder
+
+
+@contextmanager
+def memory_disk(folder: Path, size: int = 64 * _MIB) -> Iterator[Path]:
+    """An empty disk in memory, mounted at a folder."""
+    with _mounted(folder, "-t", "tmpfs", "-o", f"size={size}", "tmpfs"):
+        yield folder
+
+
+def make_read_only(folder: Path) -> None:
+    """The disk that is mounted there cannot be written any more."""
+    _run("mount", "-o", "remount,ro", str(folder))
+
+
+@contextmanager
+def _mounted(folder: Path, *what: str) -> Iterator[None]:
+    folder.mkdir(exist_ok=True)
+    _run("mount", *what, str(folder))
+    try:
+        yield
     finally:
         if subprocess.run(["umount", str(folder)], capture_output=True).returncode:
             _run("umount", "--lazy", str(folder))

@@ -24,6 +24,7 @@ StateDict = dict[str, Any]
 _MODELS = ("model", "model_state_dict", "state_dict", "module", "net", "weights")
 _OPTIMIZERS = ("optimizer", "optimizer_state_dict", "optim")
 _OWN_OPTIMIZER = "optimizer/"  # in a .safetensors file of `tranlogs export`
+_ABOUT_OWN = ("tranlogs", "step")  # what `tranlogs export` says of its files; training counts anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ def _parts_of(path: Path, content: Any) -> Parts:
             optimizers["" if name in _OPTIMIZERS else short(name)] = value
         elif several:
             others[short(name)] = value
-        else:
+        elif not ("tranlogs" in content and name in _ABOUT_OWN):
             left.append(name)
     return Parts(weights, optimizers, others, tuple(left))
 

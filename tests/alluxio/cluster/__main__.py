@@ -24,6 +24,7 @@ def main() -> None:
     ports = free_ports() if asked.free_ports else STANDARD_PORTS
     settings = Settings(workers=asked.workers, memory=asked.memory, is_impatient=asked.impatient, ports=ports)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print("Starting; the first time, Maven fetches the jars: a minute or more.", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="tranlogs-alluxio-") as temporary:
         try:
             with Cluster(asked.home or Path(temporary), settings) as cluster:
