@@ -97,9 +97,10 @@ def _meet(folder: Path, number: int) -> None:
 
 
 def publish(path: Path, text: str) -> None:
-    """A file that is there whole or not at all."""
-    path.with_suffix(".tmp").write_text(text)
-    path.with_suffix(".tmp").rename(path)
+    """A file that is there whole or not at all; both replicas may write it."""
+    temporary = path.with_suffix(f".tmp{os.getpid()}")
+    temporary.write_text(text)
+    temporary.rename(path)
 
 
 # The experiment.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+import xxhash
 
 from tranlogs.config import MIB
 from tranlogs.errors import RecoveryError, StateMismatch, UsageError, in_words
@@ -24,6 +25,7 @@ from .classes import OptimizerClasses
 from .distributed.adoption import packed, unpacked
 from .equality import have_same_bits
 from .exchange import unwrapped
+from .fingerprint import memory_of
 from .fitting import Layouts, in_later_groups, mismatches, optimizer_differences
 from .offline import RecordedState
 from .shards import is_alike, is_dtensor, local, place_of
@@ -117,13 +119,25 @@ class Taking:
         self._told = dict(sorted((rank, unpacked(blob)) for one in self._channel.gather(mine) for rank, blob in one))
         self._on_all(self._demand_fit)
         for rank, about in self._told.items():
-            self._receive(rank, [Told(*one) for one in about["tensors"]])
+            if rank != self._donor and self._is_copied:
+                self._parts.pop(rank, None)
+            else:
+                self._receive(rank, [Told(*one) for one in about["tensors"]])
         self._on_all(self._demand_whole)
         return self._set(own_body or self._first["body"])
 
     @property
+    def _donor(self) -> int:  # whose parameters are taken where each rank had all
+        return min(self._told)
+
+    @property
+    def _is_copied(self) -> bool:
+        """Whether each rank had all of the parameters, not a part of each."""
+        return all(about["whole"] for about in self._told.values())
+
+    @property
     def _first(self) -> dict[str, Any]:
-        return next(iter(self._told.values()))
+        return self._told[self._donor]
 
     def _on_all(self, act: Callable[[], T]) -> T:
         """Do what may fail; if it does on any process, none goes on."""
@@ -155,6 +169,8 @@ class Taking:
             if named != theirs or any(about["optimizers"][which]["params"] != one["params"]
                                       for which, one in first["optimizers"].items()):  # fmt: skip
                 differing = f"rank {rank} did not train the same parameters as rank {min(self._told)}"
+        if not differing and self._is_copied and len({about["whole"] for about in self._told.values()}) > 1:
+            differing = "ranks that had the same parameters came to other values"
         later = in_later_groups(state, first["optimizers"]) - theirs.keys()
         found = mismatches("parameter", {name: (adapt._NAMES[p.dtype], tuple(p.shape)) for name, p in state.parameters.items()
                                          if name not in later}, theirs)  # fmt: skip
@@ -269,8 +285,18 @@ def _description(part: RecordedState, *, with_body: bool) -> dict[str, Any]:
                              "given": part.given.get(which, [])}  # fmt: skip
     found = {"tensors": [tuple(one) for one in told], "optimizers": optimizers, "environment": part.recorded_environment,
              "born": part.meta["born"], "kinds": sorted(part.fingerprint_kinds), "stale": sorted(part.stale),
-             "notes": part.notes}  # fmt: skip
+             "notes": part.notes, "whole": _digest(part)}  # fmt: skip
     return found | {"body": {key: value for key, value in _body(part).items() if key not in _NOT_TAKEN}} if with_body else found
+
+
+def _digest(part: RecordedState) -> str:
+    """Of all parameters; empty if they are parts."""
+    if any(place_of(parameter) is not None for parameter in part.parameters.values()):
+        return ""
+    found = xxhash.xxh3_64()
+    for parameter in part.parameters.values():
+        found.update(memory_of(parameter).data)
+    return found.hexdigest()
 
 
 def _tensors(part: RecordedState) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:

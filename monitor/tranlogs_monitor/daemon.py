@@ -143,13 +143,13 @@ class Daemon:
             except OSError as error:
                 _log.warning("%s: cannot be looked at now: %s", root, in_words(error))
                 found |= {folder: watched.watch.paths for folder, watched in self._watched.items()}
-        if not found and not self._has_said_nothing:
-            self._has_said_nothing = True
-            _log.warning("no run is in %s yet; it is looked for at each evaluation", ", ".join(map(str, self._roots)))
         for folder in self._watched.keys() - found.keys():
             self._watched.pop(folder).close()
             self._on_gone(folder)
             _log.info("%s: it is gone", folder)
+        if not found and not self._has_said_nothing:
+            self._has_said_nothing = True
+            _log.warning("no run is in %s now; it is looked for at each evaluation", ", ".join(map(str, self._roots)))
         for folder in found.keys() - self._watched.keys():
             try:
                 held = self._locked(folder)

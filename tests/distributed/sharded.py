@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed.child import BATCHES, SAMPLES, Killer, _digest, data, die_when, dist_rank
 from tests.torch.lab import with_plain_loops
@@ -113,6 +114,11 @@ def _of_any_number(world: int) -> nn.Module:
     return Tall() if world == 1 else _replicated(world) if world == 4 else _plain(world)
 
 
+def _of_any_kind(world: int) -> nn.Module:
+    """Whole in one process, the same in two, sharded over three."""
+    return Tall() if world == 1 else DistributedDataParallel(Tall()) if world == 2 else _plain(world)
+
+
 def _of_any_mesh(world: int) -> nn.Module:
     return _tensor_parallel(world) if world == 2 else _two_dimensions(world)
 
@@ -120,7 +126,7 @@ def _of_any_mesh(world: int) -> nn.Module:
 LOOPS: dict[str, Any] = {
     "fsdp": _plain, "fsdp accumulation": _plain, "fsdp mixed": _mixed, "hsdp": _replicated, "tp": _tensor_parallel,
     "fsdp tp": _two_dimensions, "fsdp optimizers": _plain, "resharded": _of_any_number,
-    "resharded tp": _of_any_mesh,
+    "resharded ddp": _of_any_kind, "resharded tp": _of_any_mesh,
 }  # fmt: skip
 
 
@@ -154,14 +160,14 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         from tranlogs_torch import LoggedOptimizer
 
         options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "checkpoint_every": EVERY}
-        if name == "resharded":  # the old checkpoints must outlive the first new one
+        if name in ("resharded", "resharded ddp"):  # the old checkpoints must outlive the first new one
             options["keep"] = 1
         if name == "fsdp optimizers":
             along.LAG_SECONDS = 0.1
             options |= {"store": f"{run}.store", "checkpoint_every": EVERY * len(inner)}
         optimizers[0] = LoggedOptimizer(inner[0], run, model, **options)
         optimizers[1:] = [optimizers[0].also(one, name=type(one).__name__) for one in inner[1:]]
-        if name == "resharded" and kill and len(kill) > 3 and dist_rank() == kill[0]:
+        if name in ("resharded", "resharded ddp") and kill and len(kill) > 3 and dist_rank() == kill[0]:
             optimizers[0].session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
     optimizer = optimizers[0]
     loader = data(SAMPLES if "resharded" in name else None)
@@ -246,7 +252,7 @@ def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
         kept = {key: value for key, value in optimizer.state[p].items() if torch.is_tensor(value)}
         for key, value in {"": p.detach(), **kept}.items():
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-            found[f"{name} {key}"] = _digest(whole.numpy().tobytes())
+            found[f"{name.removeprefix('module.')} {key}"] = _digest(whole.numpy().tobytes())
     return found
 
 

@@ -134,6 +134,19 @@ def test_commands_read_what_it_went_through(chain: Chain, cli: Cli, tmp_path: Pa
     assert all(report["exact"] for rank in found.json["ranks"] for report in rank["replays"])
 
 
+def test_what_each_process_had_whole_is_sharded_and_whole_again(launcher: Launcher, tmp_path: Path) -> None:
+    """DDP, whose log is divided over its ranks, to FSDP2 and back, with deaths amid the change."""
+    found = Chain(launcher, tmp_path / "run", "resharded ddp")
+    found.go_on(2, [[1, 9, 0]])
+    found.go_on(3, [[2, None, 0, TORN.format(2)], [0, 16, 0]])
+    found.go_on(2, [[1, None, 0, TORN.format(4)], [0, 24, 0]])
+    found.go_on(3, [[1, 28, 0]])
+    found.go_on(1, [[0, 33, 0]], restarts=1)
+    assert [report["step"] for report in found.told] == [0, 9, 16, 24, 28, 33]
+    assert [report["exact"] for report in found.told] == [True, None, None, None, None, True]
+    assert found.landings == 3 + 2 + 3 + 1 + 1
+
+
 def test_tensor_parallel_parts_are_dealt_out_to_two_dimensions(launcher: Launcher, tmp_path: Path) -> None:
     found = Chain(launcher, tmp_path / "run", "resharded tp")
     found.go_on(2, [[1, 9, 0]])

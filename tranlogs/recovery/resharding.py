@@ -1,4 +1,4 @@
-"""A run whose parameters were sharded, and lie otherwise now: over another number of processes, or another mesh.
+"""A run whose parameters lie otherwise now: they are or were sharded, over another number of processes, or another mesh.
 
 The redo of a part needs no other part. So each journal of before is redone by one process of now, into a state that is made as
 its checkpoint describes it, and a process that had a journal redoes that. Then all tell what came out, and each takes from it
@@ -37,7 +37,7 @@ class Resharding:
     def __init__(self, rank: int, world: int, era: Era, folders: Mapping[int, Path], channel: Channel) -> None:
         self._rank, self._channel = rank, channel
         held = [holding for holding in era.holdings if not holding.is_empty]
-        held = held if era.is_sharded else held[:1]
+        held = held if era.is_sharded else held[:world]  # each had all parameters, and what was a rank's own
         reads = [holding.rank for holding in held if _can_read(rank, holding, folders)]
         readers = [one["reads"] for one in channel.gather({"reads": reads})]
         self._owners = {holding.rank: _owner(holding.rank, readers, world) for holding in held}

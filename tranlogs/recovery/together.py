@@ -148,9 +148,10 @@ class RankRecovery:
 
     def _demand_shared(self) -> None:
         era, agreement = self._era, self._agreement
-        if self._is_resharded and era.world > 1 and not era.is_sharded:
-            raise UsageError(f"{self.folder.parent}: {era.world} processes recorded the run, each all of its parameters; now "
-                             "these are sharded. Go on with one process first, and shard what that has recorded")  # fmt: skip
+        if self._is_resharded and era.world > 1 and not (era.is_sharded or era.is_shared):
+            raise UsageError(f"{self.folder.parent}: {era.world} processes recorded the run, and each of them logged all its "
+                             "gradients, so that their weights need not be the same; now these are sharded. "
+                             f"Start {era.world}, not sharded")  # fmt: skip
         if self._is_resharded and agreement.lost:
             raise UsageError(f"{self.folder.parent}: rank {agreement.lost[0]} ended before it had written what it began with. "
                              f"Start {era.world}, as before, or begin another run")  # fmt: skip
@@ -220,6 +221,7 @@ class RankRecovery:
                 for donor in self._resharding.mine:
                     base, part = agreement.bases[donor], self.state.part()
                     assert base is not None
+                    part.world = self._era.world
                     self._resharding.add(donor, part, self._redo(routes, donor, base, part, progress))
             elif not (self._has_part or self._is_newcomer or self._is_beside):
                 if base is not None:
