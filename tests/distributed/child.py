@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tests.torch.lab import with_plain_loops
 from tranlogs.recovery import reach
 from tranlogs.shipping import along
+from tranlogs.wal import log
 
 EPOCHS, BATCHES, BATCH = 3, 16, 5  # on each rank
 STEPS = EPOCHS * BATCHES
@@ -122,10 +123,10 @@ def uneven() -> Any:
 class Net(nn.Module):
     """Layers that are used in another order than they are registered, one of them twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 40) -> None:
         super().__init__()
-        self.out, self.middle, self.into = nn.Linear(40, 5), nn.Linear(40, 40), nn.Linear(8, 40)
-        self.norm, self.drop = nn.BatchNorm1d(40), nn.Dropout(0.2)
+        self.out, self.middle, self.into = nn.Linear(width, 5), nn.Linear(width, width), nn.Linear(8, width)
+        self.norm, self.drop = nn.BatchNorm1d(width), nn.Dropout(0.2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.drop(torch.relu(self.norm(self.into(x))))
@@ -136,7 +137,7 @@ DDP: dict[str, dict[str, Any]] = {
     "plain": {}, "views": {"gradient_as_bucket_view": True}, "static": {"static_graph": True}, "accumulation": {},
     "buckets": {"bucket_cap_mb": 0.003}, "unused": {"find_unused_parameters": True}, "undivided": {}, "sgd": {}, "hook": {},
     "own loop": {}, "bytes": {}, "power": {}, "far": {}, "join": {}, "resized": {}, "far resized": {},
-    "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
+    "join wide": {}, "join twice": {}, "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
     "resized store": {}, "local": {}, "power copies": {}, "started": {},
 }  # fmt: skip
 
@@ -177,7 +178,9 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     if name.startswith("far"):  # as if each rank's folder lay on a disk of its own machine
         reach.is_readable = lambda holding: holding.rank == dist_rank()
     torch.manual_seed(1)
-    model = Net()
+    if "wide" in name:  # which fills segments
+        log.SEGMENT_RECORDS_WANTED = 1
+    model = Net(200 if "wide" in name else 40)
     if name == "started" and run == "-":  # what the logged one finds in its run's folder
         model.load_state_dict(started())
     seed = 100 + dist_rank()
@@ -211,7 +214,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         optimizer = LoggedOptimizer(inner, run, ddp, **options)
         if name == "resized torn" and kill and dist_rank() == 1:
             optimizer.session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", "step-*-t002-*")
-    loader = uneven() if name == "join" else data(SAMPLES if "resized" in name else None)
+    loader = uneven() if name.startswith("join") else data(SAMPLES if "resized" in name else None)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 11, 0.7)
     report, losses = None, {}
     if run != "-":
@@ -253,10 +256,11 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             with open(f"{run}.seen{dist_rank()}", "a") as file:
                 file.write(json.dumps(told) + "\n")
 
-    if name == "join":
-        with ddp.join():
-            for x, y in optimizer.batches(loader, len(loader)):
-                batch(x, y, 0)
+    if name.startswith("join"):
+        for turn in range(1 + name.endswith("twice")):
+            with ddp.join():
+                for x, y in optimizer.batches(loader, (1 + turn) * len(loader)):
+                    batch(x, y, 0)
     elif name == "own loop":
         for epoch in range(EPOCHS):
             loader.sampler.set_epoch(epoch)

@@ -59,6 +59,19 @@ def test_a_finished_step_is_lost_by_no_kill(launcher: Launcher, tmp_path: Path) 
     assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
 
 
+def test_what_ranks_took_alone_stays_until_the_others_have_it(launcher: Launcher, tmp_path: Path) -> None:
+    """Rank 2 has run out of data after 30 steps; all go back there, and rank 0's log is sealed and kept."""
+    found = launcher.run(3, "join wide", tmp_path / "run", [[0, 46, 0]])
+    assert [report["step"] for report in launcher.told()] == [0, STEPS - 18]
+    assert differences(found, launcher.reference(3, "join wide")) == [[]] * 3
+
+
+def test_a_second_join_is_refused_by_name(launcher: Launcher, tmp_path: Path) -> None:
+    job = {"world": 2, "restarts": 0, "arguments": ["join twice", str(tmp_path / "run"), str(tmp_path / "out"), "[]"]}
+    assert launcher.ask(job)
+    assert "join() was entered a second time" in launcher.said()
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_path: Path, rank: int) -> None:
     kills = [[rank, 25, 0, "disk"], [1, 40, 3]]

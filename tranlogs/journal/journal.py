@@ -170,6 +170,12 @@ class Journal:
         with suppress(*_FAILURES), self.catalog.transaction() as tables:
             tables.delete("request/hold")
 
+    def keep_all(self) -> None:
+        """Prune nothing from here on, by this process or a monitor, until another process goes on with the run."""
+        self._is_unpruned = True
+        with suppress(*_FAILURES), self.catalog.transaction() as tables:  # nor can a monitor change the catalog, then
+            tables.put_request("hold", {"pid": self._pid, "outlives": True})
+
     def go_on_from(self, position: Position, *, new_timeline: bool = False, number: int | None = None,
                    damaged: Collection[str] = (), checkpoint: CheckpointRow | None = None,
                    log_bytes: int = 0) -> None:  # fmt: skip

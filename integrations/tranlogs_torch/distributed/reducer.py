@@ -56,6 +56,11 @@ class Reducer:
         """Whether ranks may run out of data one by one (`join`)."""
         return bool(self.ddp._join_config.enable)
 
+    @property
+    def pass_of_join(self) -> object:
+        """The same within one `join`, another one in the next: torch makes it anew."""
+        return self.ddp._join_config
+
     def hooks_told(self) -> list[str]:
         """Communication hooks with a state that is not brought back.
 

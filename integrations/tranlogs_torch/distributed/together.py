@@ -72,6 +72,7 @@ class Together:
         self._asked_at = self._taken_at = self._stood_at = 0  # steps
         self._is_wanted = self._is_hurried = self._was_suspended = False
         self._has_left = False
+        self._joining: list[object] = []  # the `join` in which ranks run out of data one by one
         self._reduced: dict[str, tuple[list[int], bool]] = {}  # by optimizer: its groups' sizes, and what was found for them
         self._environment: dict[str, Any] = {}
         warn_of_restarts(self.rank)
@@ -168,6 +169,23 @@ class Together:
             return False
         return self._spans_all and not self._has_left
 
+    def _note_join(self, journal: Journal) -> None:
+        """Ranks that have run out of data stay behind: all that the others log since must stay, too.
+
+        Raises:
+            UsageError: it is another `join` than before, so that the same number of steps is another place on each rank.
+        """
+        joining = [reducer.pass_of_join for reducer in self._reducers if reducer.is_joining]
+        if not joining:
+            return
+        if not self._joining:
+            self._joining = joining
+            journal.keep_all()
+        elif any(now is not then for now, then in zip(joining, self._joining, strict=True)):
+            raise UsageError("join() was entered a second time: since the first, ranks took different numbers of steps, and "
+                             "after a crash none would be common. Take all epochs within one join(), or give all ranks as many "
+                             "batches (DistributedSampler does)")  # fmt: skip
+
     # Boundaries.
 
     def at_boundary(self, journal: Journal, body: dict[str, Any], whole: Callable[[], dict[str, Any]], *, wanted: bool | None,
@@ -183,6 +201,7 @@ class Together:
         """
         self._state.mirror = {}
         is_lockstep = self._is_lockstep()
+        self._note_join(journal)
         has_stepped, self._stood_at = journal.step > self._stood_at, journal.step  # other boundaries may be this rank's alone
         if is_lockstep and has_stepped:
             for reducer in self._reducers:
