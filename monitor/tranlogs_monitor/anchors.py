@@ -28,10 +28,7 @@ class Anchors:
         self._broken: set[str] = set()
 
     def verify(self, checkpoints: Sequence[CheckpointRow], timelines: Sequence[TimelineRow]) -> None:
-        """Read the newest checkpoint back, and those before it until one is sound."""
-        listed = {row.name for row in checkpoints}
-        self._sound &= listed
-        self._broken &= listed
+        """Read the newest of these checkpoints back, and those before it until one is sound."""
         for row in self._newest_first(checkpoints, timelines):
             if row.name in self._sound:
                 return
@@ -42,6 +39,12 @@ class Anchors:
                     return
                 self._broken.add(row.name)
                 _log.warning("%s: a checkpoint is damaged, and what the one before it needs is kept: %s", self._folder, problem)
+
+    def forget(self, listed: Sequence[CheckpointRow]) -> None:
+        """Forget what is not listed any more."""
+        names = {row.name for row in listed}
+        self._sound &= names
+        self._broken &= names
 
     def newest(self, checkpoints: Sequence[CheckpointRow], timelines: Sequence[TimelineRow]) -> CheckpointRow | None:
         """The newest one that is known to be sound, of those given."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from tranlogs.catalog import (
     Catalog,
     CheckpointRow,
+    CommonRow,
     EvaluationRow,
     FollowedCatalog,
     Incident,
@@ -51,13 +52,20 @@ class Rows:
     incidents: list[Incident]
     last: EvaluationRow | None
     store: StoreRow | None = None
+    common: CommonRow | None = None
+
+    @property
+    def shared(self) -> list[CheckpointRow]:
+        """Checkpoints that are no newer than what all ranks have."""
+        return [row for row in self.checkpoints if self.common is None or row.step <= self.common.step]
 
     @classmethod
     def of(cls, tables: Tables) -> Rows:
         checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
         return cls(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow),
                    tables.get("watermarks", Watermarks) or Watermarks(), tables.get("pruned", PrunedRow) or PrunedRow(),
-                   tables.rows("incident/", Incident), last_row(tables), tables.get("store", StoreRow))  # fmt: skip
+                   tables.rows("incident/", Incident), last_row(tables), tables.get("store", StoreRow),
+                   tables.get("common", CommonRow))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ class Seen:
         before: of the catalog, before that.
         owner: the trainer, or the last one.
         worth: values of the sealed segments.
-        anchor: the newest checkpoint that is known to be sound.
+        anchor: the newest checkpoint that is known to be sound, and no newer than what all ranks have.
         pruning: what went, or in a dry run would go.
         sealed: segments of a dead trainer that were sealed.
         seconds: what it took.
@@ -127,9 +135,10 @@ class JournalWatch:
         owner = read_owner(self.paths.folder)
         sealed = self._seal_left(catalog, owner)
         rows: Rows = catalog.read(Rows.of)
-        self._anchors.verify(rows.checkpoints, rows.timelines)
+        self._anchors.forget(rows.checkpoints)
+        self._anchors.verify(rows.shared, rows.timelines)
         worth = self._valued(rows, now)
-        anchor = self._anchors.newest(rows.checkpoints, rows.timelines)
+        anchor = self._anchors.newest(rows.shared, rows.timelines)
         limits = newest_lineage(rows.checkpoints, rows.timelines)
         protected = {row.ordinal: is_protected(row, anchor, limits) for row in rows.segments if row.state == "sealed"}
         pruning = self._pruned(catalog, rows, worth, now, owner)
@@ -182,7 +191,7 @@ class JournalWatch:
 
         def decide(segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow],
                    timelines: Sequence[TimelineRow]) -> Pruning:  # fmt: skip
-            anchor = self._anchors.newest(checkpoints, timelines)
+            anchor = self._anchors.newest([row for row in checkpoints if row in rows.shared], timelines)
             plan = plan_pruning(budget, segments, checkpoints, timelines, values, anchor=anchor, now=now)
             if self._compactor is None:
                 return plan

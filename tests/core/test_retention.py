@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranlogs.catalog import Catalog, CheckpointRow, SegmentRow, TimelineRow, segment_key
+from tranlogs.catalog import Catalog, CheckpointRow, CommonRow, SegmentRow, TimelineRow, segment_key
 from tranlogs.errors import LogUnavailable, UsageError
 from tranlogs.retention import (
     CheckpointFacts,
@@ -163,6 +163,15 @@ def test_after_a_rewind_what_was_left_behind_goes_first() -> None:
     plan = plan_retirement(KeepLatest(2), rows, [segment(1, 10), segment(2, 60), segment(3, 20, timeline=2)], timelines)
     assert sorted(row.step for row in plan.checkpoints) == [5, 6]
     assert [row.ordinal for row in plan.segments] == [1]
+
+
+@pytest.mark.parametrize(("common", "kept"), [(3, [3]), (2, [2, 3]), (1, [1, 3]), (0, [1, 2, 3])])
+def test_what_no_rank_is_behind_stays(common: int, kept: list[int]) -> None:
+    """Of a journal among several, whose newest checkpoint the others may not have."""
+    rows = [checkpoint(1, 10), checkpoint(2, 20), checkpoint(3, 30)]
+    plan = plan_retirement(KeepLatest(1), rows, [segment(1, 10), segment(2, 20)], (), CommonRow(common))
+    assert [row.step for row in rows if row not in plan.checkpoints] == kept
+    assert [row.ordinal for row in plan.segments] == [n for n in (1, 2) if n <= kept[0] and common]
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8, unique=True), st.integers(1, 4), st.integers(0, 3))

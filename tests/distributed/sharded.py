@@ -124,7 +124,8 @@ def _of_any_mesh(world: int) -> nn.Module:
 
 
 LOOPS: dict[str, Any] = {
-    "fsdp": _plain, "fsdp accumulation": _plain, "fsdp mixed": _mixed, "hsdp": _replicated, "tp": _tensor_parallel,
+    "fsdp": _plain, "fsdp accumulation": _plain, "fsdp tight": _plain,
+    "fsdp mixed": _mixed, "hsdp": _replicated, "tp": _tensor_parallel,
     "fsdp tp": _two_dimensions, "fsdp optimizers": _plain, "resharded": _of_any_number,
     "resharded ddp": _of_any_kind, "resharded tp": _of_any_mesh,
 }  # fmt: skip
@@ -160,7 +161,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         from tranlogs_torch import LoggedOptimizer
 
         options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "checkpoint_every": EVERY}
-        if name in ("resharded", "resharded ddp"):  # the old checkpoints must outlive the first new one
+        if name in ("resharded", "resharded ddp", "fsdp tight"):  # the old checkpoints must outlive the first new one
             options["keep"] = 1
         if name == "fsdp optimizers":
             along.LAG_SECONDS = 0.1
@@ -170,6 +171,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if name in ("resharded", "resharded ddp") and kill and len(kill) > 3 and dist_rank() == kill[0]:
             optimizers[0].session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
     optimizer = optimizers[0]
+    if name == "fsdp tight" and kill and dist_rank() == kill[0]:
+        die_amid_a_checkpoint(optimizer.session.journal, kill[3], Path(run) / "rank0")
     loader = data(SAMPLES if "resharded" in name else None)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 11, 0.7)
     report, losses = None, {}
@@ -213,6 +216,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             one.step()
         scheduler.step()
         step += 1
+        if name == "fsdp tight" and run != "-":
+            optimizer.session.journal._wal.roll()  # so that the log behind an old checkpoint goes with it
         if "resharded" not in name or step % 2:  # where they lie about at the boundary they are state, too
             for one in optimizers:
                 one.zero_grad()
@@ -236,6 +241,18 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         steps, values = optimizer.scalars["loss"]
         losses = dict(zip((step // len(inner) for step in steps), values))
     return outcome(model, inner, losses)
+
+
+def die_amid_a_checkpoint(journal: Any, step: int, other: Path) -> None:
+    """Die when all have agreed on a checkpoint of a step and rank 0 has it, before this rank has committed that step."""
+    boundary = journal.boundary
+
+    def die_before(*arguments: Any, **options: Any) -> None:
+        if journal.step == step:
+            die_when(other / "checkpoints", f"step-*{step}-t*")
+        boundary(*arguments, **options)
+
+    journal.boundary = die_before
 
 
 def tell(run: str, model: nn.Module, optimizer: torch.optim.Optimizer, what: str, step: int, *more: Any) -> None:

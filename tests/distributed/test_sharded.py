@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.cli.conftest import Cli
 from tests.distributed.child import DIES
 from tests.distributed.conftest import Launcher, Outcome
-from tests.distributed.sharded import STEPS
+from tests.distributed.sharded import EVERY, STEPS
 from tests.distributed.test_kills import differences, drawn
 from tranlogs.errors import UsageError
 from tranlogs_torch import LoggedOptimizer
@@ -42,6 +42,13 @@ def test_killed_group_ends_with_the_bits_of_one_that_was_not(
     assert all(report["exact"] is True for report in told)
     steps = [report["step"] for report in told]
     assert steps == sorted(steps)
+
+
+def test_a_death_between_a_checkpoint_of_one_rank_and_that_of_another_loses_a_step(launcher: Launcher, tmp_path: Path) -> None:
+    """With keep=1: rank 0's newest checkpoint is of a step that rank 1 does not have."""
+    found = launcher.run(2, "fsdp tight", tmp_path / "run", [[1, None, 0, 2 * EVERY]])
+    assert [report["step"] for report in launcher.told()] == [0, 2 * EVERY - 1]
+    assert differences(found, launcher.reference(2, "fsdp tight")) == [[]] * 2
 
 
 def test_optimizers_of_all_kinds_and_a_store(launcher: Launcher, tmp_path: Path) -> None:

@@ -102,6 +102,20 @@ def test_a_damaged_checkpoint_protects_nothing_and_what_the_one_before_needs_sta
     watch.close()
 
 
+def test_what_other_ranks_may_go_back_to_stays(run: ToyTrainer) -> None:
+    """The newest checkpoint is this rank's alone as yet: should another die now, all go back to the one before."""
+    run.journal.note_common(10)
+    watch = watching(run, budget=Budget(1))
+    seen = watch.evaluate()
+    assert seen.anchor is not None
+    assert seen.anchor.step == 10
+    assert [row.last_step for row in seen.pruning.segments] == [5, 10]
+    assert [row.step for row in seen.pruning.checkpoints] == [0]
+    run.journal.note_common(20)
+    assert [row.last_step for row in watch.evaluate().pruning.segments] == [15, 20]
+    watch.close()
+
+
 def test_a_live_run_over_its_budget_is_pruned_and_its_trainer_asked_for_a_checkpoint(
     run: ToyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

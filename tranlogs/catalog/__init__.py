@@ -4,6 +4,7 @@ from .catalog import CATALOG_NAME, Catalog
 from .following import FollowedCatalog
 from .rows import (
     CheckpointRow,
+    CommonRow,
     EvaluationRow,
     Incident,
     PrunedRow,
@@ -20,7 +21,7 @@ from .rows import (
 from .tables import Tables
 
 __all__ = [
-    "CATALOG_NAME", "Catalog", "CheckpointRow", "EvaluationRow", "FollowedCatalog", "Incident", "PrunedRow",
+    "CATALOG_NAME", "Catalog", "CheckpointRow", "CommonRow", "EvaluationRow", "FollowedCatalog", "Incident", "PrunedRow",
     "RunRow", "SegmentRow", "ShippedRow", "StoreRow", "Tables", "TimelineRow", "Watermarks", "evaluation_key",
     "segment_key", "timeline_key",
 ]  # fmt: skip

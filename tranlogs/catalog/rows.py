@@ -117,6 +117,13 @@ class PrunedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CommonRow:
+    """Of a journal among several: no rank's newest checkpoint is older than this step, as far as all have told each other."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreRow:
     """The store that the journal is shipped to, and how that goes.
 
@@ -175,13 +182,13 @@ class RunRow:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-Row = TypeVar("Row", SegmentRow, CheckpointRow, TimelineRow, Watermarks, Incident, EvaluationRow, PrunedRow, StoreRow,
-              ShippedRow, RunRow)  # fmt: skip
+Row = TypeVar("Row", SegmentRow, CheckpointRow, TimelineRow, Watermarks, Incident, EvaluationRow, PrunedRow, CommonRow,
+              StoreRow, ShippedRow, RunRow)  # fmt: skip
 
 KINDS: dict[str, type[Any]] = {
     "segment/": SegmentRow, "checkpoint/": CheckpointRow, "timeline/": TimelineRow, "incident/": Incident,
-    "evaluation/": EvaluationRow, "pruned": PrunedRow, "store": StoreRow, "shipped/": ShippedRow, "watermarks": Watermarks,
-    "run": RunRow,
+    "evaluation/": EvaluationRow, "pruned": PrunedRow, "common": CommonRow, "store": StoreRow, "shipped/": ShippedRow,
+    "watermarks": Watermarks, "run": RunRow,
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from ..catalog import Catalog, CheckpointRow, PrunedRow, RunRow, TimelineRow, Watermarks, timeline_key
+from ..catalog import Catalog, CheckpointRow, CommonRow, PrunedRow, RunRow, TimelineRow, Watermarks, timeline_key
 from ..checkpoint import Snapshot
 from ..clock import Clock, SystemClock
 from ..codec import tree
@@ -90,6 +90,8 @@ class Journal:
         self._due = CheckpointDue(policy, catalog, clock)
         self._pruned_before: PrunedRow | None = catalog.read(lambda tables: tables.get("pruned", PrunedRow))
         self._has_said_failed = self._is_unpruned = False
+        self._common: int | None = None
+        self.checkpoint_step = 0  # of the newest one that was published, or from which recovery came
         atexit.register(self.close)
 
     @classmethod
@@ -176,6 +178,16 @@ class Journal:
         with suppress(*_FAILURES), self.catalog.transaction() as tables:  # nor can a monitor change the catalog, then
             tables.put_request("hold", {"pid": self._pid, "outlives": True})
 
+    def note_common(self, step: int) -> None:
+        """Of a journal among several: all ranks have a checkpoint of this step or a newer one, and may go back there.
+
+        What recovery from the newest one up to it needs is not pruned, by nobody.
+        """
+        if step != self._common:
+            self._common = step
+            with suppress(*_FAILURES), self.catalog.transaction() as tables:  # nor can anything be retired, then
+                tables.put("common", CommonRow(step))
+
     def go_on_from(self, position: Position, *, new_timeline: bool = False, number: int | None = None,
                    damaged: Collection[str] = (), checkpoint: CheckpointRow | None = None,
                    log_bytes: int = 0) -> None:  # fmt: skip
@@ -195,6 +207,7 @@ class Journal:
         self.step, self._position = position.step, position
         self._due.taken(position.step, 0)
         if checkpoint is not None:
+            self.checkpoint_step = checkpoint.step
             self._due.taken(checkpoint.step, -log_bytes, max(0.0, self.clock.now() - checkpoint.created_at))
         if new_timeline:
             number = number or max((row.number for row in self.catalog.timelines()), default=1) + 1
@@ -242,6 +255,9 @@ class Journal:
         elif self.catalog.read(lambda tables: tables.request("hold")) is not None:  # of one that died
             with self.catalog.transaction() as tables:
                 tables.delete("request/hold")
+        if self._common is None and self.catalog.read(lambda tables: tables.get("common", CommonRow)) is not None:
+            with self.catalog.transaction() as tables:
+                tables.delete("common")  # of a group that this process is no part of
         self._open_log(self._position, counts=self._suspension is None)
         about = self._describe(self._position)
         self._checkpointer = Checkpointer(self.paths.checkpoints, self.catalog, self.clock, about, self._published)
@@ -461,7 +477,7 @@ class Journal:
     def _published(self, row: CheckpointRow) -> None:
         """In the checkpoint's thread: drop what the policy no longer keeps."""
         _log.info("%s: checkpoint of step %d published (%d bytes)", self.paths.folder, row.step, row.nbytes)
-        self.load_seconds = self.load_seconds or row.seconds
+        self.load_seconds, self.checkpoint_step = self.load_seconds or row.seconds, row.step
         self._has_said_failed = False
         if self._is_unpruned:
             return

@@ -3,6 +3,9 @@
 A segment goes when every entry of it lies behind the oldest checkpoint that is kept: no recovery that starts at a kept
 checkpoint reads it. The newest checkpoint, and so all that recovery to the newest step needs, always stays.
 
+Of a journal among several, so does the newest checkpoint that is no newer than what all ranks have: should one of them die
+before it has the newest, all go back to where each can be.
+
 After a rewind, checkpoints that are not on the way to the newest timeline help no recovery any more: a policy sees them
 as the oldest.
 """
@@ -15,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..catalog import Catalog, CheckpointRow, PrunedRow, SegmentRow, Tables, TimelineRow, segment_key
+from ..catalog import Catalog, CheckpointRow, CommonRow, PrunedRow, SegmentRow, Tables, TimelineRow, segment_key
 from ..durable import sync_folder
 from ..failpoints import hit
 from ..lineage import is_on
@@ -34,7 +37,7 @@ class Retirement:
 
 
 def plan_retirement(policy: RetentionPolicy, checkpoints: Sequence[CheckpointRow], segments: Sequence[SegmentRow],
-                    timelines: Sequence[TimelineRow] = ()) -> Retirement:  # fmt: skip
+                    timelines: Sequence[TimelineRow] = (), common: CommonRow | None = None) -> Retirement:  # fmt: skip
     """Decide which checkpoints and segments go (pure)."""
     limits = newest_lineage(checkpoints, timelines)
     oldest_first = sorted(checkpoints, key=lambda row: (is_on(row, limits), row.sequence, row.timeline))
@@ -44,7 +47,14 @@ def plan_retirement(policy: RetentionPolicy, checkpoints: Sequence[CheckpointRow
     if chosen is None:  # a `return` was forgotten
         raise TypeError("the retention policy's kept() gave None instead of steps")
     wanted = Counter(chosen)
-    wanted[oldest_first[-1].step] += not wanted[oldest_first[-1].step]
+    needed = [oldest_first[-1].step]
+    if common is not None:
+        shared = [row.step for row in oldest_first if row.step <= common.step]
+        if not shared:
+            return Retirement((), ())
+        needed += shared[-1:]
+    for step in needed:
+        wanted[step] += not wanted[step]
     kept = []
     for row in reversed(oldest_first):  # of two with the same step, the one that is not left behind
         if wanted[row.step]:
@@ -58,7 +68,8 @@ def plan_retirement(policy: RetentionPolicy, checkpoints: Sequence[CheckpointRow
 
 def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retirement:
     """Apply a policy to a journal. Retired segment files stay for the pipeline to recycle."""
-    plan = plan_retirement(policy, catalog.checkpoints(), catalog.segments(), catalog.timelines())
+    common = catalog.read(lambda tables: tables.get("common", CommonRow))
+    plan = plan_retirement(policy, catalog.checkpoints(), catalog.segments(), catalog.timelines(), common)
     if plan.checkpoints or plan.segments:
         hit("wal.retire")
         with catalog.transaction() as tables:  # commit point: from here on nobody plans with them

@@ -231,7 +231,9 @@ class Together:
         self._asked_at, self._is_hurried = journal.step, False
         has_gap = self._was_suspended and not journal.is_suspended  # what others hold of these steps is of no use without it
         is_due = self._is_wanted or has_gap or journal.is_checkpoint_due()
-        said = self._group.gather({"due": is_due, "digests": xxhash.xxh3_64_hexdigest(digests) if digests else ""})
+        said = self._group.gather({"due": is_due, "digests": xxhash.xxh3_64_hexdigest(digests) if digests else "",
+                                   "has": journal.checkpoint_step})  # fmt: skip
+        journal.note_common(min(one["has"] for one in said))
         known = [one["digests"] for one in said if one["digests"]]
         if self.is_divided and len(set(known)) > 1:
             other = _first_other([one["digests"] for one in said])
@@ -279,9 +281,14 @@ class Together:
         folder, run_id = journal.paths.folder, journal.run.run_id
         demand_unused(folder, self.world)
         try:
-            return RankRecovery(folder, self.rank, self.world, run_id, self._state, self._group, spare).recover(step, progress)
+            recovery = RankRecovery(folder, self.rank, self.world, run_id, self._state, self._group, spare)
+            landing = recovery.recover(step, progress)
         finally:
             self._state.built = None
+        if landing is not None and self._spans_all:
+            base = 0 if landing.recovered is None else landing.recovered.plan.checkpoint.step
+            journal.note_common(min(self._group.gather(base)))
+        return landing
 
     def prime(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:
         """Make the reducers round as those of the run did; says where that cannot be. All ranks must call it.
