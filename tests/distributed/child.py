@@ -133,11 +133,23 @@ class Net(nn.Module):
         return self.out(torch.relu(self.middle(torch.relu(self.middle(hidden)))))  # type: ignore[no-any-return]
 
 
+class Looked(nn.Module):
+    """Rows are looked up, and their gradients sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.net = nn.Embedding(6, 8, sparse=True), Net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x + self.rows((x[:, 0] > 0).long()))  # type: ignore[no-any-return]
+
+
 DDP: dict[str, dict[str, Any]] = {
     "plain": {}, "views": {"gradient_as_bucket_view": True}, "static": {"static_graph": True}, "accumulation": {},
     "buckets": {"bucket_cap_mb": 0.003}, "unused": {"find_unused_parameters": True}, "undivided": {}, "sgd": {}, "hook": {},
     "own loop": {}, "bytes": {}, "power": {}, "far": {}, "join": {}, "resized": {}, "far resized": {},
-    "join wide": {}, "join twice": {}, "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
+    "join wide": {}, "join twice": {}, "sparse sgd": {}, "frozen": {"static_graph": True},
+    "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
     "resized store": {}, "local": {}, "power copies": {}, "started": {},
 }  # fmt: skip
 
@@ -180,7 +192,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     torch.manual_seed(1)
     if "wide" in name:  # which fills segments
         log.SEGMENT_RECORDS_WANTED = 1
-    model = Net(200 if "wide" in name else 40)
+    model = Looked() if name == "sparse sgd" else Net(200 if "wide" in name else 40)
     if name == "started" and run == "-":  # what the logged one finds in its run's folder
         model.load_state_dict(started())
     seed = 100 + dist_rank()
@@ -199,8 +211,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
 
         ddp.register_comm_hook(PostLocalSGDState(None, None, 4), post_localSGD_hook)
     inner: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    if name == "sgd":
-        inner = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    if name.endswith("sgd"):
+        inner = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9 if name == "sgd" else 0.0)
     options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "copies": 2 if "copies" in name else 1,
                                "checkpoint_every": "60KiB" if name == "bytes" else CHECKPOINT_EVERY}  # fmt: skip
     if run == "-":
@@ -214,6 +226,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         optimizer = LoggedOptimizer(inner, run, ddp, **options)
         if name == "resized torn" and kill and dist_rank() == 1:
             optimizer.session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", "step-*-t002-*")
+    if name == "frozen":  # when the reducer counts on it already
+        model.into.requires_grad_(False)
     loader = uneven() if name.startswith("join") else data(SAMPLES if "resized" in name else None)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 11, 0.7)
     report, losses = None, {}

@@ -33,7 +33,7 @@ def differences(found: Outcome, right: Outcome) -> list[list[str]]:
     [
         (3, "plain", 6), (2, "accumulation", 3), (4, "buckets", 3), (3, "static", 3), (3, "views", 2), (3, "unused", 2),
         (3, "own loop", 3), (3, "hook", 2), (3, "bytes", 3), (3, "undivided", 3),
-        (3, "join", 2), (3, "power", 3),
+        (3, "join", 2), (3, "power", 3), (3, "sparse sgd", 2), (3, "frozen", 2),
     ],
 )  # fmt: skip
 def test_killed_group_ends_with_the_bits_of_one_that_was_not(

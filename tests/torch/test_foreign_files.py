@@ -88,6 +88,18 @@ def test_no_place_in_the_metadata_runs_anything(folder: Path, tmp_path: Path, pl
     assert not (tmp_path / "ran").exists()
 
 
+def test_lists_that_share_what_they_nest_fill_no_memory(folder: Path) -> None:
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    nested: list[Any] = []
+    for _ in range(40):
+        nested = [nested] * 10
+    name = next(name for name, about in metadata.state_dict_metadata.items() if hasattr(about, "size"))
+    object.__setattr__(metadata.state_dict_metadata[name], "size", nested)
+    (folder / METADATA).write_bytes(pickle.dumps(metadata))
+    with pytest.raises(UsageError, match="are no sizes"):
+        read_folder(folder)
+
+
 _SYSTEM = b"cposix\nsystem\n"
 _METADATA = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
 

@@ -37,6 +37,8 @@ class Reducer:
         ignored = getattr(ddp, "parameters_to_ignore", ())
         named = ddp.module.named_parameters()
         self._parameters = [p for name, p in named if p.requires_grad and name not in ignored]  # as its indices count them
+        embeddings = (m for m in ddp.module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
+        self._sparse = {id(m.weight) for m in embeddings if m.sparse}
 
     def describe(self) -> dict[str, Any]:
         """What its sums depend on."""
@@ -116,7 +118,14 @@ class Reducer:
         self.ddp.reducer.prepare_for_forward()
         self.ddp.reducer.prepare_for_backward([])
         for index in order:
-            (parameters[index] * 0).sum().backward()
+            parameter = parameters[index]
+            if not parameter.requires_grad:  # frozen since: no gradient of it ever comes
+                continue
+            used: torch.Tensor = parameter
+            if id(parameter) in self._sparse:  # as the reducer expects its gradient to be
+                row = torch.zeros(1, dtype=torch.int64, device=parameter.device)
+                used = nn.functional.embedding(row, parameter, sparse=True)
+            (used * 0).sum().backward()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr  # what nests and is shared would fill the memory
 from typing import Any
 
 import torch
@@ -146,12 +147,12 @@ def _place(info: Any) -> Place:
                          "torch and save it plainly")  # fmt: skip
     file, (offset, length) = info.relative_path, _numbers((info.offset, info.length))
     if not isinstance(file, str) or Path(file).is_absolute() or ".." in Path(file).parts:
-        raise ValueError(f"it names the file {file!r}, which is not in the folder")
+        raise ValueError(f"it names the file {repr(file)}, which is not in the folder")
     return Place(file, offset, length)
 
 
 def _numbers(values: Iterable[Any]) -> tuple[int, ...]:
     found = tuple(values)
     if not all(type(value) is int and value >= 0 for value in found):
-        raise ValueError(f"{found} are no sizes")
+        raise ValueError(f"{repr(found)} are no sizes")
     return found
