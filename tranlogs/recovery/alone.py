@@ -15,6 +15,7 @@ from .agreement import Damage, agree
 from .eras import Era, eras_of, settle
 from .holding import holdings_of, journals_beside, read_eras, since_of
 from .landing import Attempt, SharedState
+from .past import of_one_past
 from .reach import run_id_of
 from .shares import Shares
 from .together import RankRecovery
@@ -36,7 +37,7 @@ class Alone:
         known = [
             holding for rank, path in beside for holding in holdings_of(read_eras(path), rank, path, run_id_of(path) or "")
         ]
-        eras = eras_of(known)
+        eras = eras_of(of_one_past(known)[0])
         if not eras:
             raise RecoveryError(f"{folder}: it holds nothing yet")
         newest = max((h.since for h in known if h.folder == str(folder) and not h.is_empty), default=eras[0].since)

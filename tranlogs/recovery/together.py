@@ -25,6 +25,7 @@ from .eras import Era, Settled, distinct, eras_of, settle
 from .facts import mended
 from .holding import Holding, LocalLog, holdings_of, journals_beside, read_eras
 from .landing import Attempt, Landing, SharedState
+from .past import gone_on, new_id, newest_past, of_one_past
 from .plan import Plan
 from .protocol import Spare
 from .reach import Channel, Reach, run_id_of
@@ -63,6 +64,8 @@ class RankRecovery:
         self._settled: Settled | None = None
         self._damage = Damage()
         self._told: list[str] = []  # of damage that was met
+        self._parted: list[str] = []  # of journals that hold another past
+        self._id = ""  # of the timeline that may be started
         self._relaid: set[int] = set()  # eras whose parts lay otherwise than they do now
         self._resharding: Resharding | None = None
 
@@ -88,7 +91,7 @@ class RankRecovery:
         assert self._reach is not None
         eras = eras_of(self._known)
         for _ in range(_ATTEMPTS_MAX):
-            self._settled = settle(eras, self._damage, step)
+            self._settled = self._settle(eras, step)
             if self._settled is None:
                 return None
             self._resharding = self._resharded() if self._is_resharded else None
@@ -111,6 +114,15 @@ class RankRecovery:
                 self._learn(outcomes)
         raise RecoveryError(f"{self.folder.parent}: too much is damaged to recover; see `tranlogs verify`")
 
+    def _settle(self, eras: Sequence[Era], step: int | None) -> Settled | None:
+        try:
+            return settle(eras, self._damage, step)
+        except RecoveryError as error:
+            if not self._parted:
+                raise
+            raise RecoveryError(f"{error}. {'; '.join(self._parted)}. Put the right journals in their place (from a store: "
+                                "`tranlogs pull`)") from None  # fmt: skip
+
     def _meet(self, step: int | None) -> None:
         """Tell all what each holds."""
         error: Exception | None = None
@@ -130,7 +142,7 @@ class RankRecovery:
         except Exception as caught:  # the others wait
             error = caught
         relaid = [log.since for log in self._logs if self.state.is_relaid(log.recorded.get("sharding", {}))]
-        said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "step": step, "relaid": relaid,
+        said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "step": step, "relaid": relaid, "id": new_id(),
                                      "error": in_words(error) if error else ""})  # fmt: skip
         if error is not None:
             raise error
@@ -140,7 +152,13 @@ class RankRecovery:
         if len({one["step"] for one in said}) > 1:
             raise UsageError(f"recover(step=...) must name the same step on all ranks, not {[one['step'] for one in said]}")
         self._relaid = {since for one in said for since in one["relaid"]}
-        self._known = distinct([Holding.unpacked(packed) for one in said for packed in one["holdings"]])
+        known = distinct([Holding.unpacked(packed) for one in said for packed in one["holdings"]])
+        self._id = said[0]["id"]
+        try:
+            self._known, self._parted = of_one_past(known)
+        except RecoveryError as foreign:
+            raise RecoveryError(f"{self.folder.parent}: {foreign}") from None
+        self._told += self._parted
 
     def _without_process(self) -> list[tuple[int, Path]]:
         """Journals beside this one of ranks that are none now."""
@@ -293,6 +311,7 @@ class RankRecovery:
         since = timeline if self._is_begun else era.since
         landing = Landing(recovered, timeline, is_new, since, self._is_begun, era.world != self.world, not self._has_part,
                           self._is_resharded, doubts=attempt.doubts, notes=self._told)  # fmt: skip
+        landing.past = gone_on(newest_past(era.holdings), agreement.step, self._id if is_new else "")
         if self._is_newcomer:
             first = next(holding.run_id for holding in era.holdings if not holding.is_empty)
             landing.newcomer = f"{first} {agreement.step} {self.rank}"
