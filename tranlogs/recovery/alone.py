@@ -61,6 +61,8 @@ class Alone:
         """What all ranks would say, if only this one has something to say."""
         if "holdings" in value:
             return [{**value, "holdings": [holding.packed()]} for holding in self.era.holdings]
+        if "strays" in value:  # what lies where it was looked for is all that there is
+            return []
         if "far" in value:
             return [value]
         return [value if rank == self.rank else Attempt().packed() for rank in range(self.world)]

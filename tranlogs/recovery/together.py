@@ -26,6 +26,7 @@ from .facts import mended
 from .holding import Holding, LocalLog, holdings_of, journals_beside, read_eras
 from .landing import Attempt, Landing, SharedState
 from .past import gone_on, new_id, newest_past, of_one_past
+from .places import misnamed, strays, told_of_names, told_of_strays
 from .plan import Plan
 from .protocol import Spare
 from .reach import Channel, Reach, run_id_of
@@ -126,6 +127,7 @@ class RankRecovery:
     def _meet(self, step: int | None) -> None:
         """Tell all what each holds."""
         error: Exception | None = None
+        names: list[list[Any]] = []
         mine = [Holding(self.rank, str(self.folder.resolve()), self.run_id)]
         try:
             self._logs = read_eras(self.folder)
@@ -134,6 +136,7 @@ class RankRecovery:
                 self._logs = read_eras(self.folder)
             self._kept[self.rank] = _files_of(self._logs)
             mine = holdings_of(self._logs, self.rank, self.folder, self.run_id)
+            names = misnamed([] if mine[0].is_empty else [(self.rank, self.folder)])
             for rank, folder in self._without_process():
                 logs = read_eras(folder)
                 theirs = holdings_of(logs, rank, folder, run_id_of(folder) or "")
@@ -143,12 +146,14 @@ class RankRecovery:
             error = caught
         relaid = [log.since for log in self._logs if self.state.is_relaid(log.recorded.get("sharding", {}))]
         said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "step": step, "relaid": relaid, "id": new_id(),
-                                     "error": in_words(error) if error else ""})  # fmt: skip
+                                     "names": names, "error": in_words(error) if error else ""})  # fmt: skip
         if error is not None:
             raise error
         failed = [f"rank {rank}: {one['error']}" for rank, one in enumerate(said) if one["error"]]
         if failed:
             raise RecoveryError(f"{self.folder.parent}: another rank cannot read its journal: {'; '.join(failed)}")
+        if told := told_of_names(name for one in said for name in one["names"]):
+            raise RecoveryError(f"{self.folder.parent}: {told}")
         if len({one["step"] for one in said}) > 1:
             raise UsageError(f"recover(step=...) must name the same step on all ranks, not {[one['step'] for one in said]}")
         self._relaid = {since for one in said for since in one["relaid"]}
@@ -159,6 +164,22 @@ class RankRecovery:
         except RecoveryError as foreign:
             raise RecoveryError(f"{self.folder.parent}: {foreign}") from None
         self._told += self._parted
+        self._demand_places()
+
+    def _demand_places(self) -> None:
+        """Refuse to begin anew, or to do without a journal, where that lies with another process.
+
+        Raises:
+            RecoveryError: it does.
+        """
+        eras = eras_of(self._known)
+        needed = min(self.world, eras[0].world) if eras else self.world
+        wanted = set(range(needed)) - {holding.rank for holding in self._known if not holding.is_empty}
+        if not wanted:
+            return
+        said = self._channel.gather({"strays": strays(self.folder, wanted)})
+        if told := told_of_strays((rank, stray) for rank, one in enumerate(said) for stray in one["strays"]):
+            raise RecoveryError(f"{self.folder.parent}: {told}")
 
     def _without_process(self) -> list[tuple[int, Path]]:
         """Journals beside this one of ranks that are none now."""
