@@ -30,8 +30,8 @@ def test_steps_that_others_have_gone_back_from_do_not_count() -> None:
     assert decided(*mixed).step == 25
     found, told = of_one_past(mixed)
     assert decided(*found).step == 10
-    assert told == ["the journal of rank 1 left the run's past at step 10: what it holds behind that, to step 30, is of a timeline "
-                    "that the others have gone back from, and does not count"]  # fmt: skip
+    assert told == ["the journal of rank 1 left the run's past at step 10: what it holds behind that, to step 30, is of a "
+                    "timeline that the others have gone back from, and does not count"]  # fmt: skip
 
 
 def test_where_all_hold_the_same_the_rank_of_another_past_is_one_that_ends_early() -> None:

@@ -139,9 +139,10 @@ def test_a_lost_journal_is_refused_by_rank_and_step(copied: Path, launcher: Laun
     assert words in launcher.said()
 
 
-def refused(launcher: Launcher, run: Path, name: str = "fsdp") -> str:
+def refused(launcher: Launcher, run: Path) -> str:
     """What is said to a start that must not go on."""
-    assert launcher.ask({"world": 3, "restarts": 0, "arguments": [name, str(run), str(launcher.folder / "out"), json.dumps([])]})
+    arguments = ["fsdp", str(run), str(launcher.folder / "out"), json.dumps([])]
+    assert launcher.ask({"world": 3, "restarts": 0, "arguments": arguments})
     return launcher.said()
 
 

@@ -45,8 +45,8 @@ def told_of_loss(agreement: Agreement, world: int) -> list[str]:
             told.append(f"{fate}, and with it a share of every step: all ranks go back to the checkpoint of step "
                         f"{agreement.step}")  # fmt: skip
     for rank, end in agreement.short:
-        told.append(f"the journal of rank {rank} ends at step {end}, and those of others go on to step {agreement.end}: all ranks go "
-                    f"back to step {agreement.step}")  # fmt: skip
+        told.append(f"the journal of rank {rank} ends at step {end}, and those of others go on to step {agreement.end}: all "
+                    f"ranks go back to step {agreement.step}")  # fmt: skip
     return told
 
 

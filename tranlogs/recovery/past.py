@@ -69,7 +69,8 @@ def of_one_past(holdings: Sequence[Holding]) -> tuple[list[Holding], list[str]]:
         last = max(holding.landings(), default=0)
         if parting is not None and parting < last:
             told.append(f"the journal of rank {holding.rank} left the run's past at step {parting}: what it holds behind that, "
-                        f"to step {last}, is of a timeline that the others have gone back from, and does not count")  # fmt: skip
+                        f"to step {last}, is of a timeline that the others have gone back from, and does not "
+                        "count")  # fmt: skip
             holding = _until(holding, parting)
         found.append(holding)
     return found, told

@@ -22,8 +22,8 @@ def misnamed(journals: Iterable[tuple[int, Path]]) -> list[list[Any]]:
 def told_of_names(found: Iterable[list[Any]]) -> str:
     """A sentence about what is `misnamed`; empty if nothing is."""
     swapped = ", ".join(f"{name} is that of rank {rank}" for name, rank in sorted({(name, rank) for name, rank in found}))
-    return swapped and (f"journals lie under the names of other ranks: {swapped}. Each has what is its rank's own (random numbers, "
-                        "buffers, shards): rename the folders back, and start again")  # fmt: skip
+    return swapped and (f"journals lie under the names of other ranks: {swapped}. Each has what is its rank's own (random "
+                        "numbers, buffers, shards): rename the folders back, and start again")  # fmt: skip
 
 
 def strays(folder: Path, wanted: Collection[int]) -> list[list[Any]]:
@@ -40,6 +40,9 @@ def strays(folder: Path, wanted: Collection[int]) -> list[list[Any]]:
 
 def told_of_strays(found: Iterable[tuple[int, list[Any]]]) -> str:
     """A sentence about `strays`, each with the rank that sees it; empty if there are none."""
-    seen = "; ".join(f"that of rank {rank}, to step {last}, is {place}, where rank {seer} runs" for seer, (rank, place, last) in found)
-    return seen and (f"journals lie where other ranks run than theirs, whose own folders are empty: {seen}. Nothing was begun anew. "
-                     "Start each rank where its journal is, or move the folders there; what is out of date, take away")  # fmt: skip
+    seen = "; ".join(
+        f"that of rank {rank}, to step {last}, is {place}, where rank {seer} runs" for seer, (rank, place, last) in found
+    )
+    return seen and (f"journals lie where other ranks run than theirs, whose own folders are empty: {seen}. Nothing was begun "
+                     "anew. Start each rank where its journal is, or move the folders there; what is out of date, take "
+                     "away")  # fmt: skip

@@ -130,56 +130,58 @@ class RankRecovery:
         names: list[list[Any]] = []
         mine = [Holding(self.rank, str(self.folder.resolve()), self.run_id)]
         try:
-            self._logs = read_eras(self.folder)
-            if self._logs and (told := mended(self._spare, self._logs[0].facts.torn_paths)):
-                self._told += told
-                self._logs = read_eras(self.folder)
-            self._kept[self.rank] = _files_of(self._logs)
-            mine = holdings_of(self._logs, self.rank, self.folder, self.run_id)
+            mine = self._read()
             names = misnamed([] if mine[0].is_empty else [(self.rank, self.folder)])
-            for rank, folder in self._without_process():
-                logs = read_eras(folder)
-                theirs = holdings_of(logs, rank, folder, run_id_of(folder) or "")
-                mine += [replace(holding, keeper=self.rank) for holding in theirs]
-                self._kept[rank] = _files_of(logs)
         except Exception as caught:  # the others wait
             error = caught
         relaid = [log.since for log in self._logs if self.state.is_relaid(log.recorded.get("sharding", {}))]
-        said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "step": step, "relaid": relaid, "id": new_id(),
-                                     "names": names, "error": in_words(error) if error else ""})  # fmt: skip
+        said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "names": names, "step": step,
+                                     "relaid": relaid, "id": new_id(), "error": in_words(error) if error else ""})  # fmt: skip
         if error is not None:
             raise error
         failed = [f"rank {rank}: {one['error']}" for rank, one in enumerate(said) if one["error"]]
         if failed:
             raise RecoveryError(f"{self.folder.parent}: another rank cannot read its journal: {'; '.join(failed)}")
-        if told := told_of_names(name for one in said for name in one["names"]):
-            raise RecoveryError(f"{self.folder.parent}: {told}")
         if len({one["step"] for one in said}) > 1:
             raise UsageError(f"recover(step=...) must name the same step on all ranks, not {[one['step'] for one in said]}")
-        self._relaid = {since for one in said for since in one["relaid"]}
-        known = distinct([Holding.unpacked(packed) for one in said for packed in one["holdings"]])
-        self._id = said[0]["id"]
-        try:
-            self._known, self._parted = of_one_past(known)
-        except RecoveryError as foreign:
-            raise RecoveryError(f"{self.folder.parent}: {foreign}") from None
-        self._told += self._parted
-        self._demand_places()
+        if swapped := told_of_names(name for one in said for name in one["names"]):
+            raise RecoveryError(f"{self.folder.parent}: {swapped}")
+        self._relaid, self._id = {since for one in said for since in one["relaid"]}, said[0]["id"]
+        self._know(distinct([Holding.unpacked(packed) for one in said for packed in one["holdings"]]))
 
-    def _demand_places(self) -> None:
-        """Refuse to begin anew, or to do without a journal, where that lies with another process.
+    def _read(self) -> list[Holding]:
+        """What this rank's journal holds, and those beside it that have no process."""
+        self._logs = read_eras(self.folder)
+        if self._logs and (told := mended(self._spare, self._logs[0].facts.torn_paths)):
+            self._told += told
+            self._logs = read_eras(self.folder)
+        self._kept[self.rank] = _files_of(self._logs)
+        mine = holdings_of(self._logs, self.rank, self.folder, self.run_id)
+        for rank, folder in self._without_process():
+            logs = read_eras(folder)
+            theirs = holdings_of(logs, rank, folder, run_id_of(folder) or "")
+            mine += [replace(holding, keeper=self.rank) for holding in theirs]
+            self._kept[rank] = _files_of(logs)
+        return mine
+
+    def _know(self, holdings: list[Holding]) -> None:
+        """Take in what all hold.
 
         Raises:
-            RecoveryError: it does.
+            RecoveryError: it is of several runs, or a journal that is missing lies with the process of another rank. Nothing is
+                begun anew then.
         """
-        eras = eras_of(self._known)
+        eras = eras_of(holdings)
         needed = min(self.world, eras[0].world) if eras else self.world
-        wanted = set(range(needed)) - {holding.rank for holding in self._known if not holding.is_empty}
-        if not wanted:
-            return
-        said = self._channel.gather({"strays": strays(self.folder, wanted)})
+        missing = set(range(needed)) - {holding.rank for holding in holdings if not holding.is_empty}
+        said = self._channel.gather({"strays": strays(self.folder, missing)}) if missing else ()
         if told := told_of_strays((rank, stray) for rank, one in enumerate(said) for stray in one["strays"]):
             raise RecoveryError(f"{self.folder.parent}: {told}")
+        try:
+            self._known, self._parted = of_one_past(holdings)
+        except RecoveryError as error:
+            raise RecoveryError(f"{self.folder.parent}: {error}") from None
+        self._told += self._parted
 
     def _without_process(self) -> list[tuple[int, Path]]:
         """Journals beside this one of ranks that are none now."""
