@@ -28,6 +28,7 @@ from tranlogs.journal.parting import GRACE_SECONDS, OnSignal, Parting, checked
 from tranlogs.journal.takeover import end_beyond, is_wanted
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.landing import Landing
+from tranlogs.recovery.past import gone_on, new_id
 from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import report_of
@@ -175,7 +176,7 @@ class Session:
         else:
             found = None if landing is None else landing.recovered
         if landing is not None:
-            self.environment["since"] = landing.since
+            self.environment |= {"since": landing.since, "past": landing.past}
         if found is None:
             if step not in (None, 0):
                 raise UsageError(f"{self.run}: step {step} cannot be recovered: the run holds nothing yet")
@@ -293,6 +294,8 @@ class Session:
         self.state.refresh()
         self.state.given = self.state.given or {which: self.state.given_now(which) for which in self.members}
         self.writes.remember(self.journal.step)
+        if self.together is not None and is_first:
+            self.environment["past"] = gone_on((), 0, self.together.told_by_all(new_id())[0])
         self.journal.start()
         body = self.auxiliary.read()
         if self.together is not None:

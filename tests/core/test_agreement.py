@@ -8,6 +8,7 @@ import pytest
 
 from tranlogs.errors import RecoveryError
 from tranlogs.recovery.agreement import Agreement, Damage, agree
+from tranlogs.recovery.change import told_of_loss
 from tranlogs.recovery.holding import Anchor, Holding, Stretch
 
 
@@ -95,6 +96,16 @@ def test_a_rank_that_died_before_its_first_checkpoint_starts_as_it_was_built() -
 def test_a_checkpoint_that_only_one_could_write_counts_where_its_log_is_shared() -> None:
     found = decided(holding(0, 9, [0, 7]), holding(1, 9, [0]), lost(2))
     assert (found.step, bases(found)) == (7, [(0, 7), (0, 7), (0, 7)])
+
+
+def test_a_journal_that_ends_early_and_counts_is_named_with_its_step() -> None:
+    """An older backup, where each rank has what no other has."""
+    found = decided(holding(0, 30, [0, 10], shared=False), holding(1, 12, [0, 10], shared=False))
+    assert (found.step, found.short, found.end) == (12, ((1, 12),), 30)
+    assert told_of_loss(found, 2) == [
+        "the journal of rank 1 ends at step 12, and those of others go on to step 30: all ranks go back to step 12"
+    ]
+    assert told_of_loss(decided(holding(0, 9, [0]), holding(1, 8, [0])), 2) == []  # they died together
 
 
 def test_different_timelines_make_a_new_one() -> None:

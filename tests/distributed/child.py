@@ -321,6 +321,7 @@ def main(arguments: list[str]) -> None:
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    run = run.replace("NODE", f"node{dist_rank()}")  # a disk for each process
     from tests.distributed import sharded
 
     if name == "loads":

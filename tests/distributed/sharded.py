@@ -180,7 +180,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if name == "fsdp mixed":
             model.eval()(torch.zeros(1, 8))  # leaves whole parameters in the place of the sharded ones
             model.train()
-        report = optimizer.track(scheduler=scheduler, loader=loader).recover()
+        back = Path(f"{run}.back")  # the step to which the run is to be wound back
+        report = optimizer.track(scheduler=scheduler, loader=loader).recover(int(back.read_text()) if back.exists() else None)
         if dist_rank() == 0:
             told = {"step": report.step, "exact": report.exact, "timeline": report.timeline, "notes": report.notes}
             print("recovered", told, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,26 @@ def test_journals_on_other_machines_come_through_the_group(launcher: Launcher, t
     assert (steps[1] >= 10, steps[3] >= 40) == (True, True)
     assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
     assert not list(run.glob("rank*/peers"))
+
+
+def test_nodes_that_have_changed_places_do_not_begin_anew(launcher: Launcher, tmp_path: Path) -> None:
+    """Each has a disk of its own, with the journal of the rank that it was."""
+    run = tmp_path / "NODE" / "run"
+    for rank in range(2):
+        (tmp_path / f"node{rank}").mkdir()
+    launcher.run(2, "far", run, [[1, 10, 2]])
+    for old, new in (("node0", "node"), ("node1", "node0"), ("node", "node1")):
+        (tmp_path / old).rename(tmp_path / new)
+    arguments = ["far", str(run), str(launcher.folder / "out"), json.dumps([])]
+    for _ in range(2):  # what the first try has made changes nothing
+        assert launcher.ask({"world": 2, "restarts": 0, "arguments": arguments})
+        assert f"that of rank 1, to step {STEPS}, is " in launcher.said()
+        assert "node0/run/rank1, where rank 0 runs" in launcher.said()
+    for old, new in (("node0", "node"), ("node1", "node0"), ("node", "node1")):
+        (tmp_path / old).rename(tmp_path / new)
+    found = launcher.run(2, "far", run)
+    assert [report["step"] for report in launcher.told()] == [STEPS]
+    assert differences(found, launcher.reference(2, "plain")) == [[]] * 2
 
 
 def test_a_disk_that_is_lost_before_the_first_checkpoint_costs_nothing_more(launcher: Launcher, tmp_path: Path) -> None:

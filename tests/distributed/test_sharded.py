@@ -146,6 +146,49 @@ def test_a_lost_journal_is_refused_by_rank_and_step(copied: Path, launcher: Laun
     assert words in launcher.said()
 
 
+def refused(launcher: Launcher, run: Path) -> str:
+    """What is said to a start that must not go on."""
+    arguments = ["fsdp", str(run), str(launcher.folder / "out"), json.dumps([])]
+    assert launcher.ask({"world": 3, "restarts": 0, "arguments": arguments})
+    return launcher.said()
+
+
+def test_parts_of_two_pasts_make_no_state(
+    sharded: tuple[Path, Outcome], copied: Path, launcher: Launcher, tmp_path: Path
+) -> None:
+    """One folder comes from a backup that is older than a rewind."""
+    Path(f"{copied}.back").write_text("30")
+    launcher.run(3, "fsdp", copied)
+    Path(f"{copied}.back").unlink()
+    assert [report["step"] for report in launcher.told()] == [30]
+    shutil.rmtree(copied / "rank1")
+    shutil.copytree(sharded[0] / "rank1", copied / "rank1")
+    found = launcher.run(3, "fsdp", copied)
+    (told,) = launcher.told()
+    assert (told["step"], told["timeline"], told["exact"]) == (30, 3, True)
+    assert any("the journal of rank 1 left the run's past at step 30" in note for note in told["notes"])
+    assert differences(found, sharded[1]) == [[]] * 3
+
+
+def test_folders_that_are_not_their_ranks_are_refused(copied: Path, launcher: Launcher, cli: Cli, tmp_path: Path) -> None:
+    """Swapped, on disks of nodes that have changed places, or of another run."""
+    (copied / "rank0").rename(tmp_path / "kept")
+    (copied / "rank2").rename(copied / "rank0")
+    (tmp_path / "kept").rename(copied / "rank2")
+    words = "journals lie under the names of other ranks: rank0 is that of rank 2, rank2 is that of rank 0"
+    assert words in refused(launcher, copied)
+    (copied / "rank0").rename(tmp_path / "kept")
+    (copied / "rank2").rename(copied / "rank0")
+    (tmp_path / "kept").rename(copied / "rank2")
+    other = tmp_path / "other"
+    launcher.run(3, "fsdp", other)
+    shutil.rmtree(other / "rank1")
+    shutil.copytree(copied / "rank1", other / "rank1")
+    words = "the journal of rank 1 is of another run than the journals of ranks 0, 2"
+    assert words in refused(launcher, other)
+    assert words in cli("status", other, "--json").json["together"]["problems"][0]
+
+
 @pytest.fixture
 def alone() -> Any:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -186,7 +186,7 @@ def test_there_is_none_without_sealed_log_behind_a_checkpoint(toy: Toy, tmp_path
 
 def test_a_change_of_the_environment_is_refused(run: ToyTrainer, tmp_path: Path) -> None:
     copy = killed(run, tmp_path / "copy")
-    again = open_toy(copy, sizes=(7, 300), environment={"threads": 4, "tranlogs": "9"})
+    again = open_toy(copy, sizes=(7, 300), environment={"threads": 4, "tranlogs": "9", "past": [["a", 0]]})
     again.recover()
     again.train(25)
     again.journal.close()

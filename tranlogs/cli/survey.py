@@ -133,7 +133,10 @@ def survey_group(folder: Path) -> Group | None:
 
 
 def _look_together(folder: Path) -> Group:
-    alone = Alone(folder)
+    try:
+        alone = Alone(folder)
+    except RecoveryError as error:
+        return Group(world_of(recorded_environment(folder)), None, [], [], [str(error)])
     lost = [holding.rank for holding in alone.era.holdings if holding.is_empty]
     problems = [f"the journal of rank {rank} is gone" for rank in lost]
     try:

@@ -35,7 +35,8 @@ class Base:
 class Agreement:
     """All land on the `nth` boundary at `step`; `bases` has each rank's checkpoint, `lost` those whose journals are gone.
 
-    `beside` are those of the lost of which the rank before has copies, `behind` those whose journals are there and end earlier.
+    `beside` are those of the lost of which the rank before has copies, `behind` those whose journals are there and end earlier;
+    `short` are those that end earlier and count, each with the step, and `end` is where the others end.
     """
 
     step: int
@@ -46,6 +47,8 @@ class Agreement:
     is_forked: bool  # the timelines differ, or a journal begins anew
     beside: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
+    short: tuple[tuple[int, int], ...] = ()
+    end: int = 0
 
 
 @dataclass(slots=True)
@@ -77,7 +80,7 @@ def agree(holdings: Sequence[Holding], damage: Damage, step: int | None = None) 
             other = _agree(without, damage, None)
             if other is not None and other.step > found.step:
                 return replace(other, behind=behind)
-    return found
+    return replace(found, short=tuple((rank, ends[rank]) for rank in behind), end=max(ends.values(), default=0))
 
 
 def _agree(holdings: Sequence[Holding], damage: Damage, step: int | None) -> Agreement | None:

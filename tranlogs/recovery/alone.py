@@ -15,6 +15,7 @@ from .agreement import Damage, agree
 from .eras import Era, eras_of, settle
 from .holding import holdings_of, journals_beside, read_eras, since_of
 from .landing import Attempt, SharedState
+from .past import of_one_past
 from .reach import run_id_of
 from .shares import Shares
 from .together import RankRecovery
@@ -36,7 +37,7 @@ class Alone:
         known = [
             holding for rank, path in beside for holding in holdings_of(read_eras(path), rank, path, run_id_of(path) or "")
         ]
-        eras = eras_of(known)
+        eras = eras_of(of_one_past(known)[0])
         if not eras:
             raise RecoveryError(f"{folder}: it holds nothing yet")
         newest = max((h.since for h in known if h.folder == str(folder) and not h.is_empty), default=eras[0].since)
@@ -60,6 +61,8 @@ class Alone:
         """What all ranks would say, if only this one has something to say."""
         if "holdings" in value:
             return [{**value, "holdings": [holding.packed()]} for holding in self.era.holdings]
+        if "strays" in value:  # what lies where it was looked for is all that there is
+            return []
         if "far" in value:
             return [value]
         return [value if rank == self.rank else Attempt().packed() for rank in range(self.world)]

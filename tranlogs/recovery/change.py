@@ -34,7 +34,7 @@ def told_of_layout(step: int) -> list[str]:
 
 
 def told_of_loss(agreement: Agreement, world: int) -> list[str]:
-    """What became of the ranks whose journals are gone, one sentence each."""
+    """What became of the ranks whose journals are gone, or end early, one sentence each."""
     told = []
     for rank in agreement.lost:
         fate = f"the journal of rank {rank} {_fate(rank, agreement)}"
@@ -44,6 +44,9 @@ def told_of_loss(agreement: Agreement, world: int) -> list[str]:
         elif agreement.step:
             told.append(f"{fate}, and with it a share of every step: all ranks go back to the checkpoint of step "
                         f"{agreement.step}")  # fmt: skip
+    for rank, end in agreement.short:
+        told.append(f"the journal of rank {rank} ends at step {end}, and those of others go on to step {agreement.end}: all "
+                    f"ranks go back to step {agreement.step}")  # fmt: skip
     return told
 
 

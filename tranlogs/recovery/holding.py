@@ -23,6 +23,7 @@ from ..lineage import Limits, is_on, lineage
 from ..wal.reader import SegmentReader
 from .facts import Facts, open_for_reading
 from .history import History, Link, build_history
+from .past import UNKNOWN, Past, past_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Holding:
         keeper: the process that sends it to those that cannot read it; -1 for that of its own rank.
         is_sharded: whether parameters were sharded, so that each rank has parts that no other has.
         is_torn: whether the journal's newest timeline was begun and holds nothing.
+        past: the ids of the timelines that lead to its end (past.py).
     """
 
     rank: int
@@ -87,6 +89,7 @@ class Holding:
     keeper: int = -1
     is_sharded: bool = False
     is_torn: bool = False
+    past: Past = UNKNOWN
 
     @property
     def is_empty(self) -> bool:
@@ -118,7 +121,8 @@ class Holding:
         """The inverse of `packed`."""
         stretches = tuple(Stretch(s["after"], s["last"], dict(s["landings"])) for s in packed["stretches"])
         anchors = tuple(Anchor(**anchor) for anchor in packed["anchors"])
-        return cls(**{**packed, "stretches": stretches, "anchors": anchors})
+        past = tuple((name, step) for name, step in packed["past"])
+        return cls(**{**packed, "stretches": stretches, "anchors": anchors, "past": past})
 
 
 @dataclass(slots=True)
@@ -175,11 +179,18 @@ class LocalLog:
         world = world_of(self.recorded)
         return Holding(rank, str(folder.resolve()), run_id, world, world == 1 or is_shared(self.recorded), self.facts.timeline,
                        stretches, anchors, since=self.since, copies=copies_of(self.recorded),
-                       is_sharded=is_sharded(self.recorded))  # fmt: skip
+                       is_sharded=is_sharded(self.recorded), past=self._past())  # fmt: skip
 
-    def _said_by_segments(self) -> dict[str, Any]:
-        """The environment that the newest segment with an entry tells; empty if there is none."""
-        for segment in reversed(self.facts.segments):
+    def _past(self) -> Past:
+        """What the newest timeline with an entry says, which may be newer than the newest checkpoint."""
+        newest = max((row.timeline for row in self.checkpoints), default=0)
+        return past_of(self._said_by_segments(newest) or self.recorded)
+
+    def _said_by_segments(self, behind: int = 0) -> dict[str, Any]:
+        """The environment that the newest segment with an entry tells, of a timeline behind one; empty if there is none."""
+        for segment in sorted(self.facts.segments, key=lambda segment: -segment.row.ordinal):
+            if segment.row.timeline <= behind:
+                continue
             heads = [location for location in segment.locations if location.head.kind == EntryKind.SEGMENT]
             if segment.row.timeline not in self.limits or len(segment.locations) == len(heads):
                 continue

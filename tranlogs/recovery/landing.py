@@ -84,6 +84,7 @@ class Landing:
         is_adopted: whether the rank's own journal was gone, so that it must begin with a checkpoint.
         is_resharded: whether parts of parameters lie otherwise, so that what was before counts until all have a checkpoint.
         beside: this rank, if what is its own is in the boundary of the rank before, with which it landed; else -1.
+        past: the ids of the timelines that lead to what goes on, as they are recorded (past.py).
         newcomer: a name for a rank that the run did not have, the same at each try; empty for any other.
         doubts: what is not as it was, in words.
         notes: what else should be told.
@@ -97,6 +98,7 @@ class Landing:
     is_resized: bool
     is_adopted: bool
     is_resharded: bool = False
+    past: list[list[Any]] = field(default_factory=list)
     newcomer: str = ""
     beside: int = -1
     doubts: list[str] = field(default_factory=list)

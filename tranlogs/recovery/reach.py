@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import zstandard
 
-from ..catalog import Catalog
+from ..catalog import Catalog, RunRow
 from ..codec import tree
 from ..config import MIB
 from ..errors import CorruptCatalog, RecoveryError, in_words
@@ -138,16 +138,21 @@ def _chunks(path: Path, nbytes: int) -> Iterator[bytes]:
 
 def run_id_of(folder: Path) -> str | None:
     """The id of the journal in a folder; None if there is none that can be read."""
+    row = run_row_of(folder)
+    return None if row is None else row.run_id
+
+
+def run_row_of(folder: Path) -> RunRow | None:
+    """What the journal in a folder is part of; None if there is none that can be read."""
     try:
         catalog = Catalog.open(folder)
         try:
-            row = catalog.run()
+            return catalog.run()
         finally:
             catalog.close()
     except (CorruptCatalog, OSError):
         rows = read_files(folder).runs if folder.is_dir() else []
-        row = rows[0] if rows else None
-    return None if row is None else row.run_id
+        return rows[0] if rows else None
 
 
 def is_readable(holding: Holding) -> bool:

@@ -26,7 +26,7 @@ from .history import Link, ScannedSegment, build_history
 from .plan import Plan, plan_recovery
 
 _SAYS = ("run_id", "rank", "framework", "environment", "parent", "fork_sequence", "fork_step")  # of the run, by both
-_ROUNDS_NOTHING = ("tranlogs", "python")  # entries of the environment
+_ROUNDS_NOTHING = ("tranlogs", "python", "past")  # entries of the environment
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from .eras import Era, Settled, distinct, eras_of, settle
 from .facts import mended
 from .holding import Holding, LocalLog, holdings_of, journals_beside, read_eras
 from .landing import Attempt, Landing, SharedState
+from .past import gone_on, new_id, newest_past, of_one_past
+from .places import misnamed, strays, told_of_names, told_of_strays
 from .plan import Plan
 from .protocol import Spare
 from .reach import Channel, Reach, run_id_of
@@ -63,6 +65,8 @@ class RankRecovery:
         self._settled: Settled | None = None
         self._damage = Damage()
         self._told: list[str] = []  # of damage that was met
+        self._parted: list[str] = []  # of journals that hold another past
+        self._id = ""  # of the timeline that may be started
         self._relaid: set[int] = set()  # eras whose parts lay otherwise than they do now
         self._resharding: Resharding | None = None
 
@@ -88,7 +92,7 @@ class RankRecovery:
         assert self._reach is not None
         eras = eras_of(self._known)
         for _ in range(_ATTEMPTS_MAX):
-            self._settled = settle(eras, self._damage, step)
+            self._settled = self._settle(eras, step)
             if self._settled is None:
                 return None
             self._resharding = self._resharded() if self._is_resharded else None
@@ -111,27 +115,28 @@ class RankRecovery:
                 self._learn(outcomes)
         raise RecoveryError(f"{self.folder.parent}: too much is damaged to recover; see `tranlogs verify`")
 
+    def _settle(self, eras: Sequence[Era], step: int | None) -> Settled | None:
+        try:
+            return settle(eras, self._damage, step)
+        except RecoveryError as error:
+            if not self._parted:
+                raise
+            raise RecoveryError(f"{error}. {'; '.join(self._parted)}. Put the right journals in their place (from a store: "
+                                "`tranlogs pull`)") from None  # fmt: skip
+
     def _meet(self, step: int | None) -> None:
         """Tell all what each holds."""
         error: Exception | None = None
+        names: list[list[Any]] = []
         mine = [Holding(self.rank, str(self.folder.resolve()), self.run_id)]
         try:
-            self._logs = read_eras(self.folder)
-            if self._logs and (told := mended(self._spare, self._logs[0].facts.torn_paths)):
-                self._told += told
-                self._logs = read_eras(self.folder)
-            self._kept[self.rank] = _files_of(self._logs)
-            mine = holdings_of(self._logs, self.rank, self.folder, self.run_id)
-            for rank, folder in self._without_process():
-                logs = read_eras(folder)
-                theirs = holdings_of(logs, rank, folder, run_id_of(folder) or "")
-                mine += [replace(holding, keeper=self.rank) for holding in theirs]
-                self._kept[rank] = _files_of(logs)
+            mine = self._read()
+            names = misnamed([] if mine[0].is_empty else [(self.rank, self.folder)])
         except Exception as caught:  # the others wait
             error = caught
         relaid = [log.since for log in self._logs if self.state.is_relaid(log.recorded.get("sharding", {}))]
-        said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "step": step, "relaid": relaid,
-                                     "error": in_words(error) if error else ""})  # fmt: skip
+        said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "names": names, "step": step,
+                                     "relaid": relaid, "id": new_id(), "error": in_words(error) if error else ""})  # fmt: skip
         if error is not None:
             raise error
         failed = [f"rank {rank}: {one['error']}" for rank, one in enumerate(said) if one["error"]]
@@ -139,8 +144,44 @@ class RankRecovery:
             raise RecoveryError(f"{self.folder.parent}: another rank cannot read its journal: {'; '.join(failed)}")
         if len({one["step"] for one in said}) > 1:
             raise UsageError(f"recover(step=...) must name the same step on all ranks, not {[one['step'] for one in said]}")
-        self._relaid = {since for one in said for since in one["relaid"]}
-        self._known = distinct([Holding.unpacked(packed) for one in said for packed in one["holdings"]])
+        if swapped := told_of_names(name for one in said for name in one["names"]):
+            raise RecoveryError(f"{self.folder.parent}: {swapped}")
+        self._relaid, self._id = {since for one in said for since in one["relaid"]}, said[0]["id"]
+        self._know(distinct([Holding.unpacked(packed) for one in said for packed in one["holdings"]]))
+
+    def _read(self) -> list[Holding]:
+        """What this rank's journal holds, and those beside it that have no process."""
+        self._logs = read_eras(self.folder)
+        if self._logs and (told := mended(self._spare, self._logs[0].facts.torn_paths)):
+            self._told += told
+            self._logs = read_eras(self.folder)
+        self._kept[self.rank] = _files_of(self._logs)
+        mine = holdings_of(self._logs, self.rank, self.folder, self.run_id)
+        for rank, folder in self._without_process():
+            logs = read_eras(folder)
+            theirs = holdings_of(logs, rank, folder, run_id_of(folder) or "")
+            mine += [replace(holding, keeper=self.rank) for holding in theirs]
+            self._kept[rank] = _files_of(logs)
+        return mine
+
+    def _know(self, holdings: list[Holding]) -> None:
+        """Take in what all hold.
+
+        Raises:
+            RecoveryError: it is of several runs, or a journal that is missing lies with the process of another rank. Nothing is
+                begun anew then.
+        """
+        eras = eras_of(holdings)
+        needed = min(self.world, eras[0].world) if eras else self.world
+        missing = set(range(needed)) - {holding.rank for holding in holdings if not holding.is_empty}
+        said = self._channel.gather({"strays": strays(self.folder, missing)}) if missing else ()
+        if told := told_of_strays((rank, stray) for rank, one in enumerate(said) for stray in one["strays"]):
+            raise RecoveryError(f"{self.folder.parent}: {told}")
+        try:
+            self._known, self._parted = of_one_past(holdings)
+        except RecoveryError as error:
+            raise RecoveryError(f"{self.folder.parent}: {error}") from None
+        self._told += self._parted
 
     def _without_process(self) -> list[tuple[int, Path]]:
         """Journals beside this one of ranks that are none now."""
@@ -293,6 +334,7 @@ class RankRecovery:
         since = timeline if self._is_begun else era.since
         landing = Landing(recovered, timeline, is_new, since, self._is_begun, era.world != self.world, not self._has_part,
                           self._is_resharded, doubts=attempt.doubts, notes=self._told)  # fmt: skip
+        landing.past = gone_on(newest_past(era.holdings), agreement.step, self._id if is_new else "")
         if self._is_newcomer:
             first = next(holding.run_id for holding in era.holdings if not holding.is_empty)
             landing.newcomer = f"{first} {agreement.step} {self.rank}"
