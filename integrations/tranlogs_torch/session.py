@@ -65,6 +65,7 @@ class Session:
                  store: str | None = None, copies: int = 1, on_signal: OnSignal | None = "seal", grace: float = GRACE_SECONDS,
                  take_over: bool | None = None) -> None:  # fmt: skip
         self.run, self._grace = Path(run), checked(on_signal, grace)
+        demand_group(self.run)  # before a journal is opened: all would open that of rank 0, and be told to take it over
         settings: dict[str, Any] = {"durability": durability, "handover": handover or ("thread" if on_cuda else "direct")}
         if segment_bytes is not None:
             settings["segment_bytes"] = segment_bytes
@@ -154,6 +155,7 @@ class Session:
             if self._report is not None and self.steps_since_boundary == 0 and self.journal.step == self._report.step:
                 return self._report  # a notebook cell run twice
             raise UsageError("recover() must come before the first step")
+        demand_group(self.run, was_alone=self.together is None)
         start = time.monotonic()
         fsdp.reshard(self.modules)  # what was gathered from the shards before is not what they are going to be
         self.state.refresh()  # a group may have been added since
@@ -164,7 +166,6 @@ class Session:
         if origin is not None and self.journal.is_fresh and origin.identity:
             self._load(origin, progress)  # what others have of a journal that was lost comes over it
         if self.together is None:
-            demand_group(self.run)
             if is_of_many(self.journal.paths.folder):
                 landing = recover_alone(self.journal, self.state, step, progress, self.spare)
         else:
@@ -285,7 +286,7 @@ class Session:
             return
         if not self.journal.is_fresh:
             raise NotRecovered(self.run, self.journal.catalog.watermarks().committed)
-        demand_group(self.run)
+        demand_group(self.run, was_alone=self.together is None)
         if self._origin_told is None and find_start(self.run, None) is not None:
             raise UsageError(f"{self.run}: weights were imported for this run, which recover() loads: call it before the loop")
         self._has_begun = True

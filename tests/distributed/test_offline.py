@@ -152,14 +152,25 @@ def test_one_process_does_not_take_up_what_others_still_write(copied: Path) -> N
         lock.release()
 
 
-def test_without_a_process_group_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_process_group_it_is_refused_before_a_journal_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     model = torch.nn.Linear(2, 2)
-    with (
-        LoggedOptimizer(torch.optim.AdamW(model.parameters()), tmp_path / "run", model) as optimizer,
-        pytest.raises(UsageError, match="WORLD_SIZE is 2, but"),
-    ):
-        optimizer.recover()
+    for rank in (None, 1):
+        with pytest.raises(UsageError, match="WORLD_SIZE is 2, but"):
+            LoggedOptimizer(torch.optim.AdamW(model.parameters()), tmp_path / "run", model, rank=rank)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("start", ["recover", "step"])
+def test_a_process_group_that_came_later_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    with LoggedOptimizer(torch.optim.AdamW(model.parameters()), tmp_path / "run", model, rank=1) as optimizer:
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+        with pytest.raises(UsageError, match="initialised after LoggedOptimizer"):
+            getattr(optimizer, start)()
 
 
 @pytest.mark.parametrize(("name", "words"), [("local", "post_localSGD_hook is post-local SGD")])
