@@ -188,6 +188,8 @@ class Session:
         self._describe()
         if landing is not None:
             self._landed = settle_in(self.state, landing, self._landed)
+            if self.together is not None:
+                self.together.take_over(self._landed)
         is_new, number = (found.plan.has_later, None) if landing is None else (landing.is_new, landing.timeline)
         self.journal.go_on_from(found.position, new_timeline=is_new, number=number, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
