@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
 
 from tranlogs_torch.distributed.hooks import Hook
+from tranlogs_torch.distributed.reducer import Reducer
 
 SCALE = 64
 ERRORS: dict[int, torch.Tensor] = {}
@@ -69,3 +71,9 @@ def test_plain_functions_pass(hook: Callable[..., Any]) -> None:
 def test_what_can_keep_a_state_is_said(hook: Callable[..., Any]) -> None:
     assert "can keep a state" in Hook(hook, None).doubt()
     assert "the state of the communication hook" in Hook(hook, object()).doubt()
+
+
+def test_a_recorded_state_whose_hook_is_not_registered_is_said() -> None:
+    ddp: Any = SimpleNamespace(module=torch.nn.Linear(2, 2), _comm_hooks=[])
+    assert Reducer(ddp).write_hooks([None]) == []
+    assert "powerSGD_hook was recorded, and no such hook" in Reducer(ddp).write_hooks([{"name": "powerSGD_hook"}])[0]

@@ -62,8 +62,8 @@ class Hook:
             return f"the state of the communication hook {self.name} is not brought back"
         if is_stateless(self._hook):
             return ""
-        return (f"the communication hook {self.name} can keep a state (in an object, a closure, a default or a global variable), "
-                "which is not brought back")  # fmt: skip
+        return (f"the communication hook {self.name} can keep a state (in an object, a closure, a default or a global "
+                "variable), which is not brought back")  # fmt: skip
 
     def read(self) -> dict[str, Any] | None:
         """Its state, encodable."""

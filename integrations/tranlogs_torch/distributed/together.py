@@ -229,7 +229,7 @@ class Together:
         said = self._group.gather({"due": is_due, "digests": xxhash.xxh3_64_hexdigest(digests) if digests else ""})
         known, is_any_due = [one["digests"] for one in said], any(one["due"] for one in said)
         if self.is_divided and is_any_due and not all(known):  # it is going to read all of them anyway
-            known = self._group.gather(self._state.digest_of_parameters())
+            known = self.told_by_all(self._state.digest_of_parameters())
         if self.is_divided and all(known) and len(set(known)) > 1:
             other = _first_other(known)
             self._fall_back(f"the parameters of rank {other} are not those of rank 0 at step {journal.step}")
