@@ -70,6 +70,7 @@ class Session:
         if segment_bytes is not None:
             settings["segment_bytes"] = segment_bytes
         config, policy, retention = JournalConfig(**settings), as_policy(checkpoint_every), as_retention(keep)
+        self._durability = durability
         self.modules = naming.as_modules(models)
         fsdp.demand_known(self.modules)
         self.members: dict[str, Member] = {}
@@ -139,6 +140,12 @@ class Session:
         if self.together is not None:
             self.together.describe(self.environment)
 
+    def _demand_alike(self) -> None:
+        """Refuse settings that differ between processes which train together."""
+        if self.together is not None:
+            logs = {f"log of optimizer {name!r}": member.log for name, member in self.members.items()}
+            self.together.demand_alike({"durability": self._durability, **logs})
+
     def track(self, **things: Any) -> None:
         """Track loaders and anything with state_dict / load_state_dict; refuse what cannot be stored."""
         for name, thing in things.items():
@@ -161,6 +168,7 @@ class Session:
         self.state.refresh()  # a group may have been added since
         landing: Landing | None = None
         origin = find_start(self.run, start_from)
+        self._demand_alike()
         if self.together is not None:
             self.together.demand_same_start(origin.identity if origin else "", is_fresh=self.journal.is_fresh)
         if origin is not None and self.journal.is_fresh and origin.identity:
@@ -291,6 +299,7 @@ class Session:
         demand_group(self.run, was_alone=self.together is None)
         if self._origin_told is None and find_start(self.run, None) is not None:
             raise UsageError(f"{self.run}: weights were imported for this run, which recover() loads: call it before the loop")
+        self._demand_alike()
         self._has_begun = True
         self._describe()
         self.state.refresh()

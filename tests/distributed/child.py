@@ -138,6 +138,7 @@ DDP: dict[str, dict[str, Any]] = {
     "own loop": {}, "bytes": {}, "power": {}, "far": {}, "join": {}, "resized": {}, "far resized": {},
     "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
     "resized store": {}, "local": {}, "power copies": {}, "started": {}, "unequal": {}, "unequal sample": {}, "outside": {},
+    "apart": {},
 }  # fmt: skip
 
 
@@ -211,6 +212,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if "store" in name:
             along.LAG_SECONDS = 0.1
             options["store"] = f"{run}.store"
+        if name == "apart":  # as scripts do where only rank 0 saves
+            options |= {} if dist_rank() == 0 else {"checkpoint_every": 1000, "durability": "machine"}
         if "sample" in name:
             options["fingerprint"] = "sample"
         optimizer = LoggedOptimizer(inner, run, ddp, **options)

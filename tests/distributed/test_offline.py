@@ -173,8 +173,17 @@ def test_a_process_group_that_came_later_is_refused(tmp_path: Path, monkeypatch:
             getattr(optimizer, start)()
 
 
-@pytest.mark.parametrize(("name", "words"), [("local", "post_localSGD_hook is post-local SGD")])
-def test_hooks_that_a_log_cannot_serve_are_refused(launcher: Launcher, tmp_path: Path, name: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("local", "post_localSGD_hook is post-local SGD"),
+        ("apart", "(checkpoint_every: rank 0 has 7 steps, rank 1 has 1000 steps; durability: rank 0 has process, rank 1 has "
+                  "machine)"),
+    ],
+)  # fmt: skip
+def test_hooks_that_a_log_cannot_serve_and_settings_that_differ_are_refused(
+    launcher: Launcher, tmp_path: Path, name: str, words: str
+) -> None:
     arguments = [name, str(tmp_path / "run"), str(launcher.folder / "out"), json.dumps([])]
     assert launcher.ask({"world": 2, "restarts": 0, "arguments": arguments})
     assert words in launcher.said()

@@ -72,7 +72,7 @@ class Together:
         self._checked: set[str] = set()  # optimizers whose gradients were compared in this process
         self._asked_at = self._taken_at = self._stood_at = 0  # steps
         self._is_wanted = self._is_hurried = self._was_suspended = False
-        self._has_left = False
+        self._has_left = self._is_compared = False
         self._reduced: dict[str, tuple[list[int], bool]] = {}  # by optimizer: its groups' sizes, and what was found for them
         self._environment: dict[str, Any] = {}
         warn_of_restarts(self.rank)
@@ -257,6 +257,32 @@ class Together:
             whole |= self._beside.exchange(whole)
 
     # Recovery.
+
+    def demand_alike(self, settings: dict[str, str]) -> None:
+        """Where ranks wait for each other they must do so at the same steps. All must call it; later calls say nothing.
+
+        Args:
+            settings: further ones that all must have, by name.
+
+        Raises:
+            UsageError: they do not; it names which rank has what.
+        """
+        if self._is_compared:
+            return
+        self._is_compared = True
+        kinds = ["DistributedDataParallel"] * bool(self._reducers) + ["sharded"] * bool(self._sharding)
+        mine = {"model": " and ".join(kinds) or "neither DistributedDataParallel nor sharded", "copies": str(self.copies),
+                "checkpoint_every": f"{self._every} steps" if self._every else "no number of steps", **settings}  # fmt: skip
+        said = self.told_by_all({"settings": mine, "is_lockstep": self._spans_all})
+        if not any(one["is_lockstep"] for one in said):
+            return
+        names = dict.fromkeys(name for one in said for name in one["settings"])
+        found = {name: [one["settings"].get(name, "none") for one in said] for name in names}
+        apart = [f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}" for name, values in found.items()
+                 if len(set(values)) > 1 for other in [_first_other(values)]]  # fmt: skip
+        if apart:
+            raise UsageError(f"LoggedOptimizer's settings are not the same on all ranks ({'; '.join(apart)}). They log, and "
+                             "take checkpoints, together: give all of them the same")  # fmt: skip
 
     def demand_same_start(self, identity: str, *, is_fresh: bool) -> None:
         """All must start from the same. All ranks must call it.
