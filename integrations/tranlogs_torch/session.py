@@ -230,21 +230,23 @@ class Session:
         """What all ranks do before any of them goes on."""
         together, doubts = self.together, landing.doubts
         body = {**self._landed, "scalars": self.scalars.pack()}
+        is_any_lost = landing.is_adopted if together is None else any(together.told_by_all(landing.is_adopted))
+        begins = landing.is_begun or is_any_lost  # a disk that is lost next costs nothing more
         if landing.is_new and not landing.is_resharded:  # in all journals, before the first record: else a crash could leave
             self.journal.start()  # steps of two histories
-        if landing.is_begun and together is not None:
+        if begins and together is not None:
             together.mirror(body)
         if landing.is_resharded:
             self._begin_resharded(body)
-        elif landing.is_begun or landing.is_adopted:
+        elif begins:
             self.journal.checkpoint(self.state.snapshot(body), wait=True)
         if together is not None:
             step = found.position.step
             doubts += [
                 *together.doubts(),
-                *together.prime(body, step, step if landing.is_begun else found.plan.checkpoint.step),
+                *together.prime(body, step, step if begins else found.plan.checkpoint.step),
             ]
-            together.meet()
+            doubts = together.joined(doubts)
         self._doubts += [(text, False) for text in doubts]
         found.notes += landing.notes
         self._landed = {}  # it may be large
@@ -311,11 +313,14 @@ class Session:
             for doubt in self.together.doubts():
                 _log.warning("%s: %s", self.run, doubt)
             body["scalars"] = self.scalars.pack()
-            if is_first:
-                self.together.mirror(body)
+            if not is_first:  # the others go on from what they have, and say this as they land
+                self.together.told_by_all(True)
+            self.together.mirror(body)
         self.journal.checkpoint(self.state.snapshot(body), wait=True)
         if self.together is not None:
-            self.together.meet()
+            if not is_first:
+                self.together.prime({}, 0, 0)
+            self.together.joined([])
 
     # Steps (called by members).
 

@@ -79,13 +79,13 @@ def test_parameters_that_a_rank_has_for_itself_come_back_at_any_step(launcher: L
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_path: Path, rank: int) -> None:
-    kills = [[rank, 25, 0, "disk"], [1, 40, 3]]
+    kills = [[rank, 25, 0, "disk"], [(rank + 1) % 3, 21, 0, "disk"], [1, 40, 3]]  # one more before the next step
     found = launcher.run(3, "plain", tmp_path / "run", kills)
-    first, second, third = launcher.told()
+    first, second, again, third = launcher.told()
     assert first["step"] == 0
     assert second["step"] == 21  # of steps 22 to 25 a share is gone
     assert any(f"the journal of rank {rank} is gone" in note for note in second["notes"])
-    assert second["exact"] is True
+    assert (again["step"], second["exact"], again["exact"]) == (21, True, True)
     assert third["step"] >= 40
     assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
 

@@ -129,7 +129,8 @@ class RankRecovery:
                 self._kept[rank] = _files_of(logs)
         except Exception as caught:  # the others wait
             error = caught
-        relaid = [log.since for log in self._logs if self.state.is_relaid(log.recorded.get("sharding", {}))]
+        there = [log for log in self._logs if not log.is_empty]  # a journal that was lost tells nothing
+        relaid = [log.since for log in there if self.state.is_relaid(log.recorded.get("sharding", {}))]
         said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "step": step, "relaid": relaid,
                                      "error": in_words(error) if error else ""})  # fmt: skip
         if error is not None:

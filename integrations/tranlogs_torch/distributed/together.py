@@ -335,9 +335,10 @@ class Together:
         """This process says nothing to the others any more: they may be gone."""
         self._has_left = True
 
-    def meet(self) -> None:
-        """Wait for all."""
-        self._group.gather(None)
+    def joined(self, doubts: list[str]) -> list[str]:
+        """What this rank cannot vouch for, and what others cannot: the run is exact on all or on none. All must call it."""
+        said = enumerate(self._group.gather(doubts))
+        return doubts + [f"rank {rank}: {text}" for rank, texts in said for text in texts if text not in doubts]
 
 
 def _first_other(values: Sequence[str]) -> int:
