@@ -66,10 +66,12 @@ class Session:
                  store: str | None = None, copies: int = 1, on_signal: OnSignal | None = "seal", grace: float = GRACE_SECONDS,
                  take_over: bool | None = None) -> None:  # fmt: skip
         self.run, self._grace = Path(run), checked(on_signal, grace)
+        demand_group(self.run)  # before a journal is opened: all would open that of rank 0, and be told to take it over
         settings: dict[str, Any] = {"durability": durability, "handover": handover or ("thread" if on_cuda else "direct")}
         if segment_bytes is not None:
             settings["segment_bytes"] = segment_bytes
         config, policy, retention = JournalConfig(**settings), as_policy(checkpoint_every), as_retention(keep)
+        self._durability = durability
         self.modules = naming.as_modules(models)
         fsdp.demand_known(self.modules)
         self.members: dict[str, Member] = {}
@@ -139,6 +141,12 @@ class Session:
         if self.together is not None:
             self.together.describe(self.environment)
 
+    def _demand_alike(self) -> None:
+        """Refuse settings that differ between processes which train together."""
+        if self.together is not None:
+            logs = {f"log of optimizer {name!r}": member.log for name, member in self.members.items()}
+            self.together.demand_alike({"durability": self._durability, **logs})
+
     def track(self, **things: Any) -> None:
         """Track loaders and anything with state_dict / load_state_dict; refuse what cannot be stored."""
         for name, thing in things.items():
@@ -155,17 +163,18 @@ class Session:
             if self._report is not None and self.steps_since_boundary == 0 and self.journal.step == self._report.step:
                 return self._report  # a notebook cell run twice
             raise UsageError("recover() must come before the first step")
+        demand_group(self.run, was_alone=self.together is None)
         start = time.monotonic()
         fsdp.reshard(self.modules)  # what was gathered from the shards before is not what they are going to be
         self.state.refresh()  # a group may have been added since
         landing: Landing | None = None
         origin = find_start(self.run, start_from)
+        self._demand_alike()
         if self.together is not None:
             self.together.demand_same_start(origin.identity if origin else "", is_fresh=self.journal.is_fresh)
         if origin is not None and self.journal.is_fresh and origin.identity:
             self._load(origin, progress)  # what others have of a journal that was lost comes over it
         if self.together is None:
-            demand_group(self.run)
             if is_of_many(self.journal.paths.folder):
                 landing = recover_alone(self.journal, self.state, step, progress, self.spare)
         else:
@@ -188,6 +197,8 @@ class Session:
         self._describe()
         if landing is not None:
             self._landed = settle_in(self.state, landing, self._landed)
+            if self.together is not None:
+                self.together.take_over(self._landed)
         is_new, number = (found.plan.has_later, None) if landing is None else (landing.is_new, landing.timeline)
         self.journal.go_on_from(found.position, new_timeline=is_new, number=number, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
@@ -220,21 +231,23 @@ class Session:
         """What all ranks do before any of them goes on."""
         together, doubts = self.together, landing.doubts
         body = {**self._landed, "scalars": self.scalars.pack()}
+        is_any_lost = landing.is_adopted if together is None else any(together.told_by_all(landing.is_adopted))
+        begins = landing.is_begun or is_any_lost  # a disk that is lost next costs nothing more
         if landing.is_new and not landing.is_resharded:  # in all journals, before the first record: else a crash could leave
             self.journal.start()  # steps of two histories
-        if landing.is_begun and together is not None:
+        if begins and together is not None:
             together.mirror(body)
         if landing.is_resharded:
             self._begin_resharded(body)
-        elif landing.is_begun or landing.is_adopted:
+        elif begins:
             self.journal.checkpoint(self.state.snapshot(body), wait=True)
         if together is not None:
             step = found.position.step
             doubts += [
                 *together.doubts(),
-                *together.prime(body, step, step if landing.is_begun else found.plan.checkpoint.step),
+                *together.prime(body, step, step if begins else found.plan.checkpoint.step),
             ]
-            together.meet()
+            doubts = together.joined(doubts)
         self._doubts += [(text, False) for text in doubts]
         found.notes += landing.notes
         self._landed = {}  # it may be large
@@ -286,9 +299,10 @@ class Session:
             return
         if not self.journal.is_fresh:
             raise NotRecovered(self.run, self.journal.catalog.watermarks().committed)
-        demand_group(self.run)
+        demand_group(self.run, was_alone=self.together is None)
         if self._origin_told is None and find_start(self.run, None) is not None:
             raise UsageError(f"{self.run}: weights were imported for this run, which recover() loads: call it before the loop")
+        self._demand_alike()
         self._has_begun = True
         self._describe()
         self.state.refresh()
@@ -302,11 +316,14 @@ class Session:
             for doubt in self.together.doubts():
                 _log.warning("%s: %s", self.run, doubt)
             body["scalars"] = self.scalars.pack()
-            if is_first:
-                self.together.mirror(body)
+            if not is_first:  # the others go on from what they have, and say this as they land
+                self.together.told_by_all(True)
+            self.together.mirror(body)
         self.journal.checkpoint(self.state.snapshot(body), wait=True)
         if self.together is not None:
-            self.together.meet()
+            if not is_first:
+                self.together.prime({}, 0, 0)
+            self.together.joined([])
 
     # Steps (called by members).
 

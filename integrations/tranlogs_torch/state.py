@@ -338,8 +338,10 @@ class TorchState:
         return adopt(self, sources, rank, self.built if is_start else None)
 
     def digest(self) -> str:
-        if not self.is_shared:
-            return ""
+        return self.digest_of_parameters() if self.is_shared else ""
+
+    def digest_of_parameters(self) -> str:
+        """A digest of all bytes of them."""
         found = xxhash.xxh3_64()
         for parameter in self.parameters.values():
             found.update(memory_of(parameter).data)

@@ -150,7 +150,8 @@ DDP: dict[str, dict[str, Any]] = {
     "own loop": {}, "bytes": {}, "power": {}, "far": {}, "join": {}, "resized": {}, "far resized": {},
     "join wide": {}, "join twice": {}, "sparse sgd": {}, "frozen": {"static_graph": True},
     "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
-    "resized store": {}, "local": {}, "power copies": {}, "started": {},
+    "resized store": {}, "local": {}, "power copies": {}, "started": {}, "unequal": {}, "unequal sample": {}, "outside": {},
+    "apart": {},
 }  # fmt: skip
 
 
@@ -211,6 +212,9 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
 
         ddp.register_comm_hook(PostLocalSGDState(None, None, 4), post_localSGD_hook)
     inner: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if name == "outside":  # what each rank has for itself
+        own = nn.Linear(5, 5)
+        inner.add_param_group({"params": list(own.parameters())})
     if name.endswith("sgd"):
         inner = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9 if name == "sgd" else 0.0)
     options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "copies": 2 if "copies" in name else 1,
@@ -223,6 +227,10 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if "store" in name:
             along.LAG_SECONDS = 0.1
             options["store"] = f"{run}.store"
+        if name == "apart":  # as scripts do where only rank 0 saves
+            options |= {} if dist_rank() == 0 else {"checkpoint_every": 1000, "durability": "machine"}
+        if "sample" in name:
+            options["fingerprint"] = "sample"
         optimizer = LoggedOptimizer(inner, run, ddp, **options)
         if name == "resized torn" and kill and dist_rank() == 1:
             optimizer.session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", "step-*-t002-*")
@@ -252,13 +260,19 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             return
         if step == killer.at and "store" in name:
             wait_until(lambda: optimizer.session.journal.catalog.watermarks().archived >= step - 1)
+        if step == killer.at and "unequal" in name:  # the checkpoint that ends the division is there
+            wait_until(lambda: all(newest_checkpoint(Path(f"{run}/rank{rank}")) >= 2 * CHECKPOINT_EVERY for rank in (0, 1)))
         killer.step(step)
-        loss = nn.functional.cross_entropy(ddp(x), y)
+        found = ddp(x)
+        loss = nn.functional.cross_entropy(own(found) if name == "outside" else found, y)
         loss.backward()
         if name == "undivided":
             for p in model.parameters():
                 assert p.grad is not None
                 p.grad.mul_(1.0 + dist_rank())
+        if "unequal" in name and step == 11 and dist_rank() == 1:
+            for p in model.parameters():
+                p.grad.mul_(1.5)  # type: ignore[union-attr]
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()

@@ -24,12 +24,12 @@ def without_curves(found: Outcome) -> Outcome:
 
 
 def test_a_lost_disk_costs_no_step(launcher: Launcher, tmp_path: Path) -> None:
-    kills = [[2, 25, 0, "disk"], [0, 33, 0, "disk"], [1, 40, 3]]
+    kills = [[2, 25, 0, "disk"], [0, 25, 0, "disk"], [0, 33, 0, "disk"], [1, 40, 3]]  # the second before the next step
     found = launcher.run(3, "copies", tmp_path / "run", kills)
     told = launcher.told()
-    assert [report["step"] for report in told[:3]] == [0, 25, 33]
-    assert told[3]["step"] >= 40
-    assert [report["exact"] for report in told] == [True] * 4
+    assert [report["step"] for report in told[:4]] == [0, 25, 25, 33]
+    assert told[4]["step"] >= 40
+    assert [report["exact"] for report in told] == [True] * 5
     assert any("the journal of rank 2 is gone: its shares, and what was its own, are taken from the copies of rank 1" in note
                for note in told[1]["notes"])  # fmt: skip
     assert without_curves(found) == without_curves(launcher.reference(3, "plain"))

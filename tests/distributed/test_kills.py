@@ -73,15 +73,33 @@ def test_a_second_join_is_refused_by_name(launcher: Launcher, tmp_path: Path) ->
     assert "join() was entered a second time" in launcher.said()
 
 
+@pytest.mark.parametrize("name", ["unequal", "unequal sample"])
+def test_ranks_that_were_found_to_differ_lose_no_finished_step_from_there_on(
+    launcher: Launcher, tmp_path: Path, name: str
+) -> None:
+    kills = [[1, 14, 0], [1, 25, 0], [0, 27, 0]]  # the first as the checkpoint is there that told of it
+    found = launcher.run(2, name, tmp_path / "run", kills)
+    told = launcher.told()
+    assert [report["step"] for report in told] == [0, 14, 25, 27]
+    assert all(report["exact"] is True for report in told) or name != "unequal"  # of a sample not all is known
+    assert differences(found, launcher.reference(2, name)) == [[]] * 2
+
+
+def test_parameters_that_a_rank_has_for_itself_come_back_at_any_step(launcher: Launcher, tmp_path: Path) -> None:
+    found = launcher.run(2, "outside", tmp_path / "run", [[1, 4, 0], [0, 9, 0]])
+    assert [(report["step"], report["exact"]) for report in launcher.told()] == [(0, True), (4, True), (9, True)]
+    assert differences(found, launcher.reference(2, "outside")) == [[]] * 2
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_path: Path, rank: int) -> None:
-    kills = [[rank, 25, 0, "disk"], [1, 40, 3]]
+    kills = [[rank, 25, 0, "disk"], [(rank + 1) % 3, 21, 0, "disk"], [1, 40, 3]]  # one more before the next step
     found = launcher.run(3, "plain", tmp_path / "run", kills)
-    first, second, third = launcher.told()
+    first, second, again, third = launcher.told()
     assert first["step"] == 0
     assert second["step"] == 21  # of steps 22 to 25 a share is gone
     assert any(f"the journal of rank {rank} is gone" in note for note in second["notes"])
-    assert second["exact"] is True
+    assert (again["step"], second["exact"], again["exact"]) == (21, True, True)
     assert third["step"] >= 40
     assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
 

@@ -152,18 +152,38 @@ def test_one_process_does_not_take_up_what_others_still_write(copied: Path) -> N
         lock.release()
 
 
-def test_without_a_process_group_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_process_group_it_is_refused_before_a_journal_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     model = torch.nn.Linear(2, 2)
-    with (
-        LoggedOptimizer(torch.optim.AdamW(model.parameters()), tmp_path / "run", model) as optimizer,
-        pytest.raises(UsageError, match="WORLD_SIZE is 2, but"),
-    ):
-        optimizer.recover()
+    for rank in (None, 1):
+        with pytest.raises(UsageError, match="WORLD_SIZE is 2, but"):
+            LoggedOptimizer(torch.optim.AdamW(model.parameters()), tmp_path / "run", model, rank=rank)
+    assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("name", "words"), [("local", "post_localSGD_hook is post-local SGD")])
-def test_hooks_that_a_log_cannot_serve_are_refused(launcher: Launcher, tmp_path: Path, name: str, words: str) -> None:
+@pytest.mark.parametrize("start", ["recover", "step"])
+def test_a_process_group_that_came_later_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    with LoggedOptimizer(torch.optim.AdamW(model.parameters()), tmp_path / "run", model, rank=1) as optimizer:
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+        with pytest.raises(UsageError, match="initialised after LoggedOptimizer"):
+            getattr(optimizer, start)()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("local", "post_localSGD_hook is post-local SGD"),
+        ("apart", "(checkpoint_every: rank 0 has 7 steps, rank 1 has 1000 steps; durability: rank 0 has process, rank 1 has "
+                  "machine)"),
+    ],
+)  # fmt: skip
+def test_hooks_that_a_log_cannot_serve_and_settings_that_differ_are_refused(
+    launcher: Launcher, tmp_path: Path, name: str, words: str
+) -> None:
     arguments = [name, str(tmp_path / "run"), str(launcher.folder / "out"), json.dumps([])]
     assert launcher.ask({"world": 2, "restarts": 0, "arguments": arguments})
     assert words in launcher.said()

@@ -51,6 +51,12 @@ def test_a_death_between_a_checkpoint_of_one_rank_and_that_of_another_loses_a_st
     assert differences(found, launcher.reference(2, "fsdp tight")) == [[]] * 2
 
 
+def test_a_disk_that_is_lost_before_the_first_step_costs_nothing(launcher: Launcher, tmp_path: Path) -> None:
+    found = launcher.run(2, "fsdp", tmp_path / "run", [[1, 0, 0, "disk"], [0, 9, 0]])
+    assert [(report["step"], report["exact"]) for report in launcher.told()] == [(0, True), (0, True), (9, True)]
+    assert differences(found, launcher.reference(2, "fsdp")) == [[]] * 2
+
+
 def test_optimizers_of_all_kinds_and_a_store(launcher: Launcher, tmp_path: Path) -> None:
     """Killed, and in the end, when the disk is gone, one process takes all of it up from the store."""
     name, run = "fsdp optimizers", tmp_path / "run"

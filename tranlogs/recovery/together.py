@@ -134,7 +134,8 @@ class RankRecovery:
             names = misnamed([] if mine[0].is_empty else [(self.rank, self.folder)])
         except Exception as caught:  # the others wait
             error = caught
-        relaid = [log.since for log in self._logs if self.state.is_relaid(log.recorded.get("sharding", {}))]
+        there = [log for log in self._logs if not log.is_empty]  # a journal that was lost tells nothing
+        relaid = [log.since for log in there if self.state.is_relaid(log.recorded.get("sharding", {}))]
         said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "names": names, "step": step,
                                      "relaid": relaid, "id": new_id(), "error": in_words(error) if error else ""})  # fmt: skip
         if error is not None:

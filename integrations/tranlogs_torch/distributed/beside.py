@@ -65,8 +65,9 @@ def settle_beside(state: TorchState, landing: Landing, body: dict[str, Any]) -> 
     theirs = {key: value for key, value in without_errors(body).items() if key != "beside"}
     own = unpacked(blob) if rank == landing.beside and blob else {"rng": seeded(f"{landing.timeline} {landing.beside}")}
     if "tracked" not in own or "data" not in own:
-        landing.doubts.append(f"the journal of rank {landing.beside} is gone, and what was its own was too large for a copy, "
-                              "or could not be stored: what is tracked is that of the rank before")  # fmt: skip
+        what = "what is tracked is" if own.keys() > {"rng"} else "random numbers are new, buffers and what is tracked are"
+        landing.doubts.append(f"the journal of rank {landing.beside} is gone, and not all that was its own is in a copy (more "
+                              f"than 1 MiB, or not to be stored): {what} that of the rank before")  # fmt: skip
     body = theirs | own
     state.set_auxiliary(body)
     return body

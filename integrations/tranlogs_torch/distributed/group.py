@@ -98,18 +98,25 @@ def local_world() -> int:
     return (int(told) if told.isdigit() else dist.get_world_size()) if is_there() else 1
 
 
-def demand_group(run: Path) -> None:
-    """Refuse to begin or recover alone what was started as one of many.
+def demand_group(run: Path, *, was_alone: bool = False) -> None:
+    """Refuse to open, begin or recover alone what was started as one of many.
+
+    Args:
+        run: the run's folder.
+        was_alone: whether no process group was there when the LoggedOptimizer was made.
 
     Raises:
-        UsageError: WORLD_SIZE says so, and no process group is there.
+        UsageError: WORLD_SIZE says so and no process group is there, or one came only afterwards.
     """
     world = os.environ.get("WORLD_SIZE", "1")
-    if not is_there() and world.isdigit() and int(world) > 1:
-        raise UsageError(
-            f"{run}: WORLD_SIZE is {world}, but torch.distributed is not initialised, so this process cannot agree with the "
-            "others on a step. Call torch.distributed.init_process_group() before LoggedOptimizer(...) is made"
-        )
+    if is_there() and was_alone:
+        why = "torch.distributed was initialised after LoggedOptimizer(...) was made"
+    elif not is_there() and world.isdigit() and int(world) > 1:
+        why = f"WORLD_SIZE is {world}, but torch.distributed is not initialised"
+    else:
+        return
+    raise UsageError(f"{run}: {why}, so this process cannot agree with the others on a step. Call "
+                     "torch.distributed.init_process_group() before LoggedOptimizer(...) is made")  # fmt: skip
 
 
 def warn_of_restarts(rank: int) -> None:

@@ -4,11 +4,17 @@ Its largest part, the error that each rank feeds back, is as large as the rank's
 cannot be computed again, since it comes from gradients before they were summed. So with error feedback a rank logs as many
 bytes a step as one process alone would, or more.
 
+A hook can keep its state elsewhere than in the argument that it is registered with. Only a plain function that reaches nothing
+which can change is taken for one without a state; of any other the report says that it may have one.
+
 Names of torch that this module uses: the fields of `PowerSGDState`, and `ddp._comm_hooks`.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -26,6 +32,7 @@ _SETTINGS = (
 )  # fmt: skip
 _COUNTS = ("iter", "total_numel_before_compression", "total_numel_after_compression", "next_stats_report")
 _SHARED = ("p_memory_dict", "q_memory_dict")
+_CONSTANT = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, logging.Logger)
 
 
 class Hook:
@@ -33,7 +40,7 @@ class Hook:
 
     def __init__(self, hook: Any, state: Any) -> None:
         self.name = str(getattr(hook, "__name__", type(hook).__name__))
-        self._state = state
+        self._hook, self._state = hook, state
 
     @property
     def is_brought_back(self) -> bool:
@@ -49,9 +56,14 @@ class Hook:
         if self.name in _REFUSED:
             raise UsageError(f"the communication hook {self.name} is {_REFUSED[self.name]}: this cannot be brought back. Use "
                              "another hook, or none")  # fmt: skip
-        if self._state is None or isinstance(self._state, dist.ProcessGroup) or self.is_brought_back:
+        if self.is_brought_back:
             return ""
-        return f"the state of the communication hook {self.name} is not brought back"
+        if self._state is not None and not isinstance(self._state, dist.ProcessGroup):
+            return f"the state of the communication hook {self.name} is not brought back"
+        if is_stateless(self._hook):
+            return ""
+        return (f"the communication hook {self.name} can keep a state (in an object, a closure, a default or a global "
+                "variable), which is not brought back")  # fmt: skip
 
     def read(self) -> dict[str, Any] | None:
         """Its state, encodable."""
@@ -80,6 +92,36 @@ class Hook:
         if "error_dict" not in recorded:
             return f"the error that the hook {self.name} feeds back is gone with this rank's journal, and begins at zero"
         return ""
+
+
+def is_stateless(hook: Any, depth: int = 3) -> bool:
+    """Whether it is a plain function that reaches nothing which it could change, and find again at its next call.
+
+    Args:
+        hook: as it was registered.
+        depth: how many functions may lie in the closures of one another.
+    """
+    if not isinstance(hook, FunctionType) or vars(hook) or not depth:
+        return False
+    kept = [*(hook.__defaults__ or ()), *(hook.__kwdefaults__ or {}).values()]
+    kept += [hook.__globals__[name] for name in _names(hook.__code__) if name in hook.__globals__]
+    kept = [value for value in kept if not isinstance(value, (ModuleType, type, FunctionType, BuiltinFunctionType))]
+    try:
+        enclosed = [cell.cell_contents for cell in hook.__closure__ or ()]
+    except ValueError:  # not filled yet
+        return False
+    constant = (*_CONSTANT, dist.ProcessGroup)
+    return all(isinstance(value, constant) for value in kept) and all(
+        isinstance(value, constant) or is_stateless(value, depth - 1) for value in enclosed
+    )
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Of globals and attributes that a function uses, and functions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 def without_errors(body: dict[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,12 @@ class Reducer:
         """Set the states of its hooks; says what cannot be had."""
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
         padded = [*recorded, *[None] * len(self.ddp._comm_hooks)]
-        return [doubt for hook, one in zip(self.hooks(), padded, strict=False) if (doubt := hook.write(one, device))]
+        doubts = [doubt for hook, one in zip(self.hooks(), padded, strict=False) if (doubt := hook.write(one, device))]
+        for one in recorded[len(self.ddp._comm_hooks) :]:
+            if one is not None:
+                doubts.append(f"the state of the communication hook {one['name']} was recorded, and no such hook is "
+                              "registered: register it before recover()")  # fmt: skip
+        return doubts
 
     def note_order(self) -> None:
         """Rebuild the buckets now, if that is due at the next forward pass: their order is then known. All must call it."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 import xxhash
 
 from tranlogs.errors import UnencodableState, UsageError
@@ -71,7 +72,7 @@ class Together:
         self._checked: set[str] = set()  # optimizers whose gradients were compared in this process
         self._asked_at = self._taken_at = self._stood_at = 0  # steps
         self._is_wanted = self._is_hurried = self._was_suspended = False
-        self._has_left = False
+        self._has_left = self._is_compared = False
         self._joining: list[object] = []  # the `join` in which ranks run out of data one by one
         self._reduced: dict[str, tuple[list[int], bool]] = {}  # by optimizer: its groups' sizes, and what was found for them
         self._environment: dict[str, Any] = {}
@@ -100,6 +101,7 @@ class Together:
         environment |= {"world": self.world, "backend": self._group.backend}
         if self._reducers:
             environment["reducers"] = [reducer.describe() for reducer in self._reducers]
+            self.is_divided &= all(map(self._is_reduced, self._state.optimizers.items()))
             environment["ddp"] = {"is_divided": self.is_divided, "copies": self.copies}
         self._sharding = describe_shards(self._state.parameters)  # those that only an optimizer knows are known by now
         if self._sharding:
@@ -133,7 +135,10 @@ class Together:
 
     def share(self, member: Member, named: Sequence[Named]) -> list[Portion] | None:
         """What this rank logs of a step's gradients; None for all of them."""
-        if not self._is_lockstep() or not self.is_divided or not self._is_reduced(member):
+        if not self._is_lockstep() or not self.is_divided:
+            return None
+        if not self._is_reduced((member.name, member.inner)):  # a group was added
+            self._fall_back(f"optimizer {member.name!r} has parameters that no DistributedDataParallel holds")
             return None
         if member.name not in self._checked:
             self._checked.add(member.name)
@@ -143,13 +148,14 @@ class Together:
                 return None
         return shares(named, self.rank, self.world, self.copies)
 
-    def _is_reduced(self, member: Member) -> bool:
-        """Whether all that it trains goes through a reducer."""
-        sizes = [len(group["params"]) for group in member.inner.param_groups]
-        if self._reduced.get(member.name, ([], False))[0] != sizes:
+    def _is_reduced(self, named: tuple[str, torch.optim.Optimizer]) -> bool:
+        """Whether all that an optimizer trains goes through a reducer: what does not is another on each rank."""
+        name, optimizer = named
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        if self._reduced.get(name, ([], False))[0] != sizes:
             reduced = {id(p) for reducer in self._reducers for p in reducer.ddp.module.parameters()}
-            self._reduced[member.name] = sizes, all(id(p) in reduced for p in member.parameters())
-        return self._reduced[member.name][1]
+            self._reduced[name] = sizes, all(id(p) in reduced for group in optimizer.param_groups for p in group["params"])
+        return self._reduced[name][1]
 
     def _fall_back(self, why: str) -> None:
         self._divide_no_more()
@@ -158,9 +164,14 @@ class Together:
             _log.warning("%s: from here on each rank logs all of its gradients, not a share of them", why)
 
     def _divide_no_more(self) -> None:
-        self.is_divided = False
+        self.is_divided, self.copies = False, 1  # there are no shares to keep copies of
         if "ddp" in self._environment:
-            self._environment["ddp"]["is_divided"] = False
+            self._environment["ddp"] |= {"is_divided": False, "copies": 1}
+
+    def take_over(self, body: dict[str, Any]) -> None:
+        """Ranks that were found to differ at the boundary that was landed on differ still."""
+        if not body.get("ddp", {}).get("is_divided", True):
+            self._divide_no_more()
 
     def _is_lockstep(self) -> bool:
         """Whether all ranks pass the same boundaries, so that they may wait for each other there."""
@@ -219,7 +230,10 @@ class Together:
         self._was_suspended |= journal.is_suspended
         if not has_stepped or not self._is_time(journal.step):
             return False
-        return self._decide(journal, whole, digests)
+        is_taken = self._decide(journal, whole, digests)
+        if self._reducers:
+            body["ddp"]["is_divided"] = self.is_divided
+        return is_taken
 
     def _is_time(self, step: int) -> bool:
         """Whether all ranks ask each other at this step: from what all of them know."""
@@ -234,11 +248,13 @@ class Together:
         said = self._group.gather({"due": is_due, "digests": xxhash.xxh3_64_hexdigest(digests) if digests else "",
                                    "has": journal.checkpoint_step})  # fmt: skip
         journal.note_common(min(one["has"] for one in said))
-        known = [one["digests"] for one in said if one["digests"]]
-        if self.is_divided and len(set(known)) > 1:
-            other = _first_other([one["digests"] for one in said])
+        known, is_any_due = [one["digests"] for one in said], any(one["due"] for one in said)
+        if self.is_divided and is_any_due and not all(known):  # it is going to read all of them anyway
+            known = self.told_by_all(self._state.digest_of_parameters())
+        if self.is_divided and all(known) and len(set(known)) > 1:
+            other = _first_other(known)
             self._fall_back(f"the parameters of rank {other} are not those of rank 0 at step {journal.step}")
-        elif not any(one["due"] for one in said):
+        elif not is_any_due:
             return False
         self._taken_at, self._is_wanted, self._was_suspended = journal.step, False, journal.is_suspended
         self.mirror(whole())
@@ -262,6 +278,32 @@ class Together:
             whole |= self._beside.exchange(whole)
 
     # Recovery.
+
+    def demand_alike(self, settings: dict[str, str]) -> None:
+        """Where ranks wait for each other they must do so at the same steps. All must call it; later calls say nothing.
+
+        Args:
+            settings: further ones that all must have, by name.
+
+        Raises:
+            UsageError: they do not; it names which rank has what.
+        """
+        if self._is_compared:
+            return
+        self._is_compared = True
+        kinds = ["DistributedDataParallel"] * bool(self._reducers) + ["sharded"] * bool(self._sharding)
+        mine = {"model": " and ".join(kinds) or "neither DistributedDataParallel nor sharded", "copies": str(self.copies),
+                "checkpoint_every": f"{self._every} steps" if self._every else "no number of steps", **settings}  # fmt: skip
+        said = self.told_by_all({"settings": mine, "is_lockstep": self._spans_all})
+        if not any(one["is_lockstep"] for one in said):
+            return
+        names = dict.fromkeys(name for one in said for name in one["settings"])
+        found = {name: [one["settings"].get(name, "none") for one in said] for name in names}
+        apart = [f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}" for name, values in found.items()
+                 if len(set(values)) > 1 for other in [_first_other(values)]]  # fmt: skip
+        if apart:
+            raise UsageError(f"LoggedOptimizer's settings are not the same on all ranks ({'; '.join(apart)}). They log, and "
+                             "take checkpoints, together: give all of them the same")  # fmt: skip
 
     def demand_same_start(self, identity: str, *, is_fresh: bool) -> None:
         """All must start from the same. All ranks must call it.
@@ -319,9 +361,10 @@ class Together:
         """This process says nothing to the others any more: they may be gone."""
         self._has_left = True
 
-    def meet(self) -> None:
-        """Wait for all."""
-        self._group.gather(None)
+    def joined(self, doubts: list[str]) -> list[str]:
+        """What this rank cannot vouch for, and what others cannot: the run is exact on all or on none. All must call it."""
+        said = enumerate(self._group.gather(doubts))
+        return doubts + [f"rank {rank}: {text}" for rank, texts in said for text in texts if text not in doubts]
 
 
 def _first_other(values: Sequence[str]) -> int:
