@@ -113,6 +113,15 @@ class Gradients:
                     yield which, parameter
 
 
+@torch.no_grad()
+def move_into(place: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Copy a gradient to another place, with what is known of it."""
+    marks = [mark for mark in (_LEFT, _ZERO, _USED) if _is_marked(gradient, mark)]
+    place.copy_(gradient)
+    for mark in marks:
+        setattr(place, mark, version_of(place))
+
+
 def mark_used(optimizer: torch.optim.Optimizer) -> None:
     """The optimizer has taken a step with its gradients."""
     for group in optimizer.param_groups:

@@ -148,7 +148,8 @@ DDP: dict[str, dict[str, Any]] = {
     "plain": {}, "views": {"gradient_as_bucket_view": True}, "static": {"static_graph": True}, "accumulation": {},
     "buckets": {"bucket_cap_mb": 0.003}, "unused": {"find_unused_parameters": True}, "undivided": {}, "sgd": {}, "hook": {},
     "own loop": {}, "bytes": {}, "power": {}, "far": {}, "join": {}, "resized": {}, "far resized": {},
-    "join wide": {}, "join twice": {}, "sparse sgd": {}, "frozen": {"static_graph": True},
+    "join wide": {}, "join twice": {}, "sparse sgd": {},
+    "views kept": {"gradient_as_bucket_view": True}, "frozen": {"static_graph": True},
     "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
     "resized store": {}, "local": {}, "power copies": {}, "started": {}, "unequal": {}, "unequal sample": {}, "outside": {},
     "apart": {},
@@ -260,8 +261,9 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             return
         if step == killer.at and "store" in name:
             wait_until(lambda: optimizer.session.journal.catalog.watermarks().archived >= step - 1)
-        if step == killer.at and "unequal" in name:  # the checkpoint that ends the division is there
-            wait_until(lambda: all(newest_checkpoint(Path(f"{run}/rank{rank}")) >= 2 * CHECKPOINT_EVERY for rank in (0, 1)))
+        if "unequal" in name and run != "-" and (step == killer.at or step == 2 * CHECKPOINT_EVERY - 1):
+            due = CHECKPOINT_EVERY * (2 if step == killer.at else 1)  # the one that ends the division; before it, the last one
+            wait_until(lambda: all(newest_checkpoint(Path(f"{run}/rank{rank}")) >= due for rank in (0, 1)))
         killer.step(step)
         found = ddp(x)
         loss = nn.functional.cross_entropy(own(found) if name == "outside" else found, y)
@@ -275,7 +277,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
                 p.grad.mul_(1.5)  # type: ignore[union-attr]
         optimizer.step()
         scheduler.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none="kept" not in name)
         step += 1
         losses[step] = loss.item()
         optimizer.note(loss=loss.item())

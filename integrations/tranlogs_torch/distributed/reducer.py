@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..gradients import move_into
 from .hooks import Hook
 
 
@@ -29,11 +30,13 @@ class Reducer:
     Attributes:
         ddp: the module.
         order: indices of the parameters as the rebuilt buckets hold them; None before they are rebuilt.
+        had_views: whether it was primed while gradients lay about that are views of its buckets.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self.ddp: Any = ddp
         self.order: list[int] | None = None
+        self.had_views = False
         ignored = getattr(ddp, "parameters_to_ignore", ())
         named = ddp.module.named_parameters()
         self._parameters = [p for name, p in named if p.requires_grad and name not in ignored]  # as its indices count them
@@ -105,10 +108,14 @@ class Reducer:
         wanted, and was not recorded.
         """
         reducer, parameters = self.ddp.reducer, self._parameters
-        if not self.rebuilds or (order is None and not self.ddp.static_graph):
-            return not self.rebuilds
+        has_views = bool(self.ddp.gradient_as_bucket_view) and any(p.grad is not None for p in parameters)
+        self.had_views = has_views
+        if self.rebuilds and order is None and not self.ddp.static_graph:
+            return False
+        if not self.rebuilds and not has_views:
+            return True
         indices = list(range(len(parameters))) if order is None else order
-        with _set_aside(parameters), torch.enable_grad():
+        with _set_aside(parameters, has_views=has_views), torch.enable_grad():
             if self.ddp.static_graph:
                 self._backward(parameters, indices)
                 reducer._delay_all_reduce()
@@ -116,26 +123,40 @@ class Reducer:
             if order is not None:
                 self._backward(parameters, indices)
                 reducer._rebuild_buckets()
+            if has_views:  # of the buckets as they are now
+                self._backward(parameters, indices)
         self.order = order
         return True
 
     def _backward(self, parameters: list[nn.Parameter], order: Iterable[int]) -> None:
+        """Zeros come in an order; all at once where the reducer looks through the graph for what it does not use."""
+        zeros = [self._zero(parameters[index]) for index in order if parameters[index].requires_grad]  # none of what is frozen
         self.ddp.reducer.prepare_for_forward()
+        if not self.rebuilds:
+            whole = torch.stack(zeros).sum()
+            self.ddp.reducer.prepare_for_backward([whole])
+            whole.backward()
+            return
         self.ddp.reducer.prepare_for_backward([])
-        for index in order:
-            parameter = parameters[index]
-            if not parameter.requires_grad:  # frozen since: no gradient of it ever comes
-                continue
-            used: torch.Tensor = parameter
-            if id(parameter) in self._sparse:  # as the reducer expects its gradient to be
-                row = torch.zeros(1, dtype=torch.int64, device=parameter.device)
-                used = nn.functional.embedding(row, parameter, sparse=True)
-            (used * 0).sum().backward()
+        for zero in zeros:
+            zero.backward()
+
+    def _zero(self, parameter: nn.Parameter) -> torch.Tensor:
+        """A zero whose gradient is zero, too."""
+        used: torch.Tensor = parameter
+        if id(parameter) in self._sparse:  # as the reducer expects its gradient to be
+            row = torch.zeros(1, dtype=torch.int64, device=parameter.device)
+            used = nn.functional.embedding(row, parameter, sparse=True)
+        return (used * 0).sum().float().to(self._parameters[0].device)
 
 
 @contextmanager
-def _set_aside(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Gradients as they are, and hooks on parameters, come back behind a backward pass that means nothing."""
+def _set_aside(parameters: list[nn.Parameter], *, has_views: bool) -> Iterator[None]:
+    """Gradients as they are, and hooks on parameters, come back behind a backward pass that means nothing.
+
+    With views of buckets as gradients they come back into these, as they lay before: what is no view the reducer multiplies by
+    one over the number of processes, a view it divides by that, which rounds otherwise.
+    """
     gradients = [parameter.grad for parameter in parameters]
     found = (getattr(p, name, None) for p in parameters for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
     places: list[Any] = [hooks for hooks in found if hooks]
@@ -150,7 +171,10 @@ def _set_aside(parameters: list[nn.Parameter]) -> Iterator[None]:
         for hooks, before in zip(places, kept, strict=True):
             hooks.update(before)
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+            if has_views and gradient is not None and parameter.grad is not None:
+                move_into(parameter.grad, gradient)
+            else:
+                parameter.grad = gradient
 
 
 def reducers_in(modules: Mapping[str, nn.Module]) -> list[Reducer]:

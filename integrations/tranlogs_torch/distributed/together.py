@@ -346,6 +346,11 @@ class Together:
         primed = [reducer.prime(order) for reducer, order in zip(self._reducers, recorded, strict=False)]
         hooks = body.get("ddp", {}).get("hooks", []) if step else []  # which the fake passes went through, too
         doubts = [text for reducer, own in zip(self._reducers, hooks, strict=False) for text in reducer.write_hooks(own)]
+        if any(reducer.had_views for reducer in self._reducers) and self.world & (self.world - 1):
+            doubts.append(
+                "gradients stayed in views of their buckets (gradient_as_bucket_view=True, and "
+                "zero_grad(set_to_none=False) or none): the first step may divide them otherwise. Clear them to None"
+            )
         if all(primed) or self.world == _SUM_OF_TWO:
             return doubts
         return [
