@@ -11,7 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -99,9 +99,16 @@ class Digits(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.schedule}}
 
 
+class Keeps(Callback):  # type: ignore[misc]
+    """Keeps something where only a checkpoint of Lightning's would hold it."""
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["kept"] = 1
+
+
 def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = None, *, mode: str = "automatic",
           schedule: str = "step", data: str = "shuffled", patience: int = 0, averages: bool = False,
-          saves: bool = False,
+          saves: bool = False, scheduled: bool = False, keeps: bool = False,
           settings: dict[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:  # fmt: skip
     """Train to the end; what came out."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -112,6 +119,10 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
     callbacks: list[Any] = []
     if patience:
         callbacks.append(EarlyStopping("val_loss", patience=patience, min_delta=0.2))
+    if scheduled:
+        callbacks.append(GradientAccumulationScheduler({0: 1, 1: 3}))
+    if keeps:
+        callbacks.append(Keeps())
     if saves:
         callbacks.append(ModelCheckpoint(folder, monitor="val_loss", save_top_k=2))
     callback: Any = None

@@ -45,6 +45,16 @@ def test_metrics_averaged_over_an_epoch_are_named(lightning: Launcher, tmp_path:
     assert any("step_loss" in note and "averaged over an epoch" in note for note in found[0]["report"]["notes"])
 
 
+def test_what_a_callback_alone_keeps_is_named_and_a_schedule_of_accumulation_goes_on(
+    lightning: Launcher, tmp_path: Path
+) -> None:
+    found = lightning.prove_exact(tmp_path / "run", [[0, "batch", 12]], scheduled=True, keeps=True, exact=None)
+    notes = found[0]["report"]["notes"]
+    assert (
+        [note for note in notes if "on_save_checkpoint" in note] == [note for note in notes if note.startswith("Keeps.")] != []
+    )
+
+
 def test_what_cannot_be_right_is_refused(lightning: Launcher, tmp_path: Path) -> None:
     said = lightning.run("refusals", folder=str(tmp_path))[0]
     parts = {"two": "there are two", "two loaders": "one training loader", "checkpoint": "ckpt_path"}

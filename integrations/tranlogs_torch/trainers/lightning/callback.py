@@ -14,7 +14,7 @@ from tranlogs.recovery import RecoveryReport
 
 from ...optimizer import LoggedOptimizer
 from ..position import TrainerPosition
-from . import private
+from . import hooks, private
 from .progress import Progress
 
 private.check_lightning()
@@ -111,6 +111,8 @@ class TranLogsLightningCallback(pl.Callback):  # type: ignore[misc]
                 f"the metrics that are averaged over an epoch begin anew in its middle ({', '.join(progress.averaged)}): what "
                 "depends on them at the end of this epoch (a checkpoint, a scheduler) may be otherwise", False
             )  # fmt: skip
+        for doubt in hooks.doubts(trainer) if self._is_resumed else ():
+            logged.session._doubt(doubt, False)
         if self._verbose and self._is_resumed and trainer.is_global_zero:
             print(f"TranLogs: {self._run} goes on at step {trainer.global_step}: {logged.report}", flush=True)
 
@@ -133,6 +135,8 @@ class TranLogsLightningCallback(pl.Callback):  # type: ignore[misc]
         assert self._trainer is not None
         if not self._is_underway:
             private.end_restart(self._trainer)
+            if self._progress is not None and self._progress.accumulates is not None:
+                self._trainer.accumulate_grad_batches = self._progress.accumulates
 
     @property
     def _is_underway(self) -> bool:

@@ -15,12 +15,15 @@ class Progress:
 
     Attributes:
         is_amid: whether it was read in the middle of an epoch.
+        accumulates: batches that make a step in the running epoch, as a callback may have set it when that began; None for what
+            the trainer has.
         averaged: metrics that were being averaged over the epoch, and begin anew.
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self._trainer = trainer
         self.is_amid = False
+        self.accumulates: int | None = None
         self.averaged: list[str] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -33,6 +36,7 @@ class Progress:
         metrics = (trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics)
         return {
             "loops": loops, "is_amid": self.is_amid, "should_stop": trainer.should_stop,
+            "accumulates": trainer.accumulate_grad_batches,
             "callbacks": {callback.state_key: state for callback in self._others() if (state := callback.state_dict())},
             "datamodule": {} if module is None else module.state_dict(),
             "metrics": [{name: _plain(value) for name, value in found.items()} for found in metrics],
@@ -45,6 +49,7 @@ class Progress:
         self.is_amid, self.averaged = state["is_amid"], state["averaged"]
         trainer.fit_loop.load_state_dict(state["loops"])
         trainer.should_stop = state["should_stop"]
+        self.accumulates = state.get("accumulates") if self.is_amid else None
         for callback in self._others():
             if callback.state_key in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][callback.state_key])
