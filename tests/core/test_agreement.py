@@ -133,6 +133,7 @@ def test_a_checkpoint_behind_the_landing_is_not_loaded() -> None:
         (Damage(records={(1, 5)}), 9, [(0, 7), (1, 7)]),
         (Damage(records={(1, 8)}), 7, [(0, 7), (1, 7)]),
         (Damage(landings={(0, 9), (0, 8)}), 7, [(0, 7), (1, 7)]),
+        (Damage(landings={(0, 8)}), 7, [(0, 7), (1, 7)]),  # those on the way are read, too
         (Damage(records={(1, 8)}, checkpoints={(0, "step-7"), (1, "step-7")}), 7, [(0, 0), (1, 0)]),
     ],
 )  # fmt: skip

@@ -132,8 +132,8 @@ def _reaches(holding: Holding, base: Base, target: int, nth: int, damage: Damage
     own = base.rank == holding.rank
     if own and start == target and (nth in (0, base.anchor.nth) or holding.count(target) is None):
         return True
-    if (holding.rank, target) in damage.landings:
-        return False
+    if any(rank == holding.rank and (start < step <= target or step == target) for rank, step in damage.landings):
+        return False  # all on the way are read
     for i, stretch in enumerate(holding.stretches):
         if target not in stretch.landings or not _is_sound(holding.rank, stretch, start, target, damage):
             continue
