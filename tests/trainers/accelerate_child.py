@@ -24,6 +24,19 @@ def noisy(samples: list[Any]) -> list[torch.Tensor]:
     return [x + torch.rand(()) * 0.1 + np.random.rand() * 0.1, torch.stack([sample[1] for sample in samples])]
 
 
+class Average:
+    """Of losses: it is registered with the accelerator, and not tracked."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
 def prepared(accumulation: int = 1, seedable: bool = False) -> tuple[Accelerator, Any, Any, Any, Any]:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation,
                               dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable))  # fmt: skip
@@ -44,6 +57,8 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
     logging.getLogger("tranlogs").setLevel(logging.ERROR)
     killer = Killer(kills, attempt)
     accelerator, model, optimizer, loader, scheduler = prepared(**arguments)
+    average = Average()
+    accelerator.register_for_checkpointing(average)
     losses: list[float] = []
     number = 0
 
@@ -60,6 +75,7 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
             optimizer.zero_grad()
         number += 1
         losses.append(loss.item())
+        average.value = 0.9 * average.value + losses[-1]
 
     report = log = None
     if run is None:
@@ -88,6 +104,7 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
     found = {
         "weights and state": tensors(net, inside), "rng": randomness(), "scheduler": plain(scheduler.state_dict()),
         "step": accelerator.step, "last loss": losses[-1:],
+        "average": average.value,
     }  # fmt: skip
     if report is not None:
         found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "batch": report.batch}

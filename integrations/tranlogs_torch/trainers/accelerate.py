@@ -38,7 +38,8 @@ def log_prepared(accelerator: Accelerator, run: str | Path, model: Any, optimize
     prepared optimizer.
 
     Args:
-        accelerator: its count of accumulated batches, and its GradScaler, come back, too.
+        accelerator: its count of accumulated batches, its GradScaler, and what was given to `register_for_checkpointing` come
+            back, too.
         run: folder of the run.
         model: the prepared model.
         optimizer: the prepared optimizer.
@@ -57,6 +58,8 @@ def log_prepared(accelerator: Accelerator, run: str | Path, model: Any, optimize
         logged.track(accelerator=_Accumulation(accelerator))
         if accelerator.scaler is not None:
             logged.track(scaler=accelerator.scaler)
+        for number, registered in enumerate(accelerator._custom_objects, start=1):
+            logged.track(**{f"registered{number}": registered})
     except BaseException:
         logged.close()
         raise

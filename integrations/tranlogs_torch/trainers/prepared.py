@@ -23,6 +23,7 @@ def check_accelerate() -> None:
         (DataLoaderAdapter.__init__, "self.base_dataloader ="), (DataLoaderShard.__iter__, "self.base_dataloader.__iter__()"),
         (DataLoaderShard.set_epoch, "self.iteration = epoch"), (AcceleratedOptimizer.__init__, "self.optimizer = optimizer"),
         (accelerate.Accelerator._do_sync, "self.step += 1"),
+        (accelerate.Accelerator.register_for_checkpointing, "self._custom_objects.extend(objects)"),
     ]  # fmt: skip
     missing = [f"{method.__qualname__} ({part})" for method, part in expected if part not in inspect.getsource(method)]
     if missing:
