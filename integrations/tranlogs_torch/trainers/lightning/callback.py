@@ -135,8 +135,8 @@ class TranLogsLightningCallback(pl.Callback):  # type: ignore[misc]
         assert self._trainer is not None
         if not self._is_underway:
             private.end_restart(self._trainer)
-            if self._progress is not None and self._progress.accumulates is not None:
-                self._trainer.accumulate_grad_batches = self._progress.accumulates
+            if self._progress is not None:
+                self._progress.go_on_amid()
 
     @property
     def _is_underway(self) -> bool:

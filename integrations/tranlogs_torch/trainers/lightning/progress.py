@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from . import private
+from . import attributes, private
 
 
 class Progress:
@@ -15,15 +15,15 @@ class Progress:
 
     Attributes:
         is_amid: whether it was read in the middle of an epoch.
-        accumulates: batches that make a step in the running epoch, as a callback may have set it when that began; None for what
-            the trainer has.
         averaged: metrics that were being averaged over the epoch, and begin anew.
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self._trainer = trainer
         self.is_amid = False
-        self.accumulates: int | None = None
+        self._built = attributes.read(trainer)
+        self._epoch = -1  # the one amid which training goes on
+        self._begun: dict[str, Any] = {}  # what hooks had set when the running epoch began, and since
         self.averaged: list[str] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -36,7 +36,7 @@ class Progress:
         metrics = (trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics)
         return {
             "loops": loops, "is_amid": self.is_amid, "should_stop": trainer.should_stop,
-            "accumulates": trainer.accumulate_grad_batches,
+            "accumulates": trainer.accumulate_grad_batches, "attributes": attributes.changed(trainer, self._built),
             "callbacks": {callback.state_key: state for callback in self._others() if (state := callback.state_dict())},
             "datamodule": {} if module is None else module.state_dict(),
             "metrics": [{name: _plain(value) for name, value in found.items()} for found in metrics],
@@ -49,7 +49,9 @@ class Progress:
         self.is_amid, self.averaged = state["is_amid"], state["averaged"]
         trainer.fit_loop.load_state_dict(state["loops"])
         trainer.should_stop = state["should_stop"]
-        self.accumulates = state.get("accumulates") if self.is_amid else None
+        self._begun = {key: state[key] for key in ("accumulates", "attributes") if key in state}
+        self._epoch = trainer.current_epoch if self.is_amid else -1
+        attributes.write(trainer, self._begun.get("attributes", {}))
         for callback in self._others():
             if callback.state_key in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][callback.state_key])
@@ -58,6 +60,13 @@ class Progress:
         metrics = (trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics)
         for found, recorded in zip(metrics, state["metrics"], strict=True):
             found.update(recorded)
+
+    def go_on_amid(self) -> None:
+        """Set what hooks had set by then, again: those that begin a training may have set it otherwise."""
+        if self._begun and self._epoch == self._trainer.current_epoch:
+            self._trainer.accumulate_grad_batches = self._begun["accumulates"]
+            attributes.write(self._trainer, self._begun["attributes"])
+        self._begun = {}
 
     def _others(self) -> list[Any]:
         from .callback import TranLogsLightningCallback
