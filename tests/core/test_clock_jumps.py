@@ -63,17 +63,17 @@ def test_checkpoints_by_time_come_when_the_time_has_passed(memory_path: Path, cl
 
 
 def test_segments_roll_when_they_are_old(memory_path: Path, clock: JumpingClock) -> None:
-    rolled = []
+    """Where that is: at the boundary behind, or before it by the thread that seals for a trainer which is busy."""
     for name, used in (("jumping", clock), ("steady", FakeClock())):
         trainer = open_run(memory_path / name, used, EverySteps(1000), age=65.0)
         trainer.recover()
         trainer.train(40, ticking(trainer, used))
         trainer.journal.close()
         catalog = Catalog.open(memory_path / name / "rank0")
-        rolled.append([(row.base_step, row.last_step) for row in catalog.segments() if row.state == "sealed"])
+        steps = [row.last_step - row.base_step for row in catalog.segments() if row.state == "sealed"]
         catalog.close()
-    assert rolled[0] == rolled[1]
-    assert len(rolled[0]) > 4
+        assert set(steps[:-1]) <= {7, 8}
+        assert sum(steps) == 40
 
 
 def test_suspended_logging_is_tried_again_when_the_time_has_passed(memory_path: Path, clock: JumpingClock) -> None:

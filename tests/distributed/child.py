@@ -259,6 +259,9 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             with ddp.no_sync():
                 nn.functional.cross_entropy(ddp(x), y).backward()
             return
+        if kill and len(kill) > 3 and run != "-" and step % CHECKPOINT_EVERY == CHECKPOINT_EVERY - 1:
+            own_folder, last = Path(run) / f"rank{dist_rank()}", step // CHECKPOINT_EVERY * CHECKPOINT_EVERY
+            wait_until(lambda: newest_checkpoint(own_folder) >= last)  # else the one that is due would be left out
         if step == killer.at and "store" in name:
             wait_until(lambda: optimizer.session.journal.catalog.watermarks().archived >= step - 1)
         if "unequal" in name and run != "-" and (step == killer.at or step == 2 * CHECKPOINT_EVERY - 1):

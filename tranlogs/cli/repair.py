@@ -29,7 +29,7 @@ def repair(
     store: Url = None,
     as_json: Json = False,
 ) -> int:
-    """Mend damaged files: the catalog from the others, the others from a store.
+    """Mend damaged files, from the others or from a store.
 
     A damaged catalog is kept beside the new one; nobody may be training on the run.
     """
