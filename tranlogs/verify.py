@@ -21,6 +21,7 @@ from .codec import tree
 from .codec.entry import EntryKind, Head
 from .errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, NotARun, UnknownFormat
 from .lineage import Limits, is_on, lineage
+from .rebuild import Found
 from .recovery.facts import Listed, newest_first, read_catalog, read_unlisted, scan_segment
 from .recovery.history import History, Link, ScannedSegment, build_history
 from .wal.reader import SegmentReader
@@ -89,10 +90,15 @@ def _verify(folder: Path) -> Iterator[Finding]:
         for row in found.segments:
             yield Problem(catalog, f"segment {row.file}, up to step {row.last_step}, is not in it")
     yield from _verify_checkpoints(folder, known)
+    _add(known, found)
+    yield from _verify_written_log(folder, known)
+
+
+def _add(known: Listed, found: Found) -> None:
+    """Take what files say of themselves for what the catalog does not list."""
     known.segments += found.segments
     known.checkpoints += found.checkpoints
     known.timelines += [row for row in found.timelines.values() if row.number not in {row.number for row in known.timelines}]
-    yield from _verify_log(folder, known)
 
 
 def _read_every_row(folder: Path) -> None:
@@ -149,6 +155,24 @@ def _of_checkpoint(damage: CorruptCheckpoint, step: int | None) -> Problem:
 
 
 # The log.
+
+
+def _verify_written_log(folder: Path, known: Listed) -> Iterator[Finding]:
+    """The log, and again what seems wrong with a segment that is not sealed: while its pages were read, others were written."""
+    unsealed = {folder / "log" / row.file for row in known.segments if row.state in ("open", "ready")}
+    is_doubtful = False
+    for finding in _verify_log(folder, known):
+        if isinstance(finding, Problem) and finding.path in unsealed:
+            is_doubtful = True
+        else:
+            yield finding
+    if is_doubtful:
+        try:
+            again = read_catalog(folder)
+        except CorruptCatalog:
+            again = Listed()
+        _add(again, read_unlisted(folder, again))
+        yield from (one for one in _verify_log(folder, again) if isinstance(one, Problem) and one.path in unsealed)
 
 
 def _verify_log(folder: Path, known: Listed) -> Iterator[Finding]:
