@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -71,7 +72,8 @@ def live(life: Life, fifo: Path) -> None:
     try:
         _train(life, tell)
     except BaseException as error:
-        tell(error=f"{type(error).__name__}: {error}"[:600])
+        said = re.sub(r"/[^\s'\":]*/", "…/", f"{type(error).__name__}: {error}")  # whose folders these are matters to nobody
+        tell(error=said[:600])
         raise
     finally:
         sys.stdout.flush()

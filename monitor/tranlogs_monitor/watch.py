@@ -187,11 +187,11 @@ class JournalWatch:
         return hold is not None and (bool(hold.get("outlives")) or not self._is_abandoned())
 
     def _pruned(self, catalog: Catalog, rows: Rows, worth: Worth, now: float, owner: Owner | None) -> Pruning:
-        values, budget = worth.as_dict(), self._settings.budget
+        values, budget, shared = worth.as_dict(), self._settings.budget, {row.name for row in rows.shared}
 
         def decide(segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow],
                    timelines: Sequence[TimelineRow]) -> Pruning:  # fmt: skip
-            anchor = self._anchors.newest([row for row in checkpoints if row in rows.shared], timelines)
+            anchor = self._anchors.newest([row for row in checkpoints if row.name in shared], timelines)
             plan = plan_pruning(budget, segments, checkpoints, timelines, values, anchor=anchor, now=now)
             if self._compactor is None:
                 return plan
