@@ -325,8 +325,10 @@ def test_training_goes_on_while_the_disk_is_full(
         for number in optimizer.steps(20):
             if number == 5:
                 monkeypatch.setattr(failpoints, "_rules", failpoints._parse("wal.put=enospc"))
+            if number == 10:
+                journal.wait_synced()  # all that was queued has been tried: the next record meets the failure
             if number == 12:
-                journal.wait_synced()  # all that was queued has been tried
+                assert journal.is_suspended
                 monkeypatch.setattr(failpoints, "_rules", {})
                 monkeypatch.setattr(journal.clock, "monotonic", lambda: 1e9)
             for each, stepped in ((model, optimizer), (twin, plain)):
