@@ -107,8 +107,8 @@ def _faults(found: dict[str, Any], scenarios: dict[str, str]) -> Lines:
         dead after 14. *exact*: the state that comes back and the training after it are the uninterrupted run's, bit for bit;
         *wrong*: they are not, and nothing was said; *refused*: an error in words, and somebody has to take an older save by
         hand. Several numbers: several tries, or kinds of files (checkpoint; log). *stops*: the fault ended the training
-        itself, too. A disk that is full is full until the restart. Another world size: not applicable, these are single
-        processes.""")
+        itself, too. A disk that is full is full until the restart. Another number of processes: see
+        below, these are single ones.""")
     rows = []
     for peer in found.values():
         if "faults" in peer:
@@ -196,6 +196,19 @@ def _large(large: dict[str, Any]) -> Lines:
         ["saved", *(f"{hours} h" for hours in large["lost"])],
         ([name, *(f"{100 * lost[name]:.2f} %" for lost in large["lost"].values())] for name in names),
     )
+
+
+def other_world(results: dict[str, Any]) -> Lines:
+    """One SIGKILL, and another number of processes after it."""
+    lines = prose(f"""
+        A network of {results["parameters"] / 1e6:.1f} M parameters under `fully_shard`, over Gloo on this machine. After
+        {results["crash"]} steps one process dies by SIGKILL; what saves does so every {results["every"]} steps. Then another
+        number of processes goes on. Exact: weights and optimizer, gathered whole, are bit for bit those that the first
+        number of processes had at that step. (What they compute from there on is rounded as their number makes it.)""")
+    head = ["processes", "saved by", "state that comes back", "steps lost", "loaded in, s"]
+    rows = ([f"{row['from']}, then {row['to']}", row["way"], row["verdict"], row.get("lost", ""), row.get("seconds", "")]
+            for row in results["rows"])  # fmt: skip
+    return lines + table(head, rows)
 
 
 def trainers(results: dict[str, Any]) -> Lines:

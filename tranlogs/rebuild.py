@@ -15,6 +15,7 @@ from .catalog import (
     CATALOG_NAME,
     Catalog,
     CheckpointRow,
+    CommonRow,
     Incident,
     RunRow,
     SegmentRow,
@@ -35,6 +36,7 @@ from .wal.segment import parse_segment_name
 # What no file but the catalog says; the requests of a monitor are made anew by it.
 _ONLY_IN_CATALOG: dict[str, type[Any]] = {
     "run": RunRow, "watermarks": Watermarks, "incident/": Incident, "timeline/": TimelineRow, "store": StoreRow,
+    "common": CommonRow,
 }  # fmt: skip
 
 
@@ -121,6 +123,8 @@ def rebuild_catalog(folder: Path) -> list[str]:
                 tables.put(f"checkpoint/{checkpoint.name}", checkpoint)
             if found.runs:
                 tables.put("run", found.runs[0])
+            if len(list(folder.parent.glob("rank*"))) > 1:  # not even one's newest checkpoint need be one that all have
+                tables.put("common", CommonRow(0))
             for key, content in kept.items():
                 tables.put(key, content)
     finally:

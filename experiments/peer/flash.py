@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from peer.adapter import Adapter, largest
+
+_WAIT_SECONDS = 60
 
 
 class FlashMemory(Adapter):
@@ -38,8 +41,15 @@ class FlashMemory(Adapter):
         self._checkpointer.save_checkpoint(step, self.state(step), storage_type=storage)
 
     def wait(self) -> None:
-        if self._checkpointer._engine.latest_step:  # the last that was to go to disk, and was taken
-            self._checkpointer.wait_latest_checkpoint(timeout=60)
+        end = time.monotonic() + _WAIT_SECONDS
+        while self._checkpointer._engine.latest_step:  # the last that was to go to disk, and was taken
+            try:
+                self._checkpointer.wait_latest_checkpoint(timeout=_WAIT_SECONDS)
+                return
+            except FileNotFoundError:  # of the first one not even the file is there that is asked
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.001)
 
     @staticmethod
     def newest(folder: Path) -> list[Path]:

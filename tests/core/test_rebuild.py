@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tranlogs.catalog import CATALOG_NAME, Catalog, Incident
+from tranlogs.catalog import CATALOG_NAME, Catalog, CommonRow, Incident
 from tranlogs.codec.entry import HEAD
 from tranlogs.config import JournalConfig
 from tranlogs.errors import CorruptCatalog
 from tranlogs.rebuild import rebuild_catalog
 from tranlogs.recovery.facts import Listed, open_for_reading, read_catalog
 from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.retention.prune import retire
 from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.verify import Problem, verify_run
 
@@ -103,6 +104,32 @@ def test_rows_that_only_the_catalog_has_survive_a_rebuild(run: Path) -> None:
     catalog = Catalog.open(run / "rank0")
     assert catalog.incidents() == [incident]
     assert (catalog.run(), catalog.watermarks()) == before
+    catalog.close()
+
+
+@pytest.mark.parametrize("is_among_others", [False, True])
+def test_nothing_is_pruned_before_the_ranks_have_told_each_other_what_all_have(run: Path, is_among_others: bool) -> None:
+    if is_among_others:
+        (run / "rank1").mkdir()
+    (run / "rank0" / CATALOG_NAME).write_bytes(b"\0" * 5000)
+    rebuild_catalog(run / "rank0")
+    catalog = Catalog.open(run / "rank0", writable=True)
+    before = len(catalog.checkpoints())
+    retire(catalog, run / "rank0" / "checkpoints", KeepLatest(1))
+    left = len(catalog.checkpoints())
+    catalog.close()
+    assert before > 1
+    assert left == (before if is_among_others else 1)
+
+
+def test_what_all_ranks_have_survives_a_rebuild(run: Path) -> None:
+    catalog = Catalog.open(run / "rank0", writable=True)
+    with catalog.transaction() as tables:
+        tables.put("common", CommonRow(40))
+    catalog.close()
+    rebuild_catalog(run / "rank0")
+    catalog = Catalog.open(run / "rank0")
+    assert catalog.read(lambda tables: tables.get("common", CommonRow)) == CommonRow(40)
     catalog.close()
 
 
