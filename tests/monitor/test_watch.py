@@ -104,14 +104,14 @@ def test_a_damaged_checkpoint_protects_nothing_and_what_the_one_before_needs_sta
 
 def test_what_other_ranks_may_go_back_to_stays(run: ToyTrainer) -> None:
     """The newest checkpoint is this rank's alone as yet: should another die now, all go back to the one before."""
-    run.journal.note_common(10)
+    run.journal.note_common(10, 2)
     watch = watching(run, budget=Budget(1))
     seen = watch.evaluate()
     assert seen.anchor is not None
     assert seen.anchor.step == 10
     assert [row.last_step for row in seen.pruning.segments] == [5, 10]
     assert [row.step for row in seen.pruning.checkpoints] == [0]
-    run.journal.note_common(20)
+    run.journal.note_common(20, 2)
     assert [row.last_step for row in watch.evaluate().pruning.segments] == [15, 20]
     watch.close()
 

@@ -118,9 +118,13 @@ class PrunedRow:
 
 @dataclass(frozen=True, slots=True)
 class CommonRow:
-    """Of a journal among several: no rank's newest checkpoint is older than this step, as far as all have told each other."""
+    """Of a journal among several: no rank's newest checkpoint is older than this step, as far as all have told each other.
+
+    `world` is how many journals these are; 0 where that is not known.
+    """
 
     step: int
+    world: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class Journal:
         self._due = CheckpointDue(policy, catalog, clock)
         self._pruned_before: PrunedRow | None = catalog.read(lambda tables: tables.get("pruned", PrunedRow))
         self._has_said_failed = self._is_unpruned = False
-        self._common: int | None = None
+        self._common: CommonRow | None = None
         self.checkpoint_step = 0  # of the newest one that was published, or from which recovery came
         atexit.register(self.close)
 
@@ -178,15 +178,16 @@ class Journal:
         with suppress(*_FAILURES), self.catalog.transaction() as tables:  # nor can a monitor change the catalog, then
             tables.put_request("hold", {"pid": self._pid, "outlives": True})
 
-    def note_common(self, step: int) -> None:
-        """Of a journal among several: all ranks have a checkpoint of this step or a newer one, and may go back there.
+    def note_common(self, step: int, world: int) -> None:
+        """Of a journal among `world`: all ranks have a checkpoint of this step or a newer one, and may go back there.
 
         What recovery from the newest one up to it needs is not pruned, by nobody.
         """
-        if step != self._common:
-            self._common = step
+        common = CommonRow(step, world)
+        if common != self._common:
+            self._common = common
             with suppress(*_FAILURES), self.catalog.transaction() as tables:  # nor can anything be retired, then
-                tables.put("common", CommonRow(step))
+                tables.put("common", common)
 
     def go_on_from(self, position: Position, *, new_timeline: bool = False, number: int | None = None,
                    damaged: Collection[str] = (), checkpoint: CheckpointRow | None = None,

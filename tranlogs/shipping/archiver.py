@@ -25,6 +25,7 @@ from ..threads import WaitableLock, start_thread
 from .ledger import Ledger
 from .manifest import Shipped
 from .plan import Look, plan_giving_up, plan_sending
+from .siblings import Siblings
 from .source import Piece
 from .throttle import Throttle
 from .upload import Upload
@@ -85,6 +86,7 @@ class Archiver:
         self._paths, self._store, self._place, self._limits, self._clock = paths, store, place, limits, clock
         self._throttle = throttle or Throttle()
         self._ledger = Ledger(paths, store, place, clock, takes_over=limits.takes_over)
+        self._siblings = Siblings(store, place, clock)
         self._changed = WaitableLock()
         self._uploads: dict[str, Upload] = {}  # under way, the most urgent first
         self._left_out: dict[str, float] = {}  # until when
@@ -151,11 +153,12 @@ class Archiver:
         if self._limits.lag_seconds_max is not None:
             ledger.ask_for_seals(self._limits.lag_seconds_max)
         arrived = self._take_arrived()
-        gone = plan_giving_up(ledger.shipped, self._limits.keep, look.timelines)
+        common = self._siblings.common(look)
+        gone = plan_giving_up(ledger.shipped, self._limits.keep, look.timelines, common)
         if arrived or gone or ledger.is_stale(look):
             ledger.publish(look, arrived, gone)
         ledger.look_after(look, self._limits.persist_seconds, self._under_way())
-        self._order(plan_sending(look, ledger.shipped, self._limits.keep, self._out_now()) + ledger.thin(look))
+        self._order(plan_sending(look, ledger.shipped, self._limits.keep, self._out_now(), common) + ledger.thin(look))
         ledger.write_marks(look)
 
     def _out_now(self) -> list[str]:

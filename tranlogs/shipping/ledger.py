@@ -16,6 +16,7 @@ from typing import Any
 
 from ..catalog import (
     CheckpointRow,
+    CommonRow,
     FollowedCatalog,
     RunRow,
     SegmentRow,
@@ -87,7 +88,9 @@ class Ledger:
 
         def read(tables: Tables) -> Look:
             checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
-            return Look(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow))
+            common = tables.get("common", CommonRow)
+            return Look(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow),
+                        1 if common is None else common.world)  # fmt: skip
 
         found: Look = catalog.read(read)
         return found

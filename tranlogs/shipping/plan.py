@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..catalog import CheckpointRow, SegmentRow, TimelineRow
+from ..catalog import CheckpointRow, CommonRow, SegmentRow, TimelineRow
 from ..lineage import Limits, is_on
 from ..retention.budget import newest_lineage
 from ..retention.keep import RetentionPolicy
@@ -15,11 +15,12 @@ from .manifest import Manifest, Shipped
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the catalog lists."""
+    """What the catalog lists, and how many journals the run has."""
 
     segments: Sequence[SegmentRow]
     checkpoints: Sequence[CheckpointRow]
     timelines: Sequence[TimelineRow]
+    world: int = 1
 
     @property
     def limits(self) -> Limits:
@@ -42,7 +43,8 @@ def look_of(manifest: Manifest) -> Look:
 
 
 def plan_sending(look: Look, shipped: Mapping[str, Shipped], keep: RetentionPolicy,
-                 left_out: Collection[str] = ()) -> list[SegmentRow | CheckpointRow]:  # fmt: skip
+                 left_out: Collection[str] = (),
+                 common: CommonRow | None = None) -> list[SegmentRow | CheckpointRow]:  # fmt: skip
     """What is to be sent, the most urgent first.
 
     The log goes in order, since only a log without holes brings recovery further. A checkpoint goes first where the store has
@@ -53,6 +55,7 @@ def plan_sending(look: Look, shipped: Mapping[str, Shipped], keep: RetentionPoli
         shipped: what the store has, by name.
         keep: which checkpoints the store keeps; nothing is sent that it would give up at once.
         left_out: names of what cannot be sent.
+        common: what all journals of the run have in the store; None where this is the only one.
     """
     limits = look.limits
     mine = {row.name: row for row in look.checkpoints}
@@ -60,7 +63,7 @@ def plan_sending(look: Look, shipped: Mapping[str, Shipped], keep: RetentionPoli
     known = {one.row.name: one.row for one in shipped.values() if isinstance(one.row, CheckpointRow)}
     known |= {row.name: row for row in look.checkpoints}
     ours = sorted((row for row in known.values() if is_on(row, limits)), key=lambda row: row.sequence)
-    kept = plan_retirement(keep, ours, ())
+    kept = plan_retirement(keep, ours, (), common=common)
     staying = [row for row in ours if row not in kept.checkpoints]
     horizon = min((row.sequence for row in staying), default=0)
     here = {row.name for row in look.checkpoints}
@@ -173,16 +176,18 @@ def reach_of(manifest: Manifest, look: Look) -> int:
     return reach([one.row for one in there if isinstance(one.row, CheckpointRow)], segments, look.timelines, look.limits)
 
 
-def plan_giving_up(shipped: Mapping[str, Shipped], keep: RetentionPolicy, timelines: Sequence[TimelineRow]) -> list[str]:
+def plan_giving_up(shipped: Mapping[str, Shipped], keep: RetentionPolicy, timelines: Sequence[TimelineRow],
+                   common: CommonRow | None = None) -> list[str]:  # fmt: skip
     """What the store does not keep: names of checkpoints that the policy gives up, and of the log behind the oldest kept one.
 
-    Only what is durable counts as kept; the rest stays in any case, but for what is lost and would go if it were not.
+    The newest checkpoint up to `common`, which all journals of the run have in the store, stays: they come back together. Only
+    what is durable counts as kept; the rest stays in any case, but for what is lost and would go if it were not.
     """
     durable = [one.row for one in shipped.values() if one.objects.is_durable]
     checkpoints = [row for row in durable if isinstance(row, CheckpointRow)]
     lost = [one.row for one in shipped.values() if one.objects.is_lost]
     segments = [row for row in (*durable, *lost) if isinstance(row, SegmentRow)]
-    gone = plan_retirement(keep, checkpoints, segments, timelines)
+    gone = plan_retirement(keep, checkpoints, segments, timelines, common)
     kept = [row.sequence for row in checkpoints if row not in gone.checkpoints]
     useless = [row for row in lost if isinstance(row, CheckpointRow) and kept and row.sequence < min(kept)]
     return [row.name for row in (*gone.checkpoints, *useless)] + [row.file for row in gone.segments]

@@ -247,7 +247,7 @@ class Together:
         is_due = self._is_wanted or has_gap or journal.is_checkpoint_due()
         said = self._group.gather({"due": is_due, "digests": xxhash.xxh3_64_hexdigest(digests) if digests else "",
                                    "has": journal.checkpoint_step})  # fmt: skip
-        journal.note_common(min(one["has"] for one in said))
+        journal.note_common(min(one["has"] for one in said), self.world)
         known, is_any_due = [one["digests"] for one in said], any(one["due"] for one in said)
         if self.is_divided and is_any_due and not all(known):  # it is going to read all of them anyway
             known = self.told_by_all(self._state.digest_of_parameters())
@@ -329,7 +329,7 @@ class Together:
             self._state.built = None
         if landing is not None and self._spans_all:
             base = 0 if landing.recovered is None else landing.recovered.plan.checkpoint.step
-            journal.note_common(min(self._group.gather(base)))
+            journal.note_common(min(self._group.gather(base)), self.world)
         return landing
 
     def prime(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:
