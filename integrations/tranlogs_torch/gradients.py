@@ -87,13 +87,16 @@ class Gradients:
         Returns:
             Names of parameters whose gradients nobody has recorded.
         """
-        orphans = []
+        orphans, owners = [], {id(p): which for which, p in self._owned()}
         for (name, parameter), flag in zip(self._state.parameters.items(), flags, strict=False):
             if parameter.requires_grad != bool(flag & _TRAINS):
                 parameter.requires_grad_(bool(flag & _TRAINS))
             redone, parameter.grad = parameter.grad, None
             if name in waiting:
                 parameter.grad = like(parameter, waiting[name].to(parameter.device))
+                setattr(parameter.grad, _LEFT, version_of(parameter.grad))  # as at the boundary: this batch adds nothing to it
+                if id(parameter) in owners:
+                    self._left.add(owners[id(parameter)])
             elif flag & _REDONE and redone is not None:
                 parameter.grad = redone
                 for mark in (_USED, _LEFT):
@@ -102,6 +105,7 @@ class Gradients:
                 layout = torch.sparse_coo if flag & _SPARSE else torch.strided
                 dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
                 parameter.grad = torch.zeros_like(parameter, dtype=dtype, layout=layout, requires_grad=False)
+                setattr(parameter.grad, _ZERO, version_of(parameter.grad))
             if flag & _ORPHAN:
                 orphans.append(name)
         return orphans

@@ -257,6 +257,7 @@ class OptimizerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             if self.is_ready:
+                self.turn("step")  # meets what has failed in a thread since the last step
                 CLOCK.advance(1000)
                 self.turn("step")  # logging resumes by itself
                 self.settle()

@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.torch.lab import Attempt, prove_exact
 from tests.torch.nets import Mixed, loss_of, seed, tokens
+from tranlogs_torch import LoggedOptimizer
 
 
 def two_speeds(attempt: Attempt, *, out_of_place: bool, change_at: int) -> None:
@@ -77,3 +78,28 @@ class Averaging(torch.optim.SGD):
 @pytest.mark.parametrize("kind", ["by tensor", "step by step"])
 def test_used_gradients_that_are_read_come_back(kind: str, clips: bool, die_at: tuple[int, ...], tmp_path: Path) -> None:
     prove_exact(partial(reading, kind=kind, clips=clips), tmp_path / "run", die_at, checkpoint_every=1000)
+
+
+@pytest.mark.parametrize("clears_in_place", [False, True])
+def test_batches_without_a_step_count_behind_a_recovery_too(clears_in_place: bool, tmp_path: Path) -> None:
+    """The gradients that came back are those of a step that was taken, and wait for none."""
+    numbers: list[list[int]] = []
+    for until in (4, 7, 8):
+        seed()
+        model = nn.Linear(3, 2)
+        inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+        with LoggedOptimizer(inner, tmp_path / "run", model, checkpoint_every=2) as optimizer:
+            optimizer.recover()
+            numbers.append([])
+            for number in optimizer.steps(until):
+                numbers[-1].append(number)
+                if number < 4:
+                    optimizer.zero_grad()
+                    model(torch.randn(3, 3)).square().sum().backward()
+                    optimizer.step()
+                    if clears_in_place:
+                        optimizer.zero_grad(set_to_none=False)
+                    optimizer.session.journal.wait_checkpoint()
+                else:
+                    torch.rand(1)
+    assert numbers == [[0, 1, 2, 3], [4, 5, 6], [7]]
