@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peer.waste import way_of
+from peer.waste import ways_of
 from pictures import INK, new_figure
 
 if TYPE_CHECKING:
@@ -56,11 +56,6 @@ def _draw_costs(axes: Axes, peer: dict[str, Any], colour: str) -> None:
 
 
 def _draw_waste(axes: Axes, peer: dict[str, Any], colour: str) -> None:
-    ways = [
-        way_of(cost["plain_ms"] / 1e3, int(every), cost, peer["crash"][every], logs_steps=peer["logs_steps"])
-        for every, cost in peer["cost"].items()
-        if "error" not in cost and "seconds_back" in peer.get("crash", {}).get(every, {})
-    ]
-    if ways:
+    if ways := ways_of(peer):
         shares = [min(way.share(mean) for way in ways) for mean in _MEAN_TIMES]
         axes.plot([86400 / mean for mean in _MEAN_TIMES], shares, color=colour, lw=2.4 if peer["logs_steps"] else 1.2)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from peer.waste import ways_of
 from tables import Lines, prose, table
 
 _OURS = "tranlogs"
 _EVERY = ("1", "10", "100")
+_HOURS = (0.1, 1, 24)  # between failures
+_STOPPING = ("full", "shm")  # scenarios that may end a training before it is killed
 _COMPARED = (  # part, key, in words, unit
     ("cost", "mean", "mean step time", ""),
     ("cost", "p99", "99th percentile of step time", ""),
@@ -112,13 +115,17 @@ def _faults(found: dict[str, Any], scenarios: dict[str, str]) -> Lines:
     rows = []
     for peer in found.values():
         if "faults" in peer:
-            rows.append([peer["title"], *(_cell(peer["faults"].get(name, [])) for name in scenarios), _orphans(peer["faults"])])
+            rows.append(
+                [peer["title"], *(_cell(peer["faults"].get(name, []), name) for name in scenarios), _orphans(peer["faults"])]
+            )
     return lines + table(["system", *scenarios.values(), "orphans after SIGKILL"], rows)
 
 
-def _cell(tries: list[dict[str, Any]]) -> str:
+def _cell(tries: list[dict[str, Any]], name: str = "") -> str:
     if not tries:
         return ""
+    if name not in _STOPPING and (untried := sum("died" in row for row in tries)):
+        return f"{untried} of {len(tries)} not tried: an error before the kill"
     told = [_verdict(row) + (", stops" if "died" in row else "") for row in tries]
     if len(set(told)) == 1:
         return told[0] if len(told) == 1 else f"{len(told)} x {told[0]}"
@@ -146,12 +153,25 @@ def _ahead(found: dict[str, Any], scenarios: dict[str, str]) -> Lines:
     for name, title in scenarios.items():
         mine = ours.get("faults", {}).get(name, [])
         told += [
-            f"{title}: {peer['title']} ({_cell(tries)}; TranLogs {_cell(mine)})"
+            f"{title}: {peer['title']} ({_cell(tries, name)}; TranLogs {_cell(mine, name)})"
             for peer in others
-            if mine and (tries := peer.get("faults", {}).get(name)) and _worst(tries) < _worst(mine)
+            if mine
+            and (tries := peer.get("faults", {}).get(name))
+            and _worst(tries) < _worst(mine)
+            and (name in _STOPPING or not any("died" in row for row in tries))
         ]
+    told += _less_wasted(others, ours)
     lines = ["**Where a peer is ahead of TranLogs**, by these figures alone:", "", *(f"- {line}." for line in told)]
     return [*lines, ""] if told else prose("**Where a peer is ahead of TranLogs**, by these figures: nowhere.")
+
+
+def _less_wasted(others: list[dict[str, Any]], ours: dict[str, Any]) -> Iterator[str]:
+    for hours in _HOURS:
+        shares = {peer["title"]: 100 * min(way.share(3600 * hours) for way in ways)
+                  for peer in (ours, *others) if (ways := ways_of(peer))}  # fmt: skip
+        mine = shares.pop(ours["title"], 0.0)
+        if better := [f"{title} {share:.2f} %" for title, share in shares.items() if share < mine]:
+            yield f"time lost (T_wasted), a failure in {hours} h: {', '.join(better)}; TranLogs {mine:.2f} %"
 
 
 def _reader(part: str, key: str, unit: str, every: str) -> Callable[[dict[str, Any]], float | None]:
@@ -208,7 +228,11 @@ def other_world(results: dict[str, Any]) -> Lines:
     head = ["processes", "saved by", "state that comes back", "steps lost", "loaded in, s"]
     rows = ([f"{row['from']}, then {row['to']}", row["way"], row["verdict"], row.get("lost", ""), row.get("seconds", "")]
             for row in results["rows"])  # fmt: skip
-    return lines + table(head, rows)
+    slower = [f"{row['from']} to {row['to']}" for row in results["rows"] if row["way"] == "TranLogs" and any(
+        other.get("seconds", 1e9) < row.get("seconds", 0) for other in results["rows"]
+        if (other["from"], other["to"]) == (row["from"], row["to"]))]  # fmt: skip
+    said = f"Loaded faster than by TranLogs, which also redoes steps, in: {', '.join(slower)}." if slower else ""
+    return lines + table(head, rows) + (prose(said) if said else [])
 
 
 def trainers(results: dict[str, Any]) -> Lines:

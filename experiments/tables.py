@@ -85,9 +85,9 @@ def recovered_quality(results: dict[str, Any]) -> Lines:
         {crashes} processes died by SIGKILL, {", ".join(results["places"][:-1])} or {results["places"][-1]} of the batch
         after the step in question, in turn. A checkpoint every {interval} steps, in both ways by the same process. Loss
         (nats) and accuracy are those on data that was held back, right after recovery and before any batch is computed
-        again. **At every point TranLogs brought back the uninterrupted run, bit for bit** (weights, buffers, and so loss
-        and accuracy); the script fails otherwise. Better: how much lower the loss is than the checkpoint's, and by how many
-        points of a hundred the accuracy is higher; the talk has up to 24 % and 6 %.""")
+        again. **At each of these points TranLogs brought back the uninterrupted run, bit for bit** (weights, buffers, and so
+        loss and accuracy); the script fails otherwise. Better: how much lower the loss is than the checkpoint's, and by how
+        many points of a hundred the accuracy is higher; the talk has up to 24 % and 6 %.""")
     rows = []
     for name, found in models.items():
         for number in results["intervals"]:

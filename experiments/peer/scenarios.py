@@ -21,7 +21,7 @@ from peer.watch import Outcome, run
 EVERY, CRASH, AFTER = 4, 14, 3  # steps between saves, done when the trainer dies, trained after that
 EPOCH = 22  # steps of an epoch
 _DISK_BYTES = 1 << 30
-_FILLED, _FILLED_DEAD = 9, 19  # steps done when the disk is full, and when the trainer dies
+_FILLED, _FILLED_DEAD = 9, 150  # steps done when the disk is full, and when the trainer dies
 _TINY_SHM_BYTES = 1 << 20
 _CUT_BYTES = 4096
 _SAVE_PARTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the time that a save takes, the wait for what is written behind included
@@ -54,9 +54,9 @@ def _cut(path: Path) -> None:
 
 
 def _flip(path: Path) -> None:
-    """A byte in the middle of what is used."""
+    """A byte near the end of what is used: in a log, one that the newest steps need."""
     with open(path, "r+b") as file:
-        file.seek(_used(path) // 2)
+        file.seek(_used(path) * 15 // 16)
         byte = file.read(1)[0]
         file.seek(-1, 1)
         file.write(bytes([byte ^ 0x10]))

@@ -52,6 +52,14 @@ def way_of(step: float, every: int, cost: dict[str, Any], crash: dict[str, Any],
     return Way(interval, extra, extra if logs_steps else cost["usable"], crash["seconds_back"])
 
 
+def ways_of(peer: dict[str, Any]) -> list[Way]:
+    """All that were measured of a peer; none where what came back was wrong, or nothing did."""
+    crashes = {every: one for every, one in peer.get("crash", {}).items()
+               if one.get("verdict") == "exact" and one["lost"] < one["finished"]}  # fmt: skip
+    return [way_of(cost["plain_ms"] / 1e3, int(every), cost, crashes[every], logs_steps=peer["logs_steps"])
+            for every, cost in peer.get("cost", {}).items() if "error" not in cost and every in crashes]  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Large:
     """A job that cannot be run here, as it is assumed to be.
