@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.distributed import wrapped
 from tests.distributed.child import BATCHES, SAMPLES, Killer, _digest, data, die_when, dist_rank
 from tests.torch.lab import with_plain_loops
 from tranlogs.shipping import along
+from tranlogs_torch.naming import clean
 
 EPOCHS = 2
 EVERY = 7  # steps between checkpoints
@@ -128,11 +131,17 @@ LOOPS: dict[str, Any] = {
     "fsdp mixed": _mixed, "hsdp": _replicated, "tp": _tensor_parallel,
     "fsdp tp": _two_dimensions, "fsdp optimizers": _plain, "resharded": _of_any_number,
     "resharded ddp": _of_any_kind, "resharded tp": _of_any_mesh,
+    "classic": partial(wrapped.classic, Tall),
+    "classic mixed accumulation": partial(wrapped.classic_mixed, partial(Tall, nn.LayerNorm)),
+    "classic replicated": partial(wrapped.replicated, Tall), "zero": partial(wrapped.together, Tall),
+    "zero views": partial(wrapped.together, Tall),
 }  # fmt: skip
 
 
 def optimizers_of(model: Any, name: str) -> list[torch.optim.Optimizer]:
     """One, or one of each kind."""
+    if "zero" in name:
+        return [wrapped.momentum(model) if "views" in name else wrapped.adam(model)]
     if name != "fsdp optimizers":
         return [torch.optim.AdamW(model.parameters(), lr=1e-2)]
     kinds = torch.optim
@@ -174,11 +183,12 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     if name == "fsdp tight" and kill and dist_rank() == kill[0]:
         die_amid_a_checkpoint(optimizer.session.journal, kill[3], Path(run) / "rank0")
     loader = data(SAMPLES if "resharded" in name else None)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 11, 0.7)
+    scheduler = torch.optim.lr_scheduler.StepLR(inner[0] if name == "zero" else optimizer, 11, 0.7)
     report, losses = None, {}
     if run != "-":
-        if name == "fsdp mixed":
-            model.eval()(torch.zeros(1, 8))  # leaves whole parameters in the place of the sharded ones
+        if name == "fsdp mixed" or "classic" in name:
+            with torch.set_grad_enabled(name == "fsdp mixed"):
+                model.eval()(torch.zeros(1, 8))  # leaves whole parameters in the place of the sharded ones
             model.train()
         back = Path(f"{run}.back")  # the step to which the run is to be wound back
         report = optimizer.track(scheduler=scheduler, loader=loader).recover(int(back.read_text()) if back.exists() else None)
@@ -198,9 +208,13 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if "tp" in name:  # ranks that share a model have the same batches
             dist.broadcast(x, 0)
             dist.broadcast(y, 0)
-        if name == "fsdp accumulation":
-            model.set_requires_gradient_sync(number % 3 == 0)
-            nn.functional.cross_entropy(model(x), y % 2).backward()
+        if "accumulation" in name:
+            if "classic" in name:
+                with model.no_sync() if number % 3 else nullcontext():
+                    nn.functional.cross_entropy(model(x).float(), y % 2).backward()
+            else:
+                model.set_requires_gradient_sync(number % 3 == 0)
+                nn.functional.cross_entropy(model(x), y % 2).backward()
             if number % 3:
                 return
             loss = torch.zeros(())
@@ -211,8 +225,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             loss.backward()
         if "fsdp tp" not in name and name != "resharded tp":  # torch does not add up norms over several meshes
             is_ours = run != "-" and number % 2 == 0 and len(inner) == 1
-            clip = optimizer.clip_grad_norm_ if is_ours else partial(nn.utils.clip_grad_norm_, model.parameters())
-            clip(0.5)
+            theirs = getattr(model, "clip_grad_norm_", partial(nn.utils.clip_grad_norm_, model.parameters()))
+            (optimizer.clip_grad_norm_ if is_ours else theirs)(0.5)
         for one in optimizers:
             one.step()
         scheduler.step()
@@ -225,7 +239,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         losses[step] = loss.item()
         optimizer.note(loss=loss.item())
         told("taken", step, loader.sampler.epoch, samples)
-        if name == "fsdp mixed" and number % 5 == 0:
+        if "mixed" in name and number % 5 == 0:
             with torch.no_grad():
                 model.eval()(x)
             model.train()
@@ -285,16 +299,24 @@ def outcome(model: nn.Module, optimizers: list[torch.optim.Optimizer], losses: d
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()
-    held = [o.state[p] for o in optimizers for g in o.param_groups for p in g["params"]]
+    own = [getattr(o, "optim", o) for o in optimizers]
+    held = [o.state.get(p, {}) for o in own for g in o.param_groups for p in g["params"]]
     tensors = [*model.parameters(), *(value for one in held for value in one.values() if torch.is_tensor(value))]
     rng = (torch.get_rng_state().numpy().tobytes(), str(np.random.get_state()), str(random.getstate()))
     return {
-        "weights": {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).tolist() for n, p in model.named_parameters()},
+        "weights": whole_weights(model),
         "weights and state": _digest(b"".join(_local(t).detach().numpy().tobytes() for t in tensors)),
         "buffers": _digest(b"".join(b.numpy().tobytes() for b in model.buffers())),
         "rng": _digest(repr(rng).encode()), "losses": {str(k): v for k, v in losses.items()},
         "lr": [group["lr"] for o in optimizers for group in o.param_groups],
     }  # fmt: skip
+
+
+def whole_weights(model: nn.Module) -> dict[str, list[Any]]:
+    """By the names that the module has unwrapped; all processes must call it."""
+    with wrapped.gathered(model):
+        named = {clean(name): p for name, p in model.named_parameters()}
+        return {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).tolist() for n, p in named.items()}
 
 
 def _local(tensor: Any) -> torch.Tensor:

@@ -1,0 +1,64 @@
+"""Models and optimizers of sharded.py: the wrapper class of FSDP, and ZeRO's optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+
+def _wrapped(model: Any, **options: Any) -> nn.Module:
+    options |= {"use_orig_params": True, "device_id": torch.device("cpu")}
+    model.middle = FullyShardedDataParallel(model.middle, **options)
+    return FullyShardedDataParallel(model, **options)
+
+
+def classic(make: Callable[[], nn.Module], world: int) -> nn.Module:
+    """Whole in one process, in as many modules."""
+    return _wrapped(make())
+
+
+def classic_mixed(make: Callable[[], nn.Module], world: int) -> nn.Module:
+    """Gathered parameters stay until the backward pass, which is computed in bfloat16."""
+    policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return _wrapped(make(), sharding_strategy=ShardingStrategy.SHARD_GRAD_OP, mixed_precision=policy)
+
+
+def replicated(make: Callable[[], nn.Module], world: int) -> nn.Module:
+    """With a wrapped model that is whole on each, or in a part of them."""
+    if world < 4:
+        return _wrapped(make(), sharding_strategy=ShardingStrategy.NO_SHARD)
+    mesh = torch.distributed.init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+    return _wrapped(make(), sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=mesh)
+
+
+def together(make: Callable[[], nn.Module], world: int) -> nn.Module:
+    return DistributedDataParallel(make(), bucket_cap_mb=0.003)
+
+
+def adam(model: nn.Module) -> Any:
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-2)
+
+
+def momentum(model: Any) -> Any:
+    """In groups, of which one has fewer parameters than there are ranks."""
+    inner = model.module
+    groups = [{"params": [inner.norm.weight, inner.norm.bias], "lr": 2e-3}, {"params": [inner.out.bias]}]
+    own = {id(p) for group in groups for p in group["params"]}  # type: ignore[attr-defined]
+    found = ZeroRedundancyOptimizer([p for p in model.parameters() if id(p) not in own], torch.optim.SGD, lr=1e-2,
+                                    momentum=0.9, parameters_as_bucket_view=True)  # fmt: skip
+    for group in groups:
+        found.add_param_group(group)
+    return found
+
+
+def gathered(model: nn.Module) -> Any:
+    """A context in which parameters are whole, on all processes."""
+    is_wrapped = isinstance(model, FullyShardedDataParallel)
+    return FullyShardedDataParallel.summon_full_params(model, writeback=False) if is_wrapped else nullcontext()
