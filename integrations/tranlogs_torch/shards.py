@@ -73,6 +73,12 @@ def _box(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Plac
     return None if tuple(length) == shape else Place(shape, Piece("box", tuple(offset), tuple(length)))
 
 
+def shape_of(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The shape of the whole."""
+    place = place_of(parameter)
+    return tuple(parameter.shape) if place is None else place.whole
+
+
 def put_place(parameter: torch.Tensor, place: Place) -> None:
     """Note where a plain tensor lies in the parameter that it is a part of."""
     setattr(parameter, _PLACE, place)

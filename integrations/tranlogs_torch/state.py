@@ -97,6 +97,10 @@ class TorchState:
         """Names of the parameters in each group."""
         return [[self.name_of[id(p)] for p in g["params"]] for g in self.optimizers[which].param_groups]
 
+    def all_names(self, which: str) -> list[list[str]]:
+        """The same of the optimizer that has all of the parameters."""
+        return [[self.name_of[id(p)] for p in g["params"]] for g in self.outer(which).param_groups]
+
     def group_members(self, which: str) -> list[list[int]]:
         """Which parameters each group has, by identity."""
         return [list(map(id, group["params"])) for group in self.optimizers[which].param_groups]
@@ -160,7 +164,7 @@ class TorchState:
             optimizers[which] = {"class": environment.class_name(optimizer), "groups": groups["values"],
                                  "params": groups["params"], "state": rest, "given": self.given.get(which, [])}  # fmt: skip
             if which in self.outers:
-                optimizers[which]["all"] = [[self.name_of[id(p)] for p in g["params"]] for g in self.outers[which].param_groups]
+                optimizers[which]["all"] = self.all_names(which)
         born = sorted(buffers.keys() - self._built_buffers)
         meta = {"optimizers": optimizers, "modules": naming.state_keys(self.modules), "boundary": boundary, "born": born}
         return Snapshot(tensors, meta | {"mirror": self.mirror} if self.mirror else meta)
@@ -273,18 +277,18 @@ class TorchState:
     def set_groups(self, which: str, names: list[list[str]], groups: Groups) -> None:
         """Give an optimizer the recorded groups: parameters, and values. Groups behind the recorded ones stay."""
         optimizer = self.optimizers[which]
-        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for i, (members, values) in enumerate(zip(names, groups, strict=True)):
+        for i, members in enumerate(
+            () if which in self.outers else names
+        ):  # else it has its own of them, in an order of its own
             parameters = [self.parameters[name] for name in members]
-            if which in self.outers:
-                parameters = [p for p in parameters if id(p) in mine]
             if i == len(optimizer.param_groups):
-                if which in self.outers:
-                    why = f"optimizer {which!r}: parameter group {i} was recorded, but is not there now"
-                    raise StateMismatch("recover()", [why], is_untouched=False)
-                optimizer.add_param_group({"params": parameters, **values, **_named(optimizer, members)})
+                optimizer.add_param_group({"params": parameters, **groups[i], **_named(optimizer, members)})
             elif [id(p) for p in optimizer.param_groups[i]["params"]] != [id(p) for p in parameters]:
                 optimizer.param_groups[i].update(params=parameters, **_named(optimizer, members))
+        if len(names) > len(optimizer.param_groups):
+            now = len(optimizer.param_groups)
+            why = f"optimizer {which!r}: {len(names)} parameter groups were recorded, and now there are {now}"
+            raise StateMismatch("recover()", [why], is_untouched=False)
         self.logged_members[which] = self.group_members(which)[: len(names)]
         self.set_hyper(which, groups)
 

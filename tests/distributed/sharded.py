@@ -122,6 +122,12 @@ def _of_any_kind(world: int) -> nn.Module:
     return Tall() if world == 1 else DistributedDataParallel(Tall()) if world == 2 else _plain(world)
 
 
+def _of_any_wrapper(world: int) -> nn.Module:
+    """Whole in one process, wrapped in two, the same in three, of which each steps its own, sharded over four."""
+    kinds = {1: lambda: Tall(), 2: lambda: wrapped.classic(Tall, 2), 3: lambda: wrapped.together(Tall, 3)}
+    return kinds[world]() if world in kinds else _plain(world)
+
+
 def _of_any_mesh(world: int) -> nn.Module:
     return _tensor_parallel(world) if world == 2 else _two_dimensions(world)
 
@@ -131,17 +137,20 @@ LOOPS: dict[str, Any] = {
     "fsdp mixed": _mixed, "hsdp": _replicated, "tp": _tensor_parallel,
     "fsdp tp": _two_dimensions, "fsdp optimizers": _plain, "resharded": _of_any_number,
     "resharded ddp": _of_any_kind, "resharded tp": _of_any_mesh,
-    "classic": partial(wrapped.classic, Tall),
+    "resharded wrapped": _of_any_wrapper, "classic": partial(wrapped.classic, Tall),
     "classic mixed accumulation": partial(wrapped.classic_mixed, partial(Tall, nn.LayerNorm)),
     "classic replicated": partial(wrapped.replicated, Tall), "zero": partial(wrapped.together, Tall),
     "zero views": partial(wrapped.together, Tall),
 }  # fmt: skip
+TORN = ("resharded", "resharded ddp", "resharded wrapped")  # where one may die amid the change
 
 
 def optimizers_of(model: Any, name: str) -> list[torch.optim.Optimizer]:
     """One, or one of each kind."""
     if "zero" in name:
-        return [wrapped.momentum(model) if "views" in name else wrapped.adam(model)]
+        return [wrapped.momentum(model) if "views" in name else wrapped.owned(model, torch.optim.Adam)]
+    if name == "resharded wrapped" and dist.get_world_size() == 3:
+        return [wrapped.owned(model, torch.optim.AdamW)]
     if name != "fsdp optimizers":
         return [torch.optim.AdamW(model.parameters(), lr=1e-2)]
     kinds = torch.optim
@@ -170,14 +179,19 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         from tranlogs_torch import LoggedOptimizer
 
         options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "checkpoint_every": EVERY}
-        if name in ("resharded", "resharded ddp", "fsdp tight"):  # the old checkpoints must outlive the first new one
+        if name in (
+            "resharded",
+            "resharded ddp",
+            "resharded wrapped",
+            "fsdp tight",
+        ):  # the old checkpoints must outlive the first new one
             options["keep"] = 1
         if name == "fsdp optimizers":
             along.LAG_SECONDS = 0.1
             options |= {"store": f"{run}.store", "checkpoint_every": EVERY * len(inner)}
         optimizers[0] = LoggedOptimizer(inner[0], run, model, **options)
         optimizers[1:] = [optimizers[0].also(one, name=type(one).__name__) for one in inner[1:]]
-        if name in ("resharded", "resharded ddp") and kill and len(kill) > 3 and dist_rank() == kill[0]:
+        if name in TORN and kill and len(kill) > 3 and dist_rank() == kill[0]:
             optimizers[0].session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
     optimizer = optimizers[0]
     if name == "fsdp tight" and kill and dist_rank() == kill[0]:
@@ -272,14 +286,21 @@ def die_amid_a_checkpoint(journal: Any, step: int, other: Path) -> None:
 
 def tell(run: str, model: nn.Module, optimizer: torch.optim.Optimizer, what: str, step: int, *more: Any) -> None:
     """Write down what this rank has come to."""
-    about = {"what": what, "step": step, "whole": everything(model, optimizer), "own": own(model), "more": more}
+    whole = everything(model, optimizer) if step else {}
+    about = {"what": what, "step": step, "whole": whole, "own": own(model), "more": more}
     with open(f"{run}.told{dist_rank()}", "a") as file:
         file.write(json.dumps(about) + "\n")
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
     """Digests of whole parameters and whole optimizer state, by name; all processes must call it."""
-    found = {}
+    found: dict[str, str] = {}
+    if (state := wrapped.whole_state(model, optimizer)) is not None:
+        for name, values in whole_weights(model).items():
+            found[f"{name} "] = _digest(torch.tensor(values).numpy().tobytes())
+            for key, value in state[name].items():
+                found[f"{name} {key}"] = _digest(value.numpy().tobytes())
+        return found
     for name, p in model.named_parameters():
         kept = {key: value for key, value in optimizer.state[p].items() if torch.is_tensor(value)}
         for key, value in {"": p.detach(), **kept}.items():

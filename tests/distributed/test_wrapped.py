@@ -13,6 +13,7 @@ from tests.distributed.child import DIES
 from tests.distributed.conftest import Launcher
 from tests.distributed.sharded import STEPS
 from tests.distributed.test_kills import differences, drawn
+from tests.distributed.test_resharded import TORN, Chain
 
 pytestmark = pytest.mark.crash
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.crash
 @pytest.mark.parametrize(
     ("world", "name", "kills"),
     [
-        (3, "classic", 3), (2, "classic mixed accumulation", 2), (4, "classic replicated", 1), (3, "zero", 3),
+        (3, "classic", 2), (2, "classic mixed accumulation", 2), (4, "classic replicated", 1), (3, "zero", 3),
         (2, "zero views", 2),
     ],
 )  # fmt: skip
@@ -45,3 +46,18 @@ def test_killed_group_ends_with_the_bits_of_one_that_was_not(
     state: dict[int, dict[str, Any]] = content["optimizers"]["main"]["state"]
     parameters = [number for group in content["optimizers"]["main"]["param_groups"] for number in group["params"]]
     assert sorted(state) == sorted(parameters) == list(range(len(right[0]["weights"])))
+
+
+def test_other_numbers_take_ranges_and_own_parameters_for_theirs(launcher: Launcher, tmp_path: Path) -> None:
+    """One process; two, wrapped; three with ZeRO, one of which dies in the change; four under FSDP2; two and one again."""
+    found = Chain(launcher, tmp_path / "run", "resharded wrapped")
+    found.go_on(1, [[0, 5, 0]])
+    found.go_on(2, [[1, 9, 0]])
+    found.go_on(3, [[2, None, 0, TORN.format(3)], [0, 16, 0]])
+    found.go_on(4, [[3, 20, 0]])
+    found.go_on(3, [[1, 24, 0]])
+    found.go_on(2, [[0, 28, 0]])
+    found.go_on(1, [[0, 33, 0]], restarts=1)
+    assert [report["step"] for report in found.told] == [0, 5, 9, 16, 20, 24, 28, 33]
+    assert [report["exact"] for report in found.told] == [True, None, None, None, None, None, None, True]
+    assert found.landings == 2 + 3 + 4 + 3 + 2 + 1 + 1

@@ -12,6 +12,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Sha
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from tranlogs_torch.naming import clean
+
 
 def _wrapped(model: Any, **options: Any) -> nn.Module:
     options |= {"use_orig_params": True, "device_id": torch.device("cpu")}
@@ -42,8 +44,8 @@ def together(make: Callable[[], nn.Module], world: int) -> nn.Module:
     return DistributedDataParallel(make(), bucket_cap_mb=0.003)
 
 
-def adam(model: nn.Module) -> Any:
-    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-2)
+def owned(model: nn.Module, kind: type[torch.optim.Optimizer]) -> Any:
+    return ZeroRedundancyOptimizer(model.parameters(), kind, lr=1e-2)
 
 
 def momentum(model: Any) -> Any:
@@ -62,3 +64,19 @@ def gathered(model: nn.Module) -> Any:
     """A context in which parameters are whole, on all processes."""
     is_wrapped = isinstance(model, FullyShardedDataParallel)
     return FullyShardedDataParallel.summon_full_params(model, writeback=False) if is_wrapped else nullcontext()
+
+
+def whole_state(model: nn.Module, optimizer: Any) -> dict[str, dict[str, torch.Tensor]] | None:
+    """The optimizer's state by names of whole parameters, on all processes; None for others than these kinds."""
+    is_wrapped = isinstance(model, FullyShardedDataParallel)
+    if not is_wrapped and not isinstance(optimizer, ZeroRedundancyOptimizer):
+        return None
+    state = optimizer.state if is_wrapped else optimizer.optim.state
+    mine = {clean(name): dict(state[p]) for name, p in model.named_parameters() if p in state}
+    told: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(told, mine)
+    parts: dict[str, list[dict[str, torch.Tensor]]] = {}
+    for name, kept in (item for one in told for item in one.items()):
+        parts.setdefault(name, []).append(kept)
+    return {name: {key: torch.cat([one[key].reshape(-1) for one in kept]) if kept[0][key].dim() else kept[0][key]
+                   for key in kept[0]} for name, kept in parts.items()}  # fmt: skip
