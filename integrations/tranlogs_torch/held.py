@@ -39,23 +39,23 @@ class Layout(NamedTuple):
     empty: torch.Tensor | None = None
 
 
-_KNOWN: dict[int, tuple[weakref.ref[torch.Tensor], Layout]] = {}  # no attributes: a pickled model would carry them along
+KNOWN: dict[int, tuple[weakref.ref[torch.Tensor], Layout]] = {}  # no attributes: a pickled model would carry them along
 
 
 def tell(parameter: torch.Tensor, layout: Layout) -> None:
     """Note how a parameter lies."""
     number = id(parameter)
-    _KNOWN[number] = weakref.ref(parameter, lambda _: _KNOWN.pop(number, None)), layout
+    KNOWN[number] = weakref.ref(parameter, lambda _: KNOWN.pop(number, None)), layout
 
 
 def forget(parameter: torch.Tensor) -> None:
     """It is an ordinary one again."""
-    _KNOWN.pop(id(parameter), None)
+    KNOWN.pop(id(parameter), None)
 
 
 def layout_of(parameter: torch.Tensor) -> Layout | None:
     """How a parameter lies; None for an ordinary one."""
-    found = _KNOWN.get(id(parameter)) if _KNOWN else None
+    found = KNOWN.get(id(parameter))
     return found[1] if found is not None and found[0]() is parameter else None
 
 

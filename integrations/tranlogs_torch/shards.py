@@ -18,7 +18,7 @@ import torch
 from tranlogs.errors import UsageError
 from tranlogs.types import AnyArray, Array, Piece
 
-from .held import Place, empty_of, layout_of
+from .held import KNOWN, Place, empty_of, layout_of
 
 _PLACE = "_tranlogs_place"  # on a plain tensor that was made from a part, without its script
 _SCALARS = {"step", "eta", "mu", "mu_product"}  # state of torch's optimizers that is one number whatever the parameter is
@@ -33,7 +33,7 @@ def is_dtensor(tensor: Any) -> bool:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What this process holds of a tensor, as a plain one that shares its memory: nothing of what is another's."""
-    empty = empty_of(tensor)
+    empty = empty_of(tensor) if KNOWN else None  # it is asked for each tensor at each step
     return in_memory(tensor) if empty is None else empty
 
 
@@ -53,7 +53,7 @@ def place_of(parameter: torch.Tensor) -> Place | None:
         UsageError: it is laid out in a way that cannot be told.
     """
     if not is_dtensor(parameter):
-        layout = layout_of(parameter)
+        layout = layout_of(parameter) if KNOWN else None
         return getattr(parameter, _PLACE, None) if layout is None else layout.place
     whole: Any = parameter
     found = _box(tuple(whole.shape), whole.device_mesh, tuple(whole.placements))

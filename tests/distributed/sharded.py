@@ -148,7 +148,7 @@ TORN = ("resharded", "resharded ddp", "resharded wrapped")  # where one may die 
 def optimizers_of(model: Any, name: str) -> list[torch.optim.Optimizer]:
     """One, or one of each kind."""
     if "zero" in name:
-        return [wrapped.momentum(model) if "views" in name else wrapped.owned(model, torch.optim.Adam)]
+        return [wrapped.grouped(model) if "views" in name else wrapped.owned(model, torch.optim.Adam)]
     if name == "resharded wrapped" and dist.get_world_size() == 3:
         return [wrapped.owned(model, torch.optim.AdamW)]
     if name != "fsdp optimizers":
@@ -194,6 +194,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if name in TORN and kill and len(kill) > 3 and dist_rank() == kill[0]:
             optimizers[0].session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
     optimizer = optimizers[0]
+    if name == "zero views":  # fewer parameters than there are ranks
+        optimizer.add_param_group({"params": [model.module.out.bias]})
     if name == "fsdp tight" and kill and dist_rank() == kill[0]:
         die_amid_a_checkpoint(optimizer.session.journal, kill[3], Path(run) / "rank0")
     loader = data(SAMPLES if "resharded" in name else None)
@@ -238,7 +240,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             loss = nn.functional.cross_entropy(model(x).float(), y % 2)
             loss.backward()
         if "fsdp tp" not in name and name != "resharded tp":  # torch does not add up norms over several meshes
-            is_ours = run != "-" and number % 2 == 0 and len(inner) == 1
+            is_ours = (run != "-" or name == "zero views") and number % 2 == 0 and len(inner) == 1  # in the order of its groups
             theirs = getattr(model, "clip_grad_norm_", partial(nn.utils.clip_grad_norm_, model.parameters()))
             (optimizer.clip_grad_norm_ if is_ours else theirs)(0.5)
         for one in optimizers:

@@ -210,6 +210,13 @@ def test_what_keeps_its_shards_to_itself_is_refused_by_name(alone: None, tmp_pat
     redundancy = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, overlap_with_ddp=True)
     with pytest.raises(UsageError, match="steps inside the backward pass"):
         LoggedOptimizer(redundancy, tmp_path / "run", model)
+    redundancy = ZeroRedundancyOptimizer([model.weight], torch.optim.AdamW)
+    with LoggedOptimizer(redundancy, tmp_path / "run", model) as optimizer:
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        redundancy.add_param_group({"params": [model.bias]})
+        with pytest.raises(UsageError, match="while it was training"):
+            optimizer.step()
     options: dict[str, Any] = {"sharding_strategy": ShardingStrategy.NO_SHARD, "device_id": torch.device("cpu")}
     wrapped = FullyShardedDataParallel(model, **options)
     with pytest.raises(UsageError, match="Set use_orig_params=True"):
