@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,7 @@ LOOPS: dict[str, Any] = {
     "resharded wrapped": _of_any_wrapper, "classic": partial(wrapped.classic, Tall),
     "classic mixed accumulation": partial(wrapped.classic_mixed, partial(Tall, nn.LayerNorm)),
     "classic replicated": partial(wrapped.replicated, Tall), "zero": partial(wrapped.together, Tall),
-    "zero views": partial(wrapped.together, Tall),
+    "zero views": partial(wrapped.together, Tall), "zero join": partial(wrapped.together, Tall),
 }  # fmt: skip
 TORN = ("resharded", "resharded ddp", "resharded wrapped")  # where one may die amid the change
 
@@ -261,6 +261,9 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             model.train()
 
     epochs = EPOCHS + ("resharded" in name)
+    stack = ExitStack()
+    if name == "zero join":
+        stack.enter_context(model.join())
     for epoch in optimizer.epochs(epochs) if run != "-" else optimizer.epochs(epochs, loader):
         loader.sampler.set_epoch(int(epoch))
         for i, (x, y) in enumerate(epoch, start=getattr(epoch, "batch", 0)):

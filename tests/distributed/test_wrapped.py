@@ -61,3 +61,9 @@ def test_other_numbers_take_ranges_and_own_parameters_for_theirs(launcher: Launc
     assert [report["step"] for report in found.told] == [0, 5, 9, 16, 20, 24, 28, 33]
     assert [report["exact"] for report in found.told] == [True, None, None, None, None, None, None, True]
     assert found.landings == 2 + 3 + 4 + 3 + 2 + 1 + 1
+
+
+def test_a_join_is_refused_where_each_rank_steps_its_own(launcher: Launcher, tmp_path: Path) -> None:
+    job = {"world": 2, "restarts": 0, "arguments": ["zero join", str(tmp_path / "run"), str(tmp_path / "out"), "[]"]}
+    assert launcher.ask(job)
+    assert "join() with a ZeroRedundancyOptimizer is not logged" in launcher.said()
