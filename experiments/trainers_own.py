@@ -68,18 +68,17 @@ def huggingface(folder: Path, own: bool, log: bool, kill: bool) -> dict[str, Any
             logits = self.net(x)
             return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
-    class Watch(TrainerCallback):
-        begun_at = 0
+    begun: list[int] = []  # not an attribute: what callbacks and modules keep comes back, too
 
+    class Watch(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.begun_at = state.global_step
+            begun.append(state.global_step)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             die(state.global_step, kill)
 
     transformers.set_seed(0)
-    watch = Watch()
-    callbacks: list[Any] = [watch]
+    callbacks: list[Any] = [Watch()]
     if log:
         from tranlogs_torch.trainers.huggingface import TranLogsTrainerCallback
 
@@ -92,22 +91,22 @@ def huggingface(folder: Path, own: bool, log: bool, kill: bool) -> dict[str, Any
     data = [{"x": one, "labels": label} for one, label in zip(x, y, strict=True)]
     trainer = Trainer(Net(), arguments, train_dataset=data, callbacks=callbacks)
     trainer.train(resume_from_checkpoint=own and any((folder / "own").glob("checkpoint-*")))
-    return {"begun_at": watch.begun_at, "digest": digest(trainer.model, trainer.optimizer.optimizer)}
+    return {"begun_at": begun[0], "digest": digest(trainer.model, trainer.optimizer.optimizer)}
 
 
 def lightning(folder: Path, own: bool, log: bool, kill: bool) -> dict[str, Any]:
     import lightning.pytorch as pl
     from torch.utils.data import DataLoader, TensorDataset
 
-    class Digits(pl.LightningModule):
-        begun_at = 0
+    begun: list[int] = []
 
+    class Digits(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.net = network()
 
         def on_train_start(self) -> None:
-            self.begun_at = self.global_step
+            begun.append(self.global_step)
 
         def training_step(self, batch: Any, number: int) -> torch.Tensor:
             die(self.global_step, kill)
@@ -131,7 +130,7 @@ def lightning(folder: Path, own: bool, log: bool, kill: bool) -> dict[str, Any]:
     model, last = Digits(), folder / "own" / "last.ckpt"
     loader = DataLoader(TensorDataset(*samples()), batch_size=BATCH, shuffle=True)
     trainer.fit(model, loader, ckpt_path=str(last) if last.exists() else None, weights_only=False)
-    return {"begun_at": model.begun_at, "digest": digest(model, trainer.optimizers[0])}
+    return {"begun_at": begun[0], "digest": digest(model, trainer.optimizers[0])}
 
 
 def accelerate(folder: Path, own: bool, log: bool, kill: bool) -> dict[str, Any]:
@@ -186,7 +185,7 @@ def keras(folder: Path, own: bool, log: bool, kill: bool) -> dict[str, Any]:
     import keras
     import numpy as np
 
-    begun: list[int] = []  # not an attribute: what a callback keeps comes back, too
+    begun: list[int] = []
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

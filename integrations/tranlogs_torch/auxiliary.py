@@ -109,7 +109,8 @@ class Auxiliary:
         if self._orphans:
             found.append(f"gradients of parameters that no optimizer has ({self._orphans[0]}, ...) pile up and are not brought "
                          "back: freeze them with requires_grad_(False)")  # fmt: skip
-        scheduled = any("initial_lr" in group for o in self._state.optimizers.values() for group in o.param_groups)
+        groups = (group for which in self._state.optimizers for group in self._state.outer(which).param_groups)
+        scheduled = any("initial_lr" in group for group in groups)
         tracked_or_inside = (getattr(t, "scheduler", t) for t in self.tracked.values())  # accelerate's keeps one
         schedulers = (isinstance(t, LRScheduler) or hasattr(t, "last_epoch") for t in tracked_or_inside)
         if scheduled and not any(schedulers):

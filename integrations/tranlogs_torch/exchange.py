@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from .held import empty_of
 from .shards import is_alike, is_dtensor, like, local
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ Convert = Callable[[str, str, Any], Any]  # a parameter's name, a key of its sta
 
 @contextmanager
 def unwrapped(state: TorchState) -> Iterator[None]:
-    """In the place of DTensors the plain tensors in them, gradients and optimizer state included."""
-    wrapped = {name: p for name, p in state.parameters.items() if is_dtensor(p)}
+    """In the place of DTensors the plain tensors in them, gradients and optimizer state included; of another's nothing."""
+    wrapped = {name: p for name, p in state.parameters.items() if is_dtensor(p) or empty_of(p) is not None}
     if not wrapped:
         yield
         return
@@ -56,7 +57,8 @@ def _plain(parameter: torch.Tensor) -> nn.Parameter:
     wanted = getattr(parameter, "grad_dtype", None)
     if wanted not in (None, parameter.dtype):
         made.grad_dtype = wanted
-    made.grad = None if parameter.grad is None else local(parameter.grad)
+    if empty_of(parameter) is None:
+        made.grad = None if parameter.grad is None else local(parameter.grad)
     return made
 
 

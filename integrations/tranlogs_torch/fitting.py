@@ -39,7 +39,9 @@ def _differences(state: TorchState, which: str, recorded: dict[str, Any]) -> lis
     now = environment.class_name(state.optimizers[which])
     if recorded["class"] != now:
         found.append(f"optimizer {which!r} was a {recorded['class']}, now it is a {now}")
-    groups = list(zip(state.group_names(which), recorded["params"], strict=False))
+    is_all = "all" in recorded  # the names that all ranks have together
+    groups = list(zip(state.all_names(which) if is_all else state.group_names(which),
+                      recorded["all" if is_all else "params"], strict=False))  # fmt: skip
     if {name for mine, _ in groups for name in mine} == {name for _, theirs in groups for name in theirs}:
         return found  # if they are grouped otherwise now, the run's groups hold
     for i, (mine, theirs) in enumerate(groups):

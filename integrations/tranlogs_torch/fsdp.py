@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from tranlogs.errors import UsageError
+from . import wrapped
 
 Modules = Mapping[str, nn.Module]
 
@@ -31,44 +31,42 @@ def _groups(modules: Modules) -> Iterator[Any]:
         yield from module._get_fsdp_state()._fsdp_param_groups
 
 
-def demand_known(modules: Modules) -> None:
-    """Refuse the wrapper class that came before `fully_shard`.
+def tell_places(modules: Modules) -> None:
+    """Note where parts lie of which the parameters themselves do not tell it.
 
     Raises:
-        UsageError: it is among the modules.
+        UsageError: that cannot be told of a module.
     """
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(fsdp, "FullyShardedDataParallel", None)
-    if kind is not None and any(isinstance(m, kind) for root in modules.values() for m in root.modules()):
-        raise UsageError("FullyShardedDataParallel keeps its parameters in flat ones of its own, of which a log cannot tell "
-                         "what belongs where. Use torch.distributed.fsdp.fully_shard(model)")  # fmt: skip
+    wrapped.tell_places(modules)
 
 
 def reshard(modules: Modules) -> None:
     """Register the sharded parameters: what was gathered before is not what they are going to hold."""
     for module in _fully_sharded(modules):
         module.reshard()
+    wrapped.reshard(modules)
 
 
 def sharded_for(modules: Modules) -> dict[int, nn.Parameter]:
     """The sharded parameter for each whole one (by id) that is registered in its place until the next backward pass."""
-    return {
+    found = {
         id(getattr(p._module_info.module, p._module_info.param_name)): p.sharded_param
         for group in _groups(modules) for p in group.fsdp_params if p.sharded_state.name != "SHARDED"
     }  # fmt: skip
+    return found | wrapped.sharded_for(modules)
 
 
 def are_accumulating(modules: Modules) -> bool:
     """Whether gradients wait on this process that were not summed over all (`set_requires_gradient_sync(False)`)."""
     leaves = (getattr(p, "_unsharded_param", None) for group in _groups(modules) for p in group.fsdp_params)
-    return any(leaf is not None and leaf.grad is not None for leaf in leaves) or any(
-        group._partial_reduce_output is not None for group in _groups(modules)
-    )
+    if any(leaf is not None and leaf.grad is not None for leaf in leaves):
+        return True
+    return any(group._partial_reduce_output is not None for group in _groups(modules)) or wrapped.are_accumulating(modules)
 
 
 def describe(modules: Modules) -> list[str]:
     """In which types is computed and summed, each once."""
-    policies = {p.mp_policy for group in _groups(modules) for p in group.fsdp_params}
+    policies = [p.mp_policy for group in _groups(modules) for p in group.fsdp_params] + wrapped.policies(modules)
     return sorted({f"{_dtype(one.param_dtype)}/{_dtype(one.reduce_dtype)}" for one in policies})
 
 

@@ -111,8 +111,8 @@ class Gradients:
         return orphans
 
     def _owned(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for which, optimizer in self._state.optimizers.items():
-            for group in optimizer.param_groups:
+        for which in self._state.optimizers:
+            for group in self._state.outer(which).param_groups:
                 for parameter in group["params"]:
                     yield which, parameter
 

@@ -19,7 +19,8 @@ from tranlogs.recovery.recover import Progress, Recovered
 from tranlogs.types import Piece
 
 from .exchange import exchange
-from .shards import Place, is_alike, is_part, place_of
+from .held import Place
+from .shards import is_alike, is_part, place_of
 
 if TYPE_CHECKING:
     from .offline import RecordedState
@@ -101,6 +102,9 @@ def _join(state: RecordedState, states: Sequence[RecordedState]) -> None:
             if keys:
                 kept[which, name] = {key: _joined_state(f"{name} ({key})", key, held, parts, places) for key in keys}
     exchange(state, wholes, lambda name, key, value: value)
+    for which, optimizer in state.optimizers.items():  # one of several ranks may have had some of its parameters
+        for group, names in zip(optimizer.param_groups, state.meta["optimizers"][which].get("all", ()), strict=False):
+            group["params"][:] = [state.parameters[name] for name in names]
     for (which, name), values in kept.items():
         state.optimizers[which].state[wholes[name]] = values
 
@@ -123,6 +127,9 @@ def _joined(name: str, held: Iterable[Held]) -> torch.Tensor:
                          "elements")  # fmt: skip
     whole = torch.empty(shape, dtype=first.dtype, device=first.device)
     for (_, piece), tensor in parts.items():
+        if piece.kind == "flat":
+            whole.view(-1)[piece.offset[0] : piece.offset[0] + piece.length[0]] = tensor.reshape(-1)
+            continue
         whole[tuple(slice(at, at + size) for at, size in zip(piece.offset, piece.length, strict=True))] = tensor
     return whole
 

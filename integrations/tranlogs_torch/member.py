@@ -19,9 +19,11 @@ from tranlogs.journal.writers import StepRecord
 from tranlogs.types import AnyArray, Array
 from tranlogs.wal.entry_writer import Tensor
 
+from . import wrapped
 from .adapt import adapt, to_array
 from .fingerprint import StateWatch, version_of
 from .gradients import mark_used
+from .redundancy import forget_places, own_of
 from .rehearsal import Rehearsal
 from .scaler import ScalerWatch
 from .shards import array_of, is_elementwise, is_part, local, placed, settled
@@ -41,13 +43,15 @@ class Member:
 
     Attributes:
         name: of the optimizer in the run.
-        inner: the optimizer.
+        inner: the optimizer that takes the steps of this process.
+        outer: the one around it, which has all parameters; itself if there is none.
         log: "gradients" or "weights"; what cannot be redone from gradients logs weights once that is found out.
     """
 
-    def __init__(self, session: Session, name: str, inner: torch.optim.Optimizer, log: LogKind, *,
+    def __init__(self, session: Session, name: str, outer: torch.optim.Optimizer, log: LogKind, *,
                  optimizer_state: bool) -> None:  # fmt: skip
-        self.session, self.name, self.inner, self.log = session, name, inner, log
+        self.session, self.name, self.outer, self.log = session, name, outer, log
+        self.inner = inner = own_of(outer)
         tree.encode(self.hyper(), path=f"optimizer {name!r}.param_groups", adapt=adapt)
         if log == "gradients" and isinstance(inner, torch.optim.LBFGS):
             self.log = "weights"
@@ -91,8 +95,9 @@ class Member:
         self._drop()
         self._pre.remove()
         self._post.remove()
-        if hasattr(self.inner, "_tranlogs_run"):
-            del self.inner._tranlogs_run
+        forget_places(self.outer)
+        if hasattr(self.outer, "_tranlogs_run"):
+            del self.outer._tranlogs_run
 
     def parameters(self) -> list[torch.Tensor]:
         """The optimizer's parameters, in order."""
@@ -101,9 +106,14 @@ class Member:
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
                         foreach: bool | None = None) -> torch.Tensor:  # fmt: skip
         """Clip as torch does; the log holds the gradients as they were, and the norm (see `LoggedOptimizer`)."""
-        parameters = [p for p in self.parameters() if settled(p) is not None]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
+        trained = [p for group in self.outer.param_groups for p in group["params"]]
+        parameters = [p for p in trained if settled(p) is not None]
+        norm: Any = wrapped.total_norm(self.session.modules, trained, norm_type, foreach)
+        if norm is None:
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
+        elif error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(f"The total norm of order {norm_type} is not finite: the gradients are not clipped")
         norm = norm.full_tensor() if is_part(norm) else norm  # of shards it is a sum that is not taken yet
         if self.session.is_active and self.log == "gradients":
             self._begin()
@@ -129,7 +139,7 @@ class Member:
             self._log_weights("its step is compiled, and rounds otherwise than the step that redo takes")
         if self._scaler.look():
             self.session.saw_scaler(self._scaler.scaler)
-        self._scaler.check(inner, self.session.shells[self.name])
+        self._scaler.check(self.outer, self.session.shells[self.name])
         self._captures = 0
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer itself
         if closure is None and next(reversed(inner._optimizer_step_pre_hooks)) == self._pre.id:
@@ -173,7 +183,7 @@ class Member:
     def hyper(self) -> list[dict[str, Any]]:
         """The parameter groups' values as they are now."""
         return [{k: _frozen(v) for k, v in group.items() if k not in ("params", "param_names")}
-                for group in self.inner.param_groups]  # fmt: skip
+                for group in self.outer.param_groups]  # fmt: skip
 
     def _is_as_clipped(self) -> bool:
         """Whether nothing happened since the gradients were logged and clipped that the record does not hold."""
@@ -217,7 +227,7 @@ class Member:
             return
         session = self.session
         session.mark_called(self)
-        mark_used(inner)
+        mark_used(self.outer)
         session.journal.observe_step(time.perf_counter() - self._began)
         if not session.is_active:
             return

@@ -21,6 +21,7 @@ from tranlogs.journal.parting import GRACE_SECONDS, OnSignal
 from tranlogs.recovery import RecoveryReport
 from tranlogs.retention import Monitor
 
+from . import redundancy
 from .data import Epoch
 from .distributed.group import local_world
 from .fingerprint import Mode
@@ -102,8 +103,10 @@ class LoggedOptimizer(Optimizer):
                           handover=handover, on_cuda=on_cuda, worker_seeds=worker_seeds, monitor=beside,
                           store=store, copies=copies, on_signal=on_signal, grace=grace, take_over=take_over)  # fmt: skip
         try:
+            redundancy.tell_places(optimizer)
             self._join(optimizer, session, name, log, optimizer_state)
         except BaseException:
+            redundancy.forget_places(optimizer)
             session.close()
             raise
 
@@ -118,6 +121,7 @@ class LoggedOptimizer(Optimizer):
              optimizer_state: bool = True) -> LoggedOptimizer:  # fmt: skip
         """Another optimizer of the same loop: logged in the same run, recovered to the same moment."""
         _check(optimizer, log)
+        redundancy.tell_places(optimizer)
         shell = object.__new__(LoggedOptimizer)
         shell._join(optimizer, self.session, name, log, optimizer_state)
         return shell
@@ -260,10 +264,7 @@ def _check(optimizer: Any, log: str) -> None:
         raise UsageError(f"a torch.optim.Optimizer is wanted, not a {type(optimizer).__name__}")
     if isinstance(optimizer, LoggedOptimizer):
         raise UsageError("this optimizer is logged already; wrap the plain one")
-    if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
-        raise UsageError("a ZeroRedundancyOptimizer keeps its state in optimizers of its own, on each rank another part, which "
-                         "is not logged yet. Shard the model with torch.distributed.fsdp.fully_shard, which shards the "
-                         "optimizer's state, too, or use the plain optimizer")  # fmt: skip
+    redundancy.demand_known(optimizer)
     logged = getattr(optimizer, "_tranlogs_run", None)
     if logged is not None:
         raise UsageError(f"this optimizer is logged in run {logged} already; close that LoggedOptimizer first")

@@ -8,7 +8,7 @@ from tranlogs.codec import tree
 
 from . import adapt, naming
 from .auxiliary import Auxiliary
-from .shards import local
+from .shards import in_memory
 from .state import TorchState
 
 
@@ -32,7 +32,7 @@ class Remembered:
         """Make the state again what it was."""
         for name, value in self._parameters.items():
             parameter = self._state.parameters[name]
-            held = local(parameter)
+            held = in_memory(parameter)
             if not torch.equal(held.detach().cpu(), value):
                 held.data.copy_(value)
         naming.set_buffers(self._state.modules, self._buffers)
@@ -41,4 +41,4 @@ class Remembered:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return local(tensor).detach().to("cpu", copy=True)
+    return in_memory(tensor).detach().to("cpu", copy=True)

@@ -21,22 +21,22 @@ from tranlogs.recovery.reach import Channel
 from tranlogs.types import ITEMSIZE, AnyArray, Array
 
 from . import adapt, environment, naming
+from .boxes import Box, Shape, cut
 from .classes import OptimizerClasses
 from .distributed.adoption import packed, unpacked
 from .equality import have_same_bits
 from .exchange import unwrapped
 from .fingerprint import memory_of
 from .fitting import Layouts, in_later_groups, mismatches, optimizer_differences
+from .held import NOTHING, empty_of
 from .offline import RecordedState
-from .shards import is_alike, is_dtensor, local, place_of
+from .shards import is_alike, is_dtensor, local, place_of, shape_of
 from .state import TorchState
 
 T = TypeVar("T")
 
 _BUNDLE_BYTES = 16 * MIB
 _NOT_TAKEN = ("ddp", "beside")  # of a boundary: what reducers and neighbours of before had
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and length in each dimension
 
 
 def part(state: TorchState) -> RecordedState:
@@ -71,11 +71,11 @@ class Target:
 
     Args:
         tensor: to be filled.
-        offset: where in the whole it lies.
+        boxes: of which it consists, each with its offset in the whole.
     """
 
-    def __init__(self, tensor: torch.Tensor, offset: tuple[int, ...]) -> None:
-        self.tensor, self._offset = tensor, offset
+    def __init__(self, tensor: torch.Tensor, boxes: list[tuple[Shape, torch.Tensor]]) -> None:
+        self.tensor, self._boxes = tensor, boxes
         self._filled: dict[Box, int] = {}  # by whom
         self._count = 0
         self.clash: tuple[int, int] | None = None  # ranks that had other values
@@ -88,18 +88,19 @@ class Target:
     @torch.no_grad()
     def put(self, rank: int, offset: tuple[int, ...], values: torch.Tensor) -> None:
         """Copy what falls into it of a rank's box; compare it where another rank had that box, too."""
-        bounds = [(max(a, b), min(a + m, b + n)) for a, m, b, n in
-                  zip(offset, values.shape, self._offset, self.tensor.shape, strict=True)]  # fmt: skip
-        if any(first >= end for first, end in bounds):
-            return
-        source = values[tuple(slice(first - a, end - a) for (first, end), a in zip(bounds, offset, strict=True))]
-        target = self.tensor[tuple(slice(first - a, end - a) for (first, end), a in zip(bounds, self._offset, strict=True))]
-        before = self._filled.setdefault((offset, tuple(values.shape)), rank)
-        if before == rank:
-            target.copy_(source)
-            self._count += source.numel()
-        elif not have_same_bits(target, source):
-            self.clash = self.clash or (before, rank)
+        for at, box in self._boxes:
+            bounds = [(max(a, b), min(a + m, b + n)) for a, m, b, n in
+                      zip(offset, values.shape, at, box.shape, strict=True)]  # fmt: skip
+            if any(first >= end for first, end in bounds):
+                continue
+            source = values[tuple(slice(first - a, end - a) for (first, end), a in zip(bounds, offset, strict=True))]
+            target = box[tuple(slice(first - a, end - a) for (first, end), a in zip(bounds, at, strict=True))]
+            before = self._filled.setdefault((offset, tuple(values.shape)), rank)
+            if before == rank:
+                target.copy_(source)
+                self._count += source.numel()
+            elif not have_same_bits(target, source):
+                self.clash = self.clash or (before, rank)
 
 
 class Taking:
@@ -166,13 +167,13 @@ class Taking:
         for rank, about in self._told.items():
             named = {one[0][6:]: (one[1], tuple(one[4])) for one in about["tensors"] if one[0].startswith("param/")}
             theirs = theirs or named
-            if named != theirs or any(about["optimizers"][which]["params"] != one["params"]
+            if named != theirs or any(about["optimizers"][which]["all"] != one["all"]
                                       for which, one in first["optimizers"].items()):  # fmt: skip
                 differing = f"rank {rank} did not train the same parameters as rank {min(self._told)}"
         if not differing and self._is_copied and len({about["whole"] for about in self._told.values()}) > 1:
             differing = "ranks that had the same parameters came to other values"
         later = in_later_groups(state, first["optimizers"]) - theirs.keys()
-        found = mismatches("parameter", {name: (adapt._NAMES[p.dtype], tuple(p.shape)) for name, p in state.parameters.items()
+        found = mismatches("parameter", {name: (adapt._NAMES[p.dtype], shape_of(p)) for name, p in state.parameters.items()
                                          if name not in later}, theirs)  # fmt: skip
         found += optimizer_differences(state, first["optimizers"])
         if state.modules:
@@ -188,9 +189,10 @@ class Taking:
 
     def _receive(self, rank: int, told: list[Told]) -> None:
         part = self._parts.pop(rank, None)
-        held = {} if part is None else {name: tensor for name, tensor, _ in _tensors(part)}
+        held = {} if part is None else {(one.name, one.offset): box for one, box in _boxes(part)}
         for bundle in _bundles(told):
-            content = b"".join(_bytes(held[one.name], first, count) for one, first, count, _ in bundle) if held else b""
+            parts = ((held[one.name, one.offset], first, count) for one, first, count, _ in bundle) if held else ()
+            content = b"".join(_bytes(*piece) for piece in parts)
             blob, at = np.frombuffer(self._channel.broadcast(content, self._owners[rank]), np.uint8), 0
             for one, first, count, nbytes in bundle:
                 shape = (count, *one.length[1:]) if one.length else ()
@@ -208,13 +210,15 @@ class Taking:
 
     def _made(self, one: Told) -> Target:
         if not one.parameter:
-            return Target(torch.empty(one.whole, dtype=adapt.DTYPES[one.dtype]), (0,) * len(one.whole))
+            whole = torch.empty(one.whole, dtype=adapt.DTYPES[one.dtype])
+            return Target(whole, cut(whole, None))
         parameter = self._state.parameters[one.parameter]
         place, held = place_of(parameter), local(parameter).detach()
-        offset = (0,) * held.dim() if place is None else place.piece.offset
+        if one.name.startswith("grad/") and empty_of(parameter) is not None:  # it is there, also of what is another's
+            place, held = None, parameter.detach()
         if not one.name.startswith("param/"):
             held = torch.zeros_like(held, dtype=adapt.DTYPES[one.dtype], device="cpu")
-        return Target(held, offset)
+        return Target(held, cut(held, place))
 
     def _demand_whole(self) -> None:
         for name, target in self._targets.items():
@@ -250,11 +254,12 @@ class Taking:
     def _rest(self, which: str) -> dict[str, Any]:
         """What an optimizer's state holds of each parameter, on whichever rank: one that had no part of it may know less."""
         found: dict[str, dict[str, Any]] = {}
+        nothing = {name for name, p in self._state.parameters.items() if (place := place_of(p)) and place.piece == NOTHING}
         for about in self._told.values():
             for name, items in about["optimizers"][which]["state"].items():
                 for key, value, device in items:
                     found.setdefault(name, {}).setdefault(key, (key, value, device))
-        return {name: list(items.values()) for name, items in found.items()}
+        return {name: list(items.values()) for name, items in found.items() if name not in nothing}
 
 
 def _body(part: RecordedState) -> dict[str, Any]:
@@ -265,15 +270,7 @@ def _body(part: RecordedState) -> dict[str, Any]:
 
 def _description(part: RecordedState, *, with_body: bool) -> dict[str, Any]:
     """What others need to know of it, as plain values."""
-    told: list[Told] = []
-    for name, tensor, parameter in _tensors(part):
-        if tensor.layout is not torch.strided:
-            raise UsageError(f"{name} is a sparse tensor, which is not dealt out to other processes. Start as many as before")
-        shape = tuple(tensor.shape)
-        place = None if parameter is None else place_of(parameter)
-        whole, offset = (shape, (0,) * len(shape)) if place is None else (place.whole, place.piece.offset)
-        told.append(Told(name, adapt._NAMES[tensor.dtype], offset, shape, whole,
-                         "" if parameter is None else part.name_of[id(parameter)]))  # fmt: skip
+    told = [one for one, _ in _boxes(part)]
     optimizers: dict[str, Any] = {}
     for which, about in part.meta["optimizers"].items():
         rest = part.state_tensors(which)[1]
@@ -281,7 +278,8 @@ def _description(part: RecordedState, *, with_body: bool) -> dict[str, Any]:
             raise UsageError(f"optimizer {which!r} keeps state that belongs to no parameter, which is not dealt out to other "
                              "processes. Start as many as before")  # fmt: skip
         groups = part.groups(which)
-        optimizers[which] = {"class": about["class"], "groups": groups["values"], "params": groups["params"], "state": rest,
+        names = about.get("all", groups["params"])  # also those of other ranks
+        optimizers[which] = {"class": about["class"], "groups": groups["values"], "params": names, "all": names, "state": rest,
                              "given": part.given.get(which, [])}  # fmt: skip
     found = {"tensors": [tuple(one) for one in told], "optimizers": optimizers, "environment": part.recorded_environment,
              "born": part.meta["born"], "kinds": sorted(part.fingerprint_kinds), "stale": sorted(part.stale),
@@ -313,6 +311,17 @@ def _tensors(part: RecordedState) -> Iterator[tuple[str, torch.Tensor, torch.Ten
                     yield name, value, parameter if is_alike(key, value, parameter) else None
     for name, gradient in part.body["waiting"].items():
         yield f"grad/{name}", gradient, part.parameters[name]
+
+
+def _boxes(part: RecordedState) -> Iterator[tuple[Told, torch.Tensor]]:
+    """What is dealt out, box by box; of what a part has no element of, an empty one."""
+    for name, tensor, parameter in _tensors(part):
+        if tensor.layout is not torch.strided:
+            raise UsageError(f"{name} is a sparse tensor, which is not dealt out to other processes. Start as many as before")
+        place = None if parameter is None or parameter.shape != tensor.shape else place_of(parameter)
+        whole, laid = place.whole if place else tuple(tensor.shape), "" if parameter is None else part.name_of[id(parameter)]
+        for offset, box in cut(tensor, place) or [((0,) * max(1, len(whole)), tensor.new_empty((0,) * max(1, len(whole))))]:
+            yield Told(name, adapt._NAMES[tensor.dtype], offset, tuple(box.shape), whole, laid), box
 
 
 def _bundles(told: list[Told]) -> Iterator[list[tuple[Told, int, int, int]]]:

@@ -45,6 +45,7 @@ from .distributed.group import demand_group
 from .fingerprint import Digests, Mode
 from .member import Member
 from .plain_loop import PlainLoops
+from .redundancy import bring_in
 from .remembered import Remembered
 from .rng import get_rng
 from .scalars import ScalarHistory
@@ -73,7 +74,7 @@ class Session:
         config, policy, retention = JournalConfig(**settings), as_policy(checkpoint_every), as_retention(keep)
         self._durability = durability
         self.modules = naming.as_modules(models)
-        fsdp.demand_known(self.modules)
+        fsdp.tell_places(self.modules)
         self.members: dict[str, Member] = {}
         self.state = TorchState(self.modules, {}, self._set_auxiliary, fingerprint=fingerprint)
         self.plain = PlainLoops(self)
@@ -128,10 +129,12 @@ class Session:
         if member.name in self.members:
             raise UsageError(f"the run has an optimizer {member.name!r} already; give another name")
         mine = {id(p) for p in naming.named_parameters(self.modules).values()}
-        if mine and not any(id(p) in mine for p in member.parameters()):
+        if mine and not any(id(p) in mine for group in member.outer.param_groups for p in group["params"]):
             raise UsageError(f"optimizer {member.name!r} trains no parameter of model=...: give the module that it trains")
         self.members[member.name] = member
         self.state.optimizers[member.name] = member.inner
+        if member.outer is not member.inner:
+            self.state.outers[member.name] = member.outer
         self.state.refresh()
         self._describe()
 
@@ -230,6 +233,7 @@ class Session:
     def _land_together(self, landing: Landing, found: Recovered) -> None:
         """What all ranks do before any of them goes on."""
         together, doubts = self.together, landing.doubts
+        bring_in(self.state.outers.values())
         body = {**self._landed, "scalars": self.scalars.pack()}
         is_any_lost = landing.is_adopted if together is None else any(together.told_by_all(landing.is_adopted))
         begins = landing.is_begun or is_any_lost  # a disk that is lost next costs nothing more
@@ -365,7 +369,7 @@ class Session:
     def mark_called(self, member: Member) -> None:
         """Tell schedulers that hold the shell that it stepped, even if the inner was stepped directly."""
         self.shells[member.name]._opt_called = True
-        member.inner._opt_called = True  # type: ignore[attr-defined]
+        member.inner._opt_called = member.outer._opt_called = True  # type: ignore[attr-defined]
 
     def request_checkpoint(self) -> bool:
         """Ask for a checkpoint at the next boundary; False if logging is suspended."""
@@ -400,6 +404,9 @@ class Session:
         if not names and not touched and not grown:
             return
         body: dict[str, Any] = {"state": {}, "groups": {}}
+        if any(which in state.outers for which in grown):
+            raise UsageError(f"optimizer {grown[0]!r}: a parameter group was added to a ZeroRedundancyOptimizer while it was "
+                             "training, which is not logged: add it before recover()")  # fmt: skip
         if grown:
             covered = set(state.parameters)
             state.refresh()

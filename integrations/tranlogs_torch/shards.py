@@ -1,4 +1,4 @@
-"""Tensors of which this process holds a part: DTensors (FSDP2, tensor parallelism).
+"""Tensors of which this process holds a part: DTensors (FSDP2, tensor parallelism), and plain ones that are told of (`held`).
 
 The update of a sharded parameter is taken element by element on its part, so a part is all that is logged, put into
 checkpoints and redone, each told where in the whole it lies. Nothing here asks another process for anything, but `settled`.
@@ -11,24 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from tranlogs.errors import UsageError
 from tranlogs.types import AnyArray, Array, Piece
 
+from .held import KNOWN, Place, empty_of, layout_of
+
 _PLACE = "_tranlogs_place"  # on a plain tensor that was made from a part, without its script
 _SCALARS = {"step", "eta", "mu", "mu_product"}  # state of torch's optimizers that is one number whatever the parameter is
 
 _ELEMENTWISE = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"}
-
-
-class Place(NamedTuple):
-    """Where a part lies: the shape of the whole, and the part's box or flat range."""
-
-    whole: tuple[int, ...]
-    piece: Piece
 
 
 def is_dtensor(tensor: Any) -> bool:
@@ -37,7 +32,13 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a DTensor, as a plain tensor that shares its memory; any other tensor as it is."""
+    """What this process holds of a tensor, as a plain one that shares its memory: nothing of what is another's."""
+    empty = empty_of(tensor) if KNOWN else None  # it is asked for each tensor at each step
+    return in_memory(tensor) if empty is None else empty
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is in this process's memory, also a copy of what is another's."""
     inner: Any = getattr(tensor, "_local_tensor", None)
     if inner is None:
         return tensor
@@ -52,7 +53,8 @@ def place_of(parameter: torch.Tensor) -> Place | None:
         UsageError: it is laid out in a way that cannot be told.
     """
     if not is_dtensor(parameter):
-        return getattr(parameter, _PLACE, None)
+        layout = layout_of(parameter) if KNOWN else None
+        return getattr(parameter, _PLACE, None) if layout is None else layout.place
     whole: Any = parameter
     found = _box(tuple(whole.shape), whole.device_mesh, tuple(whole.placements))
     if found is not None and found.piece.length != tuple(local(parameter).shape):
@@ -69,6 +71,12 @@ def _box(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Plac
         raise UsageError(f"a DTensor with the placements {placements}: a parameter that is a sum over processes is not logged")
     length, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
     return None if tuple(length) == shape else Place(shape, Piece("box", tuple(offset), tuple(length)))
+
+
+def shape_of(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The shape of the whole."""
+    place = place_of(parameter)
+    return tuple(parameter.shape) if place is None else place.whole
 
 
 def put_place(parameter: torch.Tensor, place: Place) -> None:
@@ -128,24 +136,29 @@ def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
 
 def is_part(parameter: torch.Tensor) -> bool:
     """Whether this process may hold a part of it only."""
-    return is_dtensor(parameter) or hasattr(parameter, _PLACE)
+    return is_dtensor(parameter) or place_of(parameter) is not None
 
 
 def describe(parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """How parameters lie over the processes, as plain values; empty where none is shared out among several.
 
     `meshes` has each mesh's dimensions, sizes and the ranks in C order; `tensors` by name [mesh, shape of the whole, placement
-    in each dimension of the mesh].
+    in each dimension of the mesh, or words of who laid it out].
     """
     meshes: list[dict[str, Any]] = []
     tensors: dict[str, list[Any]] = {}
     for name, parameter in parameters.items():
         whole: Any = parameter
+        layout = layout_of(parameter)
         if is_dtensor(parameter) and whole.device_mesh.size() > 1:
-            mesh = _described(whole.device_mesh)
-            if mesh not in meshes:
-                meshes.append(mesh)
-            tensors[name] = [meshes.index(mesh), list(whole.shape), [_words(p) for p in whole.placements]]
+            mesh, shape, words = _described(whole.device_mesh), whole.shape, [_words(p) for p in whole.placements]
+        elif layout is not None:
+            mesh, shape, words = layout.mesh, layout.place.whole if layout.place else parameter.shape, [layout.words]
+        else:
+            continue
+        if mesh not in meshes:
+            meshes.append(mesh)
+        tensors[name] = [meshes.index(mesh), list(shape), words]
     return {"meshes": meshes, "tensors": tensors} if tensors else {}
 
 

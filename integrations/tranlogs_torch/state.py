@@ -25,7 +25,7 @@ from tranlogs.types import AnyArray
 from tranlogs.wal.entry_writer import Tensor
 from tranlogs.wal.reader import Entry
 
-from . import adapt, environment, naming
+from . import adapt, environment, naming, redundancy
 from .adapt import from_array, make_array, make_extension, to_array
 from .exchange import unwrapped
 from .fingerprint import Fingerprint, Mode, memory_of
@@ -50,6 +50,7 @@ class TorchState:
                  set_auxiliary: Callable[[dict[str, Any]], None] | None = None, *,
                  fingerprint: Mode = "auto") -> None:  # fmt: skip
         self.modules, self.optimizers = dict(modules), dict(optimizers)
+        self.outers: dict[str, torch.optim.Optimizer] = {}  # around optimizers that have some of the parameters only
         self._set_auxiliary = set_auxiliary
         self.extra = ExtraState(modules)
         self._built_buffers = set(naming.buffer_places(self.modules))  # others come into being while training
@@ -71,7 +72,9 @@ class TorchState:
 
     def refresh(self) -> None:
         """Look up the parameters again (a group or an optimizer was added); new ones come last."""
-        found = naming.name_parameters(self.modules, self.optimizers)
+        for outer in self.outers.values():
+            redundancy.tell_places(outer)
+        found = naming.name_parameters(self.modules, self.optimizers | self.outers)
         self.use({name: found[name] for name in self.parameters if name in found} | found)
 
     def use(self, parameters: dict[str, torch.Tensor], covered: int | None = None) -> None:
@@ -84,11 +87,19 @@ class TorchState:
 
     def hyper(self, which: str) -> Groups:
         """An optimizer's parameter groups without the parameters: views of live values."""
-        return [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in self.optimizers[which].param_groups]
+        return [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in self.outer(which).param_groups]
+
+    def outer(self, which: str) -> torch.optim.Optimizer:
+        """The optimizer that has all of the parameters, and whose groups the script writes to."""
+        return self.outers.get(which, self.optimizers[which])
 
     def group_names(self, which: str) -> list[list[str]]:
         """Names of the parameters in each group."""
         return [[self.name_of[id(p)] for p in g["params"]] for g in self.optimizers[which].param_groups]
+
+    def all_names(self, which: str) -> list[list[str]]:
+        """The same of the optimizer that has all of the parameters."""
+        return [[self.name_of[id(p)] for p in g["params"]] for g in self.outer(which).param_groups]
 
     def group_members(self, which: str) -> list[list[int]]:
         """Which parameters each group has, by identity."""
@@ -152,6 +163,8 @@ class TorchState:
             groups = self.groups(which)
             optimizers[which] = {"class": environment.class_name(optimizer), "groups": groups["values"],
                                  "params": groups["params"], "state": rest, "given": self.given.get(which, [])}  # fmt: skip
+            if which in self.outers:
+                optimizers[which]["all"] = self.all_names(which)
         born = sorted(buffers.keys() - self._built_buffers)
         meta = {"optimizers": optimizers, "modules": naming.state_keys(self.modules), "boundary": boundary, "born": born}
         return Snapshot(tensors, meta | {"mirror": self.mirror} if self.mirror else meta)
@@ -264,12 +277,18 @@ class TorchState:
     def set_groups(self, which: str, names: list[list[str]], groups: Groups) -> None:
         """Give an optimizer the recorded groups: parameters, and values. Groups behind the recorded ones stay."""
         optimizer = self.optimizers[which]
-        for i, (members, values) in enumerate(zip(names, groups, strict=True)):
+        for i, members in enumerate(
+            () if which in self.outers else names
+        ):  # else it has its own of them, in an order of its own
             parameters = [self.parameters[name] for name in members]
             if i == len(optimizer.param_groups):
-                optimizer.add_param_group({"params": parameters, **values, **_named(optimizer, members)})
+                optimizer.add_param_group({"params": parameters, **groups[i], **_named(optimizer, members)})
             elif [id(p) for p in optimizer.param_groups[i]["params"]] != [id(p) for p in parameters]:
                 optimizer.param_groups[i].update(params=parameters, **_named(optimizer, members))
+        if len(names) > len(optimizer.param_groups):
+            now = len(optimizer.param_groups)
+            why = f"optimizer {which!r}: {len(names)} parameter groups were recorded, and now there are {now}"
+            raise StateMismatch("recover()", [why], is_untouched=False)
         self.logged_members[which] = self.group_members(which)[: len(names)]
         self.set_hyper(which, groups)
 
@@ -290,7 +309,12 @@ class TorchState:
 
     def set_hyper(self, which: str, groups: Groups) -> None:
         """Set the parameter groups' values in place; tensor values by `copy_`, since schedulers hold them."""
-        for group, recorded in zip(self.optimizers[which].param_groups, groups, strict=False):
+        for optimizer in (self.optimizers[which], *([self.outers[which]] if which in self.outers else [])):
+            self._set_hyper(optimizer, groups)
+
+    @staticmethod
+    def _set_hyper(optimizer: torch.optim.Optimizer, groups: Groups) -> None:
+        for group, recorded in zip(optimizer.param_groups, groups, strict=False):
             for key, value in recorded.items():
                 old = group.get(key)
                 if isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor) and old.shape == value.shape:

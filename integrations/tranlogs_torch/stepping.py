@@ -28,7 +28,7 @@ def clip_again(parameters: list[torch.Tensor], body: dict[str, Any]) -> None:
 def amp_of(optimizer: torch.optim.Optimizer, body: dict[str, Any]) -> Iterator[None]:
     """The attributes that a GradScaler sets on an optimizer that unscales by itself."""
     given = body.get("amp", {})
-    where = optimizer.param_groups[0]["params"][0].device
+    where = next((p.device for group in optimizer.param_groups for p in group["params"]), torch.device("cpu"))
     for key, value in given.items():
         setattr(optimizer, key, value.to(where, copy=True))
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.distributed import wrapped
 from tests.distributed.child import BATCHES, SAMPLES, Killer, _digest, data, die_when, dist_rank
 from tests.torch.lab import with_plain_loops
 from tranlogs.shipping import along
+from tranlogs_torch.naming import clean
 
 EPOCHS = 2
 EVERY = 7  # steps between checkpoints
@@ -119,6 +122,12 @@ def _of_any_kind(world: int) -> nn.Module:
     return Tall() if world == 1 else DistributedDataParallel(Tall()) if world == 2 else _plain(world)
 
 
+def _of_any_wrapper(world: int) -> nn.Module:
+    """Whole in one process, wrapped in two, the same in three, of which each steps its own, sharded over four."""
+    kinds = {1: lambda: Tall(), 2: lambda: wrapped.classic(Tall, 2), 3: lambda: wrapped.together(Tall, 3)}
+    return kinds[world]() if world in kinds else _plain(world)
+
+
 def _of_any_mesh(world: int) -> nn.Module:
     return _tensor_parallel(world) if world == 2 else _two_dimensions(world)
 
@@ -128,11 +137,20 @@ LOOPS: dict[str, Any] = {
     "fsdp mixed": _mixed, "hsdp": _replicated, "tp": _tensor_parallel,
     "fsdp tp": _two_dimensions, "fsdp optimizers": _plain, "resharded": _of_any_number,
     "resharded ddp": _of_any_kind, "resharded tp": _of_any_mesh,
+    "resharded wrapped": _of_any_wrapper, "classic": partial(wrapped.classic, Tall),
+    "classic mixed accumulation": partial(wrapped.classic_mixed, partial(Tall, nn.LayerNorm)),
+    "classic replicated": partial(wrapped.replicated, Tall), "zero": partial(wrapped.together, Tall),
+    "zero views": partial(wrapped.together, Tall), "zero join": partial(wrapped.together, Tall),
 }  # fmt: skip
+TORN = ("resharded", "resharded ddp", "resharded wrapped")  # where one may die amid the change
 
 
 def optimizers_of(model: Any, name: str) -> list[torch.optim.Optimizer]:
     """One, or one of each kind."""
+    if "zero" in name:
+        return [wrapped.grouped(model) if "views" in name else wrapped.owned(model, torch.optim.Adam)]
+    if name == "resharded wrapped" and dist.get_world_size() == 3:
+        return [wrapped.owned(model, torch.optim.AdamW)]
     if name != "fsdp optimizers":
         return [torch.optim.AdamW(model.parameters(), lr=1e-2)]
     kinds = torch.optim
@@ -161,24 +179,32 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         from tranlogs_torch import LoggedOptimizer
 
         options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "checkpoint_every": EVERY}
-        if name in ("resharded", "resharded ddp", "fsdp tight"):  # the old checkpoints must outlive the first new one
+        if name in (
+            "resharded",
+            "resharded ddp",
+            "resharded wrapped",
+            "fsdp tight",
+        ):  # the old checkpoints must outlive the first new one
             options["keep"] = 1
         if name == "fsdp optimizers":
             along.LAG_SECONDS = 0.1
             options |= {"store": f"{run}.store", "checkpoint_every": EVERY * len(inner)}
         optimizers[0] = LoggedOptimizer(inner[0], run, model, **options)
         optimizers[1:] = [optimizers[0].also(one, name=type(one).__name__) for one in inner[1:]]
-        if name in ("resharded", "resharded ddp") and kill and len(kill) > 3 and dist_rank() == kill[0]:
+        if name in TORN and kill and len(kill) > 3 and dist_rank() == kill[0]:
             optimizers[0].session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
     optimizer = optimizers[0]
+    if name == "zero views":  # fewer parameters than there are ranks
+        optimizer.add_param_group({"params": [model.module.out.bias]})
     if name == "fsdp tight" and kill and dist_rank() == kill[0]:
         die_amid_a_checkpoint(optimizer.session.journal, kill[3], Path(run) / "rank0")
     loader = data(SAMPLES if "resharded" in name else None)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 11, 0.7)
+    scheduler = torch.optim.lr_scheduler.StepLR(inner[0] if name == "zero" else optimizer, 11, 0.7)
     report, losses = None, {}
     if run != "-":
-        if name == "fsdp mixed":
-            model.eval()(torch.zeros(1, 8))  # leaves whole parameters in the place of the sharded ones
+        if name == "fsdp mixed" or "classic" in name:
+            with torch.set_grad_enabled(name == "fsdp mixed"):
+                model.eval()(torch.zeros(1, 8))  # leaves whole parameters in the place of the sharded ones
             model.train()
         back = Path(f"{run}.back")  # the step to which the run is to be wound back
         report = optimizer.track(scheduler=scheduler, loader=loader).recover(int(back.read_text()) if back.exists() else None)
@@ -198,9 +224,13 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if "tp" in name:  # ranks that share a model have the same batches
             dist.broadcast(x, 0)
             dist.broadcast(y, 0)
-        if name == "fsdp accumulation":
-            model.set_requires_gradient_sync(number % 3 == 0)
-            nn.functional.cross_entropy(model(x), y % 2).backward()
+        if "accumulation" in name:
+            if "classic" in name:
+                with model.no_sync() if number % 3 else nullcontext():
+                    nn.functional.cross_entropy(model(x).float(), y % 2).backward()
+            else:
+                model.set_requires_gradient_sync(number % 3 == 0)
+                nn.functional.cross_entropy(model(x), y % 2).backward()
             if number % 3:
                 return
             loss = torch.zeros(())
@@ -210,9 +240,9 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             loss = nn.functional.cross_entropy(model(x).float(), y % 2)
             loss.backward()
         if "fsdp tp" not in name and name != "resharded tp":  # torch does not add up norms over several meshes
-            is_ours = run != "-" and number % 2 == 0 and len(inner) == 1
-            clip = optimizer.clip_grad_norm_ if is_ours else partial(nn.utils.clip_grad_norm_, model.parameters())
-            clip(0.5)
+            is_ours = (run != "-" or name == "zero views") and number % 2 == 0 and len(inner) == 1  # in the order of its groups
+            theirs = getattr(model, "clip_grad_norm_", partial(nn.utils.clip_grad_norm_, model.parameters()))
+            (optimizer.clip_grad_norm_ if is_ours else theirs)(0.5)
         for one in optimizers:
             one.step()
         scheduler.step()
@@ -225,12 +255,15 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         losses[step] = loss.item()
         optimizer.note(loss=loss.item())
         told("taken", step, loader.sampler.epoch, samples)
-        if name == "fsdp mixed" and number % 5 == 0:
+        if "mixed" in name and number % 5 == 0:
             with torch.no_grad():
                 model.eval()(x)
             model.train()
 
     epochs = EPOCHS + ("resharded" in name)
+    stack = ExitStack()
+    if name == "zero join":
+        stack.enter_context(model.join())
     for epoch in optimizer.epochs(epochs) if run != "-" else optimizer.epochs(epochs, loader):
         loader.sampler.set_epoch(int(epoch))
         for i, (x, y) in enumerate(epoch, start=getattr(epoch, "batch", 0)):
@@ -258,14 +291,21 @@ def die_amid_a_checkpoint(journal: Any, step: int, other: Path) -> None:
 
 def tell(run: str, model: nn.Module, optimizer: torch.optim.Optimizer, what: str, step: int, *more: Any) -> None:
     """Write down what this rank has come to."""
-    about = {"what": what, "step": step, "whole": everything(model, optimizer), "own": own(model), "more": more}
+    whole = everything(model, optimizer) if step else {}
+    about = {"what": what, "step": step, "whole": whole, "own": own(model), "more": more}
     with open(f"{run}.told{dist_rank()}", "a") as file:
         file.write(json.dumps(about) + "\n")
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
     """Digests of whole parameters and whole optimizer state, by name; all processes must call it."""
-    found = {}
+    found: dict[str, str] = {}
+    if (state := wrapped.whole_state(model, optimizer)) is not None:
+        for name, values in whole_weights(model).items():
+            found[f"{name} "] = _digest(torch.tensor(values).numpy().tobytes())
+            for key, value in state[name].items():
+                found[f"{name} {key}"] = _digest(value.numpy().tobytes())
+        return found
     for name, p in model.named_parameters():
         kept = {key: value for key, value in optimizer.state[p].items() if torch.is_tensor(value)}
         for key, value in {"": p.detach(), **kept}.items():
@@ -285,16 +325,24 @@ def outcome(model: nn.Module, optimizers: list[torch.optim.Optimizer], losses: d
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()
-    held = [o.state[p] for o in optimizers for g in o.param_groups for p in g["params"]]
+    own = [getattr(o, "optim", o) for o in optimizers]
+    held = [o.state.get(p, {}) for o in own for g in o.param_groups for p in g["params"]]
     tensors = [*model.parameters(), *(value for one in held for value in one.values() if torch.is_tensor(value))]
     rng = (torch.get_rng_state().numpy().tobytes(), str(np.random.get_state()), str(random.getstate()))
     return {
-        "weights": {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).tolist() for n, p in model.named_parameters()},
+        "weights": whole_weights(model),
         "weights and state": _digest(b"".join(_local(t).detach().numpy().tobytes() for t in tensors)),
         "buffers": _digest(b"".join(b.numpy().tobytes() for b in model.buffers())),
         "rng": _digest(repr(rng).encode()), "losses": {str(k): v for k, v in losses.items()},
         "lr": [group["lr"] for o in optimizers for group in o.param_groups],
     }  # fmt: skip
+
+
+def whole_weights(model: nn.Module) -> dict[str, list[Any]]:
+    """By the names that the module has unwrapped; all processes must call it."""
+    with wrapped.gathered(model):
+        named = {clean(name): p for name, p in model.named_parameters()}
+        return {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).tolist() for n, p in named.items()}
 
 
 def _local(tensor: Any) -> torch.Tensor:

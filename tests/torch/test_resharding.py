@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from itertools import pairwise
 
 import pytest
 import torch
 
 from tranlogs.recovery.resharding import _owner
+from tranlogs.types import Piece
 from tranlogs_torch import resharding
+from tranlogs_torch.boxes import cut
+from tranlogs_torch.held import Place
 from tranlogs_torch.resharding import Target, Told
 
 WHOLE = torch.arange(35.0).reshape(7, 5)
+
+
+def target_at(tensor: torch.Tensor, offset: tuple[int, ...]) -> Target:
+    return Target(tensor, [(offset, tensor)])
 
 
 def put(target: Target, rank: int, rows: tuple[int, int], columns: tuple[int, int] = (0, 5), change: float = 0.0) -> None:
@@ -21,7 +30,7 @@ def put(target: Target, rank: int, rows: tuple[int, int], columns: tuple[int, in
 
 def test_rows_over_other_rows() -> None:
     for parts in ([(0, 3), (3, 6), (6, 7)], [(0, 7)], [(0, 2), (2, 4), (4, 6), (6, 7), (7, 7)]):
-        target = Target(torch.full((4, 5), -1.0), (2, 0))
+        target = target_at(torch.full((4, 5), -1.0), (2, 0))
         for rank, rows in enumerate(parts):
             put(target, rank, rows)
         assert torch.equal(target.tensor, WHOLE[2:6])
@@ -30,7 +39,7 @@ def test_rows_over_other_rows() -> None:
 
 
 def test_columns_over_rows() -> None:
-    target = Target(torch.full((3, 5), -1.0), (4, 0))
+    target = target_at(torch.full((3, 5), -1.0), (4, 0))
     put(target, 0, (0, 7), (0, 3))
     assert not target.is_whole
     put(target, 1, (0, 7), (3, 5))
@@ -39,7 +48,7 @@ def test_columns_over_rows() -> None:
 
 
 def test_a_part_that_is_there_twice_must_be_the_same() -> None:
-    target = Target(torch.full((7, 5), -1.0), (0, 0))
+    target = target_at(torch.full((7, 5), -1.0), (0, 0))
     put(target, 0, (0, 4))
     put(target, 1, (4, 7))
     put(target, 2, (0, 4))
@@ -51,13 +60,34 @@ def test_a_part_that_is_there_twice_must_be_the_same() -> None:
 
 
 def test_numbers_without_dimensions_and_parts_without_elements() -> None:
-    number = Target(torch.tensor(-1.0), ())
+    number = target_at(torch.tensor(-1.0), ())
     number.put(0, (), torch.tensor(3.0))
     number.put(1, (), torch.tensor(3.0))
     assert (number.tensor.item(), number.is_whole, number.clash) == (3.0, True, None)
-    empty = Target(torch.empty(0, 5), (7, 0))
+    empty = target_at(torch.empty(0, 5), (7, 0))
     put(empty, 0, (0, 7))
     assert empty.is_whole
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 4), (3, 4, 5), (2, 3, 2, 2), (1, 1, 6), (4, 0), ()])
+def test_a_flat_range_is_dealt_out_in_few_boxes(shape: tuple[int, ...]) -> None:
+    """From ranges to ranges, to rows, and back."""
+    size = math.prod(shape)
+    whole = torch.arange(float(size)).reshape(shape)
+    for first, end in itertools.combinations(range(size + 1), 2):
+        place = Place(shape, Piece("flat", (first,), (end - first,)))
+        found = cut(whole.reshape(-1)[first:end], place)
+        assert len(found) <= max(1, 2 * len(shape) - 1)
+        assert sum(box.numel() for _, box in found) == end - first
+        again = target_at(torch.full(shape, -1.0), (0,) * len(shape))
+        for offset, box in found:
+            again.put(0, offset, box)
+        assert torch.equal(again.tensor.reshape(-1)[first:end], whole.reshape(-1)[first:end])
+        held = torch.full((end - first,), -1.0)
+        taken = Target(held, cut(held, place))
+        taken.put(0, (0,) * len(shape), whole)
+        assert taken.is_whole
+        assert torch.equal(held, whole.reshape(-1)[first:end])
 
 
 @pytest.mark.parametrize("bundle_bytes", [1, 40, 1 << 20])

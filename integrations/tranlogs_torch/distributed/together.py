@@ -99,11 +99,11 @@ class Together:
         """Put what the sums depend on into the run's environment, and keep it up to date there."""
         self._environment = environment
         environment |= {"world": self.world, "backend": self._group.backend}
+        self._sharding = describe_shards(self._state.parameters)  # those that only an optimizer knows are known by now
         if self._reducers:
             environment["reducers"] = [reducer.describe() for reducer in self._reducers]
-            self.is_divided &= all(map(self._is_reduced, self._state.optimizers.items()))
+            self.is_divided &= not self._sharding and all(map(self._is_reduced, self._state.optimizers.items()))
             environment["ddp"] = {"is_divided": self.is_divided, "copies": self.copies}
-        self._sharding = describe_shards(self._state.parameters)  # those that only an optimizer knows are known by now
         if self._sharding:
             environment["sharding"] = self._sharding
             if settings := fsdp.describe(self._state.modules):
@@ -184,11 +184,15 @@ class Together:
         """Ranks that have run out of data stay behind: all that the others log since must stay, too.
 
         Raises:
-            UsageError: it is another `join` than before, so that the same number of steps is another place on each rank.
+            UsageError: it is another `join` than before, so that the same number of steps is another place on each rank; or
+                each rank steps parameters that the others wait for.
         """
         joining = [reducer.pass_of_join for reducer in self._reducers if reducer.is_joining]
         if not joining:
             return
+        if self._sharding:
+            raise UsageError("join() with a ZeroRedundancyOptimizer is not logged: give all ranks as many batches "
+                             "(DistributedSampler does)")  # fmt: skip
         if not self._joining:
             self._joining = joining
             journal.keep_all()

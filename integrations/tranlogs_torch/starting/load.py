@@ -14,6 +14,7 @@ from tranlogs.errors import UsageError
 
 from .. import naming
 from ..equality import have_same_bits
+from ..shards import is_dtensor, is_part
 from .matching import Match, match_names
 from .optimizer_state import Unfit, fitted
 from .settings import StartFrom
@@ -74,12 +75,11 @@ def load(start: StartFrom, parts: Parts, built: Built) -> list[str]:
 def _weights(start: StartFrom, source: StateDict, prefix: str, module: nn.Module, problems: list[str],
              reading: dict[str, str]) -> StateDict:  # fmt: skip
     """What to load under the module's own names. `reading` learns the log's names of parameters by the source's."""
-    from torch.distributed.tensor import DTensor  # takes its time
-
+    if any(map(is_part, module.parameters())) or any(map(is_dtensor, module.buffers())):
+        raise UsageError(f"{start.path}: the model, or its optimizer, is sharded, and a source is loaded whole. Load it in the "
+                         "script of a fresh run, by torch.distributed.checkpoint.load and set_model_state_dict, before "
+                         "recover()")  # fmt: skip
     now = module.state_dict()
-    if any(isinstance(value, DTensor) for value in now.values()):
-        raise UsageError(f"{start.path}: the model is sharded, and a source is loaded whole. Load it in the script of a fresh "
-                         "run, by torch.distributed.checkpoint.load and set_model_state_dict, before recover()")  # fmt: skip
     actual = {short: name for name, short in naming.clean_names(now).items()}
     logged = naming.state_keys({prefix: module})[prefix]
     match = match_names(source, actual, same=lambda name: logged.get(name, name), may_lack=start.missing,
