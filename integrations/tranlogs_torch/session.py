@@ -82,6 +82,8 @@ class Session:
         self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
         self.together = Together.of(self.state, policy, rank, copies)
         rank = (rank or 0) if self.together is None else self.together.rank
+        if self.together is not None:
+            self.together.watch_join(self._leave_join)
         with progress_bar() as progress:
             url, is_own = store_of(monitor, store)
             has_come = bring_absent(url, JournalPaths.of(run, rank), progress) is not None
@@ -494,6 +496,14 @@ class Session:
         self.note_writes()
         body = self.auxiliary.read() | {"rng": implicit["rng"], "is_implicit": True}
         self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})
+
+    def _leave_join(self) -> None:
+        """This rank has no data left: recovery lands it here, wherever the others have come to."""
+        if not self._has_begun or not self.is_active:
+            return
+        self._commit_implicit(is_before_forward=True)
+        if not self.steps_since_boundary:  # else the loop was left amid a batch, which is taken again
+            self._commit(self.auxiliary.read() | {"left": True})
 
     def say_unlogged(self) -> None:
         """A step is taken on a closed run: said once."""

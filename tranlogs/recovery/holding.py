@@ -74,6 +74,7 @@ class Holding:
         is_sharded: whether parameters were sharded, so that each rank has parts that no other has.
         is_torn: whether the journal's newest timeline was begun and holds nothing.
         past: the ids of the timelines that lead to its end (past.py).
+        left: the step at which the rank had no data left, and behind which it has taken none; -1 where it did not say so.
     """
 
     rank: int
@@ -90,6 +91,7 @@ class Holding:
     is_sharded: bool = False
     is_torn: bool = False
     past: Past = UNKNOWN
+    left: int = -1
 
     @property
     def is_empty(self) -> bool:
@@ -179,7 +181,15 @@ class LocalLog:
         world = world_of(self.recorded)
         return Holding(rank, str(folder.resolve()), run_id, world, world == 1 or is_shared(self.recorded), self.facts.timeline,
                        stretches, anchors, since=self.since, copies=copies_of(self.recorded),
-                       is_sharded=is_sharded(self.recorded), past=self._past())  # fmt: skip
+                       is_sharded=is_sharded(self.recorded), past=self._past(), left=self._left())  # fmt: skip
+
+    def _left(self) -> int:
+        """The step at which the rank ran out of data while others went on, if that is its end; else -1."""
+        last = self.history.runs[-1][-1] if self.history.runs else None
+        if last is not None and last.kind == EntryKind.BOUNDARY:
+            with contextlib.suppress(CorruptRecord, OSError), SegmentReader(last.segment.path) as reader:
+                return last.step if "left" in reader.decode(last.location).body() else -1
+        return -1
 
     def _past(self) -> Past:
         """What the newest timeline with an entry says, which may be newer than the newest checkpoint."""

@@ -90,7 +90,7 @@ class Routes:
 
     def _links(self, log: LocalLog, donor: int, base: Base, row: CheckpointRow) -> list[Link]:
         """The donor's own entries between the base and the landing."""
-        runs, target, nth = log.history.runs, self._agreement.step, self._agreement.nth
+        runs, (target, nth) = log.history.runs, self._agreement.landing(donor)
         if base.rank == donor:
             if row.step == target and (nth in (0, base.anchor.nth) or self._era.holdings[donor].count(target) is None):
                 return []
