@@ -237,6 +237,8 @@ class Session:
         begins = landing.is_begun or is_any_lost  # a disk that is lost next costs nothing more
         if landing.is_new and not landing.is_resharded:  # in all journals, before the first record: else a crash could leave
             self.journal.start()  # steps of two histories
+            if together is not None:  # nothing is in any of them before it is begun in all: else it never was
+                together.told_by_all(True)
         if begins and together is not None:
             together.mirror(body)
         if landing.is_resharded:
@@ -318,7 +320,8 @@ class Session:
             for doubt in self.together.doubts():
                 _log.warning("%s: %s", self.run, doubt)
             body["scalars"] = self.scalars.pack()
-            if not is_first:  # the others go on from what they have, and say this as they land
+            if not is_first:  # the others go on from what they have, and say this as they land, and that they have begun
+                self.together.told_by_all(True)
                 self.together.told_by_all(True)
             self.together.mirror(body)
         self.journal.checkpoint(self.state.snapshot(body), wait=True)
