@@ -183,11 +183,11 @@ def test_a_rewind_that_not_all_have_begun_never_was(
     """Rank 1 dies as rank 0 has begun the timeline of the rewind: all go on where they stood."""
     ddp = Path(shutil.copytree(divided, tmp_path / "ddp"))
     for name, run, last in (("fsdp", copied, STEPS), ("plain", ddp, DDP_STEPS)):
-        Path(f"{run}.back").write_text("10")
+        Path(f"{run}.back").write_text(str(last - 2))
         Path(f"{run}.torn").touch()
         arguments = [name, str(run), str(launcher.folder / "out"), json.dumps([])]
         assert launcher.ask({"world": 3, "restarts": 0, "arguments": arguments})
-        assert [report["step"] for report in launcher.told()] in ([], [10])
+        assert DIES in launcher.said()
         Path(f"{run}.back").unlink()
         Path(f"{run}.torn").unlink()
         found = launcher.run(3, name, run)
