@@ -83,6 +83,8 @@ class Session:
         self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
         self.together = Together.of(self.state, policy, rank, copies)
         rank = (rank or 0) if self.together is None else self.together.rank
+        if self.together is not None:
+            self.together.watch_join(self._leave_join)
         with progress_bar() as progress:
             url, is_own = store_of(monitor, store)
             has_come = bring_absent(url, JournalPaths.of(run, rank), progress) is not None
@@ -239,6 +241,8 @@ class Session:
         begins = landing.is_begun or is_any_lost  # a disk that is lost next costs nothing more
         if landing.is_new and not landing.is_resharded:  # in all journals, before the first record: else a crash could leave
             self.journal.start()  # steps of two histories
+            if together is not None:  # nothing is in any of them before it is begun in all: else it never was
+                together.told_by_all(True)
         if begins and together is not None:
             together.mirror(body)
         if landing.is_resharded:
@@ -320,7 +324,9 @@ class Session:
             for doubt in self.together.doubts():
                 _log.warning("%s: %s", self.run, doubt)
             body["scalars"] = self.scalars.pack()
-            if not is_first:  # the others go on from what they have, and say this as they land
+            if not is_first:  # the others go on from what they have, and say this as they land, and that they have begun
+                bring_in(self.state.outers.values())
+                self.together.told_by_all(True)
                 self.together.told_by_all(True)
             self.together.mirror(body)
         self.journal.checkpoint(self.state.snapshot(body), wait=True)
@@ -501,6 +507,14 @@ class Session:
         self.note_writes()
         body = self.auxiliary.read() | {"rng": implicit["rng"], "is_implicit": True}
         self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})
+
+    def _leave_join(self) -> None:
+        """This rank has no data left: recovery lands it here, wherever the others have come to."""
+        if not self._has_begun or not self.is_active:
+            return
+        self._commit_implicit(is_before_forward=True)
+        if not self.steps_since_boundary:  # else the loop was left amid a batch, which is taken again
+            self._commit(self.auxiliary.read() | {"left": True})
 
     def say_unlogged(self) -> None:
         """A step is taken on a closed run: said once."""

@@ -54,6 +54,17 @@ def test_a_step_can_be_asked_for() -> None:
         decided(holding(0, 9, [0, 7]), holding(1, 8, [0, 7]), step=9)
 
 
+def test_who_had_no_data_left_lands_where_it_left() -> None:
+    left = replace(holding(1, 5, [0, 4], landings={0: 0, 4: 1, 5: 2}), left=5)
+    found = decided(holding(0, 9, [0, 7]), left, holding(2, 8, [0, 7]))
+    assert (found.step, [found.landing(rank) for rank in range(3)]) == (8, [(8, 1), (5, 2), (8, 1)])
+    assert (bases(found), found.behind, found.short) == ([(0, 7), (1, 4), (2, 7)], (), ())
+    assert decided(holding(0, 9, [0, 7]), left, step=7).landing(1) == (5, 2)
+    assert decided(holding(0, 9, [0, 7]), left, step=4).landing(1) == (4, 1)  # as all had data there
+    unsaid = replace(left, left=-1, is_shared=False)
+    assert decided(holding(0, 9, [0, 7], shared=False), unsaid).step == 5
+
+
 def test_a_rank_whose_checkpoint_is_old_takes_the_newer_one_of_another() -> None:
     """What the others hold begins behind the old one."""
     found = decided(holding(0, 9, [4, 7], first=4), holding(1, 9, [0], first=0))

@@ -8,6 +8,7 @@ milliseconds]: so long after the beginning of that step, or of the process (step
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -16,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.torch.lab import with_plain_loops
-from tranlogs.recovery import reach
+from tranlogs.recovery import open_for_reading, reach
 from tranlogs.shipping import along
 from tranlogs.wal import log
 
@@ -95,6 +96,13 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 def die_when(folder: Path, name: str, *_: Any, **options: Any) -> None:
     """Die by SIGKILL as soon as something of that name is in a folder."""
     wait_until(lambda: bool(list(folder.glob(name))))
+    die()
+
+
+def die_behind(other: Path) -> None:
+    """Die by SIGKILL as soon as another rank has begun a further timeline."""
+    before = open_for_reading(other).timeline
+    wait_until(lambda: open_for_reading(other).timeline > before)
     die()
 
 
@@ -235,13 +243,16 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         optimizer = LoggedOptimizer(inner, run, ddp, **options)
         if name == "resized torn" and kill and dist_rank() == 1:
             optimizer.session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", "step-*-t002-*")
+        if Path(f"{run}.torn").exists() and dist_rank() == 1:
+            optimizer.session.journal.start = partial(die_behind, Path(run) / "rank0")
     if name == "frozen":  # when the reducer counts on it already
         model.into.requires_grad_(False)
     loader = uneven() if name.startswith("join") else data(SAMPLES if "resized" in name else None)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 11, 0.7)
     report, losses = None, {}
     if run != "-":
-        report = optimizer.track(scheduler=scheduler, loader=loader).recover()
+        back = Path(f"{run}.back")  # the step to which the run is to be wound back
+        report = optimizer.track(scheduler=scheduler, loader=loader).recover(int(back.read_text()) if back.exists() else None)
         if dist_rank() == 0:
             told = {"step": report.step, "exact": report.exact, "timeline": report.timeline, "notes": report.notes}
             print("recovered", told, flush=True)
@@ -294,6 +305,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             with ddp.join():
                 for x, y in optimizer.batches(loader, (1 + turn) * len(loader)):
                     batch(x, y, 0)
+                ddp._check_and_sync_module_buffers = partial(shadowed, ddp, killer, itertools.count(step))
+            killer.step(step if dist_rank() == 0 else -2)
     elif name == "own loop":
         for epoch in range(EPOCHS):
             loader.sampler.set_epoch(epoch)
@@ -309,6 +322,12 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         steps, values = optimizer.scalars["loss"]
         losses = dict(zip(steps, values))
     return outcome(model, inner, losses)
+
+
+def shadowed(ddp: Any, killer: Killer, numbers: Iterator[int]) -> None:
+    """A rank without data answers the others in a step."""
+    killer.step(next(numbers))
+    type(ddp)._check_and_sync_module_buffers(ddp)
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> str:

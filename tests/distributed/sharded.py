@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed import wrapped
-from tests.distributed.child import BATCHES, SAMPLES, Killer, _digest, data, die_when, dist_rank
+from tests.distributed.child import BATCHES, SAMPLES, Killer, _digest, data, die_behind, die_when, dist_rank
 from tests.torch.lab import with_plain_loops
 from tranlogs.shipping import along
 from tranlogs_torch.naming import clean
@@ -193,6 +193,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         optimizers[1:] = [optimizers[0].also(one, name=type(one).__name__) for one in inner[1:]]
         if name in TORN and kill and len(kill) > 3 and dist_rank() == kill[0]:
             optimizers[0].session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
+        if Path(f"{run}.torn").exists() and dist_rank() == 1:
+            optimizers[0].session.journal.start = partial(die_behind, Path(run) / "rank0")
     optimizer = optimizers[0]
     if name == "zero views":  # fewer parameters than there are ranks
         optimizer.add_param_group({"params": [model.module.out.bias]})

@@ -70,10 +70,21 @@ def test_gradients_that_stay_in_views_are_no_exact_restart(launcher: Launcher, t
 
 
 def test_what_ranks_took_alone_stays_until_the_others_have_it(launcher: Launcher, tmp_path: Path) -> None:
-    """Rank 2 has run out of data after 30 steps; all go back there, and rank 0's log is sealed and kept."""
+    """Rank 2 runs out of data after 30 steps, rank 1 after 39; rank 0's log is sealed and kept."""
     found = launcher.run(3, "join wide", tmp_path / "run", [[0, 46, 0]])
-    assert [report["step"] for report in launcher.told()] == [0, STEPS - 18]
+    assert [report["step"] for report in launcher.told()] == [0, 46]
     assert differences(found, launcher.reference(3, "join wide")) == [[]] * 3
+
+
+def test_who_has_run_out_of_data_sends_nobody_back(launcher: Launcher, tmp_path: Path) -> None:
+    """Killed: one that has data, one that has none, both again, and the last one behind its last step.
+
+    Rank 2 has 30 steps, rank 1 has 39; those behind that are counted from where the others landed.
+    """
+    kills = [[0, 33, 0], [2, 33, 0], [1, 37, 0], [1, 41, 0], [2, 33, 0], [0, STEPS, 0]]
+    found = launcher.run(3, "join", tmp_path / "run", kills)
+    assert [report["step"] for report in launcher.told()] == [0, 33, 36, 37, 41, 44, STEPS]
+    assert differences(found, launcher.reference(3, "join")) == [[]] * 3
 
 
 def test_a_second_join_is_refused_by_name(launcher: Launcher, tmp_path: Path) -> None:

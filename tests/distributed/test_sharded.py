@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from tests.cli.conftest import Cli
 from tests.distributed.child import DIES
+from tests.distributed.child import STEPS as DDP_STEPS
 from tests.distributed.conftest import Launcher, Outcome
 from tests.distributed.sharded import EVERY, STEPS
 from tests.distributed.test_kills import differences, drawn
@@ -174,6 +175,24 @@ def test_parts_of_two_pasts_make_no_state(
     assert (told["step"], told["timeline"], told["exact"]) == (30, 3, True)
     assert any("the journal of rank 1 left the run's past at step 30" in note for note in told["notes"])
     assert differences(found, sharded[1]) == [[]] * 3
+
+
+def test_a_rewind_that_not_all_have_begun_never_was(
+    sharded: tuple[Path, Outcome], divided: Path, copied: Path, launcher: Launcher, tmp_path: Path
+) -> None:
+    """Rank 1 dies as rank 0 has begun the timeline of the rewind: all go on where they stood."""
+    ddp = Path(shutil.copytree(divided, tmp_path / "ddp"))
+    for name, run, last in (("fsdp", copied, STEPS), ("plain", ddp, DDP_STEPS)):
+        Path(f"{run}.back").write_text(str(last - 2))
+        Path(f"{run}.torn").touch()
+        arguments = [name, str(run), str(launcher.folder / "out"), json.dumps([])]
+        assert launcher.ask({"world": 3, "restarts": 0, "arguments": arguments})
+        assert DIES in launcher.said()
+        Path(f"{run}.back").unlink()
+        Path(f"{run}.torn").unlink()
+        found = launcher.run(3, name, run)
+        assert [report["step"] for report in launcher.told()] == [last]
+        assert differences(found, launcher.reference(3, name)) == [[]] * 3
 
 
 def test_folders_that_are_not_their_ranks_are_refused(copied: Path, launcher: Launcher, cli: Cli, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ nothing, some of them (a lost journal)                 its shares are gone: all 
 the same, with copies of its shares on the rank before all land on the newest boundary; the lost rank redoes what that one has
 a journal that ends much earlier (from a store)        the same as if it were gone, if that leads further
 the same, and parameters are sharded                   refused: its part of the weights is nowhere else
+some have said that they ran out of data before N      each of these lands where it left, the others on N
 no such N                                              refused
 """
 
@@ -36,7 +37,8 @@ class Agreement:
     """All land on the `nth` boundary at `step`; `bases` has each rank's checkpoint, `lost` those whose journals are gone.
 
     `beside` are those of the lost of which the rank before has copies, `behind` those whose journals are there and end earlier;
-    `short` are those that end earlier and count, each with the step, and `end` is where the others end.
+    `short` are those that end earlier and count, each with the step, and `end` is where the others end. `left` are those that
+    ran out of data before, each with its own step and boundary.
     """
 
     step: int
@@ -49,6 +51,11 @@ class Agreement:
     behind: tuple[int, ...] = ()
     short: tuple[tuple[int, int], ...] = ()
     end: int = 0
+    left: tuple[tuple[int, int, int], ...] = ()
+
+    def landing(self, rank: int) -> tuple[int, int]:
+        """The step on which a rank lands, and which of its boundaries there."""
+        return next(((step, nth) for one, step, nth in self.left if one == rank), (self.step, self.nth))
 
 
 @dataclass(slots=True)
@@ -73,7 +80,8 @@ def agree(holdings: Sequence[Holding], damage: Damage, step: int | None = None) 
     if found is None or step is not None:
         return found
     ends = {holding.rank: max(holding.landings(), default=0) for holding in holdings if not holding.is_empty}
-    behind = tuple(rank for rank, end in ends.items() if end + _APART_MAX < max(ends.values()))
+    leavers = {holding.rank for holding in holdings if holding.left >= 0}
+    behind = tuple(rank for rank, end in ends.items() if end + _APART_MAX < max(ends.values()) and rank not in leavers)
     if behind:
         without = [replace(holding, stretches=(), anchors=()) if holding.rank in behind else holding for holding in holdings]
         with suppress(RecoveryError):
@@ -89,19 +97,31 @@ def _agree(holdings: Sequence[Holding], damage: Damage, step: int | None) -> Agr
         return None
     lost = tuple(holding.rank for holding in holdings if holding.is_empty)
     new = () if any(holding.has_stepped for holding in held) else lost  # they start as they were built
-    common = set.intersection(*(holding.landings() for holding in held))
+    common = {at for at in set().union(*(one.landings() for one in held)) if all(_can_land(one, at) for one in held)}
     for target in sorted(common if step is None else common & {step}, reverse=True):
-        counts = [count for holding in held if (count := holding.count(target)) is not None]
+        left = tuple((one.rank, one.left, one.count(one.left) or 0) for one in held if _has_left(one, target))
+        apart = {rank: (at, count) for rank, at, count in left}
+        counts = [count for holding in held if not _has_left(holding, target)
+                  and (count := holding.count(target)) is not None]  # fmt: skip
         nth = min(counts, default=0)
         has_copies = any(holding.copies > 1 for holding in held)  # of what was a rank's own at the first boundary of a step
         for place in [min(nth, 1), nth] if lost and has_copies and nth > 1 else [nth]:
-            bases = tuple(_base(holding, holdings, damage, target, place) for holding in holdings)
+            bases = tuple(_base(holding, holdings, damage, *apart.get(holding.rank, (target, place))) for holding in holdings)
             if all(base is not None or holding.rank in new for base, holding in zip(bases, holdings, strict=True)):
                 newest = max(holding.timeline for holding in holdings)
                 forked = bool(lost) or any(holding.timeline != newest for holding in holdings)
                 beside = tuple(rank for rank in lost if _base_beside(rank, holdings, damage, target, place) is not None)
-                return Agreement(target, place, bases, lost, newest, forked, beside)
+                return Agreement(target, place, bases, lost, newest, forked, beside, left=left)
     raise RecoveryError(_nothing(holdings, held, step))
+
+
+def _has_left(holding: Holding, target: int) -> bool:
+    """Whether a rank said that it had no data left before the others took a step."""
+    return 0 <= holding.left < target
+
+
+def _can_land(holding: Holding, target: int) -> bool:
+    return _has_left(holding, target) or target in holding.landings()
 
 
 def _base(holding: Holding, holdings: Sequence[Holding], damage: Damage, target: int, nth: int) -> Base | None:
@@ -113,7 +133,7 @@ def _base(holding: Holding, holdings: Sequence[Holding], damage: Damage, target:
     are_same = all(other.is_shared for other in held)
     needs_shares = any(other.is_shared for other in held)
     foreign = [Base(other.rank, anchor) for other in held if are_same and other.rank != holding.rank
-               for anchor in other.anchors]  # fmt: skip
+               for anchor in other.anchors if not _has_left(other, anchor.step + 1)]  # fmt: skip
     candidates = [base for base in own + foreign if base.anchor.step <= target
                   and (base.rank, base.anchor.name) not in damage.checkpoints]  # fmt: skip
     for base in sorted(candidates, key=lambda base: -base.anchor.step):  # stable: its own first
@@ -158,7 +178,9 @@ def copy_of(rank: int, holdings: Sequence[Holding]) -> Holding | None:
 
 def _has_shares(holding: Holding, holdings: Sequence[Holding], start: int, target: int, damage: Damage) -> bool:
     """Whether a rank's shares of some steps are there, in its own journal or as copies."""
-    if _has_records(holding, start, target, damage):
+    if holding.left >= 0:  # of what came behind there are none
+        target = min(target, holding.left)
+    if target <= start or _has_records(holding, start, target, damage):
         return True
     keeper = copy_of(holding.rank, holdings)
     is_damaged = any(rank == holding.rank and start < step <= target for rank, step in damage.records)

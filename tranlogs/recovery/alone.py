@@ -13,7 +13,7 @@ from ..checkpoint import Checkpoint
 from ..errors import RecoveryError
 from .agreement import Damage, agree
 from .eras import Era, eras_of, settle
-from .holding import holdings_of, journals_beside, read_eras, since_of
+from .holding import holdings_of, journals_beside, read_eras, since_of, timelines_in, unused
 from .landing import Attempt, SharedState
 from .past import of_one_past
 from .reach import run_id_of
@@ -34,9 +34,10 @@ class Alone:
     def __init__(self, folder: Path, *, step: int | None = None, checkpoint: str | None = None) -> None:
         folder = folder.resolve()
         beside = journals_beside(folder)
-        known = [
-            holding for rank, path in beside for holding in holdings_of(read_eras(path), rank, path, run_id_of(path) or "")
-        ]
+        self._timelines = [timelines_in(path) for _, path in beside]
+        self._unused = unused(self._timelines)
+        known = [holding for rank, path in beside for holding in
+                 holdings_of(read_eras(path, self._unused), rank, path, run_id_of(path) or "", self._unused)]  # fmt: skip
         eras = eras_of(of_one_past(known)[0])
         if not eras:
             raise RecoveryError(f"{folder}: it holds nothing yet")
@@ -61,6 +62,8 @@ class Alone:
         """What all ranks would say, if only this one has something to say."""
         if "holdings" in value:
             return [{**value, "holdings": [holding.packed()]} for holding in self.era.holdings]
+        if "empty" in value:
+            return self._timelines
         if "strays" in value:  # what lies where it was looked for is all that there is
             return []
         if "far" in value:
@@ -79,7 +82,8 @@ class Alone:
     def shares(self) -> Shares:
         """The journals of the others."""
         return Shares({holding.rank: Path(holding.folder) for holding in self.era.holdings
-                       if holding.rank != self.rank and not holding.is_empty}, self.era.since)  # fmt: skip
+                       if holding.rank != self.rank and not holding.is_empty}, self.era.since,
+                      self._unused)  # fmt: skip
 
     def newest(self) -> int:
         """The step at which all would land."""

@@ -10,7 +10,7 @@ hold parts of several: a run of four that goes on with two begins an era, and so
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,7 @@ class Holding:
         is_sharded: whether parameters were sharded, so that each rank has parts that no other has.
         is_torn: whether the journal's newest timeline was begun and holds nothing.
         past: the ids of the timelines that lead to its end (past.py).
+        left: the step at which the rank had no data left, and behind which it has taken none; -1 where it did not say so.
     """
 
     rank: int
@@ -90,6 +91,7 @@ class Holding:
     is_sharded: bool = False
     is_torn: bool = False
     past: Past = UNKNOWN
+    left: int = -1
 
     @property
     def is_empty(self) -> bool:
@@ -137,9 +139,9 @@ class LocalLog:
     former: Limits = field(default_factory=dict)  # what it goes back to of eras before
 
     @classmethod
-    def read(cls, folder: Path, since: int) -> LocalLog:
+    def read(cls, folder: Path, since: int, ignored: Collection[int] = ()) -> LocalLog:
         """What a journal holds of an era; nothing if it has no part in it."""
-        found = read_eras(folder)
+        found = read_eras(folder, ignored)
         there = (log for log in found if log.since == since and not log.is_empty)
         return next(there, cls(replace(found[0].facts, segments=[]), {}, History()))
 
@@ -179,7 +181,15 @@ class LocalLog:
         world = world_of(self.recorded)
         return Holding(rank, str(folder.resolve()), run_id, world, world == 1 or is_shared(self.recorded), self.facts.timeline,
                        stretches, anchors, since=self.since, copies=copies_of(self.recorded),
-                       is_sharded=is_sharded(self.recorded), past=self._past())  # fmt: skip
+                       is_sharded=is_sharded(self.recorded), past=self._past(), left=self._left())  # fmt: skip
+
+    def _left(self) -> int:
+        """The step at which the rank ran out of data while others went on, if that is its end; else -1."""
+        last = self.history.runs[-1][-1] if self.history.runs else None
+        if last is not None and last.kind == EntryKind.BOUNDARY:
+            with contextlib.suppress(CorruptRecord, OSError), SegmentReader(last.segment.path) as reader:
+                return last.step if "left" in reader.decode(last.location).body() else -1
+        return -1
 
     def _past(self) -> Past:
         """What the newest timeline with an entry says, which may be newer than the newest checkpoint."""
@@ -204,9 +214,31 @@ class LocalLog:
         return next((i for i, run in enumerate(self.history.runs) if links and run[-1] is links[-1]), -1)
 
 
-def read_eras(folder: Path) -> list[LocalLog]:
-    """What a journal holds, by era, the newest first; some may be empty. The first one's facts are those of all."""
+def timelines_in(folder: Path) -> dict[str, list[int]]:
+    """The timelines of which a journal holds an entry or a checkpoint, and those that it has only begun."""
     facts = open_for_reading(folder)
+    used = {row.timeline for row in facts.checkpoints}
+    used |= {segment.row.timeline for segment in facts.segments
+             if any(location.head.kind != EntryKind.SEGMENT for location in segment.locations)}  # fmt: skip
+    return {"used": sorted(used), "empty": [row.number for row in facts.timelines if row.number not in used]}
+
+
+def unused(told: Iterable[Mapping[str, Sequence[int]]]) -> frozenset[int]:
+    """The timelines behind all others of which no journal holds anything: they were begun, and never were."""
+    everywhere = list(told)
+    last = max((number for one in everywhere for number in one["used"]), default=1)
+    return frozenset(number for one in everywhere for number in one["empty"] if number > last)
+
+
+def read_eras(folder: Path, ignored: Collection[int] = ()) -> list[LocalLog]:
+    """What a journal holds, by era, the newest first; some may be empty. The first one's facts are those of all.
+
+    Args:
+        folder: of the journal.
+        ignored: timelines that do not count.
+    """
+    facts = open_for_reading(folder)
+    facts = replace(facts, timelines=[row for row in facts.timelines if row.number not in ignored])
     found = [LocalLog.of(facts, folder)]
     while True:
         newest = found[-1]
@@ -221,10 +253,12 @@ def read_eras(folder: Path) -> list[LocalLog]:
     return found
 
 
-def holdings_of(logs: Sequence[LocalLog], rank: int, folder: Path, run_id: str) -> list[Holding]:
+def holdings_of(logs: Sequence[LocalLog], rank: int, folder: Path, run_id: str,
+                ignored: Collection[int] = ()) -> list[Holding]:  # fmt: skip
     """What a journal holds, by era, the newest first; at least one, which may be empty."""
     there = [log for log in logs if not log.is_empty] or logs[:1]
-    newest, is_torn = logs[0].facts.timeline, logs[0].is_empty and there[0] is not logs[0]
+    newest = max([logs[0].facts.timeline, *ignored])
+    is_torn = bool(ignored) or (logs[0].is_empty and there[0] is not logs[0])
     return [replace(log.holding(rank, folder, run_id), timeline=newest, is_torn=is_torn) for log in there]
 
 

@@ -110,7 +110,8 @@ def _until(holding: Holding, step: int) -> Holding:
                       for stretch in holding.stretches)  # fmt: skip
     anchors = tuple(anchor for anchor in holding.anchors if anchor.step <= step)
     is_empty = not anchors and not any(stretch.landings for stretch in stretches)
-    return replace(holding, stretches=() if is_empty else stretches, anchors=anchors)
+    left = holding.left if holding.left <= step else -1
+    return replace(holding, stretches=() if is_empty else stretches, anchors=anchors, left=left)
 
 
 def _named(ranks: Sequence[int]) -> str:

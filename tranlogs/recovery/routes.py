@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,13 @@ class Routes:
         logs: what its journal holds, by era.
         folders: where to read each rank's journal.
         settled: where all land, and in which era.
+        ignored: timelines that do not count.
     """
 
     def __init__(self, folder: Path, rank: int, logs: Sequence[LocalLog], folders: Mapping[int, Path],
-                 settled: Settled) -> None:  # fmt: skip
+                 settled: Settled, ignored: Collection[int] = ()) -> None:  # fmt: skip
         self._folder, self._rank, self._logs, self._folders = folder, rank, logs, folders
+        self._ignored = ignored
         self._era, self._agreement = settled.era, settled.agreement
 
     def folder_of(self, rank: int) -> Path:
@@ -44,7 +46,7 @@ class Routes:
     def log_of(self, rank: int) -> LocalLog:
         """What a journal holds of the era; copies of others' grow while ranks recover, so they are read anew."""
         own = [log for log in self._logs if rank == self._rank and log.since == self._era.since and not log.is_empty]
-        return own[0] if own else LocalLog.read(self.folder_of(rank), self._era.since)
+        return own[0] if own else LocalLog.read(self.folder_of(rank), self._era.since, self._ignored)
 
     def row(self, base: Base) -> CheckpointRow:
         """What the catalog of the base's owner says of it."""
@@ -90,7 +92,7 @@ class Routes:
 
     def _links(self, log: LocalLog, donor: int, base: Base, row: CheckpointRow) -> list[Link]:
         """The donor's own entries between the base and the landing."""
-        runs, target, nth = log.history.runs, self._agreement.step, self._agreement.nth
+        runs, (target, nth) = log.history.runs, self._agreement.landing(donor)
         if base.rank == donor:
             if row.step == target and (nth in (0, base.anchor.nth) or self._era.holdings[donor].count(target) is None):
                 return []

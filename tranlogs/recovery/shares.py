@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ Decode = Callable[[Entry], Any]
 class PeerLog:
     """The step records of another rank's journal, of the era that began with the timeline `since`."""
 
-    def __init__(self, rank: int, folder: Path, since: int) -> None:
+    def __init__(self, rank: int, folder: Path, since: int, ignored: Collection[int] = ()) -> None:
         self.rank, self.folder = rank, folder
-        log = LocalLog.read(folder, since)
+        log = LocalLog.read(folder, since, ignored)
         self._links = {link.step: link for run in log.history.runs for link in run if link.kind == EntryKind.STEP}
         self._starts = sorted(row.sequence for row in log.checkpoints)
         self._readers: dict[int, SegmentReader] = {}
@@ -80,8 +80,8 @@ class PeerLog:
 class Shares:
     """The journals of all ranks but one's own, of one era. Use it as a context."""
 
-    def __init__(self, folders: Mapping[int, Path], since: int) -> None:
-        self._folders, self._since = folders, since
+    def __init__(self, folders: Mapping[int, Path], since: int, ignored: Collection[int] = ()) -> None:
+        self._folders, self._since, self._ignored = folders, since, ignored
         self._peers: dict[int, PeerLog] = {}
 
     def __enter__(self) -> Shares:
@@ -117,7 +117,7 @@ class Shares:
         if rank not in self._folders:
             raise MissingShare(f"rank {rank}", rank, "its journal is not there", step=step)
         if rank not in self._peers:
-            self._peers[rank] = PeerLog(rank, self._folders[rank], self._since)
+            self._peers[rank] = PeerLog(rank, self._folders[rank], self._since, self._ignored)
         peer = self._peers[rank]
         entry = peer.entry(step)
         try:

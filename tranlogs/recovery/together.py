@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from .agreement import Agreement, Base, Damage
 from .change import told_of_change, told_of_layout, told_of_loss
 from .eras import Era, Settled, distinct, eras_of, settle
 from .facts import mended
-from .holding import Holding, LocalLog, holdings_of, journals_beside, read_eras
+from .holding import Holding, LocalLog, holdings_of, journals_beside, read_eras, timelines_in, unused
 from .landing import Attempt, Landing, SharedState
 from .past import gone_on, new_id, newest_past, of_one_past
 from .places import misnamed, strays, told_of_names, told_of_strays
@@ -69,6 +70,7 @@ class RankRecovery:
         self._id = ""  # of the timeline that may be started
         self._relaid: set[int] = set()  # eras whose parts lay otherwise than they do now
         self._resharding: Resharding | None = None
+        self._unused: frozenset[int] = frozenset()  # timelines that were begun, and never were
 
     def recover(self, step: int | None = None, progress: Progress | None = None) -> Landing | None:
         """Bring the state to the newest boundary that all ranks can reach (or to `step`). None if the run is fresh.
@@ -129,6 +131,7 @@ class RankRecovery:
         error: Exception | None = None
         names: list[list[Any]] = []
         mine = [Holding(self.rank, str(self.folder.resolve()), self.run_id)]
+        self._unused = unused(self._channel.gather(self._timelines()))
         try:
             mine = self._read()
             names = misnamed([] if mine[0].is_empty else [(self.rank, self.folder)])
@@ -150,17 +153,26 @@ class RankRecovery:
         self._relaid, self._id = {since for one in said for since in one["relaid"]}, said[0]["id"]
         self._know(distinct([Holding.unpacked(packed) for one in said for packed in one["holdings"]]))
 
+    def _timelines(self) -> dict[str, list[int]]:
+        """Those of which this process's journals hold anything, and those that were only begun."""
+        found: dict[str, list[int]] = {"used": [], "empty": []}
+        with suppress(Exception):  # it is met again where they are read
+            for folder in (self.folder, *(folder for _, folder in self._without_process())):
+                for kind, numbers in timelines_in(folder).items():
+                    found[kind] += numbers
+        return found
+
     def _read(self) -> list[Holding]:
         """What this rank's journal holds, and those beside it that have no process."""
-        self._logs = read_eras(self.folder)
+        self._logs = read_eras(self.folder, self._unused)
         if self._logs and (told := mended(self._spare, self._logs[0].facts.torn_paths)):
             self._told += told
-            self._logs = read_eras(self.folder)
+            self._logs = read_eras(self.folder, self._unused)
         self._kept[self.rank] = _files_of(self._logs)
-        mine = holdings_of(self._logs, self.rank, self.folder, self.run_id)
+        mine = holdings_of(self._logs, self.rank, self.folder, self.run_id, self._unused)
         for rank, folder in self._without_process():
-            logs = read_eras(folder)
-            theirs = holdings_of(logs, rank, folder, run_id_of(folder) or "")
+            logs = read_eras(folder, self._unused)
+            theirs = holdings_of(logs, rank, folder, run_id_of(folder) or "", self._unused)
             mine += [replace(holding, keeper=self.rank) for holding in theirs]
             self._kept[rank] = _files_of(logs)
         return mine
@@ -216,7 +228,7 @@ class RankRecovery:
     def _routes(self) -> Routes:
         assert self._reach is not None
         assert self._settled is not None
-        return Routes(self.folder, self.rank, self._logs, self._reach.folders, self._settled)
+        return Routes(self.folder, self.rank, self._logs, self._reach.folders, self._settled, self._unused)
 
     @property
     def _era(self) -> Era:
@@ -292,7 +304,7 @@ class RankRecovery:
     def _redo(self, routes: Routes, donor: int, base: Base, state: SharedState, progress: Progress | None) -> Recovered:
         """Bring a state from a checkpoint to where all land, by the journal of a rank."""
         log = routes.log_of(donor)
-        with Shares(self._peers(routes, donor), self._era.since) as state.shares:
+        with Shares(self._peers(routes, donor), self._era.since, self._unused) as state.shares:
             try:
                 plan = routes.plan(log, donor, base)
                 past = routes.past(log, plan) if plan.source is not None and plan.links else None
@@ -310,7 +322,7 @@ class RankRecovery:
                   if any(location.head.step in steps for location in segment.locations)]  # fmt: skip
         told = mended(self._spare, paths)
         if told:
-            self._logs = read_eras(self.folder)
+            self._logs = read_eras(self.folder, self._unused)
             self._kept[self.rank] = _files_of(self._logs)
         mended_anywhere = [text for outcome in self._channel.gather({"mended": told}) for text in outcome.get("mended", ())]
         self._told += mended_anywhere

@@ -7,7 +7,7 @@ pass of zeros in the recorded order, before the first real one.
 
 Private names of torch that this module uses: `reducer.prepare_for_forward`, `reducer.prepare_for_backward`,
 `reducer._rebuild_buckets`, `reducer._delay_all_reduce`, `logger.set_runtime_stats_and_log`, `_get_ddp_logging_data`,
-`_static_graph_delay_allreduce_enqueued`, `_comm_hooks`, `_join_config`.
+`_static_graph_delay_allreduce_enqueued`, `_comm_hooks`, `_join_config`; public, but replaced: `join_hook`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..gradients import move_into
 from .hooks import Hook
+from .leaving import Leaving, WatchedJoin
 
 
 class Reducer:
@@ -65,6 +66,10 @@ class Reducer:
     def pass_of_join(self) -> object:
         """The same within one `join`, another one in the next: torch makes it anew."""
         return self.ddp._join_config
+
+    def watch_join(self, listener: Leaving) -> None:
+        """Tell when this rank has run out of data in a `join`."""
+        self.ddp.join_hook = WatchedJoin(self.ddp, listener)
 
     def hooks_told(self) -> list[str]:
         """Communication hooks with a state that is not brought back.

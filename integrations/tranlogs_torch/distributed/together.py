@@ -54,6 +54,7 @@ class Together:
         rank: of this process, from 0.
         world: how many train together.
         is_divided: whether gradients are equal, as far as is known, so that each rank logs its range of them.
+        came_back: whether this rank had run out of data before where the others landed.
     """
 
     def __init__(self, state: TorchState, policy: CheckpointPolicy, copies: int = 1) -> None:
@@ -73,6 +74,8 @@ class Together:
         self._asked_at = self._taken_at = self._stood_at = 0  # steps
         self._is_wanted = self._is_hurried = self._was_suspended = False
         self._has_left = self._is_compared = False
+        self.came_back = False
+        self._on_leaving: Callable[[], None] | None = None
         self._joining: list[object] = []  # the `join` in which ranks run out of data one by one
         self._reduced: dict[str, tuple[list[int], bool]] = {}  # by optimizer: its groups' sizes, and what was found for them
         self._environment: dict[str, Any] = {}
@@ -172,6 +175,17 @@ class Together:
         """Ranks that were found to differ at the boundary that was landed on differ still."""
         if not body.get("ddp", {}).get("is_divided", True):
             self._divide_no_more()
+
+    def watch_join(self, on_leaving: Callable[[], None]) -> None:
+        """Call something when this rank has run out of data in a `join`, and others have not."""
+        self._on_leaving = on_leaving
+        for reducer in self._reducers:
+            reducer.watch_join(self)
+
+    def leave_join(self) -> None:
+        """This rank has no data left, and others have."""
+        if self._on_leaving is not None and not self._has_left:
+            self._on_leaving()
 
     def _is_lockstep(self) -> bool:
         """Whether all ranks pass the same boundaries, so that they may wait for each other there."""
@@ -346,7 +360,11 @@ class Together:
         """
         self._asked_at = self._stood_at = step
         self._taken_at = min(self._group.gather(checkpoint_step))  # one that died while it wrote may have an older one
-        recorded = body.get("ddp", {}).get("orders", []) if step else []
+        mine = body.get("ddp", {}).get("orders", []) if step else []
+        said = self._group.gather({"step": step, "orders": mine})
+        self.came_back = step < max(one["step"] for one in said)
+        # who ran out of data early may not know it
+        recorded = max((one["orders"] for one in said), key=lambda orders: len(orders) - orders.count(None) / (len(orders) + 1))
         primed = [reducer.prime(order) for reducer, order in zip(self._reducers, recorded, strict=False)]
         hooks = body.get("ddp", {}).get("hooks", []) if step else []  # which the fake passes went through, too
         doubts = [text for reducer, own in zip(self._reducers, hooks, strict=False) for text in reducer.write_hooks(own)]
