@@ -91,6 +91,7 @@ def main() -> None:
         job = json.loads(line)
         child = os.fork()
         if child == 0:
+            say("pid", os.getpid())  # not by its parent, whose words may come behind those of the child
             try:
                 if job["attach"] == "opening":
                     sys.stdin.readline()
@@ -100,7 +101,6 @@ def main() -> None:
                 say("failed", traceback.format_exc())
                 os._exit(1)
             os._exit(0)
-        say("pid", child)
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         say("done")
         sys.stdin.readline()

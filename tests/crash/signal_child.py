@@ -266,6 +266,7 @@ def main() -> None:
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
+            say("pid", os.getpid())
             job = json.loads(line)
             try:
                 globals()[job["mode"]](job)
@@ -274,7 +275,6 @@ def main() -> None:
                 traceback.print_exc()
             finally:
                 os._exit(99)
-        say("pid", child)
         _, status = os.waitpid(child, 0)
         say("exit", os.waitstatus_to_exitcode(status))
 

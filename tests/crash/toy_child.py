@@ -94,13 +94,13 @@ def main() -> None:
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
+            say("pid", os.getpid())  # not by its parent, whose words may come behind those of the child
             try:
                 train(json.loads(line))
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)
-        say("pid", child)
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         say("done")  # not reaped yet: whoever still wants to kill it hits nobody else
         sys.stdin.readline()
