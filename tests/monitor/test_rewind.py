@@ -70,7 +70,7 @@ def test_what_other_journals_need_stays_until_they_do_not(memory_path: Path) -> 
     """Also behind a process that died meanwhile, until another one goes on with the run."""
     run = memory_path / "run"
     trained(run, 60, retention=KeepAll())
-    trainer = toy(run, retention=KeepLatest(1))
+    trainer = toy(run, every=1000, retention=KeepLatest(1))  # with no checkpoint, and no pruning, before the one below
     trainer.train(63)
     before = [row.step for row in trainer.journal.catalog.checkpoints()]
     assert len(before) > 1
