@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from peer.waste import ways_of
@@ -37,7 +38,8 @@ def peers(results: dict[str, Any]) -> Lines:
         lines += prose(f"""
             The time was up before {len(results["late"])} measurements, whose places are empty; the JSON names them.
             `make experiments EXPERIMENTS="peers"` takes all anew.""")
-    lines += _costs(found) + _crashes(found) + _faults(found, results["scenarios"]) + _ahead(found, results["scenarios"])
+    lines += _costs(found) + _crashes(found) + _kills(found) + _outruns(found, results.get("outrun", {}))
+    lines += _faults(found, results["scenarios"]) + _ahead(found, results["scenarios"])
     return lines + _large(results["large"])
 
 
@@ -98,6 +100,39 @@ def _crashes(found: dict[str, Any]) -> Lines:
     return lines + table(["system", *(f"steps lost, every {every}" for every in _EVERY)], rows)
 
 
+def _kills(found: dict[str, Any]) -> Lines:
+    if not any("kills" in peer for peer in found.values()):
+        return []
+    lines = prose("""
+        **A SIGKILL at random moments of random steps**, of a smaller network, the same steps for all peers with an interval:
+        steps lost in the mean, the most in brackets, and how often what came back was exact.""")
+
+    def cell(one: dict[str, Any] | None) -> str:
+        if one is None:
+            return ""
+        tries, lost = sum(one["verdicts"].values()), one["lost"]
+        said = f"{sum(lost) / len(lost):.1f} ({max(lost)})" if lost else "all"
+        return f"{said}; {one['verdicts'].get('exact', 0)} of {tries} exact"
+
+    rows = ([p["title"], *(cell(_at(p, "kills", every)) for every in _EVERY)] for p in found.values() if "kills" in p)
+    return lines + table(["system", *(f"steps lost, every {every}" for every in _EVERY)], rows)
+
+
+def _outruns(found: dict[str, Any], job: dict[str, Any]) -> Lines:
+    if not any("outrun" in peer for peer in found.values()):
+        return []
+    lines = prose(f"""
+        **A saver slower than the trainer**: the large network with batches of {job["batch"]}, whose steps take
+        {1e3 * job["step_seconds"]:.1f} ms without saving, saved at each step, and killed after 150.""")
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        cost = f"{row['step_seconds'] / job['step_seconds']:.2f}" if "step_seconds" in row else ""
+        return [cost, _verdict(row) + (", stops" if "died" in row else ""), f"{row.get('memory', 0) / 1e6:.0f}"]
+
+    head = ["system", "step time over no saving", "what comes back", "memory of it and its helpers, MB"]
+    return lines + table(head, ([p["title"], *cells(p["outrun"])] for p in found.values() if "outrun" in p))
+
+
 def _verdict(row: dict[str, Any]) -> str:
     if "lost" in row:
         return f"{row['verdict']}, {row['lost']} lost"
@@ -147,9 +182,11 @@ def _ahead(found: dict[str, Any], scenarios: dict[str, str]) -> Lines:
         return []
     others = [peer for name, peer in found.items() if not name.startswith(_OURS)]
     told = []
-    for part, key, what, unit in _COMPARED:
-        for every in _EVERY:
+    for every in _EVERY:
+        for part, key, what, unit in _COMPARED:
             told += _better(others, ours, what, every, _reader(part, key, unit, every))
+        told += _better(others, ours, "steps lost by random kills, in the mean", every, partial(_mean_lost, every))
+    told += _better(others, ours, "mean step time where steps are shorter than a save takes", "1", _outrun_seconds)
     for name, title in scenarios.items():
         mine = ours.get("faults", {}).get(name, [])
         told += [
@@ -172,6 +209,17 @@ def _less_wasted(others: list[dict[str, Any]], ours: dict[str, Any]) -> Iterator
         mine = shares.pop(ours["title"], 0.0)
         if better := [f"{title} {share:.2f} %" for title, share in shares.items() if share < mine]:
             yield f"time lost (T_wasted), a failure in {hours} h: {', '.join(better)}; TranLogs {mine:.2f} %"
+
+
+def _mean_lost(every: str, peer: dict[str, Any]) -> float | None:
+    """None where not all that came back was right."""
+    one = _at(peer, "kills", every)
+    return None if one is None or set(one["verdicts"]) != {"exact"} else float(sum(one["lost"]) / len(one["lost"]))
+
+
+def _outrun_seconds(peer: dict[str, Any]) -> float | None:
+    row = peer.get("outrun", {})
+    return row["step_seconds"] if row.get("verdict") == "exact" and "died" not in row else None
 
 
 def _reader(part: str, key: str, unit: str, every: str) -> Callable[[dict[str, Any]], float | None]:
@@ -208,9 +256,12 @@ def _large(large: dict[str, Any]) -> Lines:
         The same for {about["parameters"] / 1e9:.0f} B parameters on {about["devices"]:,} GPUs, a **simulation** of
         {about["days"]} days, nothing of it measured: {about["state_bytes"]} bytes of state a parameter,
         {about["gradient_bytes"]} of gradients; a step of {about["step"]:.1f} s; {about["store"] / 1e9:.0f} GB/s to the shared
-        store in all, {about["disk"] / 1e9:g} GB/s to a node's disk and {about["host"] / 1e9:.0f} GB/s to host memory for each
-        GPU; {about["restart"]:.0f} s until processes run again; with {about["node_lost"]:.0%} of failures a node's memory and
-        disk are lost. Intervals are Young's. Share of time that does not go into new steps, by hours between failures:""")
+        store in all, {about["disk"] / 1e9:g} GB/s to a node's disk, {about["host"] / 1e9:.0f} GB/s to host memory and
+        {about["network"] / 1e9:g} GB/s to another node's for each GPU; a step redone from the log takes
+        {about["optimizer"]:g} s beside reading; {about["restart"]:.0f} s until processes run again; with
+        {about["node_lost"]:.0%} of failures a node's memory and disk are lost, with none those of two. Traffic to other nodes
+        and second copies hide behind training. Intervals are Young's. Share of time that does not go into new steps, by hours
+        between failures:""")
     names = next(iter(large["lost"].values()))
     return lines + table(
         ["saved", *(f"{hours} h" for hours in large["lost"])],

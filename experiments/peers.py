@@ -14,12 +14,14 @@ import argparse
 import json
 import multiprocessing
 import os
+import random
 import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from circumstances import Circumstances, write_results
 from peer import cost, flash
@@ -31,6 +33,7 @@ from peer_pictures import draw_peers
 
 _SEED = 7
 _COST_SECONDS_MAX = 120
+_SLOW_BATCH = 4  # samples of a batch where steps are to be shorter than saves
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -39,8 +42,9 @@ class Size:
 
     def __init__(self, *, quick: bool) -> None:
         self.width, self.width_faults = (128, 128) if quick else (1400, 256)
-        self.blocks = {1: 1} if quick else {1: 4, 10: 6, 100: 10}
+        self.blocks = {1: 1} if quick else {1: 20, 10: 30, 100: 60}
         self.crashes = {1: 9} if quick else {1: 23, 10: 37, 100: 127}
+        self.kills = {1: 1} if quick else {1: 10, 10: 10, 100: 10}  # tries
         self.scenarios = ("between", "cut") if quick else tuple(SCENARIOS)
 
 
@@ -52,6 +56,7 @@ class Measurement:
         self._here = {name: PEERS[name] for name in names if not PEERS[name].missing}
         self.missing = {PEERS[name].title: PEERS[name].missing for name in names if name not in self._here}
         self.late: list[str] = []
+        self.plain_seconds = 0.0
         self.peers: dict[str, dict[str, Any]] = {}
         for name, peer in self._here.items():
             peer.adapter_class()  # imported before the forks
@@ -83,6 +88,30 @@ class Measurement:
                     self.peers[name].setdefault("crash", {})["100" if peer.logs_steps else str(every)] = row
                     print(f"  {peer.title:45s} every {every:3d}: {row}", flush=True)
 
+    def kills(self, end: float) -> None:
+        """A SIGKILL at random moments of random steps, of a small network; the same steps for all peers."""
+        lab, chance = Lab(self._folder / "kills", self._size.width_faults, _SEED), random.Random(_SEED)
+        lab.take_reference(4 * max(self._size.kills))
+        for every, tries in self._size.kills.items():
+            steps = [chance.randrange(max(5, every + 1), max(25, 3 * every)) for _ in range(tries)]
+            for name, peer in self._tried().items():
+                if peer.has_agent or (peer.logs_steps and every != max(self._size.kills)):
+                    continue
+                if not self._is_late(end, f"kills of {peer.title}, every {every}"):
+                    found = lab.crashes_at(name, 100 if peer.logs_steps else every, steps)
+                    self.peers[name].setdefault("kills", {})["100" if peer.logs_steps else str(every)] = found
+                    print(f"  {peer.title:45s} every {every:3d}: {found}", flush=True)
+
+    def outruns(self, end: float) -> None:
+        """A trainer whose steps are shorter than a save takes, saved at each."""
+        lab = Lab(self._folder / "outruns", self._size.width, _SEED, _SLOW_BATCH)
+        lab.take_reference(200)
+        self.plain_seconds = float(np.median([lab.outrun("none", 1)["step_seconds"] for _ in range(3)]))
+        for name, peer in self._tried().items():
+            if not peer.has_agent and not self._is_late(end, f"a saver slower than the trainer, {peer.title}"):
+                row = self.peers[name]["outrun"] = lab.outrun(name, 100 if peer.logs_steps else 1)
+                print(f"  {peer.title:45s} {row}", flush=True)
+
     def faults(self, end: float) -> None:
         """Scenario by scenario; those that take long to start come last."""
         lab = Lab(self._folder / "faults", self._size.width_faults, _SEED)
@@ -110,11 +139,18 @@ def measure(names: list[str], *, quick: bool, minutes: float) -> dict[str, Any]:
     size, begun = Size(quick=quick), time.monotonic()
     with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
         made = Measurement(names, Path(folder), size)
-        for part, share in ((made.faults, 0.6), (made.crashes, 0.8), (made.costs, 1.0)):
+        for part, share in (
+            (made.faults, 0.4),
+            (made.kills, 0.6),
+            (made.crashes, 0.65),
+            (made.outruns, 0.7),
+            (made.costs, 1.0),
+        ):
             part(begun + share * minutes * 60)
         parameters = sum(p.numel() for p in Job(size.width).model.parameters())
     lost = {str(hours): Large().simulate(3600 * hours, _SEED) for hours in HOURS}
     return {"parameters": parameters, "missing": made.missing, "late": made.late, "peers": made.peers,
+            "outrun": {"batch": _SLOW_BATCH, "step_seconds": made.plain_seconds},
             "scenarios": {name: SCENARIOS[name].title for name in size.scenarios},
             "large": {"parameters": asdict(Large()), "lost": lost}}  # fmt: skip
 

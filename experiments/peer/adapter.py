@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from peer.job import Batch, Job, Position
+from peer.job import BATCH, Batch, Job, Position
 
 KEEP = 2  # saves that stay where a system leaves that to its user
 
@@ -24,9 +24,9 @@ class Adapter:
 
     kinds = ("save",)  # of files that `newest` names
 
-    def __init__(self, width: int, folder: Path, every: int) -> None:
+    def __init__(self, width: int, folder: Path, every: int, batch: int = BATCH) -> None:
         self.folder, self.every = folder, every
-        self.job = Job(width, self.wrap)
+        self.job = Job(width, self.wrap, batch)
         self.position = Position(self.job.loader)
         self.step = 0
 

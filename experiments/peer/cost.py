@@ -15,13 +15,14 @@ from peer.processes import descendants, memory_bytes, written_bytes
 from peer.registry import PEERS
 
 _BLOCK = 10  # steps of a turn; the first is not counted
+_AHEAD = _BLOCK // 2  # steps before the first turn, so that multiples of a turn's length fall into its middle
 
 
 def measure(peer: str, folder: Path, width: int, every: int, blocks: int) -> dict[str, Any]:
     """Ratios over no saving, and bytes; in a process of its own.
 
-    Saves fall into the middle of a turn, so that the steps behind one bear what is still being written; at the end of a turn
-    that is waited for, and not counted. A peer that logs each step takes its checkpoints at this interval.
+    Saves, and the checkpoints of a peer that logs each step, fall into the middle of a turn, so that the steps behind one bear
+    what is still being written; at the end of a turn that is waited for, and not counted.
     """
     place = folder / f"{folder.name}-saved"  # a name of its own: shared memory goes by it
     (folder / "plain").mkdir(parents=True)
@@ -30,7 +31,8 @@ def measure(peer: str, folder: Path, width: int, every: int, blocks: int) -> dic
     turns = {plain: _steps(plain, False), saved: _steps(saved, not PEERS[peer].logs_steps)}
     times: dict[Adapter, list[float]] = {plain: [], saved: []}
     for adapter, turn in turns.items():
-        next(turn)
+        for _ in range(1 + _AHEAD):
+            next(turn)
         adapter.wait()
     before = written_bytes([os.getpid(), *descendants(os.getpid())])
     for _ in range(blocks):
@@ -60,7 +62,7 @@ def _steps(adapter: Adapter, saves: bool) -> Iterator[float]:
         adapter.job.backward(*batch)
         adapter.job.update()
         step += 1
-        if saves and step % adapter.every == adapter.every // 2:
+        if saves and step % adapter.every == 0:
             adapter.save(step)
         batch = next(batches)
         taken = time.perf_counter() - begun

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 Batch = tuple[Tensor, Tensor]
-_BATCH = 64
+BATCH = 64  # samples, unless a job has it otherwise
 
 
 @cache
@@ -23,7 +23,7 @@ def digits() -> TensorDataset:
     """Handwritten digits, 8 x 8; 22 whole batches of them."""
     from sklearn.datasets import load_digits
 
-    found, count = load_digits(), 22 * _BATCH
+    found, count = load_digits(), 22 * BATCH
     return TensorDataset(torch.from_numpy(found.images[:count]).float() / 16, torch.from_numpy(found.target[:count]))
 
 
@@ -40,7 +40,7 @@ class Job:
         loader: shuffled batches of one epoch, their order from torch's global random state.
     """
 
-    def __init__(self, width: int, wrap: Wrap | None = None) -> None:
+    def __init__(self, width: int, wrap: Wrap | None = None, batch: int = BATCH) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(
             nn.Flatten(), nn.Linear(64, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2),
@@ -49,7 +49,7 @@ class Job:
         self.inner = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.optimizer = wrap(self.inner, self.model) if wrap else self.inner
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10_000)
-        self.loader: DataLoader[Any] = DataLoader(digits(), _BATCH, shuffle=True)
+        self.loader: DataLoader[Any] = DataLoader(digits(), batch, shuffle=True)
 
     def backward(self, x: Tensor, y: Tensor) -> None:
         """All of a step that comes before the optimizer."""

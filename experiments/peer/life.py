@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from peer.processes import descendants, empty_shm
+from peer.job import BATCH
+from peer.processes import descendants, empty_shm, memory_bytes
 from peer.registry import PEERS
 
 _DEAD_AFTER = 3  # parameters that an optimizer has updated when it dies inside its step
@@ -39,6 +40,7 @@ class Life:
         fill: fill the disk that the folder is on when so many steps are done.
         tiny_shm: bytes of /dev/shm that it has.
         looks: look at the state before each step, and not only at the first and the last.
+        batch: samples of a batch.
     """
 
     peer: str
@@ -53,6 +55,7 @@ class Life:
     fill: int | None = None
     tiny_shm: int | None = None
     looks: bool = False
+    batch: int = BATCH
 
 
 def live(life: Life, fifo: Path) -> None:
@@ -80,7 +83,7 @@ def live(life: Life, fifo: Path) -> None:
 
 
 def _train(life: Life, tell: Any) -> None:
-    adapter = PEERS[life.peer].make(life.width, life.folder, life.every)
+    adapter = PEERS[life.peer].make(life.width, life.folder, life.every, life.batch)
     begun = time.perf_counter()
     first = step = adapter.open()
     window, asked = 0.0, None
@@ -115,7 +118,8 @@ def _train(life: Life, tell: Any) -> None:
 def _die(life: Life, adapter: Any, tell: Any) -> None:
     if life.settles:
         adapter.wait()
-    tell(helpers=descendants(os.getpid()))
+    helpers = descendants(os.getpid())
+    tell(helpers=helpers, memory=memory_bytes([os.getpid(), *helpers]))
     if life.way == "all":
         signal.pause()  # the experiment kills this process and its helpers at once
     os.kill(os.getpid(), signal.SIGKILL)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import tranlogs
 from peer.adapter import Adapter
+from peer.job import BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,9 @@ class Peer:
         found: type[Adapter] = getattr(importlib.import_module(f"peer.{self.module}"), self.adapter)
         return found
 
-    def make(self, width: int, folder: Path, every: int) -> Adapter:
+    def make(self, width: int, folder: Path, every: int, batch: int = BATCH) -> Adapter:
         """An adapter for a folder."""
-        return self.adapter_class()(width, folder, every)
+        return self.adapter_class()(width, folder, every, batch)
 
 
 _DLROVER = ("dlrover", "grpcio", "kubernetes", "tornado")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from peer import flash
 from peer.agent import run_twice
-from peer.job import digits
+from peer.job import BATCH, digits
 from peer.life import Life
 from peer.processes import can_mount, kill, small_disk
 from peer.registry import PEERS
@@ -24,6 +25,7 @@ _DISK_BYTES = 1 << 30
 _FILLED, _FILLED_DEAD = 9, 150  # steps done when the disk is full, and when the trainer dies
 _TINY_SHM_BYTES = 1 << 20
 _CUT_BYTES = 4096
+_SLOW_STEPS = 150
 _SAVE_PARTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the time that a save takes, the wait for what is written behind included
 
 
@@ -82,10 +84,10 @@ AGENT_SCENARIOS = ("between", "update", "save", "all", "shm")  # what an agent i
 
 
 class Lab:
-    """Tries faults on peers, with a network of a width, in a folder."""
+    """Tries faults on peers, with a network of a width and batches of a size, in a folder."""
 
-    def __init__(self, folder: Path, width: int, seed: int) -> None:
-        self._folder, self._width, self._chance, self._lives = folder, width, random.Random(seed), 0
+    def __init__(self, folder: Path, width: int, seed: int, batch: int = BATCH) -> None:
+        self._folder, self._width, self._chance, self._batch, self._lives = folder, width, random.Random(seed), batch, 0
         digits()  # read once, before any fork
         self.reference: list[str] = []
 
@@ -115,8 +117,17 @@ class Lab:
         life = replace(self._life(peer, every), crash=crash, way="random")
         return self._try(life, SCENARIOS["between"], 0)
 
+    def crashes_at(self, peer: str, every: int, crashes: Sequence[int]) -> dict[str, Any]:
+        """The same at several steps, in a run of its own each; what became of them all."""
+        rows = [self.crash_at(peer, every, crash) for crash in crashes]
+        return {"lost": [row["lost"] for row in rows if "lost" in row], "verdicts": Counter(row["verdict"] for row in rows)}
+
+    def outrun(self, peer: str, every: int) -> dict[str, Any]:
+        """A SIGKILL after some steps, as fast as they come; with seconds of a step, and bytes of memory in the end."""
+        return self._try(replace(self._life(peer, every), crash=_SLOW_STEPS), SCENARIOS["between"], 0)
+
     def _life(self, peer: str, every: int) -> Life:
-        return Life(peer, self._place(peer), self._width, every, until=1_000_000)
+        return Life(peer, self._place(peer), self._width, every, until=1_000_000, batch=self._batch)
 
     def _place(self, peer: str) -> Path:
         self._lives += 1
@@ -152,7 +163,7 @@ class Lab:
                 damaged = files[kind]
                 scenario.damage(damaged)
             until = dead.finished + AFTER
-            again = run(Life(life.peer, life.folder, life.width, life.every, until, tiny_shm=life.tiny_shm), self._chance)
+            again = run(replace(life, crash=None, way="head", fill=None, until=until), self._chance)
         orphans += [*dead.orphans, *again.orphans]
         row = self._score(dead, again)
         return row if damaged is None else {**row, "damaged": damaged.suffix or damaged.name}
@@ -160,6 +171,7 @@ class Lab:
     def _score(self, dead: Outcome, again: Outcome) -> dict[str, Any]:
         finished = dead.finished
         row: dict[str, Any] = {"finished": finished, "orphans": len(dead.orphans), "helpers": len(dead.helpers)}
+        row |= {"step_seconds": dead.step_seconds, "memory": dead.memory}
         if dead.exit != -9:
             row["died"] = dead.error or f"exit {dead.exit}"
         if dead.hung:

@@ -68,7 +68,8 @@ class Large:
         parameters, devices: of the model, of the job.
         state_bytes, gradient_bytes: a parameter: bf16 weights, fp32 weights and both moments of Adam; bf16 gradients.
         step: seconds: 4 M tokens at 6 operations a parameter and token, 400 Tflop/s a device.
-        store, disk, host: bytes a second: the shared store in all; a node's disk and the copy to host memory, for each device.
+        store, disk, host, network: bytes a second: the shared store in all; a node's disk, the copy to host memory, and the way
+            to another node's memory, for each device.
         optimizer: seconds of its step, which redoing a step takes beside reading.
         restart: seconds until processes run again, whatever saves.
         node_lost: share of failures with which a node's memory and disk are gone (DLRover's report: a quarter).
@@ -83,6 +84,7 @@ class Large:
     store: float = 50e9
     disk: float = 0.5e9
     host: float = 20e9
+    network: float = 5e9
     optimizer: float = 0.03
     restart: float = 120
     node_lost: float = 0.25
@@ -92,7 +94,7 @@ class Large:
         """After a process has died; after a node was lost. Intervals are Young's, and no shorter than a save takes."""
         state, gradients = self.state_bytes * self.parameters, self.gradient_bytes * self.parameters / self.devices
         to_store, to_host = state / self.store, state / self.devices / self.host
-        to_disk = state / self.devices / self.disk
+        to_disk, to_peer = state / self.devices / self.disk, state / self.devices / self.network
         plain = self._interval(to_store, to_store, between_failures)
         behind = self._interval(to_host, to_store, between_failures)
         stored = Way(behind, to_host, to_store, to_store)
@@ -104,6 +106,7 @@ class Large:
             "full save to the store": (Way(plain, to_store, to_store, to_store),) * 2,
             "the same behind training": (stored, stored),
             "host memory each step, store behind": (Way(self.step, to_host, to_host, to_host), stored),
+            "host memory of two nodes each step (Gemini)": (Way(self.step, to_host, to_peer, to_peer),) * 2,
             "TranLogs, gradients on two nodes' disks": (logged, logged),
         }
 

@@ -31,7 +31,7 @@ def found(folder: Path) -> dict[str, Any]:
 @pytest.mark.crash
 def test_the_report_tells_costs_crashes_and_faults(folder: Path) -> None:
     page = (folder / "results.md").read_text()
-    assert page.count("| torch.save, rename |") == 3
+    assert page.count("| torch.save, rename |") == 5
     assert "| exact, 2 lost | refused | 0 |" in page
     assert (folder / "results" / "peers.png").read_bytes().startswith(b"\x89PNG")
 
@@ -59,6 +59,14 @@ def test_a_crash_at_interval_one_loses_at_most_the_running_step(found: dict[str,
     assert crash["verdict"] == "exact"
     assert crash["lost"] == 0
     assert crash["seconds"] >= crash["seconds_back"] > 0
+
+
+@pytest.mark.crash
+def test_random_kills_and_a_trainer_faster_than_its_saves_come_back_exactly(found: dict[str, Any]) -> None:
+    assert found["peers"]["torch-save"]["kills"]["1"]["verdicts"] == {"exact": 1}
+    outrun = found["peers"]["torch-save"]["outrun"]
+    assert (outrun["finished"], outrun["verdict"]) == (150, "exact")
+    assert outrun["step_seconds"] > found["outrun"]["step_seconds"]
 
 
 def test_bytes_of_a_save_at_each_step_are_those_of_the_state(found: dict[str, Any]) -> None:
