@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ _BUDGETS = (16, 32, 48)  # MiB
 _SIZES = (7, 1400, 11_200)  # 100 KB of gradients a step
 _STEP_SECONDS, _CHECKPOINT_STEPS = 0.1, 40
 _LOOK_SECONDS = 0.05
+_SHOWN = 5  # one in so many of these is kept
 _CURVES = 7  # segments whose values are drawn
 _INK, _SHADES = "#1f2937", ("#93c5fd", "#3b82f6", "#1e3a8a")
 
@@ -100,9 +102,22 @@ def measure(*, quick: bool = False, picture: Path | None = None) -> dict[str, An
     found = {}
     for course in courses.values():
         most = max(course.nbytes) / MIB
-        found[f"{course.budget} MiB"] = {"most_bytes": max(course.nbytes), "last_bytes": course.nbytes[-1]}
+        found[f"{course.budget} MiB"] = {
+            "most_bytes": max(course.nbytes),
+            "last_bytes": course.nbytes[-1],
+            **_series(course, start),
+        }
         print(f"  budget {course.budget} MiB: at most {most:.1f} MiB on disk, {course.nbytes[-1] / MIB:.1f} MiB in the end")
     return found
+
+
+def _series(course: Course, start: float) -> dict[str, Any]:
+    """All that the picture shows, and how often the daemon looked: seconds since the beginning, bytes, values."""
+    looks = [row.at - start for row in course.evaluations if row.at > start]
+    curves = [{"seconds": [round(at, 2) for at in times], "values": [round(value, 4) for value in values]}
+              for times, values in _curves(course, start)]  # fmt: skip
+    return {"looks": len(looks), "seconds_between_looks": [round(b - a, 2) for a, b in pairwise(looks)],
+            "seconds": [round(at, 2) for at in course.times[::_SHOWN]], "bytes": course.nbytes[::_SHOWN], "values": curves}  # fmt: skip
 
 
 def _training(run: Path) -> subprocess.Popen[bytes]:

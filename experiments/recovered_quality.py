@@ -1,4 +1,4 @@
-"""Loss and accuracy right after recovery, for a crash at points all over the checkpoint interval: TranLogs, checkpoints alone.
+"""Loss and accuracy right after recovery, for a crash at each point of a checkpoint interval: TranLogs, checkpoints alone.
 
     python experiments/recovered_quality.py [--quick] [--out FILE]
 
@@ -51,7 +51,7 @@ class Size:
         return [interval * self.interval + into for interval in self.intervals for into in self.into]
 
 
-FULL = Size(interval=40, intervals=(1, 3), into=(0, 8, 16, 24, 32, 39), names=NAMES, look=4)
+FULL = Size(interval=40, intervals=(1, 3), into=tuple(range(40)), names=NAMES, look=1)
 QUICK = Size(interval=4, intervals=(1,), into=(1, 3), names=NAMES[:1], look=2)
 
 

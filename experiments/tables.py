@@ -113,15 +113,12 @@ def storage(results: dict[str, Any]) -> Lines:
     """Bytes under three budgets."""
     lines = prose("""
         A toy that logs 100 KB a step, ten steps a second, with a daemon beside it that looks once in half a second. Between two
-        looks a run lies above its budget by what it logs meanwhile. An evaluation may take a twentieth of the time, so that
-        looks become rare where it waits long for a processor or a disk.""")
-    return lines + table(
-        ["budget", "on disk at most", "in the end"],
-        (
-            [budget, f"{found['most_bytes'] / (1 << 20):.1f} MiB", f"{found['last_bytes'] / (1 << 20):.1f} MiB"]
-            for budget, found in _without_circumstances(results).items()
-        ),
-    )
+        looks a run lies above its budget by what it logs meanwhile; a look takes at most a twentieth of the time, so they
+        become rare where it waits long for a processor or a disk.""")
+    rows = ([budget, *(f"{found[key] / (1 << 20):.1f} MiB" for key in ("most_bytes", "last_bytes")), found["looks"],
+             f"{max(found['seconds_between_looks']):.1f} s"]
+            for budget, found in _without_circumstances(results).items())  # fmt: skip
+    return lines + table(["budget", "on disk at most", "in the end", "looks", "longest between two"], rows)
 
 
 def store(results: dict[str, Any]) -> Lines:
