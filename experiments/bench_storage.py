@@ -116,8 +116,10 @@ def _series(course: Course, start: float) -> dict[str, Any]:
     looks = [row.at - start for row in course.evaluations if row.at > start]
     curves = [{"seconds": [round(at, 2) for at in times], "values": [round(value, 4) for value in values]}
               for times, values in _curves(course, start)]  # fmt: skip
-    return {"looks": len(looks), "seconds_between_looks": [round(b - a, 2) for a, b in pairwise(looks)],
-            "seconds": [round(at, 2) for at in course.times[::_SHOWN]], "bytes": course.nbytes[::_SHOWN], "values": curves}  # fmt: skip
+    between = [round(b - a, 2) for a, b in pairwise(looks)]
+    seconds = [round(at, 2) for at in course.times[::_SHOWN]]
+    return {"looks": len(looks), "seconds_between_looks": between, "seconds": seconds, "bytes": course.nbytes[::_SHOWN],
+            "values": curves}  # fmt: skip
 
 
 def _training(run: Path) -> subprocess.Popen[bytes]:

@@ -116,7 +116,7 @@ def storage(results: dict[str, Any]) -> Lines:
         looks a run lies above its budget by what it logs meanwhile; a look takes at most a twentieth of the time, so they
         become rare where it waits long for a processor or a disk.""")
     rows = ([budget, *(f"{found[key] / (1 << 20):.1f} MiB" for key in ("most_bytes", "last_bytes")), found["looks"],
-             f"{max(found['seconds_between_looks']):.1f} s"]
+             f"{max(found['seconds_between_looks'], default=0):.1f} s"]
             for budget, found in _without_circumstances(results).items())  # fmt: skip
     return lines + table(["budget", "on disk at most", "in the end", "looks", "longest between two"], rows)
 
