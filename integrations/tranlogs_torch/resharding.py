@@ -1,28 +1,27 @@
 """Parts of parameters that lie otherwise now than they were recorded: each process takes its own from what all have redone.
 
-What a rank of before had is redone as plain tensors, by one process. These are sent to all, one rank's after the other and
-some megabytes at a time, and each copies what falls into its parts: nobody holds more of the state than was redone there, its
-own, and what is on its way. What several ranks had is compared, bit for bit: it must be the same.
+What a rank of before had is redone as plain tensors, by one process. From there each process is sent what falls into its own
+parts, one rank's after the other and some megabytes at a time: nobody holds more of the state than was redone there, its own,
+and what is on its way. What several ranks had is compared, bit for bit: it must be the same.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import xxhash
 
-from tranlogs.config import MIB
 from tranlogs.errors import RecoveryError, StateMismatch, UsageError, in_words
 from tranlogs.recovery.reach import Channel
-from tranlogs.types import ITEMSIZE, AnyArray, Array
+from tranlogs.types import AnyArray, Array
 
 from . import adapt, environment, naming
 from .boxes import Box, Shape, cut
 from .classes import OptimizerClasses
+from .dealing import Piece, Told, bundles, common
 from .distributed.adoption import packed, unpacked
 from .equality import have_same_bits
 from .exchange import unwrapped
@@ -35,35 +34,12 @@ from .state import TorchState
 
 T = TypeVar("T")
 
-_BUNDLE_BYTES = 16 * MIB
 _NOT_TAKEN = ("ddp", "beside")  # of a boundary: what reducers and neighbours of before had
 
 
 def part(state: TorchState) -> RecordedState:
     """A state for what another process recorded, with the optimizers' classes that the script uses."""
     return RecordedState(OptimizerClasses.of(state.optimizers.values()))
-
-
-class Told(NamedTuple):
-    """What is told of a tensor of a rank of before.
-
-    `parameter` is the one as which it is laid out; "" for what is whole on each rank (a count of steps).
-    """
-
-    name: str
-    dtype: str
-    offset: tuple[int, ...]
-    length: tuple[int, ...]
-    whole: tuple[int, ...]
-    parameter: str
-
-    def slabs(self) -> Iterator[tuple[int, int, int]]:
-        """Cut along the first dimension into what is sent at once: first row, rows, bytes."""
-        row = math.prod(self.length[1:]) * ITEMSIZE[self.dtype]
-        rows, step = (self.length[0] if self.length else 1), max(1, _BUNDLE_BYTES // max(1, row))
-        for first in range(0, rows if row else 0, step):
-            count = min(step, rows - first)
-            yield first, count, count * row
 
 
 class Target:
@@ -85,16 +61,20 @@ class Target:
         """Whether every element was filled, and once."""
         return self._count == self.tensor.numel()
 
+    @property
+    def boxes(self) -> list[Box]:
+        """Where they lie, and how long they are."""
+        return [(offset, tuple(box.shape)) for offset, box in self._boxes]
+
     @torch.no_grad()
     def put(self, rank: int, offset: tuple[int, ...], values: torch.Tensor) -> None:
         """Copy what falls into it of a rank's box; compare it where another rank had that box, too."""
         for at, box in self._boxes:
-            bounds = [(max(a, b), min(a + m, b + n)) for a, m, b, n in
-                      zip(offset, values.shape, at, box.shape, strict=True)]  # fmt: skip
-            if any(first >= end for first, end in bounds):
+            both = common((offset, tuple(values.shape)), (at, tuple(box.shape)))
+            if both is None:
                 continue
-            source = values[tuple(slice(first - a, end - a) for (first, end), a in zip(bounds, offset, strict=True))]
-            target = box[tuple(slice(first - a, end - a) for (first, end), a in zip(bounds, at, strict=True))]
+            source, target = (one[tuple(slice(first - i, first - i + n) for first, n, i in zip(*both, begin, strict=True))]
+                              for one, begin in ((values, offset), (box, at)))  # fmt: skip
             before = self._filled.setdefault((offset, tuple(values.shape)), rank)
             if before == rank:
                 target.copy_(source)
@@ -111,6 +91,7 @@ class Taking:
         self._state, self._parts, self._owners, self._rank, self._channel = state, parts, owners, rank, channel
         self._targets: dict[str, Target] = {}
         self._told: dict[int, dict[str, Any]] = {}
+        self._wanted: list[dict[str, list[Box]]] = []  # of each process, by tensor
 
     def take(self) -> dict[str, Any]:
         """Set the state; gives the boundary's body, which is set, too."""
@@ -119,11 +100,12 @@ class Taking:
         mine = self._on_all(self._described)
         self._told = dict(sorted((rank, unpacked(blob)) for one in self._channel.gather(mine) for rank, blob in one))
         self._on_all(self._demand_fit)
-        for rank, about in self._told.items():
-            if rank != self._donor and self._is_copied:
-                self._parts.pop(rank, None)
-            else:
-                self._receive(rank, [Told(*one) for one in about["tensors"]])
+        given = {rank: [Told(*one) for one in about["tensors"]] for rank, about in self._told.items()
+                 if rank == self._donor or not self._is_copied}  # fmt: skip
+        self._wanted = [unpacked(blob) for blob in self._channel.gather(self._on_all(lambda: self._wants(given)))]
+        for rank, told in given.items():
+            self._deal(rank, told)
+        self._parts.clear()
         self._on_all(self._demand_whole)
         return self._set(own_body or self._first["body"])
 
@@ -187,26 +169,37 @@ class Taking:
 
     # Sending and receiving.
 
-    def _receive(self, rank: int, told: list[Told]) -> None:
-        part = self._parts.pop(rank, None)
-        held = {} if part is None else {(one.name, one.offset): box for one, box in _boxes(part)}
-        for bundle in _bundles(told):
-            parts = ((held[one.name, one.offset], first, count) for one, first, count, _ in bundle) if held else ()
-            content = b"".join(_bytes(*piece) for piece in parts)
-            blob, at = np.frombuffer(self._channel.broadcast(content, self._owners[rank]), np.uint8), 0
-            for one, first, count, nbytes in bundle:
-                shape = (count, *one.length[1:]) if one.length else ()
-                values = adapt.from_array(Array(one.dtype, shape, blob[at : at + nbytes]))
-                offset = (one.offset[0] + first, *one.offset[1:]) if one.length else ()
-                self._target(one).put(rank, offset, values)
-                at += nbytes
-        for one in told:  # also what is empty
-            self._target(one)
+    def _wants(self, given: dict[int, list[Told]]) -> bytes:
+        """What falls into this process's tensors, which are made, as boxes by tensor."""
+        for told in given.values():
+            for one in told:
+                if one.name not in self._targets:
+                    self._targets[one.name] = self._made(one)
+        return packed({name: target.boxes for name, target in self._targets.items()})
 
-    def _target(self, one: Told) -> Target:
-        if one.name not in self._targets:
-            self._targets[one.name] = self._made(one)
-        return self._targets[one.name]
+    def _deal(self, rank: int, told: list[Told]) -> None:
+        """Give each process its pieces of what a rank of before had, from the one that has redone it."""
+        owner, part = self._owners[rank], self._parts.pop(rank, None)
+        if part is None:
+            for bundle in bundles(told, self._wanted[self._rank]):
+                self._put(rank, bundle, self._channel.receive(owner))
+            return
+        held = {(one.name, one.offset): box for one, box in _boxes(part)}
+        for process, wanted in enumerate(self._wanted):
+            for bundle in bundles(told, wanted):
+                content = b"".join(piece.cut_from(held[piece.told.name, piece.told.offset]) for piece in bundle)
+                if process == self._rank:
+                    self._put(rank, bundle, content)
+                else:
+                    self._channel.send(content, process)
+
+    def _put(self, rank: int, bundle: list[Piece], content: bytes) -> None:
+        blob, at = np.frombuffer(content, np.uint8), 0
+        assert blob.nbytes == sum(piece.nbytes for piece in bundle), f"rank {rank}: {blob.nbytes} bytes of {bundle}"
+        for piece in bundle:
+            array = Array(piece.told.dtype, piece.length, blob[at : at + piece.nbytes])
+            self._targets[piece.told.name].put(rank, piece.offset, adapt.from_array(array))
+            at += piece.nbytes
 
     def _made(self, one: Told) -> Target:
         if not one.parameter:
@@ -322,25 +315,3 @@ def _boxes(part: RecordedState) -> Iterator[tuple[Told, torch.Tensor]]:
         whole, laid = place.whole if place else tuple(tensor.shape), "" if parameter is None else part.name_of[id(parameter)]
         for offset, box in cut(tensor, place) or [((0,) * max(1, len(whole)), tensor.new_empty((0,) * max(1, len(whole))))]:
             yield Told(name, adapt._NAMES[tensor.dtype], offset, tuple(box.shape), whole, laid), box
-
-
-def _bundles(told: list[Told]) -> Iterator[list[tuple[Told, int, int, int]]]:
-    """Slabs of tensors that are sent together: the tensor, its first row, rows, bytes."""
-    bundle: list[tuple[Told, int, int, int]] = []
-    size = 0
-    for one in told:
-        for first, count, nbytes in one.slabs():
-            if bundle and size + nbytes > _BUNDLE_BYTES:
-                yield bundle
-                bundle, size = [], 0
-            bundle.append((one, first, count, nbytes))
-            size += nbytes
-    if bundle:
-        yield bundle
-
-
-def _bytes(tensor: torch.Tensor, first: int, count: int) -> bytes:
-    """Some rows of a tensor, in C order."""
-    rows = tensor[first : first + count] if tensor.dim() else tensor
-    plain = rows.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return adapt.flat_bytes(plain).tobytes()

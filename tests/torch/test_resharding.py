@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
 from tranlogs.recovery.resharding import _owner
 from tranlogs.types import Piece
-from tranlogs_torch import resharding
+from tranlogs_torch import dealing
 from tranlogs_torch.boxes import cut
+from tranlogs_torch.dealing import Told, bundles
 from tranlogs_torch.held import Place
-from tranlogs_torch.resharding import Target, Told
+from tranlogs_torch.resharding import Target
 
 WHOLE = torch.arange(35.0).reshape(7, 5)
 
@@ -91,17 +92,25 @@ def test_a_flat_range_is_dealt_out_in_few_boxes(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("bundle_bytes", [1, 40, 1 << 20])
-def test_slabs_cover_a_part_once(monkeypatch: pytest.MonkeyPatch, bundle_bytes: int) -> None:
-    monkeypatch.setattr(resharding, "_BUNDLE_BYTES", bundle_bytes)
-    told = [Told("a", "float32", (2, 0), (4, 5), (7, 5), "a"), Told("b", "float32", (), (), (), ""),
-            Told("c", "float32", (7, 0), (0, 5), (7, 5), "c")]  # fmt: skip
-    slabs = list(told[0].slabs())
-    assert [count * 20 for _, count, _ in slabs] == [nbytes for _, _, nbytes in slabs]
-    assert all(first + count == following for (first, count, _), (following, _, _) in pairwise(slabs))
-    assert (slabs[0][0], sum(count for _, count, _ in slabs)) == (0, 4)
-    bundles = list(resharding._bundles(told))
-    assert [one.name for bundle in bundles for one, *_ in bundle] == ["a"] * len(slabs) + ["b"]
-    assert all(len(bundle) == 1 or sum(nbytes for *_, nbytes in bundle) <= bundle_bytes for bundle in bundles)
+def test_a_process_is_sent_what_it_wants_and_no_more(monkeypatch: pytest.MonkeyPatch, bundle_bytes: int) -> None:
+    """Rows of before over columns of now; a number without dimensions; a part without elements, on either side."""
+    monkeypatch.setattr(dealing, "_BUNDLE_BYTES", bundle_bytes)
+    before = [Told("a", "float32", (0, 0), (3, 5), (7, 5), "a"), Told("a", "float32", (3, 0), (4, 5), (7, 5), "a"),
+              Told("b", "float32", (), (), (), ""), Told("c", "float32", (7, 0), (0, 5), (7, 5), "c")]  # fmt: skip
+    held = {(0, 0): WHOLE[:3], (3, 0): WHOLE[3:], (): torch.tensor(3.0)}
+    columns = torch.full((7, 2), -1.0)
+    targets = {"a": Target(columns, [((0, 3), columns)]), "b": target_at(torch.tensor(-1.0), ()), "c": Target(columns, [])}
+    found = list(bundles(before, {name: target.boxes for name, target in targets.items()}))
+    for bundle in found:
+        assert len(bundle) == 1 or sum(piece.nbytes for piece in bundle) <= bundle_bytes
+        for piece in bundle:
+            values = np.frombuffer(piece.cut_from(held[piece.told.offset]), np.float32).reshape(piece.length)
+            targets[piece.told.name].put(0, piece.offset, torch.from_numpy(values.copy()))
+    assert torch.equal(columns, WHOLE[:, 3:])
+    assert targets["a"].is_whole
+    assert targets["b"].tensor.item() == 3.0
+    assert sum(piece.nbytes for bundle in found for piece in bundle) == 7 * 2 * 4 + 4
+    assert not list(bundles(before[:2], {"a": [((2, 5), (3, 0))]}))
 
 
 def test_a_journal_is_redone_by_its_own_process_or_by_one_that_can_read_it() -> None:

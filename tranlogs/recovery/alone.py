@@ -74,6 +74,14 @@ class Alone:
         """There is nobody who could send anything."""
         raise AssertionError(f"rank {source} is not there")
 
+    def send(self, blob: bytes, to: int) -> None:
+        """There is nobody who could take anything."""
+        raise AssertionError(f"rank {to} is not there")
+
+    def receive(self, source: int) -> bytes:
+        """There is nobody who could send anything."""
+        raise AssertionError(f"rank {source} is not there")
+
     def recovery(self, state: SharedState) -> RankRecovery:
         """The recovery of the reader's rank."""
         own = self.era.holdings[self.rank]

@@ -36,6 +36,14 @@ class Channel(Protocol):
         """The bytes that rank `source` gave."""
         ...
 
+    def send(self, blob: bytes, to: int) -> None:
+        """Give bytes to rank `to`, which waits for them."""
+        ...
+
+    def receive(self, source: int) -> bytes:
+        """The bytes that rank `source` sends."""
+        ...
+
 
 class Reach:
     """See the module. Use it as a context.

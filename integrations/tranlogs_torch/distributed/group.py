@@ -69,6 +69,19 @@ class Group:
         dist.broadcast(content, source, group=self._group)
         return content.numpy().tobytes()
 
+    def send(self, blob: bytes, to: int) -> None:
+        """Give bytes to rank `to`, which must receive them."""
+        dist.send(torch.tensor([len(blob)]), to, group=self._group)
+        dist.send(torch.frombuffer(bytearray(blob), dtype=torch.uint8), to, group=self._group)
+
+    def receive(self, source: int) -> bytes:
+        """The bytes that rank `source` sends."""
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, source, group=self._group)
+        found = torch.empty(int(size), dtype=torch.uint8)
+        dist.recv(found, source, group=self._group)
+        return found.numpy().tobytes()
+
 
 class Solo:
     """One process that takes up what several have recorded: it has nobody to ask."""
@@ -80,6 +93,14 @@ class Solo:
     def broadcast(self, blob: bytes, source: int) -> bytes:
         """What it gave itself."""
         return blob
+
+    def send(self, blob: bytes, to: int) -> None:
+        """There is nobody else."""
+        raise AssertionError(f"rank {to} is not there")
+
+    def receive(self, source: int) -> bytes:
+        """There is nobody else."""
+        raise AssertionError(f"rank {source} is not there")
 
 
 def size() -> int:
