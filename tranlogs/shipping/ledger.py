@@ -393,8 +393,10 @@ class Ledger:
 
 
 def _is_same(one: Shipped | None, other: Shipped) -> bool:
-    """Whether two manifests say the same of an item."""
-    return one is not None and (one.objects.files, one.objects.is_lost) == (other.objects.files, other.objects.is_lost)
+    """Whether two manifests say the same of an item, but for whether a segment is durable, which nobody asks a manifest for."""
+    if one is None or (one.objects.files, one.objects.is_lost) != (other.objects.files, other.objects.is_lost):
+        return False
+    return isinstance(one.row, SegmentRow) or one.objects.is_durable == other.objects.is_durable
 
 
 assert CATALOG_SECONDS < _SEAL_LEASE_SECONDS, "a trainer must see a request before it lapses"
