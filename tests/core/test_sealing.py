@@ -89,8 +89,7 @@ def test_nothing_is_sealed_where_nothing_was_written(tmp_path: Path) -> None:
     bare = BareLog(tmp_path, clock=SystemClock())
     made = bare.open()
     ask(bare, 0.001, SystemClock().now() + 60)
-    made.append(EntryKind.STEP, 1, [("a", DATA)], {})
-    made.append(EntryKind.BOUNDARY, 1, [], {})
+    made.append(EntryKind.BOUNDARY, 1, [("a", DATA)], {})
     wait_until(lambda: sealed(bare) == 1)
     for _ in range(50):
         threading.Event().wait(0.002)
