@@ -99,6 +99,50 @@ def test_a_lost_journal_of_ranks_that_are_not_the_same_cannot_be_replaced() -> N
         decided(holding(0, 9, [0, 7], shared=False), lost(1))
 
 
+def whole(rank: int, last: int, checkpoints: list[int]) -> Holding:
+    """A journal that has all of each step, under DistributedDataParallel."""
+    return replace(holding(rank, last, checkpoints), is_whole=True)
+
+
+def test_a_lost_journal_costs_nothing_where_others_have_all_that_it_had() -> None:
+    found = decided(whole(0, 9, [0, 7]), lost(1), lost(2), whole(3, 9, [0, 7]))
+    assert (found.step, found.lost, found.alike, found.beside) == (9, (1, 2), (1, 2), ())
+    assert bases(found) == [(0, 7), (0, 7), (0, 7), (3, 7)]
+    assert told_of_loss(found, 4)[0].endswith("rank 1 is gone: the others have all that it logged, so that no step is lost")
+
+
+def test_its_own_part_is_taken_where_there_is_one() -> None:
+    found = decided(whole(0, 7, [0, 7]), lost(1), whole(2, 7, [0, 7]))  # in a checkpoint at the landing
+    assert (found.step, found.alike, bases(found)[1]) == (7, (), (0, 7))
+    copies = [replace(whole(rank, 9, [0, 7]), copies=2) for rank in (0, 2)]
+    found = decided(copies[0], lost(1), copies[1])
+    assert (found.step, found.beside, found.alike) == (9, (1,), ())
+
+
+def test_one_record_that_is_a_share_ends_what_others_have() -> None:
+    found = decided(whole(0, 9, [0, 4]), lost(1), whole(2, 9, [0, 4]), damage=Damage(shares={(1, 8)}))
+    assert (found.step, found.alike) == (7, (1,))
+    found = decided(whole(0, 9, [0, 4]), lost(1), holding(2, 9, [0, 4]))
+    assert (found.step, found.alike) == (4, ())
+
+
+def test_ranks_that_came_to_other_states_do_not_stand_for_one_that_is_lost() -> None:
+    found = decided(whole(0, 9, [0, 7]), lost(1), whole(2, 9, [0, 7]), damage=Damage(differ=True))
+    assert (found.step, found.alike) == (7, ())
+    (told,) = told_of_loss(found, 3)
+    assert "rank 1 is gone, and the states of the others differ: all ranks go back to the checkpoint of step 7" in told
+
+
+def test_a_lost_journal_of_ranks_that_were_seen_to_be_equal_costs_nothing() -> None:
+    equal = [replace(holding(rank, 14, [0, 7], shared=False), equal=10) for rank in (0, 2)]
+    found = decided(equal[0], lost(1), equal[1])
+    assert (found.step, found.alike, bases(found)) == (14, (1,), [(0, 7), (0, 7), (2, 7)])
+    with pytest.raises(RecoveryError, match=r"ranks 1 are gone, and with them .* their weights are not the same"):
+        decided(equal[0], lost(1), equal[1], damage=Damage(differ=True))
+    with pytest.raises(RecoveryError, match="that all had the same weights was not seen"):
+        decided(equal[0], lost(1), replace(equal[1], equal=-1))
+
+
 def test_a_rank_that_died_before_its_first_checkpoint_starts_as_it_was_built() -> None:
     found = decided(holding(0, 0, [0], shared=False, landings={}), lost(1))
     assert (found.step, bases(found), found.lost) == (0, [(0, 0), None], (1,))

@@ -160,7 +160,7 @@ DDP: dict[str, dict[str, Any]] = {
     "views kept": {"gradient_as_bucket_view": True}, "frozen": {"static_graph": True},
     "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
     "resized store": {}, "local": {}, "power copies": {}, "started": {}, "unequal": {}, "unequal sample": {}, "outside": {},
-    "apart": {},
+    "apart": {}, "images": {}, "bare by hand": {}, "bare": {},
 }  # fmt: skip
 
 
@@ -240,6 +240,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             options |= {} if dist_rank() == 0 else {"checkpoint_every": 1000, "durability": "machine"}
         if "sample" in name:
             options["fingerprint"] = "sample"
+        if name == "images":
+            options["log"] = "weights"
         optimizer = LoggedOptimizer(inner, run, ddp, **options)
         if name == "resized torn" and kill and dist_rank() == 1:
             optimizer.session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", "step-*-t002-*")
@@ -282,6 +284,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         found = ddp(x)
         loss = nn.functional.cross_entropy(own(found) if name == "outside" else found, y)
         loss.backward()
+        for p in model.parameters() if "by hand" in name else ():
+            dist.all_reduce(p.grad)
         if name == "undivided":
             for p in model.parameters():
                 assert p.grad is not None

@@ -124,6 +124,27 @@ def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_pa
     assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
 
 
+@pytest.mark.parametrize(("name", "world"), [("images", 3), ("bare by hand", 2)])
+def test_a_lost_disk_costs_no_step_where_each_rank_logged_all_of_the_same(
+    launcher: Launcher, tmp_path: Path, name: str, world: int
+) -> None:
+    found = launcher.run(world, name, tmp_path / "run", [[1, 25, 0, "disk"], [0, 33, 0, "disk"]])
+    told = launcher.told()
+    assert [(report["step"], report["exact"]) for report in told] == [(0, True), (25, None), (33, None)]
+    assert any("rank 1 goes on from step 25 with weights" in note for note in told[1]["notes"])
+    assert any("the others have all that it logged, so that no step is lost" in note for note in told[1]["notes"])
+    landings = [json.loads((tmp_path / f"run.landed{rank}").read_text()) for rank in range(world)]
+    assert landings[1:] == landings[:-1]
+    assert all(one["weights"] == found[0]["weights"] for one in found)
+
+
+def test_a_lost_disk_of_ranks_that_train_each_for_itself_is_refused(launcher: Launcher, tmp_path: Path) -> None:
+    job = {"world": 2, "restarts": 1, "arguments": ["bare", str(tmp_path / "run"), str(tmp_path / "out"),
+                                                    json.dumps([[1, 25, 0, "disk"]])]}  # fmt: skip
+    assert launcher.ask(job)
+    assert "each rank logged its own steps, and that all had the same weights was not seen" in launcher.said()
+
+
 @pytest.mark.parametrize(("name", "step"), [("power", 21), ("power copies", 25)])
 def test_what_a_hook_kept_on_a_lost_disk_is_said(launcher: Launcher, tmp_path: Path, name: str, step: int) -> None:
     launcher.run(3, name, tmp_path / "run", [[1, 25, 0, "disk"]])

@@ -26,9 +26,11 @@ from .. import fsdp
 from ..shards import describe as describe_shards
 from . import adoption
 from .beside import Beside, check_copies
+from .board import Board
 from .division import Named, Portion, digest, shares
 from .group import Group, is_there, warn_of_restarts
 from .hooks import without_errors
+from .likeness import Likeness
 from .reducer import Reducer, reducers_in
 from .resized import demand_unused
 
@@ -62,6 +64,7 @@ class Together:
         self.rank, self.world = self._group.rank, self._group.world
         self.copies = check_copies(copies, self.world)
         self._beside = Beside(self._group)
+        self._likeness = Likeness(Board(self.rank, self.world), self.world)
         self._state = state
         state.world = self.world
         self._reducers: list[Reducer] = reducers_in(state.modules)
@@ -172,7 +175,8 @@ class Together:
             self._environment["ddp"] |= {"is_divided": False, "copies": 1}
 
     def take_over(self, body: dict[str, Any]) -> None:
-        """Ranks that were found to differ at the boundary that was landed on differ still."""
+        """Ranks that were found to differ at the boundary that was landed on differ still, and equal ones are equal."""
+        self._likeness.step = body.get("equal", -1)
         if not body.get("ddp", {}).get("is_divided", True):
             self._divide_no_more()
 
@@ -242,6 +246,8 @@ class Together:
             body |= self._beside.exchange(body)
         if self._has_left:
             return False
+        if not (self._spans_all or self._reducers or self._sharding):
+            body["equal"] = self._likeness.look(journal.step, xxhash.xxh3_64_hexdigest(digests) if digests else "")
         if not is_lockstep:
             return wanted
         self._is_wanted |= bool(wanted)
