@@ -119,6 +119,12 @@ def test_its_own_part_is_taken_where_there_is_one() -> None:
     assert (found.step, found.beside, found.alike) == (9, (1,), ())
 
 
+def test_a_checkpoint_of_which_the_log_does_not_tell_any_more_is_one_to_go_back_to() -> None:
+    held = [replace(holding(rank, 7, [7], first=7), anchors=(Anchor(7, "step-7", 0, 0),)) for rank in (0, 2)]
+    found = decided(held[0], lost(1), held[1])
+    assert (found.step, found.nth, found.alike, bases(found)[1]) == (7, 1, (), (0, 7))
+
+
 def test_one_record_that_is_a_share_ends_what_others_have() -> None:
     found = decided(whole(0, 9, [0, 4]), lost(1), whole(2, 9, [0, 4]), damage=Damage(shares={(1, 8)}))
     assert (found.step, found.alike) == (7, (1,))
@@ -220,8 +226,35 @@ def test_two_neighbours_that_are_lost_cost_the_steps_since_the_checkpoint() -> N
 
 
 def test_a_damaged_copy_of_a_lost_share_is_worked_around() -> None:
-    found = decided(kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7]), damage=Damage(records={(1, 9)}))
+    found = decided(kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7]), damage=Damage(shares={(1, 9)}))
     assert (found.step, found.beside) == (8, (1,))
+
+
+def test_a_damaged_journal_counts_as_lost_where_the_rank_before_has_copies() -> None:
+    held = [kept_by(rank, 9, [0, 4]) for rank in range(3)]
+    for damage in (Damage(records={(1, 6)}), Damage(landings={(1, 6)})):
+        found = decided(*held, damage=damage)
+        assert (found.step, found.lost, found.beside, found.damaged) == (9, (1,), (1,), (1,))
+        assert bases(found) == [(0, 4), (0, 4), (2, 4)]
+        assert told_of_loss(found, 3)[0].startswith(
+            "the journal of rank 1 is damaged, and counts as gone: its shares, and what"
+        )
+    found = decided(*held, damage=Damage(records={(1, 6), (2, 8)}))  # neighbours: the one whose damage comes first
+    assert (found.step, found.damaged) == (7, (1,))
+    assert decided(*held, damage=Damage(records={(1, 6)}), step=8).damaged == (1,)
+    found = decided(*held, damage=Damage(records={(1, 6)}, shares={(1, 7)}))  # and the copy is no better
+    assert (found.step, found.damaged) == (6, (1,))
+    alone = [holding(rank, 9, [0, 4]) for rank in range(3)]  # without copies
+    assert (decided(*alone, damage=Damage(records={(1, 6)})).step, decided(*alone).damaged) == (5, ())
+
+
+def test_a_hole_in_a_journal_is_damage() -> None:
+    parts = (Stretch(0, 5, dict.fromkeys(range(1, 6), 1)), Stretch(6, 9, dict.fromkeys(range(7, 10), 1)))
+    torn = replace(kept_by(1, 9, [0, 4]), stretches=parts)
+    found = decided(kept_by(0, 9, [0, 4]), torn, kept_by(2, 9, [0, 4]))
+    assert (found.step, found.beside, found.damaged) == (9, (1,), (1,))
+    whole_again = replace(torn, anchors=(*torn.anchors, Anchor(8, "step-8", 1, 1)))
+    assert decided(kept_by(0, 9, [0, 4]), whole_again, kept_by(2, 9, [0, 4])).damaged == ()
 
 
 def test_with_copies_the_first_boundary_of_a_step_is_meant() -> None:

@@ -55,6 +55,12 @@ def test_killed_group_ends_with_the_bits_of_one_that_was_not(
     assert steps == sorted(steps)
 
 
+def test_a_redo_may_take_longer_than_the_groups_time_limit(launcher: Launcher, tmp_path: Path) -> None:
+    found = launcher.run(2, "hurried", tmp_path / "run", [[0, 5, 0]])
+    assert [(report["step"], report["exact"]) for report in launcher.told()] == [(0, True), (5, True)]
+    assert differences(found, launcher.reference(2, "plain")) == [[]] * 2
+
+
 def test_a_finished_step_is_lost_by_no_kill(launcher: Launcher, tmp_path: Path) -> None:
     kills = [[rank, step, 0] for rank, step in ((0, 5), (2, 17), (1, 30))]  # as that step begins
     found = launcher.run(3, "plain", tmp_path / "run", kills)
@@ -85,6 +91,14 @@ def test_who_has_run_out_of_data_sends_nobody_back(launcher: Launcher, tmp_path:
     found = launcher.run(3, "join", tmp_path / "run", kills)
     assert [report["step"] for report in launcher.told()] == [0, 33, 36, 37, 41, 44, STEPS]
     assert differences(found, launcher.reference(3, "join")) == [[]] * 3
+
+
+def test_a_lost_disk_of_a_rank_that_had_run_out_of_data_is_refused(launcher: Launcher, tmp_path: Path) -> None:
+    """Nothing tells where it left: its weights are not those of the others."""
+    job = {"world": 3, "restarts": 1, "arguments": ["join", str(tmp_path / "run"), str(tmp_path / "out"),
+                                                    json.dumps([[2, 33, 0, "disk"]])]}  # fmt: skip
+    assert launcher.ask(job)
+    assert "the journals of ranks 2 are gone, and with them what these ranks trained" in launcher.said()
 
 
 def test_a_second_join_is_refused_by_name(launcher: Launcher, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ nothing, some of them (a lost journal)                 its shares are gone: all 
 the same, with copies of its shares on the rank before all land on the newest boundary; the lost rank redoes what that one has
 the same, and no record is a share, of ranks that are  all land on the newest boundary; the lost rank redoes what another has
 known to be equal
-a journal that ends much earlier (from a store)        the same as if it were gone, if that leads further
+a journal that ends much earlier (from a store), or    the same as if it were gone, if that leads further
+is damaged
 the same, and parameters are sharded                   refused: its part of the weights is nowhere else
 some have said that they ran out of data before N      each of these lands where it left, the others on N
 no such N                                              refused
@@ -40,8 +41,8 @@ class Agreement:
 
     `beside` are those of the lost of which the rank before has copies, `alike` those that redo what another rank has, as it
     is the same; `is_whole` tells that no record is a share. `behind` are those of the lost whose journals are there and end
-    earlier; `short` are those that end earlier and count, each with the step, and `end` is where the others end. `left` are
-    those that ran out of data before, each with its own step and boundary.
+    earlier, `damaged` those whose journals are; `short` are those that end earlier and count, each with the step, and `end`
+    is where the others end. `left` are those that ran out of data before, each with its own step and boundary.
     """
 
     step: int
@@ -57,6 +58,7 @@ class Agreement:
     left: tuple[tuple[int, int, int], ...] = ()
     alike: tuple[int, ...] = ()
     is_whole: bool = False
+    damaged: tuple[int, ...] = ()
 
     def landing(self, rank: int) -> tuple[int, int]:
         """The step on which a rank lands, and which of its boundaries there."""
@@ -86,19 +88,40 @@ def agree(holdings: Sequence[Holding], damage: Damage, step: int | None = None) 
     Raises:
         RecoveryError: there is no boundary on which all can land, or not at `step`.
     """
-    found = _agree(holdings, damage, step)
-    if found is None or step is not None:
+    held = [holding for holding in holdings if not holding.is_empty]
+    ends = {holding.rank: max(holding.landings(), default=0) for holding in held}
+    behind = {holding.rank for holding in held if holding.left < 0 and ends[holding.rank] + _APART_MAX < max(ends.values())}
+    damaged = {holding.rank for holding in held if len(holding.stretches) > 1 or _is_damaged(holding.rank, damage)} - behind
+    found: Agreement | None = None
+    error: RecoveryError | None = None
+    try:
+        found = _agree(holdings, damage, step)
+    except RecoveryError as caught:
+        error = caught
+    if (found is None and error is None) or (found is not None and step is not None):
         return found
-    ends = {holding.rank: max(holding.landings(), default=0) for holding in holdings if not holding.is_empty}
-    leavers = {holding.rank for holding in holdings if holding.left >= 0}
-    behind = tuple(rank for rank, end in ends.items() if end + _APART_MAX < max(ends.values()) and rank not in leavers)
-    if behind:
-        without = [replace(holding, stretches=(), anchors=()) if holding.rank in behind else holding for holding in holdings]
+    for without in _left_out(behind, damaged) if found is None or found.step < max(ends.values()) else ():
+        rest = [replace(holding, stretches=(), anchors=()) if holding.rank in without else holding for holding in holdings]
         with suppress(RecoveryError):
-            other = _agree(without, damage, None)
-            if other is not None and other.step > found.step:
-                return replace(other, behind=behind)
-    return replace(found, short=tuple((rank, ends[rank]) for rank in behind), end=max(ends.values(), default=0))
+            other = _agree(rest, damage, step)
+            if other is not None and (found is None or other.step > found.step):
+                found = replace(other, behind=tuple(sorted(without & behind)), damaged=tuple(sorted(without & damaged)))
+    if found is None:
+        assert error is not None
+        raise error
+    if found.behind or found.damaged or step is not None:
+        return found
+    return replace(found, short=tuple((rank, ends[rank]) for rank in sorted(behind)), end=max(ends.values(), default=0))
+
+
+def _is_damaged(rank: int, damage: Damage) -> bool:
+    return any(one == rank for one, _ in (*damage.records, *damage.landings))
+
+
+def _left_out(behind: set[int], damaged: set[int]) -> list[set[int]]:
+    """Of which journals to do without, in the order in which it is tried: what leads as far with fewer of them comes first."""
+    found = [behind, *({rank} for rank in sorted(damaged)), damaged, behind | damaged]
+    return [without for at, without in enumerate(found) if without and without not in found[:at]]
 
 
 def _agree(holdings: Sequence[Holding], damage: Damage, step: int | None) -> Agreement | None:
@@ -121,8 +144,8 @@ def _agree(holdings: Sequence[Holding], damage: Damage, step: int | None) -> Agr
                 newest = max(holding.timeline for holding in holdings)
                 forked = bool(lost) or any(holding.timeline != newest for holding in holdings)
                 beside = tuple(rank for rank in lost if _base_beside(rank, holdings, damage, target, place) is not None)
-                alike = tuple(rank for rank in lost if rank not in beside and (base := bases[rank]) is not None
-                              and not (base.anchor.step == target and place in (0, base.anchor.nth)))  # fmt: skip
+                alike = tuple(rank for rank in lost if rank not in beside
+                              and (base := bases[rank]) is not None and base.anchor.step < target)  # fmt: skip
                 return Agreement(target, place, bases, lost, newest, forked, beside, left=left, alike=alike,
                                  is_whole=all(one.is_whole for one in held))  # fmt: skip
     raise RecoveryError(_nothing(holdings, held, step, damage))
@@ -207,8 +230,7 @@ def _has_shares(holding: Holding, holdings: Sequence[Holding], start: int, targe
     if target <= start or _has_records(holding, start, target, damage):
         return True
     keeper = copy_of(holding.rank, holdings)
-    is_damaged = any(rank == holding.rank and start < step <= target for rank, step in damage.records)
-    return keeper is not None and not is_damaged and _has_records(keeper, start, target, damage)
+    return keeper is not None and _has_records(keeper, start, target, damage)
 
 
 def _has_records(holding: Holding, start: int, target: int, damage: Damage) -> bool:

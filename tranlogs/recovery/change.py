@@ -63,6 +63,8 @@ def told_of_likeness(agreement: Agreement, rank: int, donor: int) -> list[str]:
 
 
 def _fate(rank: int, agreement: Agreement) -> str:
+    if rank in agreement.damaged:
+        return "is damaged, and counts as gone"
     return "ends before that of the others" if rank in agreement.behind else "is gone"
 
 

@@ -26,7 +26,6 @@ from .. import fsdp
 from ..shards import describe as describe_shards
 from . import adoption
 from .beside import Beside, check_copies
-from .board import Board
 from .division import Named, Portion, digest, shares
 from .group import Group, is_there, warn_of_restarts
 from .hooks import without_errors
@@ -64,7 +63,7 @@ class Together:
         self.rank, self.world = self._group.rank, self._group.world
         self.copies = check_copies(copies, self.world)
         self._beside = Beside(self._group)
-        self._likeness = Likeness(Board(self.rank, self.world), self.world)
+        self._likeness = Likeness(self._group.board)
         self._state = state
         state.world = self.world
         self._reducers: list[Reducer] = reducers_in(state.modules)
@@ -395,8 +394,10 @@ class Together:
         self._has_left = True
 
     def joined(self, doubts: list[str]) -> list[str]:
-        """What this rank cannot vouch for, and what others cannot: the run is exact on all or on none. All must call it."""
+        """What this rank cannot vouch for, and what others cannot: the run is exact on all or on none. All must call it, as the
+        last before training begins."""
         said = enumerate(self._group.gather(doubts))
+        self._group.begin()
         return doubts + [f"rank {rank}: {text}" for rank, texts in said for text in texts if text not in doubts]
 
 
