@@ -167,7 +167,8 @@ DDP: dict[str, dict[str, Any]] = {
     "views kept": {"gradient_as_bucket_view": True}, "frozen": {"static_graph": True},
     "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
     "resized store": {}, "local": {}, "power copies": {}, "started": {}, "unequal": {}, "unequal sample": {}, "outside": {},
-    "apart": {}, "images": {}, "bare by hand": {}, "bare": {}, "hurried": {}, "without one": {},
+    "apart": {}, "images": {}, "images apart": {}, "bare by hand": {}, "bare": {}, "hurried": {}, "without one": {},
+    "thawed": {},
 }  # fmt: skip
 
 
@@ -214,6 +215,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         model.load_state_dict(started())
     seed = 100 + dist_rank()
     torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
+    if name == "thawed":
+        model.into.requires_grad_(False)
     ddp: Any = model if "bare" in name else DistributedDataParallel(model, **DDP[name])
     if name == "hook":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -252,7 +255,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             wait_until(lambda: dist_rank() == 0)
         if "sample" in name:
             options["fingerprint"] = "sample"
-        if name == "images":
+        if name.startswith("images"):
             options["log"] = "weights"
         optimizer = LoggedOptimizer(inner, run, ddp, **options)
         if name == "resized torn" and kill and dist_rank() == 1:
@@ -295,6 +298,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             due = CHECKPOINT_EVERY * (2 if step == killer.at else 1)  # the one that ends the division; before it, the last one
             wait_until(lambda: all(newest_checkpoint(Path(f"{run}/rank{rank}")) >= due for rank in (0, 1)))
         killer.step(step)
+        if name == "thawed" and step == 11:
+            model.into.requires_grad_(True)
         found = ddp(x)
         loss = nn.functional.cross_entropy(own(found) if name == "outside" else found, y)
         loss.backward()
@@ -304,7 +309,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             for p in model.parameters():
                 assert p.grad is not None
                 p.grad.mul_(1.0 + dist_rank())
-        if "unequal" in name and step == 11 and dist_rank() == 1:
+        if ("unequal" in name or name == "images apart") and step == 11 and dist_rank() == 1:
             for p in model.parameters():
                 p.grad.mul_(1.5)  # type: ignore[union-attr]
         optimizer.step()

@@ -125,6 +125,15 @@ def test_parameters_that_a_rank_has_for_itself_come_back_at_any_step(launcher: L
     assert differences(found, launcher.reference(2, "outside")) == [[]] * 2
 
 
+def test_a_layer_that_trains_from_some_step_on_costs_no_step(launcher: Launcher, tmp_path: Path) -> None:
+    """DistributedDataParallel does not know of it: each rank has its own gradients of it, and other weights."""
+    found = launcher.run(2, "thawed", tmp_path / "run", [[1, 12, 0], [0, 13, 0], [1, 25, 0]])
+    assert [report["step"] for report in launcher.told()] == [0, 12, 13, 25]
+    assert "trains parameters whose gradients no DistributedDataParallel sums" in launcher.said()
+    assert differences(found, launcher.reference(2, "thawed")) == [[]] * 2
+    assert found[0]["weights"] != found[1]["weights"]
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_path: Path, rank: int) -> None:
     kills = [[rank, 25, 0, "disk"], [(rank + 1) % 3, 21, 0, "disk"], [1, 40, 3]]  # one more before the next step
@@ -150,6 +159,15 @@ def test_a_lost_disk_costs_no_step_where_each_rank_logged_all_of_the_same(
     landings = [json.loads((tmp_path / f"run.landed{rank}").read_text()) for rank in range(world)]
     assert landings[1:] == landings[:-1]
     assert all(one["weights"] == found[0]["weights"] for one in found)
+
+
+def test_ranks_that_logged_all_and_came_to_differ_go_on_from_their_own_states(launcher: Launcher, tmp_path: Path) -> None:
+    """Before it was noticed."""
+    found = launcher.run(2, "images apart", tmp_path / "run", [[0, 13, 0], [1, 23, 0]])
+    told = launcher.told()
+    assert [report["step"] for report in told] == [0, 13, 23]
+    assert "the ranks had other states than each other at step 13, and each has its own" in told[1]["notes"]
+    assert differences(found, launcher.reference(2, "images apart")) == [[]] * 2
 
 
 def test_a_lost_disk_of_ranks_that_train_each_for_itself_is_refused(launcher: Launcher, tmp_path: Path) -> None:

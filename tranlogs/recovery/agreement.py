@@ -168,7 +168,7 @@ def _base(holding: Holding, holdings: Sequence[Holding], damage: Damage, target:
     held = [other for other in holdings if not other.is_empty]
     if holding.is_empty and _are_alike(held, damage) and (base := _base(held[0], holdings, damage, target, nth)) is not None:
         return base
-    are_same = all(other.is_shared for other in held)
+    are_same = all(other.is_shared for other in held) and (holding.is_empty or not damage.differ)
     needs_shares = any(other.is_shared for other in held) and not all(other.is_whole for other in held)
     foreign = [Base(other.rank, anchor) for other in held if are_same and other.rank != holding.rank
                for anchor in other.anchors if not _has_left(other, anchor.step + 1)]  # fmt: skip

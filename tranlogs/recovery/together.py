@@ -108,8 +108,10 @@ class RankRecovery:
             failed = [f"rank {rank}: {outcome['error']}" for rank, outcome in enumerate(outcomes) if outcome["error"]]
             if failed:
                 raise RecoveryError(f"{self.folder.parent}: another rank could not recover: {'; '.join(failed)}")
-            if self._agreement.alike and len({outcome["digest"] for outcome in outcomes if outcome["digest"]}) > 1:
+            if self._can_differ and len({outcome["digest"] for outcome in outcomes if outcome["digest"]}) > 1:
                 self._damage.differ = True  # so that no rank stands for another
+                where = self._agreement.step
+                self._told.append(f"the ranks had other states than each other at step {where}, and each has its own")
                 continue
             if not any(outcome[kind] for outcome in outcomes for kind in _DAMAGES):
                 if self._resharding is not None:
@@ -256,6 +258,11 @@ class RankRecovery:
         return self._era.world != self.world or self._is_resharded or not self._settled.is_newest
 
     @property
+    def _can_differ(self) -> bool:
+        """Whether ranks may have come to differ, unnoticed so far: each has all that it needs of its own."""
+        return not self._damage.differ and (self._agreement.is_whole or bool(self._agreement.alike))
+
+    @property
     def _is_alike(self) -> bool:
         """Whether this rank's journal is gone, and what another one redoes is the same."""
         return self.rank in self._agreement.alike
@@ -374,7 +381,7 @@ class RankRecovery:
         for rank, outcome in enumerate(outcomes):
             landing.doubts += [text for text in outcome["doubts"] if rank != self.rank]
         digests = {outcome["digest"] for outcome in outcomes if outcome["digest"]}
-        if len(digests) > 1:
+        if len(digests) > 1 and (self._is_begun or not self._damage.differ):
             raise RecoveryError(f"{self.folder.parent}: the ranks came to different states at step {agreement.step}, which "
                                 "must not be: see `tranlogs verify --replay`")  # fmt: skip
         return landing

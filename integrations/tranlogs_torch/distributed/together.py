@@ -79,7 +79,7 @@ class Together:
         self.came_back = False
         self._on_leaving: Callable[[], None] | None = None
         self._joining: list[object] = []  # the `join` in which ranks run out of data one by one
-        self._reduced: dict[str, tuple[list[int], bool]] = {}  # by optimizer: its groups' sizes, and what was found for them
+        self._apart: dict[str, tuple[list[int], list[torch.Tensor]]] = {}  # by optimizer: groups' sizes, what no reducer has
         self._environment: dict[str, Any] = {}
         warn_of_restarts(self.rank)
 
@@ -142,8 +142,9 @@ class Together:
         """What this rank logs of a step's gradients; None for all of them."""
         if not self._is_lockstep() or not self.is_divided:
             return None
-        if not self._is_reduced((member.name, member.inner)):  # a group was added
-            self._fall_back(f"optimizer {member.name!r} has parameters that no DistributedDataParallel holds")
+        if not self._is_reduced((member.name, member.inner)):  # a group was added, or a parameter trains that was frozen
+            self._fall_back(f"optimizer {member.name!r} trains parameters whose gradients no DistributedDataParallel sums (it "
+                            "sums those that were there, and trained, when it was made)")  # fmt: skip
             return None
         if member.name not in self._checked:
             self._checked.add(member.name)
@@ -157,10 +158,10 @@ class Together:
         """Whether all that an optimizer trains goes through a reducer: what does not is another on each rank."""
         name, optimizer = named
         sizes = [len(group["params"]) for group in optimizer.param_groups]
-        if self._reduced.get(name, ([], False))[0] != sizes:
-            reduced = {id(p) for reducer in self._reducers for p in reducer.ddp.module.parameters()}
-            self._reduced[name] = sizes, all(id(p) in reduced for group in optimizer.param_groups for p in group["params"])
-        return self._reduced[name][1]
+        if self._apart.get(name, ([], []))[0] != sizes:
+            reduced = set().union(*(reducer.ids() for reducer in self._reducers))
+            self._apart[name] = sizes, [p for group in optimizer.param_groups for p in group["params"] if id(p) not in reduced]
+        return not any(p.requires_grad or p.grad is not None for p in self._apart[name][1])
 
     def _fall_back(self, why: str) -> None:
         self._divide_no_more()
