@@ -255,6 +255,14 @@ def test_a_hole_in_a_journal_is_damage() -> None:
     assert (found.step, found.beside, found.damaged) == (9, (1,), (1,))
     whole_again = replace(torn, anchors=(*torn.anchors, Anchor(8, "step-8", 1, 1)))
     assert decided(kept_by(0, 9, [0, 4]), whole_again, kept_by(2, 9, [0, 4])).damaged == ()
+    assert decided(kept_by(0, 10, [0, 4]), whole_again, kept_by(2, 10, [0, 4])).damaged == ()  # it died a step before
+
+
+def test_nobody_who_has_trained_starts_as_it_was_built() -> None:
+    """An older copy of one journal, and a hole in the other."""
+    torn = replace(holding(1, 9, [], first=7, shared=False), stretches=(Stretch(5, 6, {6: 1}), Stretch(7, 9, {8: 1, 9: 1})))
+    with pytest.raises(RecoveryError, match="no step on which all ranks can land"):
+        decided(holding(0, 0, [0], shared=False, landings={}), replace(torn, is_sharded=True))
 
 
 def test_with_copies_the_first_boundary_of_a_step_is_meant() -> None:

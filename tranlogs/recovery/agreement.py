@@ -91,7 +91,8 @@ def agree(holdings: Sequence[Holding], damage: Damage, step: int | None = None) 
     held = [holding for holding in holdings if not holding.is_empty]
     ends = {holding.rank: max(holding.landings(), default=0) for holding in held}
     behind = {holding.rank for holding in held if holding.left < 0 and ends[holding.rank] + _APART_MAX < max(ends.values())}
-    damaged = {holding.rank for holding in held if len(holding.stretches) > 1 or _is_damaged(holding.rank, damage)} - behind
+    met = {rank for rank, _ in (*damage.records, *damage.landings)}
+    damaged = {holding.rank for holding in held if holding.rank in met or _is_torn(holding)} - behind
     found: Agreement | None = None
     error: RecoveryError | None = None
     try:
@@ -104,7 +105,10 @@ def agree(holdings: Sequence[Holding], damage: Damage, step: int | None = None) 
         rest = [replace(holding, stretches=(), anchors=()) if holding.rank in without else holding for holding in holdings]
         with suppress(RecoveryError):
             other = _agree(rest, damage, step)
-            if other is not None and (found is None or other.step > found.step):
+            if other is None or any(other.bases[rank] is None for rank in without):
+                continue
+            least = 0 if without <= behind | met else _APART_MAX  # a sound journal may end that much earlier
+            if found is None or other.step > found.step + least:
                 found = replace(other, behind=tuple(sorted(without & behind)), damaged=tuple(sorted(without & damaged)))
     if found is None:
         assert error is not None
@@ -114,8 +118,10 @@ def agree(holdings: Sequence[Holding], damage: Damage, step: int | None = None) 
     return replace(found, short=tuple((rank, ends[rank]) for rank in sorted(behind)), end=max(ends.values(), default=0))
 
 
-def _is_damaged(rank: int, damage: Damage) -> bool:
-    return any(one == rank for one, _ in (*damage.records, *damage.landings))
+def _is_torn(holding: Holding) -> bool:
+    """Whether none of a rank's own checkpoints leads to the end of its log."""
+    last = len(holding.stretches) - 1
+    return last > 0 and all(anchor.stretch != last for anchor in holding.anchors)
 
 
 def _left_out(behind: set[int], damaged: set[int]) -> list[set[int]]:
