@@ -35,6 +35,9 @@ STORE_CONNECT_SECONDS = 20.0  # to reach a store, and for it to take the next by
 STORE_ANSWER_SECONDS = 60.0  # for the next bytes of its answer
 STORE_CHECK_SECONDS = 30.0  # for an object to become durable in `tranlogs store check`
 STORE_COPIES_MAX = 16
+PATIENCE_SECONDS_MAX = 24 * 3600.0  # for one of several processes to read and redo its log; one that died is noticed at once
+MISSING_SECONDS_TOLD = 60.0  # that others wait for a process that did not come, before it is said, and then said again ...
+MISSING_SECONDS_MAX = 1800.0  # ... and before it is an error, unless the process group itself waits longer
 CATALOG_SECONDS = 0.5  # watermarks are written to the catalog this often at most
 
 

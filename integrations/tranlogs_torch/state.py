@@ -361,8 +361,8 @@ class TorchState:
 
         return adopt(self, sources, rank, self.built if is_start else None)
 
-    def digest(self) -> str:
-        return self.digest_of_parameters() if self.is_shared else ""
+    def digest(self, *, anyway: bool = False) -> str:
+        return self.digest_of_parameters() if self.is_shared or anyway else ""
 
     def digest_of_parameters(self) -> str:
         """A digest of all bytes of them."""

@@ -99,6 +99,56 @@ def test_a_lost_journal_of_ranks_that_are_not_the_same_cannot_be_replaced() -> N
         decided(holding(0, 9, [0, 7], shared=False), lost(1))
 
 
+def whole(rank: int, last: int, checkpoints: list[int]) -> Holding:
+    """A journal that has all of each step, under DistributedDataParallel."""
+    return replace(holding(rank, last, checkpoints), is_whole=True)
+
+
+def test_a_lost_journal_costs_nothing_where_others_have_all_that_it_had() -> None:
+    found = decided(whole(0, 9, [0, 7]), lost(1), lost(2), whole(3, 9, [0, 7]))
+    assert (found.step, found.lost, found.alike, found.beside) == (9, (1, 2), (1, 2), ())
+    assert bases(found) == [(0, 7), (0, 7), (0, 7), (3, 7)]
+    assert told_of_loss(found, 4)[0].endswith("rank 1 is gone: the others have all that it logged, so that no step is lost")
+
+
+def test_its_own_part_is_taken_where_there_is_one() -> None:
+    found = decided(whole(0, 7, [0, 7]), lost(1), whole(2, 7, [0, 7]))  # in a checkpoint at the landing
+    assert (found.step, found.alike, bases(found)[1]) == (7, (), (0, 7))
+    copies = [replace(whole(rank, 9, [0, 7]), copies=2) for rank in (0, 2)]
+    found = decided(copies[0], lost(1), copies[1])
+    assert (found.step, found.beside, found.alike) == (9, (1,), ())
+
+
+def test_a_checkpoint_of_which_the_log_does_not_tell_any_more_is_one_to_go_back_to() -> None:
+    held = [replace(holding(rank, 7, [7], first=7), anchors=(Anchor(7, "step-7", 0, 0),)) for rank in (0, 2)]
+    found = decided(held[0], lost(1), held[1])
+    assert (found.step, found.nth, found.alike, bases(found)[1]) == (7, 1, (), (0, 7))
+
+
+def test_one_record_that_is_a_share_ends_what_others_have() -> None:
+    found = decided(whole(0, 9, [0, 4]), lost(1), whole(2, 9, [0, 4]), damage=Damage(shares={(1, 8)}))
+    assert (found.step, found.alike) == (7, (1,))
+    found = decided(whole(0, 9, [0, 4]), lost(1), holding(2, 9, [0, 4]))
+    assert (found.step, found.alike) == (4, ())
+
+
+def test_ranks_that_came_to_other_states_do_not_stand_for_one_that_is_lost() -> None:
+    found = decided(whole(0, 9, [0, 7]), lost(1), whole(2, 9, [0, 7]), damage=Damage(differ=True))
+    assert (found.step, found.alike) == (7, ())
+    (told,) = told_of_loss(found, 3)
+    assert "rank 1 is gone, and the states of the others differ: all ranks go back to the checkpoint of step 7" in told
+
+
+def test_a_lost_journal_of_ranks_that_were_seen_to_be_equal_costs_nothing() -> None:
+    equal = [replace(holding(rank, 14, [0, 7], shared=False), equal=10) for rank in (0, 2)]
+    found = decided(equal[0], lost(1), equal[1])
+    assert (found.step, found.alike, bases(found)) == (14, (1,), [(0, 7), (0, 7), (2, 7)])
+    with pytest.raises(RecoveryError, match=r"ranks 1 are gone, and with them .* their weights are not the same"):
+        decided(equal[0], lost(1), equal[1], damage=Damage(differ=True))
+    with pytest.raises(RecoveryError, match="that all had the same weights was not seen"):
+        decided(equal[0], lost(1), replace(equal[1], equal=-1))
+
+
 def test_a_rank_that_died_before_its_first_checkpoint_starts_as_it_was_built() -> None:
     found = decided(holding(0, 0, [0], shared=False, landings={}), lost(1))
     assert (found.step, bases(found), found.lost) == (0, [(0, 0), None], (1,))
@@ -176,8 +226,43 @@ def test_two_neighbours_that_are_lost_cost_the_steps_since_the_checkpoint() -> N
 
 
 def test_a_damaged_copy_of_a_lost_share_is_worked_around() -> None:
-    found = decided(kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7]), damage=Damage(records={(1, 9)}))
+    found = decided(kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7]), damage=Damage(shares={(1, 9)}))
     assert (found.step, found.beside) == (8, (1,))
+
+
+def test_a_damaged_journal_counts_as_lost_where_the_rank_before_has_copies() -> None:
+    held = [kept_by(rank, 9, [0, 4]) for rank in range(3)]
+    for damage in (Damage(records={(1, 6)}), Damage(landings={(1, 6)})):
+        found = decided(*held, damage=damage)
+        assert (found.step, found.lost, found.beside, found.damaged) == (9, (1,), (1,), (1,))
+        assert bases(found) == [(0, 4), (0, 4), (2, 4)]
+        assert told_of_loss(found, 3)[0].startswith(
+            "the journal of rank 1 is damaged, and counts as gone: its shares, and what"
+        )
+    found = decided(*held, damage=Damage(records={(1, 6), (2, 8)}))  # neighbours: the one whose damage comes first
+    assert (found.step, found.damaged) == (7, (1,))
+    assert decided(*held, damage=Damage(records={(1, 6)}), step=8).damaged == (1,)
+    found = decided(*held, damage=Damage(records={(1, 6)}, shares={(1, 7)}))  # and the copy is no better
+    assert (found.step, found.damaged) == (6, (1,))
+    alone = [holding(rank, 9, [0, 4]) for rank in range(3)]  # without copies
+    assert (decided(*alone, damage=Damage(records={(1, 6)})).step, decided(*alone).damaged) == (5, ())
+
+
+def test_a_hole_in_a_journal_is_damage() -> None:
+    parts = (Stretch(0, 5, dict.fromkeys(range(1, 6), 1)), Stretch(6, 9, dict.fromkeys(range(7, 10), 1)))
+    torn = replace(kept_by(1, 9, [0, 4]), stretches=parts)
+    found = decided(kept_by(0, 9, [0, 4]), torn, kept_by(2, 9, [0, 4]))
+    assert (found.step, found.beside, found.damaged) == (9, (1,), (1,))
+    whole_again = replace(torn, anchors=(*torn.anchors, Anchor(8, "step-8", 1, 1)))
+    assert decided(kept_by(0, 9, [0, 4]), whole_again, kept_by(2, 9, [0, 4])).damaged == ()
+    assert decided(kept_by(0, 10, [0, 4]), whole_again, kept_by(2, 10, [0, 4])).damaged == ()  # it died a step before
+
+
+def test_nobody_who_has_trained_starts_as_it_was_built() -> None:
+    """An older copy of one journal, and a hole in the other."""
+    torn = replace(holding(1, 9, [], first=7, shared=False), stretches=(Stretch(5, 6, {6: 1}), Stretch(7, 9, {8: 1, 9: 1})))
+    with pytest.raises(RecoveryError, match="no step on which all ranks can land"):
+        decided(holding(0, 0, [0], shared=False, landings={}), replace(torn, is_sharded=True))
 
 
 def test_with_copies_the_first_boundary_of_a_step_is_meant() -> None:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,12 @@ def die_when(folder: Path, name: str, *_: Any, **options: Any) -> None:
     die()
 
 
+def after(seconds: float, call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call gives that takes long."""
+    time.sleep(seconds)
+    return call(*arguments)
+
+
 def die_behind(other: Path) -> None:
     """Die by SIGKILL as soon as another rank has begun a further timeline."""
     before = open_for_reading(other).timeline
@@ -160,7 +167,8 @@ DDP: dict[str, dict[str, Any]] = {
     "views kept": {"gradient_as_bucket_view": True}, "frozen": {"static_graph": True},
     "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
     "resized store": {}, "local": {}, "power copies": {}, "started": {}, "unequal": {}, "unequal sample": {}, "outside": {},
-    "apart": {},
+    "apart": {}, "images": {}, "images apart": {}, "bare by hand": {}, "bare": {}, "hurried": {}, "without one": {},
+    "thawed": {},
 }  # fmt: skip
 
 
@@ -207,6 +215,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         model.load_state_dict(started())
     seed = 100 + dist_rank()
     torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
+    if name == "thawed":
+        model.into.requires_grad_(False)
     ddp: Any = model if "bare" in name else DistributedDataParallel(model, **DDP[name])
     if name == "hook":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -232,17 +242,26 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         optimizer = with_plain_loops(inner)
     else:
         from tranlogs_torch import LoggedOptimizer
+        from tranlogs_torch.distributed import board, roll_call
 
         if "store" in name:
             along.LAG_SECONDS = 0.1
             options["store"] = f"{run}.store"
         if name == "apart":  # as scripts do where only rank 0 saves
             options |= {} if dist_rank() == 0 else {"checkpoint_every": 1000, "durability": "machine"}
+        if name == "without one":  # it only evaluates, or so
+            roll_call.MISSING_SECONDS_TOLD, roll_call.MISSING_SECONDS_MAX = 1.0, 3.0
+            board.Board.seconds_max = 3.0  # type: ignore[assignment, method-assign]
+            wait_until(lambda: dist_rank() == 0)
         if "sample" in name:
             options["fingerprint"] = "sample"
+        if name.startswith("images"):
+            options["log"] = "weights"
         optimizer = LoggedOptimizer(inner, run, ddp, **options)
         if name == "resized torn" and kill and dist_rank() == 1:
             optimizer.session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", "step-*-t002-*")
+        if name == "hurried" and dist_rank() == 1:
+            optimizer.session.state.redo = partial(after, 8.0, optimizer.session.state.redo)
         if Path(f"{run}.torn").exists() and dist_rank() == 1:
             optimizer.session.journal.start = partial(die_behind, Path(run) / "rank0")
     if name == "frozen":  # when the reducer counts on it already
@@ -279,14 +298,18 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             due = CHECKPOINT_EVERY * (2 if step == killer.at else 1)  # the one that ends the division; before it, the last one
             wait_until(lambda: all(newest_checkpoint(Path(f"{run}/rank{rank}")) >= due for rank in (0, 1)))
         killer.step(step)
+        if name == "thawed" and step == 11:
+            model.into.requires_grad_(True)
         found = ddp(x)
         loss = nn.functional.cross_entropy(own(found) if name == "outside" else found, y)
         loss.backward()
+        for p in model.parameters() if "by hand" in name else ():
+            dist.all_reduce(p.grad)
         if name == "undivided":
             for p in model.parameters():
                 assert p.grad is not None
                 p.grad.mul_(1.0 + dist_rank())
-        if "unequal" in name and step == 11 and dist_rank() == 1:
+        if ("unequal" in name or name == "images apart") and step == 11 and dist_rank() == 1:
             for p in model.parameters():
                 p.grad.mul_(1.5)  # type: ignore[union-attr]
         optimizer.step()
@@ -358,7 +381,7 @@ def main(arguments: list[str]) -> None:
     name, run, out, kills = arguments[0], arguments[1], arguments[2], json.loads(arguments[3])
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=5) if name == "hurried" else None)
     run = run.replace("NODE", f"node{dist_rank()}")  # a disk for each process
     from tests.distributed import sharded
 

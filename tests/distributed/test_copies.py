@@ -11,8 +11,12 @@ import torch
 
 from tests.cli.conftest import Cli
 from tests.distributed.conftest import Launcher, Outcome
+from tests.distributed.test_kills import differences
 from tests.distributed.test_world import crash, landed
+from tranlogs.codec.entry import EntryKind
 from tranlogs.errors import UsageError
+from tranlogs.recovery.holding import LocalLog
+from tranlogs.wal.reader import SegmentReader
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash
@@ -33,6 +37,29 @@ def test_a_lost_disk_costs_no_step(launcher: Launcher, tmp_path: Path) -> None:
     assert any("the journal of rank 2 is gone: its shares, and what was its own, are taken from the copies of rank 1" in note
                for note in told[1]["notes"])  # fmt: skip
     assert without_curves(found) == without_curves(launcher.reference(3, "plain"))
+
+
+def test_a_damaged_journal_costs_no_step(launcher: Launcher, tmp_path: Path) -> None:
+    """Of one record the gradients, of a later one the description."""
+    run = tmp_path / "run"
+    crash(launcher, 3, run, 25, "copies")
+    (entries,) = LocalLog.read(run / "rank1", 1).history.runs
+    shares = {link.step: link for link in entries if link.kind == EntryKind.STEP}
+    with SegmentReader(shares[22].segment.path, [link.location for link in entries]) as reader:
+        flip(shares[22].segment.path, reader.decode(shares[22].location).frames[0].offset)
+    flip(shares[24].segment.path, shares[24].location.offset)
+    found = launcher.run(3, "copies", run)
+    (told,) = launcher.told()
+    assert (told["step"], told["exact"]) == (25, True)
+    assert any("the journal of rank 1 is damaged, and counts as gone: its shares, and what" in note for note in told["notes"])
+    assert differences(without_curves(found), without_curves(launcher.reference(3, "plain"))) == [[]] * 3
+
+
+def flip(path: Path, at: int) -> None:
+    """Change a bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.fixture(scope="module")

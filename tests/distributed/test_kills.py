@@ -55,6 +55,12 @@ def test_killed_group_ends_with_the_bits_of_one_that_was_not(
     assert steps == sorted(steps)
 
 
+def test_a_redo_may_take_longer_than_the_groups_time_limit(launcher: Launcher, tmp_path: Path) -> None:
+    found = launcher.run(2, "hurried", tmp_path / "run", [[0, 5, 0]])
+    assert [(report["step"], report["exact"]) for report in launcher.told()] == [(0, True), (5, True)]
+    assert differences(found, launcher.reference(2, "plain")) == [[]] * 2
+
+
 def test_a_finished_step_is_lost_by_no_kill(launcher: Launcher, tmp_path: Path) -> None:
     kills = [[rank, step, 0] for rank, step in ((0, 5), (2, 17), (1, 30))]  # as that step begins
     found = launcher.run(3, "plain", tmp_path / "run", kills)
@@ -87,6 +93,14 @@ def test_who_has_run_out_of_data_sends_nobody_back(launcher: Launcher, tmp_path:
     assert differences(found, launcher.reference(3, "join")) == [[]] * 3
 
 
+def test_a_lost_disk_of_a_rank_that_had_run_out_of_data_is_refused(launcher: Launcher, tmp_path: Path) -> None:
+    """Nothing tells where it left: its weights are not those of the others."""
+    job = {"world": 3, "restarts": 1, "arguments": ["join", str(tmp_path / "run"), str(tmp_path / "out"),
+                                                    json.dumps([[2, 33, 0, "disk"]])]}  # fmt: skip
+    assert launcher.ask(job)
+    assert "the journals of ranks 2 are gone, and with them what these ranks trained" in launcher.said()
+
+
 def test_a_second_join_is_refused_by_name(launcher: Launcher, tmp_path: Path) -> None:
     job = {"world": 2, "restarts": 0, "arguments": ["join twice", str(tmp_path / "run"), str(tmp_path / "out"), "[]"]}
     assert launcher.ask(job)
@@ -111,6 +125,15 @@ def test_parameters_that_a_rank_has_for_itself_come_back_at_any_step(launcher: L
     assert differences(found, launcher.reference(2, "outside")) == [[]] * 2
 
 
+def test_a_layer_that_trains_from_some_step_on_costs_no_step(launcher: Launcher, tmp_path: Path) -> None:
+    """DistributedDataParallel does not know of it: each rank has its own gradients of it, and other weights."""
+    found = launcher.run(2, "thawed", tmp_path / "run", [[1, 12, 0], [0, 13, 0], [1, 25, 0]])
+    assert [report["step"] for report in launcher.told()] == [0, 12, 13, 25]
+    assert "trains parameters whose gradients no DistributedDataParallel sums" in launcher.said()
+    assert differences(found, launcher.reference(2, "thawed")) == [[]] * 2
+    assert found[0]["weights"] != found[1]["weights"]
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_path: Path, rank: int) -> None:
     kills = [[rank, 25, 0, "disk"], [(rank + 1) % 3, 21, 0, "disk"], [1, 40, 3]]  # one more before the next step
@@ -122,6 +145,36 @@ def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_pa
     assert (again["step"], second["exact"], again["exact"]) == (21, True, True)
     assert third["step"] >= 40
     assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
+
+
+@pytest.mark.parametrize(("name", "world"), [("images", 3), ("bare by hand", 2)])
+def test_a_lost_disk_costs_no_step_where_each_rank_logged_all_of_the_same(
+    launcher: Launcher, tmp_path: Path, name: str, world: int
+) -> None:
+    found = launcher.run(world, name, tmp_path / "run", [[1, 25, 0, "disk"], [0, 33, 0, "disk"]])
+    told = launcher.told()
+    assert [(report["step"], report["exact"]) for report in told] == [(0, True), (25, None), (33, None)]
+    assert any("rank 1 goes on from step 25 with weights" in note for note in told[1]["notes"])
+    assert any("the others have all that it logged, so that no step is lost" in note for note in told[1]["notes"])
+    landings = [json.loads((tmp_path / f"run.landed{rank}").read_text()) for rank in range(world)]
+    assert landings[1:] == landings[:-1]
+    assert all(one["weights"] == found[0]["weights"] for one in found)
+
+
+def test_ranks_that_logged_all_and_came_to_differ_go_on_from_their_own_states(launcher: Launcher, tmp_path: Path) -> None:
+    """Before it was noticed."""
+    found = launcher.run(2, "images apart", tmp_path / "run", [[0, 13, 0], [1, 23, 0]])
+    told = launcher.told()
+    assert [report["step"] for report in told] == [0, 13, 23]
+    assert "the ranks had other states than each other at step 13, and each has its own" in told[1]["notes"]
+    assert differences(found, launcher.reference(2, "images apart")) == [[]] * 2
+
+
+def test_a_lost_disk_of_ranks_that_train_each_for_itself_is_refused(launcher: Launcher, tmp_path: Path) -> None:
+    job = {"world": 2, "restarts": 1, "arguments": ["bare", str(tmp_path / "run"), str(tmp_path / "out"),
+                                                    json.dumps([[1, 25, 0, "disk"]])]}  # fmt: skip
+    assert launcher.ask(job)
+    assert "each rank logged its own steps, and that all had the same weights was not seen" in launcher.said()
 
 
 @pytest.mark.parametrize(("name", "step"), [("power", 21), ("power copies", 25)])

@@ -41,6 +41,11 @@ def told_of_loss(agreement: Agreement, world: int) -> list[str]:
         if rank in agreement.beside:
             told.append(f"{fate}: its shares, and what was its own, are taken from the copies of rank {(rank - 1) % world}, so "
                         "that no step is lost; its curves are that rank's")  # fmt: skip
+        elif rank in agreement.alike:
+            told.append(f"{fate}: the others have all that it logged, so that no step is lost")
+        elif agreement.step and agreement.is_whole:
+            told.append(f"{fate}, and the states of the others differ: all ranks go back to the checkpoint of step "
+                        f"{agreement.step}")  # fmt: skip
         elif agreement.step:
             told.append(f"{fate}, and with it a share of every step: all ranks go back to the checkpoint of step "
                         f"{agreement.step}")  # fmt: skip
@@ -50,7 +55,16 @@ def told_of_loss(agreement: Agreement, world: int) -> list[str]:
     return told
 
 
+def told_of_likeness(agreement: Agreement, rank: int, donor: int) -> list[str]:
+    """What is not as it was on a rank whose journal is gone, and which goes on with what another has; one sentence."""
+    return [f"rank {rank} goes on from step {agreement.step} with weights, optimizer state and place in the data of rank "
+            f"{donor}, which are taken to be its own, as those of all ranks were the same when they were last compared; what "
+            f"was its own alone is gone: it has the buffers of rank {donor}, and new random numbers"]  # fmt: skip
+
+
 def _fate(rank: int, agreement: Agreement) -> str:
+    if rank in agreement.damaged:
+        return "is damaged, and counts as gone"
     return "ends before that of the others" if rank in agreement.behind else "is gone"
 
 

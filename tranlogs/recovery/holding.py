@@ -75,6 +75,8 @@ class Holding:
         is_torn: whether the journal's newest timeline was begun and holds nothing.
         past: the ids of the timelines that lead to its end (past.py).
         left: the step at which the rank had no data left, and behind which it has taken none; -1 where it did not say so.
+        is_whole: whether its records are no shares, as far as the newest tells, though its ranks share parameters.
+        equal: the step at which all ranks that each log everything were last seen to have the same parameters; -1 for never.
     """
 
     rank: int
@@ -92,6 +94,8 @@ class Holding:
     is_torn: bool = False
     past: Past = UNKNOWN
     left: int = -1
+    is_whole: bool = False
+    equal: int = -1
 
     @property
     def is_empty(self) -> bool:
@@ -179,17 +183,34 @@ class LocalLog:
         stretches = tuple(_stretch(run) for run in runs)
         anchors = tuple(Anchor(row.step, row.name, _nth(runs, row), self._follows(row)) for row in self.checkpoints)
         world = world_of(self.recorded)
-        return Holding(rank, str(folder.resolve()), run_id, world, world == 1 or is_shared(self.recorded), self.facts.timeline,
-                       stretches, anchors, since=self.since, copies=copies_of(self.recorded),
-                       is_sharded=is_sharded(self.recorded), past=self._past(), left=self._left())  # fmt: skip
+        said = self._said_at_end() if world > 1 else {}
+        shared = world == 1 or is_shared(self.recorded)
+        is_whole = shared and bool(said.get("ddp", {}).get("is_divided")) and self._ends_whole()
+        return Holding(rank, str(folder.resolve()), run_id, world, shared, self.facts.timeline, stretches, anchors,
+                       since=self.since, copies=copies_of(self.recorded), is_sharded=is_sharded(self.recorded),
+                       past=self._past(), left=self._left(said), is_whole=is_whole,
+                       equal=int(said.get("equal", -1)))  # fmt: skip
 
-    def _left(self) -> int:
+    def _said_at_end(self) -> dict[str, Any]:
+        """The body of the newest boundary; empty if it cannot be read."""
+        last = self._newest(EntryKind.BOUNDARY)
+        return {} if last is None else _body_of(last)
+
+    def _left(self, said: Mapping[str, Any]) -> int:
         """The step at which the rank ran out of data while others went on, if that is its end; else -1."""
-        last = self.history.runs[-1][-1] if self.history.runs else None
-        if last is not None and last.kind == EntryKind.BOUNDARY:
-            with contextlib.suppress(CorruptRecord, OSError), SegmentReader(last.segment.path) as reader:
-                return last.step if "left" in reader.decode(last.location).body() else -1
-        return -1
+        last = self._newest(EntryKind.BOUNDARY)
+        return last.step if last is not None and last is self.history.runs[-1][-1] and "left" in said else -1
+
+    def _ends_whole(self) -> bool:
+        """Whether its newest record holds all that the step needs."""
+        last = self._newest(EntryKind.STEP)
+        said = {} if last is None else _body_of(last)
+        return bool(said) and "share" not in said
+
+    def _newest(self, kind: EntryKind) -> Link | None:
+        """The last entry of a kind, if there is one in what is chained to the end."""
+        run = self.history.runs[-1] if self.history.runs else []
+        return next((link for link in reversed(run) if link.kind == kind), None)
 
     def _past(self) -> Past:
         """What the newest timeline with an entry says, which may be newer than the newest checkpoint."""
@@ -212,6 +233,14 @@ class LocalLog:
     def _follows(self, row: CheckpointRow) -> int:
         links = self.history.after(row.sequence, int(row.chain, 16))
         return next((i for i, run in enumerate(self.history.runs) if links and run[-1] is links[-1]), -1)
+
+
+def _body_of(link: Link) -> dict[str, Any]:
+    """What an entry says; empty if it cannot be read."""
+    earlier = [location for location in link.segment.locations if location.head.sequence < link.sequence]
+    with contextlib.suppress(CorruptRecord, OSError), SegmentReader(link.segment.path, earlier) as reader:
+        return dict(reader.decode(link.location).body())
+    return {}
 
 
 def timelines_in(folder: Path) -> dict[str, list[int]]:

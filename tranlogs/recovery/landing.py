@@ -65,8 +65,8 @@ class SharedState(Recoverable, Protocol):
         """
         ...
 
-    def digest(self) -> str:
-        """A digest of what is the same on all ranks; empty where there is no such thing."""
+    def digest(self, *, anyway: bool = False) -> str:
+        """A digest of what is the same on all ranks; empty where there is no such thing, unless it is wanted `anyway`."""
         ...
 
 
@@ -85,7 +85,7 @@ class Landing:
         is_resharded: whether parts of parameters lie otherwise, so that what was before counts until all have a checkpoint.
         beside: this rank, if what is its own is in the boundary of the rank before, with which it landed; else -1.
         past: the ids of the timelines that lead to what goes on, as they are recorded (past.py).
-        newcomer: a name for a rank that the run did not have, the same at each try; empty for any other.
+        newcomer: a name for a rank that has nothing of its own to go on with, the same at each try; empty for any other.
         doubts: what is not as it was, in words.
         notes: what else should be told.
     """
@@ -118,6 +118,6 @@ class Attempt:
 
     def packed(self) -> dict[str, Any]:
         """Plain values, to be sent."""
-        damage = {name: sorted(getattr(self.damage, name)) for name in ("checkpoints", "records", "landings")}
+        damage = {name: sorted(getattr(self.damage, name)) for name in ("checkpoints", "records", "landings", "shares")}
         return {**damage, "error": in_words(self.error) if self.error else "", "digest": self.digest, "doubts": self.doubts,
                 "told": self.told, "has_later": self.has_later}  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Any
 from ..codec.entry import EntryKind
 from ..errors import CorruptCheckpoint, MissingShare, RecoveryError, UsageError, in_words
 from .agreement import Agreement, Base, Damage
-from .change import told_of_change, told_of_layout, told_of_loss
+from .change import told_of_change, told_of_layout, told_of_likeness, told_of_loss
 from .eras import Era, Settled, distinct, eras_of, settle
 from .facts import mended
 from .holding import Holding, LocalLog, holdings_of, journals_beside, read_eras, timelines_in, unused
@@ -39,7 +39,7 @@ from .shares import Shares
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX = 1000
-_DAMAGES = ("checkpoints", "records", "landings")
+_DAMAGES = ("checkpoints", "records", "landings", "shares")
 
 
 class RankRecovery:
@@ -87,7 +87,8 @@ class RankRecovery:
 
     def _fetch_logs(self) -> None:
         assert self._reach is not None
-        if any(holding.is_shared for holding in self._known):
+        is_any_lost = any(holding.is_empty for holding in self._known)
+        if any(holding.is_shared or (is_any_lost and holding.equal >= 0) for holding in self._known):
             self._reach.fetch_logs(self._kept)
 
     def _land(self, step: int | None, progress: Progress | None) -> Landing | None:
@@ -107,6 +108,11 @@ class RankRecovery:
             failed = [f"rank {rank}: {outcome['error']}" for rank, outcome in enumerate(outcomes) if outcome["error"]]
             if failed:
                 raise RecoveryError(f"{self.folder.parent}: another rank could not recover: {'; '.join(failed)}")
+            if self._can_differ and len({outcome["digest"] for outcome in outcomes if outcome["digest"]}) > 1:
+                self._damage.differ = True  # so that no rank stands for another
+                where = self._agreement.step
+                self._told.append(f"the ranks had other states than each other at step {where}, and each has its own")
+                continue
             if not any(outcome[kind] for outcome in outcomes for kind in _DAMAGES):
                 if self._resharding is not None:
                     recovered = self._resharding.join(self.state, self._routes().beginning(self._agreement.step))
@@ -252,6 +258,16 @@ class RankRecovery:
         return self._era.world != self.world or self._is_resharded or not self._settled.is_newest
 
     @property
+    def _can_differ(self) -> bool:
+        """Whether ranks may have come to differ, unnoticed so far: each has all that it needs of its own."""
+        return not self._damage.differ and (self._agreement.is_whole or bool(self._agreement.alike))
+
+    @property
+    def _is_alike(self) -> bool:
+        """Whether this rank's journal is gone, and what another one redoes is the same."""
+        return self.rank in self._agreement.alike
+
+    @property
     def _is_beside(self) -> bool:
         """Whether this rank's journal is gone, and the rank before has copies of it."""
         return self.rank in self._agreement.beside
@@ -277,7 +293,7 @@ class RankRecovery:
                     assert base is not None
                     part.world = self._era.world
                     self._resharding.add(donor, part, self._redo(routes, donor, base, part, progress))
-            elif not (self._has_part or self._is_newcomer or self._is_beside):
+            elif not (self._has_part or self._is_newcomer or self._is_beside or self._is_alike):
                 if base is not None:
                     recovered = self._adopt(routes, base, attempt)
                 attempt.has_later = True
@@ -287,7 +303,7 @@ class RankRecovery:
                 attempt.has_later = recovered.plan.has_later
                 if donor != self.rank:
                     recovered.position = routes.beginning(recovered.position.step)
-            attempt.digest = "" if self._resharding is not None else self.state.digest()
+            attempt.digest = "" if self._resharding is not None else self.state.digest(anyway=bool(agreement.alike))
         except CorruptCheckpoint as damage:
             _log.warning("%s", damage)
             assert base is not None
@@ -316,7 +332,7 @@ class RankRecovery:
         """Put sound copies in the place of what was met as damaged, each rank in its own journal; whether any rank could."""
         damaged = {kind: [item for outcome in outcomes for rank, item in outcome[kind] if rank == self.rank]
                    for kind in _DAMAGES}  # fmt: skip
-        steps = {*damaged["records"], *damaged["landings"]}
+        steps = {*damaged["records"], *damaged["landings"], *damaged["shares"]}
         paths = [self.folder / "checkpoints" / name for name in damaged["checkpoints"]]
         paths += [segment.path for log in self._logs[:1] for segment in log.facts.segments
                   if any(location.head.step in steps for location in segment.locations)]  # fmt: skip
@@ -348,7 +364,7 @@ class RankRecovery:
         landing = Landing(recovered, timeline, is_new, since, self._is_begun, era.world != self.world, not self._has_part,
                           self._is_resharded, doubts=attempt.doubts, notes=self._told)  # fmt: skip
         landing.past = gone_on(newest_past(era.holdings), agreement.step, self._id if is_new else "")
-        if self._is_newcomer:
+        if self._is_newcomer or self._is_alike:
             first = next(holding.run_id for holding in era.holdings if not holding.is_empty)
             landing.newcomer = f"{first} {agreement.step} {self.rank}"
         if landing.is_resized:
@@ -359,11 +375,13 @@ class RankRecovery:
             recovered.damaged = tuple(name for rank, name in self._damage.checkpoints if rank == self.rank)
         if self._is_beside:
             landing.beside = self.rank
+        if self._is_alike:
+            landing.doubts += told_of_likeness(agreement, self.rank, self._donor())
         landing.notes += told_of_loss(agreement, era.world)
         for rank, outcome in enumerate(outcomes):
             landing.doubts += [text for text in outcome["doubts"] if rank != self.rank]
         digests = {outcome["digest"] for outcome in outcomes if outcome["digest"]}
-        if len(digests) > 1:
+        if len(digests) > 1 and (self._is_begun or not self._damage.differ):
             raise RecoveryError(f"{self.folder.parent}: the ranks came to different states at step {agreement.step}, which "
                                 "must not be: see `tranlogs verify --replay`")  # fmt: skip
         return landing
@@ -406,7 +424,7 @@ def _note_damage(damage: DamagedEntry, owner: int, attempt: Attempt) -> None:
     """Note what was met in the journal of a rank, or of another whose share it needs."""
     link, error = damage.link, damage.error
     if isinstance(error, MissingShare) and error.step is not None:
-        attempt.damage.records.add((error.rank, error.step))
+        attempt.damage.shares.add((error.rank, error.step))
     elif link.kind == EntryKind.BOUNDARY:
         attempt.damage.landings.add((owner, link.step))
     elif link.kind == EntryKind.IMAGE:  # it lies between two steps

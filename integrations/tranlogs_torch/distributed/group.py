@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ import torch
 import torch.distributed as dist
 
 from tranlogs.codec import tree
+from tranlogs.config import PATIENCE_SECONDS_MAX
 from tranlogs.errors import UsageError
+
+from .board import Board
+from .roll_call import MADE, wait_for_all
 
 _log = logging.getLogger("tranlogs")
 
@@ -22,16 +27,39 @@ _CURE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 class Group:
     """All processes of torch.distributed. What they tell each other is a tree of plain values: nothing is unpickled.
 
+    Until training begins they wait for each other in a group of their own: one may have minutes of its log to redo, or a
+    journal to bring from a store, and the time limit of the script's group is made for steps. Who died is noticed in it as in
+    any, by the connection.
+
     Attributes:
         rank: of this process, from 0.
         world: how many there are.
+        board: where they leave notes for each other.
     """
 
     def __init__(self) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.backend = str(dist.get_backend())
-        has_cpu = "gloo" in str(dist.get_backend_config(dist.group.WORLD)) if dist.group.WORLD is not None else False
-        self._group: Any = None if has_cpu else dist.new_group(backend="gloo")  # NCCL moves what lies on GPUs only
+        self.board = Board(self.rank, self.world)
+        self.board.write(MADE, "")
+        self._patient: Any = None
+        self._usual: Any = None
+        self._has_met = self._has_begun = False
+
+    @property
+    def _group(self) -> Any:
+        """Through which they speak now. All make the groups here, at the first word."""
+        if not self._has_met:
+            self._has_met = True
+            wait_for_all(self.board, self.world)
+            self._patient = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_SECONDS_MAX))
+            has_cpu = "gloo" in str(dist.get_backend_config(dist.group.WORLD)) if dist.group.WORLD is not None else False
+            self._usual = None if has_cpu else dist.new_group(backend="gloo")  # NCCL moves what lies on GPUs only
+        return self._usual if self._has_begun else self._patient
+
+    def begin(self) -> None:
+        """Training begins: from here on the script's time limit counts for who keeps others waiting. All must call it."""
+        self._has_begun = True
 
     def gather(self, value: Any) -> Sequence[Any]:
         """Everybody's value, by rank. All must call it."""

@@ -44,6 +44,11 @@ class Reducer:
         embeddings = (m for m in ddp.module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
         self._sparse = {id(m.weight) for m in embeddings if m.sparse}
 
+    def ids(self) -> set[int]:
+        """Of the parameters whose gradients it sums: those that trained when it was made. Empty if that is not known."""
+        logged = self.ddp._get_ddp_logging_data().get("num_parameter_tensors", len(self._parameters))
+        return {id(p) for p in self._parameters} if logged == len(self._parameters) else set()
+
     def describe(self) -> dict[str, Any]:
         """What its sums depend on."""
         ddp = self.ddp

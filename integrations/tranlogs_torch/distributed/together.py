@@ -29,6 +29,7 @@ from .beside import Beside, check_copies
 from .division import Named, Portion, digest, shares
 from .group import Group, is_there, warn_of_restarts
 from .hooks import without_errors
+from .likeness import Likeness
 from .reducer import Reducer, reducers_in
 from .resized import demand_unused
 
@@ -62,6 +63,7 @@ class Together:
         self.rank, self.world = self._group.rank, self._group.world
         self.copies = check_copies(copies, self.world)
         self._beside = Beside(self._group)
+        self._likeness = Likeness(self._group.board)
         self._state = state
         state.world = self.world
         self._reducers: list[Reducer] = reducers_in(state.modules)
@@ -77,7 +79,7 @@ class Together:
         self.came_back = False
         self._on_leaving: Callable[[], None] | None = None
         self._joining: list[object] = []  # the `join` in which ranks run out of data one by one
-        self._reduced: dict[str, tuple[list[int], bool]] = {}  # by optimizer: its groups' sizes, and what was found for them
+        self._apart: dict[str, tuple[list[int], list[torch.Tensor]]] = {}  # by optimizer: groups' sizes, what no reducer has
         self._environment: dict[str, Any] = {}
         warn_of_restarts(self.rank)
 
@@ -140,8 +142,9 @@ class Together:
         """What this rank logs of a step's gradients; None for all of them."""
         if not self._is_lockstep() or not self.is_divided:
             return None
-        if not self._is_reduced((member.name, member.inner)):  # a group was added
-            self._fall_back(f"optimizer {member.name!r} has parameters that no DistributedDataParallel holds")
+        if not self._is_reduced((member.name, member.inner)):  # a group was added, or a parameter trains that was frozen
+            self._fall_back(f"optimizer {member.name!r} trains parameters whose gradients no DistributedDataParallel sums (it "
+                            "sums those that were there, and trained, when it was made)")  # fmt: skip
             return None
         if member.name not in self._checked:
             self._checked.add(member.name)
@@ -155,10 +158,10 @@ class Together:
         """Whether all that an optimizer trains goes through a reducer: what does not is another on each rank."""
         name, optimizer = named
         sizes = [len(group["params"]) for group in optimizer.param_groups]
-        if self._reduced.get(name, ([], False))[0] != sizes:
-            reduced = {id(p) for reducer in self._reducers for p in reducer.ddp.module.parameters()}
-            self._reduced[name] = sizes, all(id(p) in reduced for group in optimizer.param_groups for p in group["params"])
-        return self._reduced[name][1]
+        if self._apart.get(name, ([], []))[0] != sizes:
+            reduced = set().union(*(reducer.ids() for reducer in self._reducers))
+            self._apart[name] = sizes, [p for group in optimizer.param_groups for p in group["params"] if id(p) not in reduced]
+        return not any(p.requires_grad or p.grad is not None for p in self._apart[name][1])
 
     def _fall_back(self, why: str) -> None:
         self._divide_no_more()
@@ -172,7 +175,8 @@ class Together:
             self._environment["ddp"] |= {"is_divided": False, "copies": 1}
 
     def take_over(self, body: dict[str, Any]) -> None:
-        """Ranks that were found to differ at the boundary that was landed on differ still."""
+        """Ranks that were found to differ at the boundary that was landed on differ still, and equal ones are equal."""
+        self._likeness.step = body.get("equal", -1)
         if not body.get("ddp", {}).get("is_divided", True):
             self._divide_no_more()
 
@@ -242,6 +246,8 @@ class Together:
             body |= self._beside.exchange(body)
         if self._has_left:
             return False
+        if not (self._spans_all or self._reducers or self._sharding):
+            body["equal"] = self._likeness.look(journal.step, xxhash.xxh3_64_hexdigest(digests) if digests else "")
         if not is_lockstep:
             return wanted
         self._is_wanted |= bool(wanted)
@@ -389,8 +395,10 @@ class Together:
         self._has_left = True
 
     def joined(self, doubts: list[str]) -> list[str]:
-        """What this rank cannot vouch for, and what others cannot: the run is exact on all or on none. All must call it."""
+        """What this rank cannot vouch for, and what others cannot: the run is exact on all or on none. All must call it, as the
+        last before training begins."""
         said = enumerate(self._group.gather(doubts))
+        self._group.begin()
         return doubts + [f"rank {rank}: {text}" for rank, texts in said for text in texts if text not in doubts]
 
 
