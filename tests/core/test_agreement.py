@@ -52,6 +52,8 @@ def test_a_step_can_be_asked_for() -> None:
         RecoveryError, match="step 9 is not covered on all ranks: rank 0 has steps 0 to 9, rank 1 has steps 0 to"
     ):
         decided(holding(0, 9, [0, 7]), holding(1, 8, [0, 7]), step=9)
+    with pytest.raises(RecoveryError, match=r"step 3 is not covered on all ranks: ranks 0, 1 have .*`keep=`"):
+        decided(*(holding(rank, 9, [5], landings={5: 0, 9: 1}) for rank in (0, 1)), step=3)
 
 
 def test_who_had_no_data_left_lands_where_it_left() -> None:
@@ -90,7 +92,7 @@ def test_a_lost_journal_sends_all_to_the_newest_checkpoint() -> None:
 
 def test_a_lost_journal_with_shards_is_named_with_what_the_others_have() -> None:
     held = [replace(holding(rank, 9, [0, 7], shared=False), is_sharded=True) for rank in (0, 2)]
-    with pytest.raises(RecoveryError, match=r"rank 0 has steps 0 to 9, .*ranks 1 are gone, and with them their shards"):
+    with pytest.raises(RecoveryError, match=r"ranks 0, 2 have steps 0 to 9; .*ranks 1 are gone, and with them their shards"):
         decided(held[0], lost(1), held[1])
 
 

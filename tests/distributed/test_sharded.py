@@ -147,7 +147,7 @@ def test_a_lost_journal_is_refused_by_rank_and_step(copied: Path, launcher: Laun
     assert words in cli("status", copied, "--json").json["problems"][-1]
     found = cli("replay", copied, "--out", tmp_path / "out.pt")
     assert (found.code, (tmp_path / "out.pt").exists()) == (1, False)
-    assert f"rank 0 has steps 0 to {STEPS}" in found.err
+    assert f"ranks 0, 1 have steps 0 to {STEPS}" in found.err
     arguments = ["fsdp", str(copied), str(launcher.folder / "out"), json.dumps([])]
     assert launcher.ask({"world": 3, "restarts": 0, "arguments": arguments})
     assert words in launcher.said()

@@ -262,7 +262,9 @@ def _nothing(holdings: Sequence[Holding], held: Sequence[Holding], step: int | N
             f", and with them what these ranks trained: each rank logged its own steps, and {_unlike(held, damage)}. Bring "
             "these journals back (from a store: `tranlogs pull`), or begin another run"
         )
-    return f"{what}: {', '.join(_told(held))}{gone}"
+    is_before = step is not None and step < min((min(holding.landings()) for holding in held), default=0)
+    pruned = "; what is older was pruned, or is no longer listed: `keep=` says how many checkpoints stay" if is_before else ""
+    return f"{what}: {', '.join(_told(held))}{pruned}{gone}"
 
 
 def _unlike(held: Sequence[Holding], damage: Damage) -> str:
@@ -271,9 +273,13 @@ def _unlike(held: Sequence[Holding], damage: Damage) -> str:
 
 
 def _told(held: Sequence[Holding]) -> Iterator[str]:
+    ranks: dict[tuple[int, int], list[int]] = {}  # that have the same steps
     for holding in held:
         steps = holding.landings()
-        yield f"rank {holding.rank} has steps {min(steps)} to {max(steps)}"
+        ranks.setdefault((min(steps), max(steps)), []).append(holding.rank)
+    for (first, last), found in ranks.items():
+        who = f"rank {found[0]} has" if len(found) == 1 else f"ranks {_listed(found)} have"
+        yield f"{who} steps {first} to {last}"
 
 
 def _listed(ranks: Sequence[int]) -> str:
