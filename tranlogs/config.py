@@ -29,6 +29,7 @@ SEGMENT_BYTES_FITTING = 16 * MIB, 256 * MIB  # ... but is not smaller, nor large
 RESERVE_BYTES_MIN = 16 * MIB  # a snapshot below this needs no memory got ahead
 SPARE_FILES_MAX = 2  # retired segment files kept for recycling
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 2.0, 60.0  # between attempts to take logging up again
+QUEUE_JOBS_MAX = 256  # in the hand-over queue: steps and boundaries, however small
 SCALARS_MAX = 256  # names of scalars that a run may note
 THREAD_SECONDS_MAX = 5.0  # for a new thread to begin, and for another one to end what it does
 STORE_CONNECT_SECONDS = 20.0  # to reach a store, and for it to take the next bytes

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import random
 import subprocess
 import sys
@@ -20,6 +18,7 @@ from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.retention.keep import KeepAll
 from tranlogs.testing import disks
 from tranlogs.testing.clock import FakeClock
+from tranlogs.testing.disks import fill, free_bytes
 from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.wal import log
 
@@ -40,25 +39,6 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     is_in_memory = request.param == "tmpfs"
     with disks.memory_disk(point, size) if is_in_memory else disks.mounted(disks.make_ext4(tmp_path / "disk.img", size), point):
         yield point
-
-
-def fill(disk: Path, *, leave: int = 0) -> Path:
-    """Use up all space but `leave` bytes, while others may take some, too."""
-    path = disk / f"ballast-{len(list(disk.glob('ballast-*')))}"
-    at_once = 1 << 40
-    with path.open("wb") as file:
-        while (free := free_bytes(disk) - leave) > 0 and at_once:
-            try:
-                os.posix_fallocate(file.fileno(), path.stat().st_size, min(free, at_once))
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                at_once = min(free, at_once) // 2 // 4096 * 4096  # a file system needs some of it for itself
-    return path
-
-
-def free_bytes(disk: Path) -> int:
-    return os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
 
 
 @pytest.fixture

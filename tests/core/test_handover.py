@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from tranlogs.config import QUEUE_JOBS_MAX
 from tranlogs.journal.handover import BufferPool, HandOver
 from tranlogs.journal.writers import QueuedRecord, wait_for
 from tranlogs.types import Array, SparseArray, Staged, dense
@@ -45,6 +46,21 @@ def test_a_full_queue_makes_the_training_thread_wait(handover: HandOver) -> None
     waiting.join()
     handover.drain()
     assert ran == [1, 2]
+
+
+def test_a_queue_of_tiny_jobs_is_bounded_in_their_number(handover: HandOver) -> None:
+    gate, started = threading.Event(), threading.Event()
+    handover.submit(0, lambda: (started.set(), gate.wait()))
+    started.wait()
+    for _ in range(QUEUE_JOBS_MAX):
+        handover.submit(0, lambda: None)
+    waiting = threading.Thread(target=handover.submit, args=(0, lambda: None))
+    waiting.start()
+    waiting.join(0.05)  # a queue without a bound would have taken it at once
+    assert waiting.is_alive()
+    gate.set()
+    waiting.join()
+    handover.drain()
 
 
 def test_a_job_larger_than_the_queue_is_taken_alone(handover: HandOver) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.faults import failing
 from tranlogs.wal import segment as files
 from tranlogs.wal.pipeline import SegmentPipeline, delete_segment
+from tranlogs.wal.reader import SegmentReader
 from tranlogs.wal.scan import scan
 
 VALUE = np.arange(4096, dtype=np.uint8)
@@ -170,6 +172,33 @@ def test_recycling_can_be_repeated_after_a_crash_in_the_middle(tmp_path: Path) -
     assert put(segment, 1) == FIRST_PAGE
     segment.close()
     assert sorted(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forked_amid_recycling_keeps_nobody_from_reading_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker of a data loader: it has the handle that the file was locked with, for as long as it lives."""
+    children = []
+
+    def fork(_: str) -> None:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            signal.pause()
+        children.append(child)
+
+    spare, path = used_spare(tmp_path), tmp_path / files.segment_name(2, 222)
+    monkeypatch.setattr(files, "hit", fork)
+    try:
+        segment = files.recycle(spare, path, 2, 222, MIB)
+        assert segment is not None
+        SegmentReader(path).close()
+        segment.close()
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def test_a_file_that_somebody_reads_is_not_recycled(tmp_path: Path) -> None:

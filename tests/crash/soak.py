@@ -27,7 +27,7 @@ from tests.crash.tally import Tried
 ROOT = Path(__file__).parents[2]
 OTHERS = "all other crash tests, with ten times the kills and seeds"
 ALONE = ("test_mixed_kills.py", "test_power_cut.py", "test_torn_pages.py", "test_system_calls.py", "test_optimizer_machine.py",
-         "test_long_runs.py")  # fmt: skip
+         "test_long_runs.py", "test_failing_disks.py", "test_surroundings.py")  # fmt: skip
 DAMAGE = ("a bit of a file", "a file ", "a range of a file", "two files")
 MARK = "<!-- made by `python -m tests.crash.soak --report`: {} -->"
 
@@ -65,11 +65,24 @@ def parts(kills: int) -> list[Part]:
              {"TRANLOGS_KILLS": str(min(100, kills))}),
         Part("damage", DAMAGE, share(10_000), [f"{core}/test_corruption.py", "-k", "damage"],
              {"TRANLOGS_CASES": "50", "TRANLOGS_SOAK": "1"}),
-        Part("power", ("power cut",), share(300), [f"{crash}/test_power_cut.py"]),
-        Part("pages", ("writes since",), share(400), [f"{crash}/test_torn_pages.py"]),
-        Part("calls", ("several system calls",), share(300), [f"{crash}/test_system_calls.py", "-k", "several"],
+        Part("power", ("power cut",), share(300), [f"{crash}/test_power_cut.py", "-k", "not read_only"]),
+        Part("read-only", ("the file system turns",), share(100), [f"{crash}/test_power_cut.py", "-k", "read_only"],
+             {"TRANLOGS_ROUNDS": "4"}),
+        Part("full disks", ("disk full",), share(300), [f"{crash}/test_failing_disks.py", "-k", "fills"],
+             {"TRANLOGS_ROUNDS": "10"}),
+        Part("errors", ("I/O errors",), share(300), [f"{crash}/test_failing_disks.py", "-k", "errors"],
              {"TRANLOGS_ROUNDS": "15"}),
-        Part("each call", ("SIGKILL at a system call",), share(100), [f"{crash}/test_system_calls.py", "-k", "not several"]),
+        Part("clock", ("the clock",), share(300), [f"{crash}/test_surroundings.py", "-k", "clock"], {"TRANLOGS_ROUNDS": "30"}),
+        Part("forks", ("forks of",), share(300), [f"{crash}/test_surroundings.py", "-k", "forks"], {"TRANLOGS_ROUNDS": "30"}),
+        Part("threads", ("SIGKILL, and another number",), share(200), [f"{crash}/test_surroundings.py", "-k", "threads"],
+             {"TRANLOGS_ROUNDS": "15"}),
+        Part("tiny steps", ("10,000 tiny steps",), share(20), [f"{crash}/test_surroundings.py", "-k", "tiny"],
+             {"TRANLOGS_ROUNDS": "4"}),
+        Part("pages", ("writes since",), share(400), [f"{crash}/test_torn_pages.py"]),
+        Part("calls", ("one of several system calls",), share(300), [f"{crash}/test_system_calls.py", "-k", "several"],
+             {"TRANLOGS_ROUNDS": "15"}),
+        Part("each call", ("SIGKILL at a system call",), share(1000), [f"{crash}/test_system_calls.py", "-k", "not several"],
+             {"TRANLOGS_CALLS": "3"}),
         Part("machine", ("a sequence",), share(300), [f"{crash}/test_optimizer_machine.py"], {"TRANLOGS_EXAMPLES": "60"}),
         Part("limits", ("a long run",), 3, [f"{crash}/test_long_runs.py"], {"TRANLOGS_SOAK": "1"}),
         Part("others", (OTHERS,), 1, [crash, "tests/monitor/test_kills.py", "tests/monitor/test_compaction_kills.py",

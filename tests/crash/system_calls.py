@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -54,6 +55,7 @@ class Outcome:
     warnings: list[str] = field(default_factory=list)
     refused: str = ""
     failed: str = ""
+    hit: set[str] = field(default_factory=set)  # the calls that strace let fail
     is_half: bool = False  # it came to the end of what it was to do under strace
     end: list[str] = field(default_factory=list)  # whether logging is suspended, what is committed, the state's sum
 
@@ -99,7 +101,7 @@ class Trainers:
 
         Args:
             run: the run's folder.
-            options: of strace.
+            options: of strace, but for its output, which is beside the run.
             until: the last step under strace.
             end: the last step.
             attach: whether strace is there from "opening" the run on, or from "training" on.
@@ -109,11 +111,11 @@ class Trainers:
         """
         job: dict[str, Any] = {"run": str(run), "until": until, "end": end, "attach": attach, "handover": handover}
         self._tell({**job, "durability": durability, "settles": settles})
-        outcome = Outcome()
+        outcome, trace = Outcome(), run.with_suffix(".trace")
         pid = int(self._listen(outcome, "pid"))
         if attach == "training":
             self._listen(outcome, "trained")
-        with attached(pid, *options):
+        with attached(pid, *options, "-o", str(trace)):
             self._tell({})
             self._listen(outcome, "half", "done")
         if outcome.is_half:
@@ -121,6 +123,8 @@ class Trainers:
             self._listen(outcome, "done")
         self._tell({})
         outcome.status = int(self._listen(outcome, "exit"))
+        failed = re.findall(r"^\d+ +(?:<\.\.\. )?(\w+).*\(INJECTED\)$", trace.read_text(), re.MULTILINE)
+        outcome.hit = set(failed)
         return outcome
 
     def _listen(self, outcome: Outcome, *words: str) -> str:

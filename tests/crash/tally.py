@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,6 +39,16 @@ def note(fault: str, tries: int = 1, *, losses: int = 0, refusals: int = 0, seco
         return
     with open(name, "a") as file:  # one write a line: several processes may add to it
         file.write(json.dumps(asdict(Tried(fault, tries, int(losses), int(refusals), round(seconds, 4)))) + "\n")
+
+
+@contextmanager
+def trying(fault: str) -> Iterator[None]:
+    """What fails in the block was lost to the fault."""
+    try:
+        yield
+    except BaseException:
+        note(fault, losses=1)
+        raise
 
 
 def read(path: Path) -> list[Tried]:

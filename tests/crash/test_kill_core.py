@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.toy_trainers import SIZES, UNTIL, Trainers, state_sum, sums
+from tests.crash.toy_trainers import SIZES, UNTIL, Trainers, expected, state_sum
 from tranlogs import KeepLatest
 from tranlogs.config import JournalConfig
 from tranlogs.failpoints import POINTS
@@ -49,10 +49,10 @@ def assert_nothing_is_lost(run: Path, said: int, *, keep: int = 2, between: Call
         report = trainer.recover()
         assert report.step >= said, f"step {said} was committed, recovery landed on {report.step}"
         assert report.exact
-        assert state_sum(trainer.state) == sums(UNTIL + 3)[report.step]
+        assert state_sum(trainer.state) == expected(report.step)
         trainer.train(until)
         trainer.journal.close()
-        assert state_sum(trainer.state) == sums(UNTIL + 3)[until]
+        assert state_sum(trainer.state) == expected(until)
         said = until
     between()
     assert [found for found in verify_run(run) if isinstance(found, Problem)] == []

@@ -16,7 +16,8 @@ from typing import IO
 
 import pytest
 
-from tests.crash.judging import CHILD, judging
+from tests.crash import tally
+from tests.crash.judging import CHILD, Judge, judging
 from tranlogs.testing import disks
 
 pytestmark = [pytest.mark.crash, pytest.mark.disks]
@@ -146,3 +147,39 @@ def test_training_goes_on_when_the_disk_dies(place: Path, durability: str) -> No
             assert "failed" not in verdict, verdict["failed"]
             assert verdict["step"] < 600
             image = disks.make_ext4(image)
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+@pytest.mark.parametrize("durability", ["machine", "process"])
+def test_training_goes_on_when_the_file_system_turns_read_only(place: Path, durability: str, seed: int) -> None:
+    """What was committed is there while it is mounted, what was synced when it is mounted anew."""
+    rnd, fault = random.Random(seed), "the file system turns read-only under the trainer"
+    print(f"repeat with TRANLOGS_SEED={seed}")
+    with judging() as judge:
+        for _ in range(3):
+            with tally.trying(fault):
+                seconds = turned_read_only(place, durability, rnd.randrange(1, 60), judge)
+            tally.note(fault, seconds=seconds)
+
+
+def turned_read_only(place: Path, durability: str, after: int, judge: Judge) -> float:
+    """How long the slower of both recoveries took."""
+    image = disks.make_ext4(place / "disk.img")
+    with disks.mounted(image, place / "disk") as disk:
+        with training(disk / "run", durability, until=600) as trainer:
+            trainer.wait_for(after)
+            disks.turn_read_only(disk)
+            synced = trainer.synced
+            status, error = trainer.finish()
+        assert (status, trainer.is_closed, error.count("logging is suspended")) == (0, True, 1)
+        assert "Traceback" not in error
+        assert trainer.committed < 600
+        shutil.copytree(disk / "run", place / "copy")
+    verdicts = [judge(place / "copy", trainer.committed)]
+    shutil.rmtree(place / "copy")
+    with disks.mounted(image, place / "disk") as disk:
+        verdicts.append(judge(disk / "run", synced if durability == "machine" else 0))
+    for verdict in verdicts:
+        assert "failed" not in verdict, verdict["failed"]
+        assert verdict["problems"] == []
+    return float(max(verdict["seconds"] for verdict in verdicts))

@@ -2,16 +2,20 @@
 
 A job is one line of JSON on stdin. On stdout come lines: `pid N`, then what the trainer says (`recovered STEP EXACT SUM
 SECONDS`, or `refused WHY` where it cannot be wound back, `timeline N`, `N` for each committed step, `suspended`,
-`count POINT N`), then `done`, and after another line on stdin `exit STATUS`.
+`count POINT N`, `forked STATUS`), then `done`, and after another line on stdin `exit STATUS`.
 
-Its clock jumps if the job has a seed for that ("jumps"); "errors" are fault points that count from recovery on.
+Its clock jumps if the job has a seed for that ("jumps"), and only ticks if the job says so ("ticks"). With a seed for forks
+("forks") it forks now and then: some children try to log, some end as interpreters do, some stay when it is dead. "errors"
+are fault points that count from recovery on.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
+import signal
 import sys
 import time
 import traceback
@@ -19,12 +23,12 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from tranlogs import EverySteps, KeepLatest, failpoints
+from tranlogs import EverySeconds, EverySteps, KeepLatest, failpoints
 from tranlogs.clock import Clock, SystemClock
 from tranlogs.config import JournalConfig
 from tranlogs.errors import RecoveryError
 from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.toy import open_toy
+from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs.wal import log
 
 SIZES = (7, 300, 2500)
@@ -50,8 +54,9 @@ def train(job: dict[str, Any]) -> None:
     never = ",".join(f"{point}=eio@{1 << 40}" for point in failpoints.POINTS)
     failpoints._rules = failpoints._parse(job["failpoints"] or never)
     config = JournalConfig(durability=job["durability"], handover=job["handover"], segment_bytes=1 << 20)
-    start, clock = time.monotonic(), _clock(job.get("jumps"))
-    trainer = open_toy(job["run"], sizes=SIZES, config=config, policy=EverySteps(job.get("every", 6)),
+    start, clock = time.monotonic(), _clock(job)
+    policy = EverySeconds(30) if job.get("by_time") else EverySteps(job.get("every", 6))
+    trainer = open_toy(job["run"], sizes=SIZES, config=config, policy=policy,
                        retention=KeepLatest(job.get("keep", 1)), clock=clock)  # fmt: skip
     try:
         report = trainer.recover(job.get("rewind"))
@@ -66,6 +71,8 @@ def train(job: dict[str, Any]) -> None:
     failpoints._rules |= failpoints._parse(job.get("errors", ""))
     trainer.state.lr *= job.get("factor", 1.0)  # so that timelines differ
 
+    forks = random.Random(job["forks"]) if "forks" in job else None
+
     def behind(step: int) -> None:
         if isinstance(clock, FakeClock):
             clock.advance(5.0)
@@ -76,6 +83,8 @@ def train(job: dict[str, Any]) -> None:
             journal.wait_checkpoint()
         if journal.config.handover == "thread" and step % 3 == 0:
             journal.wait_synced()
+        if forks is not None and forks.random() < 0.3:
+            _fork(trainer, forks.choice(["logs", "ends", "stays"]))
         say(journal.committed)
         if journal._wal is not None and (job["settles"] or (step % 5 == 0 and journal.config.handover == "direct")):
             journal._wal.roll()
@@ -86,8 +95,40 @@ def train(job: dict[str, Any]) -> None:
         say("count", point, rule.count)
 
 
-def _clock(seed: int | None) -> Clock:
-    return SystemClock() if seed is None else JumpingClock(seed)
+def _clock(job: dict[str, Any]) -> Clock:
+    if job.get("jumps") is not None:
+        return JumpingClock(job["jumps"])
+    return FakeClock() if job.get("ticks") else SystemClock()
+
+
+def _fork(trainer: ToyTrainer, what: str) -> None:
+    child = os.fork()
+    if child:
+        if what != "stays":
+            say("forked", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return
+    status = 1
+    try:
+        signal.alarm(60 if what != "stays" else 3)  # nobody waits for ever
+        if what == "stays":
+            signal.pause()
+        status = 0 if what == "logs" and _logs_nothing(trainer) else 1
+        if what == "ends":
+            atexit._run_exitfuncs()
+            status = 0
+    finally:
+        os._exit(status)
+
+
+def _logs_nothing(trainer: ToyTrainer) -> bool:
+    """What a child does to a journal that is not its own, all in vain."""
+    journal, record = trainer.journal, trainer.journal.begin_step(100, 1)
+    journal.commit_step(record, {})
+    journal.append_image([], {})
+    journal.boundary({}, trainer.state.snapshot, checkpoint=True)
+    has_logged = journal.checkpoint(trainer.state.snapshot(), wait=True)
+    journal.close()
+    return record is None and not has_logged and not journal.is_writer
 
 
 def main() -> None:

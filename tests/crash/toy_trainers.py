@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,16 @@ def state_sum(state: ToyState) -> int:
     return xxh3_64_intdigest(state.everything())
 
 
-@cache
-def sums(steps: int) -> list[int]:
-    """What a run that was never killed has after each step."""
-    state = ToyState(SIZES)
-    found = [state_sum(state)]
-    for step in range(1, steps + 1):
-        state.take_step(step)
-        found.append(state_sum(state))
-    return found
+_state = ToyState(SIZES)
+_sums = [state_sum(_state)]
+
+
+def expected(step: int) -> int:
+    """What a run that was never killed has after a step."""
+    while len(_sums) <= step:
+        _state.take_step(len(_sums))
+        _sums.append(state_sum(_state))
+    return _sums[step]
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Outcome:
     refused: str = ""  # why it cannot be wound back
     was_suspended: bool = False
     counts: dict[str, int] = field(default_factory=dict)
+    forked: list[int] = field(default_factory=list)  # how its children ended
 
     @property
     def was_killed(self) -> bool:
@@ -69,7 +71,8 @@ class Trainers:
                                         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})  # fmt: skip
 
     def run(self, run: Path, *, kill_after: tuple[int, float] | None = None, until: int = UNTIL, failpoints: str = "",
-            handover: str = "direct", durability: str = "machine", settles: bool = True, **more: Any) -> Outcome:  # fmt: skip
+            handover: str = "direct", durability: str = "machine", settles: bool = True,
+            meanwhile: Callable[[int], None] = lambda lines: None, **more: Any) -> Outcome:  # fmt: skip
         """Train in a child.
 
         Args:
@@ -80,6 +83,7 @@ class Trainers:
             handover: of the journal.
             durability: of the journal.
             settles: whether all threads are idle between steps, so that every point is passed at a known place.
+            meanwhile: called with the number of lines that it has said, behind each.
             more: of the job (toy_child.py).
         """
         job: dict[str, Any] = {"run": str(run), "until": until, "failpoints": failpoints, "handover": handover}
@@ -93,6 +97,7 @@ class Trainers:
                 kill_after = None
             word, *rest = self._line()
             lines += 1
+            meanwhile(lines)
             if word == "done":
                 self._tell({})
                 outcome.status = int(self._line()[1])
@@ -105,7 +110,7 @@ class Trainers:
             assert rest[1] == "True"
             outcome.state, outcome.seconds = int(rest[2]), float(rest[3])
             if self.compares:
-                assert outcome.state == sums(UNTIL + 3)[outcome.recovered], f"wrong state at step {outcome.recovered}"
+                assert outcome.state == expected(outcome.recovered), f"wrong state at step {outcome.recovered}"
         elif word == "timeline":
             outcome.timeline = int(rest[0])
         elif word == "refused":
@@ -114,6 +119,8 @@ class Trainers:
             outcome.was_suspended = True
         elif word == "count":
             outcome.counts[rest[0]] = int(rest[1])
+        elif word == "forked":
+            outcome.forked.append(int(rest[0]))
         elif word.isdigit():
             outcome.committed = int(word)
 

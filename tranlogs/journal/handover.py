@@ -1,4 +1,4 @@
-"""A thread that runs jobs in order, from a queue bounded in bytes, and pooled buffers for what its jobs hold."""
+"""A thread that runs jobs in order, from a queue bounded in bytes and in number, and pooled buffers for what its jobs hold."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..config import QUEUE_JOBS_MAX
 from ..threads import WaitableLock, start_thread
 from ..types import Array, Bytes
 
@@ -79,11 +80,16 @@ class HandOver:
     def submit(self, nbytes: int, job: Callable[[], None]) -> None:
         """Queue a job that holds `nbytes` of copies; waits while the queue is full."""
         with self._changed:
-            while self._queued and self._queued + nbytes > self._bytes_max:
+            while self._is_full_for(nbytes):
                 self._changed.wait()
             self._jobs.append((nbytes, job))
             self._queued += nbytes
             self._changed.notify_all()
+
+    def _is_full_for(self, nbytes: int) -> bool:
+        if len(self._jobs) >= QUEUE_JOBS_MAX:  # tiny steps never fill it by their bytes, and a crash loses what waits
+            return True
+        return self._queued > 0 and self._queued + nbytes > self._bytes_max
 
     def drain(self) -> None:
         """Wait until every job has run."""

@@ -5,6 +5,7 @@ The image lies on XFS, whose `cp --reflink=always` copies a file at one instant:
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -43,6 +44,31 @@ def memory_disk(folder: Path, size: int = 64 * _MIB) -> Iterator[Path]:
     """An empty disk in memory, mounted at a folder."""
     with _mounted(folder, "-t", "tmpfs", "-o", f"size={size}", "tmpfs"):
         yield folder
+
+
+def turn_read_only(folder: Path) -> None:
+    """The ext4 mounted there turns read-only, as at an error, while files are open for writing."""
+    _run("mount", "-o", "remount,abort", str(folder))
+
+
+def fill(disk: Path, *, leave: int = 0) -> Path:
+    """Use up all space but `leave` bytes, while others may take some, too."""
+    path = disk / f"ballast-{len(list(disk.glob('ballast-*')))}"
+    at_once = 1 << 40
+    with path.open("wb") as file:
+        while (free := free_bytes(disk) - leave) > 0 and at_once:
+            try:
+                os.posix_fallocate(file.fileno(), path.stat().st_size, min(free, at_once))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                at_once = min(free, at_once) // 2 // 4096 * 4096  # a file system needs some of it for itself
+    return path
+
+
+def free_bytes(disk: Path) -> int:
+    """What others than root may still write."""
+    return os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
 
 
 def make_read_only(folder: Path) -> None:

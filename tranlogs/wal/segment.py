@@ -197,7 +197,7 @@ def recycle(spare: Path, path: Path, ordinal: int, segment_id: int, size: int) -
             os.rename(spare, path)
             sync_folder(path.parent)
         finally:
-            os.close(fd)
+            _let_go(fd)
         return Segment(path, ordinal, segment_id, size)
     except LMDB_ERRORS as error:
         path.unlink(missing_ok=True)
@@ -219,7 +219,7 @@ def delete(path: Path) -> bool:
         return True
     finally:
         if fd >= 0:
-            os.close(fd)
+            _let_go(fd)
 
 
 def _is_mine(fd: int, path: Path) -> bool:
@@ -229,6 +229,13 @@ def _is_mine(fd: int, path: Path) -> bool:
         return os.fstat(fd).st_ino == os.stat(path).st_ino
     except OSError:
         return False
+
+
+def _let_go(fd: int) -> None:
+    """Unlock and close: closing alone leaves the lock to a child that was forked meanwhile, and nobody could read the file."""
+    with suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
 
 
 def was_written(path: Path) -> bool:
