@@ -26,7 +26,9 @@ def open_run(run: Path, every: int = 20) -> ToyTrainer:
 def trained(run: Path, until: int, every: int = 20) -> Path:
     trainer = open_run(run, every)
     trainer.recover()
-    trainer.train(until)
+    for step in (*range(every, until, every), until):
+        trainer.train(step)
+        trainer.journal.wait_checkpoint()  # one that falls due while another is written comes later
     trainer.journal.close()
     return run
 
