@@ -33,8 +33,15 @@ def open_only(run: Path, *, every: int = 10, segment_bytes: int = 2 * MIB, **opt
 def trained(run: Path, until: int, **options: Any) -> None:
     """Train a run to a step, and close it: all is sealed."""
     trainer = toy(run, **options)
-    trainer.train(until)
+    train_calmly(trainer, until, options.get("every", 10))
     trainer.journal.close()
+
+
+def train_calmly(trainer: ToyTrainer, until: int, every: int = 10) -> None:
+    """Train to a step, and let each checkpoint be written: one that falls due while another is written comes later."""
+    for step in (*range(every, until, every), until):
+        trainer.train(step)
+        trainer.journal.wait_checkpoint()
 
 
 def trained_otherwise(run: Path, until: int) -> bytes:

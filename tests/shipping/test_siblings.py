@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shipping.ships import drain, open_only
+from tests.shipping.ships import drain, open_only, train_calmly
 from tranlogs.clock import SystemClock
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.keep import KeepLatest
@@ -20,7 +20,7 @@ def trained(run: Path, until: int, *, world: int = 2, rewinds_to: int | None = N
     trainer = open_only(run)
     trainer.recover(rewinds_to)
     trainer.journal.note_common(0, world)
-    trainer.train(until)
+    train_calmly(trainer, until)
     trainer.journal.close()
 
 
