@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.torch_child import KILLS, LOOPS, train
+from tests.crash.torch_child import BATCHES, KILLS, LOOPS, train
 
 pytestmark = pytest.mark.crash
 
@@ -25,10 +25,10 @@ _context.set_forkserver_preload(
 class Child:
     """A process that trains; it is gone at the end of the block."""
 
-    def __init__(self, name: str, run: Path | None, **options: Any) -> None:
+    def __init__(self, name: str, run: Path | None, hurries_for: int = BATCHES, **options: Any) -> None:
         self.said: list[tuple[str, Any]] = []
         self._pipe, theirs = _context.Pipe(duplex=False)
-        self.process = _context.Process(target=train, args=(theirs, name, run, options))
+        self.process = _context.Process(target=train, args=(theirs, name, run, options, hurries_for))
         self.process.start()
         theirs.close()
 
@@ -83,12 +83,13 @@ def test_killed_run_ends_with_the_bits_of_one_that_was_not(name: str, tmp_path: 
     lost_at_most = 1000 if "handover" in options else LOOPS[name][2]  # a queue dies with its process
     print(options)
     for _ in range(KILLS):
-        with Child(name, run, **options) as child:
+        heard = chance.randrange(1, 10)
+        with Child(name, run, hurries_for=heard + 2, **options) as child:
             if chance.random() < 0.2:  # in its start, in recovery, or in the first batches
                 child.process.join(chance.random() * 0.3)
             else:
                 child.hear("recovered")
-                child.hear("batch", chance.randrange(1, 10))
+                child.hear("batch", heard)
                 child.process.join(chance.random() * 0.005)
             child.kill()
         kills += child.process.exitcode == -signal.SIGKILL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from tests.torch import loops
 from tests.torch.lab import Attempt
 
 KILLS = int(os.environ.get("TRANLOGS_KILLS", "10"))
-BATCHES = 8 * KILLS
+BATCHES = 10 * KILLS
+_PAUSE_SECONDS = 0.1
 
 
 def weights(attempt: Attempt, **length: int) -> None:
@@ -36,11 +38,11 @@ LOOPS: dict[str, tuple[Any, dict[str, int], int]] = {
 
 
 class Told(Attempt):
-    """Sends the number of each batch as it begins."""
+    """Sends the number of each batch as it begins; behind so many it takes its time, should its killer be late."""
 
-    def __init__(self, pipe: Connection, run: Path | None, **options: Any) -> None:
+    def __init__(self, pipe: Connection, run: Path | None, hurries_for: int, **options: Any) -> None:
         super().__init__(run, **options)
-        self._pipe = pipe
+        self._pipe, self._hurries_for = pipe, hurries_for
 
     def start(self, optimizer: Any, /, **tracked: Any) -> None:
         super().start(optimizer, **tracked)
@@ -48,13 +50,16 @@ class Told(Attempt):
 
     def say(self, number: int) -> None:
         self._pipe.send(("batch", number))
+        self._hurries_for -= 1
+        if self._hurries_for < 0:
+            time.sleep(_PAUSE_SECONDS)
 
 
-def train(pipe: Connection, name: str, run: Path | None, options: dict[str, Any]) -> None:
+def train(pipe: Connection, name: str, run: Path | None, options: dict[str, Any], hurries_for: int) -> None:
     """Train a loop to its end, and send digests of all that it made."""
     torch.set_num_threads(1)
     script, length, _ = LOOPS[name]
-    attempt = Told(pipe, run, **options)
+    attempt = Told(pipe, run, hurries_for, **options)
     script(attempt, **length)
     outcome = {path: xxhash.xxh3_64_intdigest(repr(leaf).encode()) for path, leaf in attempt.outcome().items()}
     pipe.send(("done", (outcome, attempt.seen)))
