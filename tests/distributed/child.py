@@ -106,9 +106,9 @@ def after(seconds: float, call: Callable[..., Any], *arguments: Any) -> Any:
     return call(*arguments)
 
 
-def die_behind(other: Path) -> None:
-    """Die by SIGKILL as soon as another rank has begun a further timeline."""
-    before = open_for_reading(other).timeline
+def die_behind(other: Path, own: Path) -> None:
+    """Die by SIGKILL as soon as another rank has begun a timeline that this one has not."""
+    before = open_for_reading(own).timeline
     wait_until(lambda: open_for_reading(other).timeline > before)
     die()
 
@@ -263,7 +263,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if name == "hurried" and dist_rank() == 1:
             optimizer.session.state.redo = partial(after, 8.0, optimizer.session.state.redo)
         if Path(f"{run}.torn").exists() and dist_rank() == 1:
-            optimizer.session.journal.start = partial(die_behind, Path(run) / "rank0")
+            optimizer.session.journal.start = partial(die_behind, Path(run) / "rank0", Path(run) / "rank1")
     if name == "frozen":  # when the reducer counts on it already
         model.into.requires_grad_(False)
     loader = uneven() if name.startswith("join") else data(SAMPLES if "resized" in name else None)

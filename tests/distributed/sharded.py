@@ -194,7 +194,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if name in TORN and kill and len(kill) > 3 and dist_rank() == kill[0]:
             optimizers[0].session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
         if Path(f"{run}.torn").exists() and dist_rank() == 1:
-            optimizers[0].session.journal.start = partial(die_behind, Path(run) / "rank0")
+            optimizers[0].session.journal.start = partial(die_behind, Path(run) / "rank0", Path(run) / "rank1")
     optimizer = optimizers[0]
     if name == "zero views":  # fewer parameters than there are ranks
         optimizer.add_param_group({"params": [model.module.out.bias]})
