@@ -42,7 +42,7 @@ class Size:
 
     def __init__(self, *, quick: bool) -> None:
         self.width, self.width_faults = (128, 128) if quick else (1400, 256)
-        self.blocks = {1: 1} if quick else {1: 20, 10: 30, 100: 60}
+        self.blocks = {1: 1} if quick else {1: 10, 10: 15, 100: 25}
         self.crashes = {1: 9} if quick else {1: 23, 10: 37, 100: 127}
         self.kills = {1: 1} if quick else {1: 10, 10: 10, 100: 10}  # tries
         self.scenarios = ("between", "cut") if quick else tuple(SCENARIOS)
