@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from peer.waste import ways_of
+from peer.waste import HOURS, Large, ways_of
 from tables import Lines, prose, table
 
 _OURS = "tranlogs"
+_SEED = 7
 _EVERY = ("1", "10", "100")
 _HOURS = (0.1, 1, 24)  # between failures
 _STOPPING = ("full", "shm")  # scenarios that may end a training before it is killed
@@ -40,7 +42,7 @@ def peers(results: dict[str, Any]) -> Lines:
             `make experiments EXPERIMENTS="peers"` takes all anew.""")
     lines += _costs(found) + _crashes(found) + _kills(found) + _outruns(found, results.get("outrun", {}))
     lines += _faults(found, results["scenarios"]) + _ahead(found, results["scenarios"])
-    return lines + _large(results["large"])
+    return lines + _large()
 
 
 def _at(peer: dict[str, Any], part: str, every: str) -> dict[str, Any] | None:
@@ -246,8 +248,9 @@ def _worst(tries: list[dict[str, Any]]) -> tuple[int, int, int]:
     return max(((order[row["verdict"]], row.get("lost", 0), "died" in row) for row in tries), default=(0, 0, False))
 
 
-def _large(large: dict[str, Any]) -> Lines:
-    about = large["parameters"]
+def _large() -> Lines:
+    about = asdict(Large())
+    lost = {hours: Large().simulate(3600 * hours, _SEED) for hours in HOURS}
     lines = prose("""
         **T_wasted = t_ckpt + 1/(2f) + t_rtvl** (Gemini, SOSP'23), at the measured values: the picture, each system at the
         interval of the three that is best for it at that rate of failures. Restarting processes is not in it; it is the same
@@ -262,10 +265,9 @@ def _large(large: dict[str, Any]) -> Lines:
         {about["node_lost"]:.0%} of failures a node's memory and disk are lost, with none those of two. Traffic to other nodes
         and second copies hide behind training. Intervals are Young's. Share of time that does not go into new steps, by hours
         between failures:""")
-    names = next(iter(large["lost"].values()))
     return lines + table(
-        ["saved", *(f"{hours} h" for hours in large["lost"])],
-        ([name, *(f"{100 * lost[name]:.2f} %" for lost in large["lost"].values())] for name in names),
+        ["saved", *(f"{hours} h" for hours in lost)],
+        ([name, *(f"{100 * shares[name]:.2f} %" for shares in lost.values())] for name in lost[HOURS[0]]),
     )
 
 

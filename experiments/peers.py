@@ -17,7 +17,6 @@ import os
 import random
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from peer import cost, flash
 from peer.job import Job
 from peer.registry import PEERS, Peer
 from peer.scenarios import EPOCH, SCENARIOS, Lab, clean
-from peer.waste import HOURS, Large
 from peer_pictures import draw_peers
 
 _SEED = 7
@@ -148,11 +146,9 @@ def measure(names: list[str], *, quick: bool, minutes: float) -> dict[str, Any]:
         ):
             part(begun + share * minutes * 60)
         parameters = sum(p.numel() for p in Job(size.width).model.parameters())
-    lost = {str(hours): Large().simulate(3600 * hours, _SEED) for hours in HOURS}
     return {"parameters": parameters, "missing": made.missing, "late": made.late, "peers": made.peers,
             "outrun": {"batch": _SLOW_BATCH, "step_seconds": made.plain_seconds},
-            "scenarios": {name: SCENARIOS[name].title for name in size.scenarios},
-            "large": {"parameters": asdict(Large()), "lost": lost}}  # fmt: skip
+            "scenarios": {name: SCENARIOS[name].title for name in size.scenarios}}  # fmt: skip
 
 
 def _told(found: dict[str, Any]) -> str:
