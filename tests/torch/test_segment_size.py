@@ -19,5 +19,5 @@ def test_log_file_has_room_for_some_dozen_steps(tmp_path: Path, width: int, aske
         optimizer.recover()
         model(torch.ones(1, width)).sum().backward()
         optimizer.step()
-        sizes = {path.stat().st_size for path in (tmp_path / "run" / "rank0" / "log").glob("*.seg")}
+    sizes = {path.stat().st_size for path in (tmp_path / "run" / "rank0" / "log").glob("*.seg")}
     assert sizes == {expected * MIB}
