@@ -175,6 +175,8 @@ class Session:
         landing: Landing | None = None
         origin = find_start(self.run, start_from)
         self._demand_alike()
+        if step is not None:
+            self.journal.hold()
         if self.together is not None:
             self.together.demand_same_start(origin.identity if origin else "", is_fresh=self.journal.is_fresh)
         if origin is not None and self.journal.is_fresh and origin.identity:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash import tally
-from tests.crash.timelines import Line, after, oldest
+from tests.crash.timelines import Line, after, checkpoints
 from tests.crash.toy_trainers import Outcome, Trainers
 from tests.monitor.compacting import install_toy
 from tests.monitor.monitors import Monitors
@@ -89,7 +89,7 @@ class Run:
         if self._is_watched:
             self._watch()
         is_known = len(self.lines) == 1 and self.lines[0].step > 0
-        if is_known and chance.random() < 0.3 and (lowest := oldest(self.run)) < self.lines[0].step:
+        if is_known and chance.random() < 0.3 and (lowest := min(checkpoints(self.run), default=0)) < self.lines[0].step:
             rewind, factor = chance.randrange(lowest, self.lines[0].step), chance.uniform(0.5, 2.0)
         place, point = self._place(), ""
         if place in PLACES:
@@ -121,7 +121,8 @@ class Run:
     def _judge(self, outcome: Outcome, rewind: int | None, factor: float, place: str) -> None:
         assert outcome.status in (0, -signal.SIGKILL), f"the trainer ended with {outcome.status}"
         if outcome.refused:
-            assert self._is_watched or outcome.was_suspended or "is not covered" in outcome.refused, outcome.refused
+            assert "is not covered" in outcome.refused, outcome.refused
+            assert rewind not in checkpoints(self.run), outcome.refused
         if outcome.recovered is not None:
             for fault in self._faults:
                 tally.note(fault, 0, seconds=outcome.seconds)

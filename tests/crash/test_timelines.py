@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.timelines import Fork, expected, oldest
+from tests.crash.timelines import Fork, checkpoints, expected
 from tests.crash.toy_trainers import Trainers
 from tranlogs.verify import Problem, verify_run
 
@@ -37,7 +37,7 @@ def test_runs_are_wound_back_and_killed(trainers: Trainers, memory_path: Path, h
     timeline, step = 1, 0  # what is known to be committed
     for life in range(LIVES):
         rewind, factor, newer = None, 1.0, timeline
-        if step and chance.random() < 0.5 and (lowest := oldest(run)) < step:
+        if step and chance.random() < 0.5 and (lowest := min(checkpoints(run), default=0)) < step:
             rewind, factor = chance.randrange(lowest, step), chance.uniform(0.5, 2.0)
         kill_after = (chance.randrange(1, 12), chance.random() * 0.004) if life < LIVES - 1 else None
         outcome = trainers.run(run, kill_after=kill_after, until=step + 12, handover=handover, rewind=rewind, factor=factor,

@@ -40,12 +40,12 @@ def expected(forks: Forks, timeline: int, step: int) -> int:
     return state_sum(state)
 
 
-def oldest(run: Path) -> int:
-    """The oldest step that the run can be wound back to."""
+def checkpoints(run: Path) -> set[int]:
+    """The steps of the checkpoints that the run can be wound back to."""
     catalog = Catalog.open(run / "rank0")
     try:
         limits = lineage(catalog.timelines(), max(row.number for row in catalog.timelines()))
-        return min((row.step for row in catalog.checkpoints() if is_on(row, limits)), default=0)
+        return {row.step for row in catalog.checkpoints() if is_on(row, limits)}
     finally:
         catalog.close()
 

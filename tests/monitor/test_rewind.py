@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.monitor.test_watch import watching
 from tests.shipping.ships import toy, trained
+from tranlogs import testing
 from tranlogs.catalog import Catalog
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import RecoveryError
 from tranlogs.recovery import recover
+from tranlogs.recovery.recover import Recovered
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.retention.budget import Budget
 from tranlogs.testing.toy import open_toy
@@ -38,6 +41,36 @@ def test_what_a_rewind_needs_stays(memory_path: Path, budget: Budget) -> None:
     assert again.journal.step == 40
     assert again.state.everything() == trainer.state.everything()
     again.journal.close()
+
+
+def test_a_monitor_that_looks_while_a_rewind_is_read_takes_nothing(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = memory_path / "run"
+    trained(run, 60, retention=KeepAll())
+    trainer = open_toy(run, config=JournalConfig(durability="process", segment_bytes=2 * MIB), retention=KeepAll())
+    watch = watching(trainer, budget=LIMITS[1])
+
+    def looked_at(*arguments: Any, **options: Any) -> Recovered | None:
+        assert watch.evaluate().did_nothing
+        return recover(*arguments, **options)
+
+    monkeypatch.setattr(testing.toy, "recover", looked_at)
+    assert trainer.recover(step=25).step == 25
+    watch.close()
+    trainer.train(40)
+    trainer.journal.wait_checkpoint()
+    trainer.journal.close()
+
+
+def test_a_hold_for_other_journals_is_not_weakened_by_a_rewind(memory_path: Path) -> None:
+    run = memory_path / "run"
+    trained(run, 60, retention=KeepAll())
+    trainer = open_toy(run, config=JournalConfig(durability="process", segment_bytes=2 * MIB), retention=KeepAll())
+    trainer.journal.unpruned().__enter__()  # and it never leaves
+    trainer.recover(step=25)
+    trainer.journal.close()
+    watch = watching(trainer, budget=LIMITS[1])
+    assert watch.evaluate().did_nothing
+    watch.close()
 
 
 def test_one_that_goes_on_at_the_newest_step_holds_nothing_up(memory_path: Path) -> None:
@@ -91,7 +124,7 @@ def test_what_other_journals_need_stays_until_they_do_not(memory_path: Path) -> 
     trainer.journal.close()
 
 
-def test_what_was_pruned_while_a_rewind_was_read_is_not_built_on(memory_path: Path) -> None:
+def test_what_was_pruned_while_an_unforeseen_landing_was_read_is_not_built_on(memory_path: Path) -> None:
     run = memory_path / "run"
     trained(run, 60, retention=KeepAll())
     trainer = open_toy(run, config=JournalConfig(durability="process", segment_bytes=2 * MIB), retention=KeepAll())

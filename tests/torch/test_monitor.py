@@ -16,7 +16,7 @@ from tests.monitor.test_beside import ROOT, evaluations, is_running, is_watched,
 from tranlogs.catalog import Catalog
 from tranlogs.errors import UsageError
 from tranlogs.journal import read_owner
-from tranlogs_torch import LoggedOptimizer
+from tranlogs_torch import LoggedOptimizer, session
 
 SCRIPT = """
 import sys, torch
@@ -87,6 +87,37 @@ def test_a_thread_keeps_the_budget_while_training_goes_on(tmp_path: Path) -> Non
         wait_until(lambda: evaluations(journal), "an evaluation")
         assert is_watched(journal)
     assert not is_watched(journal)
+
+
+def test_a_recovery_to_a_step_holds_monitors_off_until_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held(optimizer: LoggedOptimizer) -> bool:
+        return optimizer.session.journal.catalog.read(lambda tables: tables.request("hold")) is not None
+
+    def train(optimizer: LoggedOptimizer, model: nn.Module, until: int) -> None:
+        for _ in optimizer.steps(until):
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+
+    def open_run() -> tuple[LoggedOptimizer, nn.Module]:
+        model = nn.Linear(4, 4)
+        return LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", model), model
+
+    optimizer, model = open_run()
+    optimizer.recover()
+    train(optimizer, model, 6)
+    optimizer.close()
+    optimizer, model = open_run()
+    seen, real = [], session.recover
+    monkeypatch.setattr(
+        session, "recover", lambda *given, **options: (seen.append(held(optimizer)), real(*given, **options))[1]
+    )
+    assert optimizer.recover(step=3).step == 3
+    assert (seen, held(optimizer)) == ([True], True)
+    train(optimizer, model, 5)
+    assert not held(optimizer)
+    optimizer.close()
 
 
 def test_wrong_settings_are_refused_before_the_run_is_made(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from ..catalog import Catalog, CheckpointRow, CommonRow, PrunedRow, RunRow, TimelineRow, Watermarks, timeline_key
+from ..catalog import Catalog, CheckpointRow, CommonRow, PrunedRow, RunRow, Tables, TimelineRow, Watermarks, timeline_key
 from ..checkpoint import Snapshot
 from ..clock import Clock, SystemClock
 from ..codec import tree
@@ -142,21 +142,31 @@ class Journal:
 
     # Where to go on.
 
+    def hold(self) -> None:
+        """Ask monitors to prune nothing until this process begins to write: before a recovery that is to go back."""
+        with suppress(*_FAILURES), self.catalog.transaction() as tables:  # nor can a monitor change the catalog, then
+            self._pruned_before = tables.get("pruned", PrunedRow)
+            self._put_hold(tables)
+
     def _hold(self) -> None:
-        """Ask monitors to prune nothing until this process begins to write: only it knows where it will go on.
+        """The same where recovery has landed: only this process knows where it will go on.
 
         Raises:
-            RecoveryError: one has pruned since the run was opened, and may have taken what this goes on from.
+            RecoveryError: a monitor has pruned since the run was opened or held, and may have taken what this goes on from.
         """
         try:
             with self.catalog.transaction() as tables:
                 has_pruned = tables.get("pruned", PrunedRow) != self._pruned_before
-                tables.put_request("hold", {"pid": self._pid})
+                self._put_hold(tables)
         except _FAILURES as error:  # nor can a monitor change the catalog, then
             _log.debug("the hold could not be written down: %s", error)
             return
         if has_pruned:
             raise RecoveryError(f"{self.paths.folder}: a monitor pruned it while it was being recovered. Start again")
+
+    def _put_hold(self, tables: Tables) -> None:
+        if not (tables.request("hold") or {}).get("outlives"):  # a stronger one stays
+            tables.put_request("hold", {"pid": self._pid})
 
     @contextmanager
     def unpruned(self) -> Iterator[None]:

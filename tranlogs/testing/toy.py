@@ -122,6 +122,8 @@ class ToyTrainer:
 
     def recover(self, step: int | None = None, spare: Spare | None = None) -> RecoveryReport:
         """Go on where the run stopped."""
+        if step is not None:
+            self.journal.hold()
         found = recover(self.journal.paths.folder, self.state, step=step, spare=spare)
         if found is None:
             self.journal.start()
