@@ -113,17 +113,21 @@ def test_synced_steps_survive_power_cuts(place: Path, seed: int) -> None:
 
 
 def test_power_cut_takes_what_is_not_synced(place: Path) -> None:
-    """The cuts are real: without syncs, steps that were committed are gone. What is left is exact all the same."""
-    lost = []
-    with disks.cuttable_disk(place) as disk, judging() as judge:
-        with training(disk.folder / "run", "process") as trainer:
-            cuts = [(trainer.wait_for(20)[1], disk.cut(f"cut{i}.img")) for i in range(3)]
-        for committed, cut in cuts:
+    """The cuts are real: without syncs, steps that were committed are gone. What is left is exact all the same.
+
+    A checkpoint may come between the moment in which `committed` is read and the cut: then nothing is gone, and it cuts again.
+    """
+    with disks.cuttable_disk(place) as disk, judging() as judge, training(disk.folder / "run", "process") as trainer:
+        for number in range(40):
+            committed = trainer.wait_for(20)[1]
+            cut = disk.cut(f"cut{number}.img")
             with disks.mounted(cut, place / "cut") as folder:
                 verdict = judge(folder / "run", 0)
+            cut.unlink()
             assert "failed" not in verdict, verdict["failed"]
-            lost.append(committed - verdict["step"])
-    assert max(lost) > 0
+            if verdict["step"] < committed:
+                return
+    pytest.fail("none of 40 power cuts took a step that was not synced")
 
 
 @pytest.mark.parametrize("durability", ["machine", "process"])
