@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ROWS_MAX = 12  # of a table on the screen; JSON has all
 _DIES = {"process": "process dies", "machine": "power fails", "site": "site is gone"}
-_ROWS_WATCHED_MAX = 4  # the same for --watch, which has to fit the window
+_ROWS_WATCHED_MAX = 4  # the same for --watch, which has to fit the window, and for each of several ranks
 
 
 @command
@@ -124,8 +124,9 @@ def _as_dict(run: Path, found: Sequence[Survey], group: Group | None) -> dict[st
 def _screen(found: Sequence[Survey], group: Group | None, rows_max: int) -> RenderableType:
     import rich.console
 
+    rows_max = rows_max if len(found) == 1 else min(rows_max, _ROWS_WATCHED_MAX)
     parts = [part for rank in found for part in _parts(rank, rows_max)]
-    return rich.console.Group(*parts, *(_together(group) if group is not None else ()))
+    return rich.console.Group(*([*_together(group), ""] if group is not None else ()), *parts)
 
 
 def _together(group: Group) -> list[RenderableType]:
