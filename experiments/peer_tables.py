@@ -40,6 +40,8 @@ def peers(results: dict[str, Any]) -> Lines:
         lines += prose(f"""
             The time was up before {len(results["late"])} measurements, whose places are empty; the JSON names them.
             `make experiments EXPERIMENTS="peers"` takes all anew.""")
+    if results.get("failed"):
+        lines += prose("These measurements failed, which is the script's fault: " + "; ".join(results["failed"]) + ".")
     lines += _costs(found) + _crashes(found) + _kills(found) + _outruns(found, results.get("outrun", {}))
     lines += _faults(found, results["scenarios"]) + _ahead(found, results["scenarios"])
     return lines + _large()

@@ -17,8 +17,11 @@ import os
 import random
 import tempfile
 import time
+import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +36,7 @@ _SEED = 7
 _COST_SECONDS_MAX = 120
 _SLOW_BATCH = 4  # samples of a batch where steps are to be shorter than saves
 _FORK = multiprocessing.get_context("fork")
+T = TypeVar("T")
 
 
 class Size:
@@ -54,6 +58,7 @@ class Measurement:
         self._here = {name: PEERS[name] for name in names if not PEERS[name].missing}
         self.missing = {PEERS[name].title: PEERS[name].missing for name in names if name not in self._here}
         self.late: list[str] = []
+        self.failed: list[str] = []
         self.plain_seconds = 0.0
         self.peers: dict[str, dict[str, Any]] = {}
         for name, peer in self._here.items():
@@ -66,12 +71,11 @@ class Measurement:
             for name, peer in self._here.items():
                 if peer.has_agent or (peer.logs_steps and every != min(self._size.blocks)):
                     continue  # the agent does nothing while its trainer lives; a log costs the same at all intervals
-                if self._is_late(end, f"cost of {peer.title}, every {every}"):
-                    continue
                 interval = 100 if peer.logs_steps else every
-                found = _in_child(name, self._folder, self._size.width, interval, blocks)
-                self.peers[name].setdefault("cost", {})[str(interval)] = found
-                print(f"  {peer.title:45s} every {interval:3d}: {_told(found)}", flush=True)
+                work = partial(_in_child, name, self._folder, self._size.width, interval, blocks)
+                if found := self._taken(end, f"cost of {peer.title}, every {every}", work):
+                    self.peers[name].setdefault("cost", {})[str(interval)] = found
+                    print(f"  {peer.title:45s} every {interval:3d}: {_told(found)}", flush=True)
 
     def crashes(self, end: float) -> None:
         """A SIGKILL at a random moment, interval by interval."""
@@ -81,8 +85,8 @@ class Measurement:
             for name, peer in self._tried().items():
                 if peer.has_agent or (peer.logs_steps and every != max(self._size.crashes)):
                     continue
-                if not self._is_late(end, f"a SIGKILL of {peer.title}, every {every}"):
-                    row = lab.crash_at(name, 100 if peer.logs_steps else every, crash)
+                work = partial(lab.crash_at, name, 100 if peer.logs_steps else every, crash)
+                if row := self._taken(end, f"a SIGKILL of {peer.title}, every {every}", work):
                     self.peers[name].setdefault("crash", {})["100" if peer.logs_steps else str(every)] = row
                     print(f"  {peer.title:45s} every {every:3d}: {row}", flush=True)
 
@@ -95,8 +99,8 @@ class Measurement:
             for name, peer in self._tried().items():
                 if peer.has_agent or (peer.logs_steps and every != max(self._size.kills)):
                     continue
-                if not self._is_late(end, f"kills of {peer.title}, every {every}"):
-                    found = lab.crashes_at(name, 100 if peer.logs_steps else every, steps)
+                work = partial(lab.crashes_at, name, 100 if peer.logs_steps else every, steps)
+                if found := self._taken(end, f"kills of {peer.title}, every {every}", work):
                     self.peers[name].setdefault("kills", {})["100" if peer.logs_steps else str(every)] = found
                     print(f"  {peer.title:45s} every {every:3d}: {found}", flush=True)
 
@@ -106,8 +110,11 @@ class Measurement:
         lab.take_reference(200)
         self.plain_seconds = float(np.median([lab.outrun("none", 1)["step_seconds"] for _ in range(3)]))
         for name, peer in self._tried().items():
-            if not peer.has_agent and not self._is_late(end, f"a saver slower than the trainer, {peer.title}"):
-                row = self.peers[name]["outrun"] = lab.outrun(name, 100 if peer.logs_steps else 1)
+            if peer.has_agent:
+                continue
+            work = partial(lab.outrun, name, 100 if peer.logs_steps else 1)
+            if row := self._taken(end, f"a saver slower than the trainer, {peer.title}", work):
+                self.peers[name]["outrun"] = row
                 print(f"  {peer.title:45s} {row}", flush=True)
 
     def faults(self, end: float) -> None:
@@ -117,19 +124,26 @@ class Measurement:
         units = [(name, scenario) for scenario in self._size.scenarios for name in self._tried()]
         for name, scenario in sorted(units, key=lambda unit: PEERS[unit[0]].is_slow):
             title = self.peers[name]["title"]
-            if not self._is_late(end, f"{SCENARIOS[scenario].title}, {title}"):
-                rows = self.peers[name].setdefault("faults", {})[scenario] = lab.try_fault(name, scenario)
+            work = partial(lab.try_fault, name, scenario)
+            if rows := self._taken(end, f"{SCENARIOS[scenario].title}, {title}", work):
+                self.peers[name].setdefault("faults", {})[scenario] = rows
                 for row in rows:
                     print(f"  {title:45s} {SCENARIOS[scenario].title:26s} {row}", flush=True)
 
     def _tried(self) -> dict[str, Peer]:
         return {name: peer for name, peer in self._here.items() if not peer.is_variant}
 
-    def _is_late(self, end: float, what: str) -> bool:
-        is_late = time.monotonic() > end
-        if is_late:
+    def _taken(self, end: float, what: str, work: Callable[[], T]) -> T | None:
+        """What `work` finds; None where the time is up, or the script itself fails, which costs this measurement alone."""
+        if time.monotonic() > end:
             self.late.append(what)
-        return is_late
+            return None
+        try:
+            return work()
+        except Exception as error:
+            traceback.print_exc()
+            self.failed.append(f"{what}: {error!r}")
+            return None
 
 
 def measure(names: list[str], *, quick: bool, minutes: float) -> dict[str, Any]:
@@ -146,7 +160,7 @@ def measure(names: list[str], *, quick: bool, minutes: float) -> dict[str, Any]:
         ):
             part(begun + share * minutes * 60)
         parameters = sum(p.numel() for p in Job(size.width).model.parameters())
-    return {"parameters": parameters, "missing": made.missing, "late": made.late, "peers": made.peers,
+    return {"parameters": parameters, "missing": made.missing, "late": made.late, "failed": made.failed, "peers": made.peers,
             "outrun": {"batch": _SLOW_BATCH, "step_seconds": made.plain_seconds},
             "scenarios": {name: SCENARIOS[name].title for name in size.scenarios}}  # fmt: skip
 
@@ -198,6 +212,8 @@ def main() -> None:
     results = measure(names, quick=arguments.quick, minutes=arguments.minutes)
     write_results(arguments.out, results, begun)
     draw_peers(arguments.out.with_suffix(".png"), results)
+    if results["failed"]:
+        raise SystemExit("\n".join(["these measurements failed:", *results["failed"]]))
 
 
 if __name__ == "__main__":
