@@ -310,4 +310,11 @@ def torchft(results: dict[str, Any]) -> Lines:
     rows = (
         [row["what"], row["lost"], "yes" if row["equal"] else "no", row["slowest"], row["healed"]] for row in results["rows"]
     )
-    return lines + table(head, rows)
+    lines += table(head, rows)
+    one = next((row for row in results["rows"] if row["what"] == "one replica"), None)
+    if one is not None:
+        lines += prose(f"""
+            **torchft is ahead** where one of two dies: the other goes on after {one["slowest"]:.1f} s without being started
+            again, and nothing is redone; TranLogs ends the group, starts it anew and redoes the log (Many processes, below).
+            Where both die nothing is left of it but what something else has saved.""")
+    return lines
