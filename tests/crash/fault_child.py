@@ -76,6 +76,7 @@ def train(job: dict[str, Any]) -> None:
     sys.stdin.readline()
     for step in range(job["until"] + 1, job["end"] + 1):
         clock.advance(100.0)
+        journal.wait_checkpoint()  # one that is still being written: logging does not resume before it is done
         trainer.train(step)
     journal.wait_synced()
     say("end", journal.is_suspended, journal.committed, Judge.sum_of(trainer.state))
