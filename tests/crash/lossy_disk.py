@@ -177,6 +177,7 @@ class LossyDisk:
                 with begin(catalog, write=write) as txn:
                     yield txn
                     if write:
+                        self._know_order(catalog)
                         stack.enter_context(self._committing(os.stat(catalog.path).st_ino))
 
         for name in ("fsync", "fdatasync"):
@@ -185,6 +186,12 @@ class LossyDisk:
             monkeypatch.setattr(os, name, self._changing(getattr(os, name)))
         monkeypatch.setattr(Segment, "sync", sync_segment)
         monkeypatch.setattr(Catalog, "_begin", begin_transaction)
+
+    def _know_order(self, catalog: Catalog) -> None:
+        assert catalog._env is not None
+        flags = catalog._env.flags()
+        if not (flags["sync"] and flags["metasync"]) or flags["writemap"]:
+            self.refused.append("the catalog is opened so that LMDB promises no order")
 
     def _syncing(self, call: Callable[[int], None]) -> Callable[[int], None]:
         return lambda fd: self._sync(os.fstat(fd), lambda: call(fd))

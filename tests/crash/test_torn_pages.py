@@ -15,6 +15,7 @@ import pytest
 
 from tests.crash.judging import Judge, judging
 from tests.crash.lossy_disk import LossyDisk
+from tranlogs.catalog import CATALOG_NAME
 from tranlogs.config import JournalConfig
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.testing.toy import ToyTrainer, open_toy
@@ -34,6 +35,7 @@ def judged(disk: LossyDisk, judge: Judge) -> list[dict[str, Any]]:
     verdicts = []
     while disk.images:
         image = disk.images.pop()
+        assert image.least == 0 or (image.folder / "run" / "rank0" / CATALOG_NAME).exists()
         verdicts.append({"at": image.at, **judge(image.folder / "run", image.least)})
         print(verdicts[-1])
         shutil.rmtree(image.folder)
@@ -97,6 +99,7 @@ def test_synced_steps_survive_torn_pages(
     disk.close()
     print(f"lost {disk.lost}, kept {disk.kept}")
     assert not [verdict["failed"] for verdict in found if "failed" in verdict]
+    assert not [verdict["problems"] for verdict in found if verdict["problems"]]
     assert not disk.refused
     assert (len(recycled) > 0) == (files == "recycled")
     assert min(disk.lost[kind] for kind in ("catalog", "checkpoint", "log", "names")) > 0
