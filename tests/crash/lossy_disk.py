@@ -39,6 +39,7 @@ from tranlogs.types import AnyArray
 from tranlogs.wal.segment import Segment
 
 PAGE = 4096
+_ZEROS = bytes(64 * PAGE)
 WRITES_BACK = 0.05  # the share of moments at which the disk writes pages back by itself
 
 Names = dict[str, int]  # of a folder, and the inodes behind them
@@ -342,12 +343,11 @@ class LossyDisk:
                 write_sparse(path, file.disk)
             else:
                 now = file.now()
-                changed = len(changed_pages(file.disk, now))
                 content, lost = self._torn(file.disk, now)
                 while inode == must_tear and lost == 0:
                     content, lost = self._torn(file.disk, now)
                 self.lost[file.kind] += lost
-                self.kept[file.kind] += changed - lost
+                self.kept[file.kind] += len(changed_pages(file.disk, now)) - lost
                 write_sparse(path, content)
         return places
 
@@ -374,6 +374,8 @@ class LossyDisk:
 
         Of the first two more are kept: with the old meta pages an LMDB file is, for LMDB, all as it was.
         """
+        if before == now:
+            return now, 0
         size = len(now) if self._rnd.random() < self._share else len(before)
         torn, lost = bytearray(before.ljust(size, b"\0")[:size]), 0
         for page in changed_pages(before, now):
@@ -388,6 +390,8 @@ class LossyDisk:
 
 def changed_pages(before: bytes, now: bytes) -> AnyArray:
     """Numbers of the pages that differ."""
+    if before == now:
+        return np.empty(0, np.int64)
     size = -(-max(len(before), len(now)) // PAGE) * PAGE
     pages = [np.frombuffer(content.ljust(size, b"\0"), np.uint64).reshape(-1, PAGE // 8) for content in (before, now)]
     return np.flatnonzero((pages[0] != pages[1]).any(axis=1))
@@ -398,7 +402,7 @@ def write_sparse(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         for at in range(0, len(content), 64 * PAGE):
             part = content[at : at + 64 * PAGE]
-            if part.count(0) < len(part):
+            if part != _ZEROS[: len(part)]:
                 file.seek(at)
                 file.write(part)
         file.truncate(len(content))

@@ -85,7 +85,7 @@ def test_synced_steps_survive_torn_pages(
 
     with judging("writes since the last sync lost or reordered, page by page") as judge:
         for moment in MOMENTS:
-            trainer.train(trainer.journal.step + rnd.randrange(1, 20), roll)
+            trainer.train(trainer.journal.step + rnd.randrange(1, 15), roll)
             if moment == "rest":
                 disk.take()
             else:
