@@ -1,4 +1,4 @@
-"""A disk under a run of this process that keeps what syncs have covered, and of all else a random part: as harsh as POSIX allows.
+"""A disk under a run of this process that keeps what syncs covered, and of all else a random part: as harsh as POSIX allows.
 
 What is modelled
 * A file, by inode. What its last fsync, fdatasync or msync covered stays. Of each page written later the disk has the old
@@ -135,6 +135,7 @@ class LossyDisk:
         self._device, self._number = os.stat(root).st_dev, 0
         self._lock = threading.RLock()
         self._files, self._folders, self._above = dict[int, File](), dict[int, Folder](), dict[int, int]()
+        self._opened = list[int]()
         self._wanted: Wanted | None = None
         self.synced: Callable[[], int] = lambda: 0
         self.images = list[Image]()
@@ -142,9 +143,8 @@ class LossyDisk:
 
     def close(self) -> None:
         """Once the run is closed: to close the file of a lock takes its lock away."""
-        for file in self._files.values():
-            os.close(file.fd)
-        self._files.clear()
+        while self._opened:
+            os.close(self._opened.pop())
 
     def want(self, at: str, later: int) -> None:
         """Take an image at one of the next calls: on a file of a kind, of "names", or "any"."""
@@ -174,12 +174,11 @@ class LossyDisk:
 
         @contextmanager
         def begin_transaction(catalog: Catalog, *, write: bool = False) -> Iterator[Any]:
-            with ExitStack() as stack:
-                with begin(catalog, write=write) as txn:
-                    yield txn
-                    if write:
-                        self._know_order(catalog)
-                        stack.enter_context(self._committing(os.stat(catalog.path).st_ino))
+            with ExitStack() as stack, begin(catalog, write=write) as txn:
+                yield txn
+                if write:
+                    self._know_order(catalog)
+                    stack.enter_context(self._committing(os.stat(catalog.path).st_ino))
 
         for name in ("fsync", "fdatasync"):
             monkeypatch.setattr(os, name, self._syncing(getattr(os, name)))
@@ -277,12 +276,12 @@ class LossyDisk:
         if self._rnd.random() < WRITES_BACK:
             self._write_back()
         wanted = self._wanted
-        if wanted is None or (wanted.must_tear and not self._is_torn(inode)):
+        if wanted is None or (wanted.must_tear and not self._may_lose(inode)):
             return
         if self._is_due(at):
             self._take(at, inode if wanted.must_tear else None)
 
-    def _is_torn(self, inode: int | None) -> bool:
+    def _may_lose(self, inode: int | None) -> bool:
         """Whether a file has something to lose."""
         file = None if inode is None else self._files[inode]
         return file is not None and file.kind != "catalog" and len(changed_pages(file.disk, file.now())) > 0
@@ -305,18 +304,25 @@ class LossyDisk:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         folders.append((path / entry.name, entry.inode()))
-                    elif entry.inode() not in self._files:
-                        self._meet(path / entry.name)
+                    elif entry.inode() not in self._files and not self._meet(path / entry.name, entry.inode()):
+                        continue  # gone already
                     names[entry.name] = entry.inode()
                     if self._above.setdefault(entry.inode(), inode) != inode:
                         self.refused.append(f"{path / entry.name} came out of another folder")
-                self._folders.setdefault(inode, Folder()).note(names)
+                if inode not in self._folders:
+                    self._folders[inode] = Folder()
+                    self._opened.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY))  # keeps its number from being used again
+                self._folders[inode].note(names)
 
-    def _meet(self, path: Path) -> None:
-        with suppress(FileNotFoundError):
+    def _meet(self, path: Path, inode: int) -> bool:
+        try:
             fd = os.open(path, os.O_RDONLY)
-            kind = "log" if ".seg" in path.name else "checkpoint" if "checkpoints" in path.parts else "other"
-            self._files[os.fstat(fd).st_ino] = File(fd, "catalog" if path.name == CATALOG_NAME else kind)
+        except FileNotFoundError:
+            return False
+        self._opened.append(fd)
+        kind = "log" if ".seg" in path.name else "checkpoint" if "checkpoints" in path.parts else "other"
+        self._files[os.fstat(fd).st_ino] = File(fd, "catalog" if path.name == CATALOG_NAME else kind)
+        return inode in self._files
 
     def _write_back(self) -> None:
         files = [file for file in self._files.values() if file.kind != "catalog"]  # which has an order of its own

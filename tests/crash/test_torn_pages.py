@@ -5,6 +5,7 @@ Images are taken at rest and at calls of any thread, so amid a sync, a checkpoin
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -15,7 +16,8 @@ import pytest
 
 from tests.crash.judging import Judge, judging
 from tests.crash.lossy_disk import LossyDisk
-from tranlogs.catalog import CATALOG_NAME
+from tranlogs.catalog import CATALOG_NAME, Catalog
+from tranlogs.checkpoint import writer
 from tranlogs.config import JournalConfig
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.testing.toy import ToyTrainer, open_toy
@@ -104,3 +106,35 @@ def test_synced_steps_survive_torn_pages(
     assert (len(recycled) > 0) == (files == "recycled")
     assert min(disk.lost[kind] for kind in ("catalog", "checkpoint", "log", "names")) > 0
     assert disk.kept["catalog"] > 0
+
+
+def test_found_checkpoint_is_listed_once_its_name_is_kept(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a crash left between its rename and the sync of the folder must not vanish when others were pruned for it."""
+    (memory_path / "disk").mkdir()
+    disk = LossyDisk(memory_path / "disk", memory_path / "images", 0.5, random.Random(SEED))
+    disk.install(monkeypatch)
+    sync_folder = writer.sync_folder
+
+    def sync_others(folder: Path) -> None:
+        if folder.name == "checkpoints":
+            raise OSError(errno.EIO, "the disk fails")
+        sync_folder(folder)
+
+    trainer = opened(memory_path / "disk" / "run", "fresh")
+    trainer.recover()
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "sync_folder", sync_others)
+        trainer.train(25)
+        trainer.journal.close()
+    again = opened(memory_path / "disk" / "run", "fresh")
+    for _ in range(20):
+        disk.take()
+    again.journal.close()
+    disk.close()
+    for image in disk.images:
+        folder = image.folder / "run" / "rank0"
+        catalog = Catalog.open(folder)
+        names = {row.name for row in catalog.checkpoints()}
+        catalog.close()
+        assert len(names) == 2
+        assert names <= set(os.listdir(folder / "checkpoints"))
