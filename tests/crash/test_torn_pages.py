@@ -108,7 +108,10 @@ def test_synced_steps_survive_torn_pages(
     assert disk.kept["catalog"] > 0
 
 
-def test_found_checkpoint_is_listed_once_its_name_is_kept(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("found", ["when the run is opened", "when its catalog is rebuilt", "when it is asked for again"])
+def test_found_checkpoint_is_listed_once_its_name_is_kept(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, found: str
+) -> None:
     """What a crash left between its rename and the sync of the folder must not vanish when others were pruned for it."""
     (memory_path / "disk").mkdir()
     disk = LossyDisk(memory_path / "disk", memory_path / "images", 0.5, random.Random(SEED))
@@ -124,12 +127,18 @@ def test_found_checkpoint_is_listed_once_its_name_is_kept(memory_path: Path, mon
     trainer.recover()
     with monkeypatch.context() as patched:
         patched.setattr(writer, "sync_folder", sync_others)
-        trainer.train(25)
+        trainer.train(10)
+        assert not trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    if found == "when it is asked for again":
+        assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    else:
         trainer.journal.close()
-    again = opened(memory_path / "disk" / "run", "fresh")
+        if "rebuilt" in found:
+            (trainer.journal.paths.folder / CATALOG_NAME).unlink()
+        trainer = opened(memory_path / "disk" / "run", "fresh")
     for _ in range(20):
         disk.take()
-    again.journal.close()
+    trainer.journal.close()
     disk.close()
     for image in disk.images:
         folder = image.folder / "run" / "rank0"
