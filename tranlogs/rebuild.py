@@ -28,6 +28,7 @@ from .catalog import (
 )
 from .checkpoint import Checkpoint
 from .codec.entry import EntryKind
+from .durable import sync_folder
 from .errors import CannotRead, CorruptCatalog, CorruptCheckpoint, CorruptRecord
 from .wal.reader import SegmentReader
 from .wal.scan import Location, scan
@@ -119,6 +120,8 @@ def rebuild_catalog(folder: Path) -> list[str]:
                 tables.put(timeline_key(timeline.number), timeline)
             for row in found.segments:
                 tables.put(segment_key(row.ordinal), row)
+            if found.checkpoints:
+                sync_folder(folder / "checkpoints")  # a crash may have come before their names were kept
             for checkpoint in found.checkpoints:
                 tables.put(f"checkpoint/{checkpoint.name}", checkpoint)
             if found.runs:

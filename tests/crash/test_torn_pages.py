@@ -1,22 +1,23 @@
-"""A disk that loses or reorders what was written since its last flush, harsher than a power cut.
+"""A disk that loses or reorders what was written since its last sync, harsher than a power cut: all files of a run, and names.
 
-Each image of a run is made of the pages that a sync had covered and a random subset of those written later.
+Images are taken at rest and at calls of any thread, so amid a sync, a checkpoint, pruning, recycling, a commit to the catalog.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import random
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.crash.judging import judging
-from tranlogs.catalog import CATALOG_NAME
+from tests.crash.judging import Judge, judging
+from tests.crash.lossy_disk import LossyDisk
+from tranlogs.catalog import CATALOG_NAME, Catalog
+from tranlogs.checkpoint import writer
 from tranlogs.config import JournalConfig
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.testing.toy import ToyTrainer, open_toy
@@ -26,76 +27,41 @@ from tranlogs.wal.segment import Segment
 pytestmark = pytest.mark.crash
 
 SIZES = (7, 3000, 5000)  # those of power_child.py
-CASES, ROUNDS = 8, int(os.environ.get("TRANLOGS_ROUNDS", 1))
+MOMENTS = ("rest", "catalog", "checkpoint", "names", "log", "any", "catalog", "checkpoint", "names", "any")
+ROUNDS = int(os.environ.get("TRANLOGS_ROUNDS", 1))
 SEED = int(os.environ["TRANLOGS_SEED"])
-PAGE = 4096
 
 
-class Disk:
-    """Knows what of each segment file a sync has covered."""
+def judged(disk: LossyDisk, judge: Judge) -> list[dict[str, Any]]:
+    """Verdicts on the images that were taken."""
+    verdicts = []
+    while disk.images:
+        image = disk.images.pop()
+        assert image.least == 0 or (image.folder / "run" / "rank0" / CATALOG_NAME).exists()
+        verdicts.append({"at": image.at, **judge(image.folder / "run", image.least)})
+        print(verdicts[-1])
+        shutil.rmtree(image.folder)
+    return verdicts
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.durable: dict[str, bytes] = {}
-        self.recycled = 0
-        self._lock = threading.Lock()
-        sync, create, recycle = Segment.sync, segments.create, segments.recycle
 
-        def synced(segment: Segment) -> None:
-            content = segment.path.read_bytes()  # before: a sync covers at least what was there when it began
-            sync(segment)
-            self._note(segment, content)
+def opened(run: Path, files: str) -> ToyTrainer:
+    """Segments that are recycled, since the newest checkpoint alone is kept; or that are not."""
+    config = JournalConfig(durability="machine", segment_bytes=1 << 20)
+    every, keep = (EverySteps(9), KeepLatest(1)) if files == "recycled" else (EverySteps(20), KeepAll())
+    return open_toy(run, sizes=SIZES, config=config, policy=every, retention=keep)
 
-        def created(*arguments: Any) -> Segment:
-            made = create(*arguments)
-            self._note(made, made.path.read_bytes())
-            return made
 
-        def reused(*arguments: Any) -> Segment | None:
-            made = recycle(*arguments)
-            if made is not None:
-                self.recycled += 1
-                self._note(made, made.path.read_bytes())
-            return made
+def count_recycled(monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
+    """A list that gets the segments whose file is used again."""
+    recycle, recycled = segments.recycle, list[Segment]()
 
-        monkeypatch.setattr(Segment, "sync", synced)
-        monkeypatch.setattr(segments, "create", created)
-        monkeypatch.setattr(segments, "recycle", reused)
+    def reused(*given: Any) -> Segment | None:
+        made = recycle(*given)
+        recycled.extend([] if made is None else [made])
+        return made
 
-    def _note(self, segment: Segment, content: bytes) -> None:
-        with self._lock:
-            self.durable[segment.path.name] = content
-
-    def lose(self, trainer: ToyTrainer, image: Path, share: float, rnd: random.Random) -> int:
-        """Make an image of the run as such a disk would leave it; returns the step that was synced."""
-        synced, folder = trainer.journal.synced, trainer.journal.paths.folder
-        (image / "rank0" / "log").mkdir(parents=True)
-        with trainer.journal.catalog._lock:  # each of its transactions is synced; this one is the last
-            with (image / "rank0" / CATALOG_NAME).open("wb") as file:
-                trainer.journal.catalog._env.copyfd(file.fileno())
-            ignored = shutil.ignore_patterns(".tmp-*")
-            with contextlib.suppress(shutil.Error):  # a retired one is being deleted just now
-                shutil.copytree(folder / "checkpoints", image / "rank0" / "checkpoints", ignore=ignored)
-            for path in (folder / "log").glob("*.seg"):
-                with self._lock:
-                    before = self.durable.get(path.name)
-                with contextlib.suppress(FileNotFoundError):  # a retired one is being recycled just now
-                    if before is not None:
-                        self._tear(before, path.read_bytes(), image / "rank0" / "log" / path.name, share, rnd)
-        return synced
-
-    @staticmethod
-    def _tear(before: bytes, now: bytes, target: Path, share: float, rnd: random.Random) -> None:
-        torn = bytearray(before)
-        for at in range(0, len(now), PAGE):
-            page = slice(at, at + PAGE)
-            if before[page] != now[page] and rnd.random() < (max(share, 0.7) if at < 2 * PAGE else share):
-                torn[page] = now[page]
-        with target.open("wb") as file:
-            for at in range(0, len(torn), 64 * PAGE):
-                if torn.count(0, at, at + 64 * PAGE) < len(torn[at : at + 64 * PAGE]):  # the rest stays a hole
-                    file.seek(at)
-                    file.write(torn[at : at + 64 * PAGE])
-            file.truncate(len(torn))
+    monkeypatch.setattr(segments, "recycle", reused)
+    return recycled
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
@@ -105,10 +71,13 @@ def test_synced_steps_survive_torn_pages(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, share: float, seed: int
 ) -> None:
     print(f"repeat with TRANLOGS_SEED={seed}")
-    rnd, disk, found = random.Random(seed), Disk(monkeypatch), []
-    config = JournalConfig(durability="machine", segment_bytes=1 << 20)
-    every, keep = (EverySteps(9), KeepLatest(1)) if files == "recycled" else (EverySteps(100), KeepAll())
-    trainer = open_toy(memory_path / "run", sizes=SIZES, config=config, policy=every, retention=keep)
+    rnd, found, recycled = random.Random(seed), list[dict[str, Any]](), count_recycled(monkeypatch)
+    (memory_path / "disk").mkdir()
+    disk = LossyDisk(memory_path / "disk", memory_path / "images", share, rnd)
+    disk.install(monkeypatch)
+    disk.want("any", rnd.randrange(40))  # while the run is made
+    trainer = opened(memory_path / "disk" / "run", files)
+    disk.synced = lambda: trainer.journal.synced
     trainer.recover()
 
     def roll(step: int) -> None:
@@ -117,13 +86,64 @@ def test_synced_steps_survive_torn_pages(
             trainer.journal._wal.roll()
 
     with judging("writes since the last sync lost or reordered, page by page") as judge:
-        for number in range(CASES):
-            trainer.train(trainer.journal.step + rnd.randrange(1, 30), roll)
-            image = memory_path / f"image{number}"
-            least = disk.lose(trainer, image, share, rnd)
-            found.append(judge(image, least))
-            print(f"at step {trainer.journal.step}: {found[-1]}")
-            shutil.rmtree(image)
-    trainer.journal.close()
+        for moment in MOMENTS:
+            trainer.train(trainer.journal.step + rnd.randrange(1, 15), roll)
+            if moment == "rest":
+                disk.take()
+            else:
+                disk.want(moment, rnd.randrange(4))
+            while disk.is_waiting:
+                trainer.train(trainer.journal.step + 1, roll)
+            found += judged(disk, judge)
+        disk.want("any", rnd.randrange(10))
+        trainer.journal.close()
+        found += judged(disk, judge)
+    disk.close()
+    print(f"lost {disk.lost}, kept {disk.kept}")
     assert not [verdict["failed"] for verdict in found if "failed" in verdict]
-    assert (disk.recycled > 0) == (files == "recycled")
+    assert not [verdict["problems"] for verdict in found if verdict["problems"]]
+    assert not disk.refused
+    assert (len(recycled) > 0) == (files == "recycled")
+    assert min(disk.lost[kind] for kind in ("catalog", "checkpoint", "log", "names")) > 0
+    assert disk.kept["catalog"] > 0
+
+
+@pytest.mark.parametrize("found", ["when the run is opened", "when its catalog is rebuilt", "when it is asked for again"])
+def test_found_checkpoint_is_listed_once_its_name_is_kept(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, found: str
+) -> None:
+    """What a crash left between its rename and the sync of the folder must not vanish when others were pruned for it."""
+    (memory_path / "disk").mkdir()
+    disk = LossyDisk(memory_path / "disk", memory_path / "images", 0.5, random.Random(SEED))
+    disk.install(monkeypatch)
+    sync_folder = writer.sync_folder
+
+    def sync_others(folder: Path) -> None:
+        if folder.name == "checkpoints":
+            raise OSError(errno.EIO, "the disk fails")
+        sync_folder(folder)
+
+    trainer = opened(memory_path / "disk" / "run", "fresh")
+    trainer.recover()
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "sync_folder", sync_others)
+        trainer.train(10)
+        assert not trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    if found == "when it is asked for again":
+        assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    else:
+        trainer.journal.close()
+        if "rebuilt" in found:
+            (trainer.journal.paths.folder / CATALOG_NAME).unlink()
+        trainer = opened(memory_path / "disk" / "run", "fresh")
+    for _ in range(20):
+        disk.take()
+    trainer.journal.close()
+    disk.close()
+    for image in disk.images:
+        folder = image.folder / "run" / "rank0"
+        catalog = Catalog.open(folder)
+        names = {row.name for row in catalog.checkpoints()}
+        catalog.close()
+        assert len(names) == 2
+        assert names <= set(os.listdir(folder / "checkpoints"))

@@ -13,7 +13,7 @@ import lmdb
 import lmdb.verify
 
 from ..config import CATALOG_BYTES_RESERVED
-from ..durable import allocate_lock_file
+from ..durable import allocate_lock_file, sync_folder
 from ..errors import CannotRead, CorruptCatalog, LogUnavailable
 
 
@@ -95,7 +95,12 @@ def open_environment(path: Path, writable: bool, map_bytes: int) -> lmdb.Environ
         if writable:
             allocate_lock_file(path)
             env = lmdb.open(str(path), sync=True, lock=True, **options)
-            env.reader_check()  # processes that were killed while they read
+            try:
+                env.reader_check()  # processes that were killed while they read
+                sync_folder(path.parent)  # a file that was made just now, or by a process that did not come so far
+            except BaseException:
+                env.close()
+                raise
             return env
         try:
             return lmdb.open(str(path), readonly=True, lock=True, **options)

@@ -14,6 +14,7 @@ from ..catalog import Catalog, CheckpointRow
 from ..checkpoint import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
 from ..clock import Clock
 from ..codec.tree import Adapt
+from ..durable import sync_folder
 from ..errors import CorruptCheckpoint, LogUnavailable
 from ..failpoints import hit
 from ..threads import start_thread
@@ -94,6 +95,7 @@ class Checkpointer:
         with self._catalog.transaction() as tables:
             known = tables.get(f"checkpoint/{row.name}", CheckpointRow)
             if known is None:
+                sync_folder(self._folder)  # a crash may have come before its name was kept
                 tables.put(f"checkpoint/{row.name}", row)
         return known is None or known.state == "published"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from ..catalog import CATALOG_NAME, Catalog, RunRow, SegmentRow, Tables, TimelineRow, segment_key, timeline_key
 from ..checkpoint.layout import TEMPORARY
 from ..checkpoint.shadow import delete_shadows
+from ..durable import sync_folder
 from ..errors import CannotRead, CorruptCatalog, LogUnavailable, NotARun, UsageError
 from ..rebuild import files_in, read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
@@ -93,6 +94,8 @@ def tidy(paths: JournalPaths, catalog: Catalog) -> list[str]:
     known_timelines = {row.number for row in catalog.timelines()}
     if found.checkpoints or found.segments or found.timelines.keys() - known_timelines:  # else a full disk does no harm
         with catalog.transaction() as tables:
+            if found.checkpoints:
+                sync_folder(paths.checkpoints)  # the crash may have come before their names were kept
             for row in found.checkpoints:  # published, but the crash came before the catalog knew
                 tables.put(f"checkpoint/{row.name}", row)
             for segment in found.segments:
