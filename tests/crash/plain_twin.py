@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.torch.lab import Outcome, contents, flatten
 
@@ -35,10 +36,15 @@ class Net(nn.Module):
 
 @dataclass
 class Kind:
-    """Which script: its optimizer, and whether the head has one of its own."""
+    """Which script: its optimizer, whether the head has one of its own, and its data.
+
+    Attributes:
+        data: "drawn" in the body, or a loader that is "shuffled", by a "generator" of its own, or in "order".
+    """
 
     optimizer: str = "adamw"
     has_two: bool = False
+    data: str = "drawn"
 
 
 class Script:
@@ -59,6 +65,8 @@ class Script:
             plain.append(torch.optim.SGD(self.model.head.parameters(), 0.02, momentum=0.5))
         self.optimizers = wrap(plain, self.model)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizers[0], 3, 0.9)
+        self.loader = None if kind.data == "drawn" else loader(kind.data)
+        self.batch: torch.Tensor | None = None  # of the loader, in hand
 
     @property
     def is_grown(self) -> bool:
@@ -75,7 +83,7 @@ class Script:
             with torch.no_grad():
                 self.model.head.weight.mul_(0.9)
             return None
-        batch = torch.rand(4, 3)
+        batch = torch.rand(4, 3) if self.batch is None else self.batch
         if what == "nothing":
             return None
         loss = None
@@ -107,9 +115,46 @@ class Script:
 
     def outcome(self) -> Outcome:
         """All that is compared, but for random numbers."""
-        things = {"model": self.model, "scheduler": self.scheduler.state_dict()}
+        things = {"model": self.model, "scheduler": self.scheduler.state_dict(), "batch": self.batch}
         return flatten({name: contents(thing) for name, thing in things.items()} | {
             f"optimizer {i}": contents(optimizer) for i, optimizer in enumerate(self.optimizers)})  # fmt: skip
+
+
+def loader(data: str) -> DataLoader[Any]:
+    """A loader with three batches an epoch, the last of them smaller."""
+    samples = torch.rand(10, 3, generator=torch.Generator().manual_seed(2))
+    generator = torch.Generator().manual_seed(3) if data == "generator" else None
+    return DataLoader(TensorDataset(samples), 4, shuffle=data != "order", generator=generator)
+
+
+class Place:
+    """Where the twin is in the loader's data: batches that it took of an epoch, and what it was opened with."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader, self._live, self.taken = loader, iter(()), 0
+        self._opened: tuple[torch.Tensor, ...] = ()
+
+    def _generators(self) -> list[torch.Generator]:
+        return [torch.default_generator, *([self._loader.generator] if self._loader.generator is not None else [])]
+
+    def next(self) -> torch.Tensor:
+        """The next batch, of the next epoch where this one is over."""
+        if self.taken == 0 or self.taken == len(self._loader):
+            self._opened, self.taken = tuple(one.get_state() for one in self._generators()), 0
+            self._live = iter(self._loader)
+        self.taken += 1
+        return next(self._live)[0]  # type: ignore[no-any-return]
+
+    def read(self) -> tuple[tuple[torch.Tensor, ...], int]:
+        """What `go_to` needs."""
+        return self._opened, self.taken
+
+    def go_to(self, opened: tuple[torch.Tensor, ...], taken: int) -> torch.Tensor:
+        """Open that epoch again, and take its batches up to there."""
+        for generator, state in zip(self._generators(), opened, strict=True):
+            generator.set_state(state)
+        self.taken = 0
+        return [self.next() for _ in range(taken)][-1]
 
 
 @dataclass
@@ -134,15 +179,30 @@ class Twin:
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         kept = torch.get_rng_state()
-        self.script, self.rng = Script(kind), torch.get_rng_state()
+        self.script = Script(kind)
+        self._enter()
+        self.rng = torch.get_rng_state()
         torch.set_rng_state(kept)
         self.step, self.curve, self.is_amid = 0, ([], []), False
 
+    def _enter(self) -> None:
+        """Begin the loop."""
+        self.place = None if self.script.loader is None else Place(self.script.loader)
+        if self.place is not None:
+            self.script.batch = self.place.next()
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether the batch in hand is the first of an epoch."""
+        return self.place is not None and self.place.taken == 1
+
     def do(self, what: str) -> None:
-        """The body of a batch."""
+        """The body of a batch, and the next batch."""
         kept = torch.get_rng_state()
         torch.set_rng_state(self.rng)
         noted = self.script.body(what, is_amid=self.is_amid)
+        if self.place is not None:
+            self.script.batch = self.place.next()
         self.rng = torch.get_rng_state()
         torch.set_rng_state(kept)
         self.step += len(self.script.optimizers) * {"two steps": 2, "write": 0, "nothing": 0, "accumulate": 0}.get(what, 1)
@@ -156,6 +216,7 @@ class Twin:
         things = {"model": script.model, "scheduler": script.scheduler, **dict(zip("ab", script.optimizers, strict=False))}
         saved = {name: copy.deepcopy(thing.state_dict()) for name, thing in things.items()}
         saved["grown"] = script.is_grown
+        saved["place"] = None if self.place is None else self.place.read()
         saved["gradients"] = [None if p.grad is None else p.grad.clone() for p in script.model.parameters()]
         return Boundary(self.step, script.outcome(), self.rng.clone(), self.curve, saved, self.is_amid)
 
@@ -163,6 +224,9 @@ class Twin:
         """Be as at a boundary."""
         kept = torch.get_rng_state()
         self.script, saved = Script(self.kind), copy.deepcopy(to.saved)
+        self._enter()
+        if self.place is not None:
+            self.script.batch = self.place.go_to(*saved["place"])
         torch.set_rng_state(kept)
         if saved["grown"]:
             self.script.grow()

@@ -41,6 +41,7 @@ pytestmark = pytest.mark.crash
 EXAMPLES = int(os.environ.get("TRANLOGS_EXAMPLES", 12))
 LIVES_MAX = 7
 FAULTS = [point for point in POINTS if point.startswith(("wal.", "catalog.", "checkpoint."))]
+DATA = ["drawn", "shuffled", "shuffled", "generator", "order"]
 CLOCK = FakeClock()
 
 
@@ -60,12 +61,12 @@ class OptimizerMachine(RuleBasedStateMachine):
         self.is_ready = False
         self.story: list[str] = []
 
-    @initialize(optimizer=st.sampled_from(["adamw", "sgd"]), has_two=st.booleans(),
+    @initialize(optimizer=st.sampled_from(["adamw", "sgd"]), has_two=st.booleans(), data=st.sampled_from(DATA),
                 log_kind=st.sampled_from(["gradients", "weights"]), durability=st.sampled_from(["process", "machine"]),
                 handover=st.sampled_from(["direct", "thread"]), every=st.sampled_from([2, 5, 1000]),
                 keep=st.integers(1, 3))  # fmt: skip
-    def begin(self, optimizer: str, has_two: bool, log_kind: str, **options: Any) -> None:
-        self.twin, self.log_kind = Twin(Kind(optimizer, has_two)), log_kind
+    def begin(self, optimizer: str, has_two: bool, data: str, log_kind: str, **options: Any) -> None:
+        self.twin, self.log_kind = Twin(Kind(optimizer, has_two, data)), log_kind
         self.options = {"checkpoint_every": options.pop("every"), "segment_bytes": 1 << 20, **options}
         self.boundaries = [self.twin.boundary()]
         self.open()
@@ -82,13 +83,29 @@ class OptimizerMachine(RuleBasedStateMachine):
             return [first, *(first.also(other, "head") for other in plain[1:])]
 
         self.script = Script(self.twin.kind, wrap)
-        self.logged.track(scheduler=self.script.scheduler)
+        self.logged.track(scheduler=self.script.scheduler, **({"loader": self.script.loader} if self.script.loader else {}))
         report = self.logged.recover(step)
         assert report.exact is not False, report
-        self.loop = self.logged.steps(10**9)
-        next(self.loop)
+        self.loop = self.batches()
+        self.next_batch()
         self.land(report.step, is_newest=step is None)
         self.is_ready = True
+
+    def batches(self) -> Iterator[Any]:
+        """The loop over the whole run."""
+        loader, is_by_epochs = self.script.loader, self.lives % 2  # the same batches either way
+        if loader is None:
+            yield from self.logged.steps(10**9)
+        elif is_by_epochs:
+            for epoch in self.logged.epochs(10**9):
+                yield from epoch
+        else:
+            yield from self.logged.batches(loader)
+
+    def next_batch(self) -> None:
+        """Ask the loop for the next batch: the boundary."""
+        found = next(self.loop)
+        self.script.batch = None if self.script.loader is None else found[0]
 
     def land(self, step: int, *, is_newest: bool) -> None:
         """Hold what came back against what was."""
@@ -135,7 +152,7 @@ class OptimizerMachine(RuleBasedStateMachine):
             self.logged.note(loss=noted)
         before = self.twin.step, self.twin.is_amid
         self.twin.do(what)
-        next(self.loop)
+        self.next_batch()
         waits = self.twin.is_amid and what in ("accumulate", "nothing")  # no place to come back to
         assert before[0] <= self.twin.step == self.logged.watermarks["step"]
         if waits:
@@ -149,6 +166,19 @@ class OptimizerMachine(RuleBasedStateMachine):
     def train(self, what: str, times: int) -> None:
         for _ in range(times):
             self.turn(what)
+
+    @precondition(lambda self: self.twin.place is not None and self.lives < LIVES_MAX)
+    @rule(epochs=st.integers(1, 2), more=st.integers(-1, 1), in_order=st.booleans())
+    def end_near_an_epochs_end(self, epochs: int, more: int, in_order: bool) -> None:
+        """At its last batch, at its boundary, or behind the first batch of the next."""
+        for _ in range(epochs):
+            self.turn("step")
+            while not self.twin.is_at_start:
+                self.turn("step")
+        for _ in range(more % 3):
+            self.turn("step")
+        self.end(in_order=in_order)
+        self.open()
 
     @precondition(lambda self: self.is_ready and not self.script.is_grown)
     @rule()
