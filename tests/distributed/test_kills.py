@@ -41,7 +41,7 @@ def test_killed_group_ends_with_the_bits_of_one_that_was_not(
     launcher: Launcher, tmp_path: Path, world: int, name: str, kills: int
 ) -> None:
     planned = drawn(world, kills, last=STEPS // 3 if name == "accumulation" else STEPS)
-    if name == "join":  # before, the order of the buckets is not known, and the report says so; a kill in the start may come late
+    if name == "join":  # before, the order of the buckets is not known, as the report says; a kill in the start may come late
         planned = [[rank, max(step, 6), wait if step >= 0 else 0] for rank, step, wait in planned]
     print(planned)
     right = launcher.reference(world, name)
