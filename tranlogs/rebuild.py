@@ -66,6 +66,11 @@ def read_files(folder: Path, listed: Collection[str] = ()) -> Found:
     return found
 
 
+def is_overtaken(row: CheckpointRow, listed: Collection[CheckpointRow]) -> bool:
+    """Whether a checkpoint that the catalog does not list is older than one that it does: by that one the log was pruned."""
+    return any(other.timeline == row.timeline and other.sequence > row.sequence for other in listed)
+
+
 def read_segments(folder: Path) -> tuple[list[SegmentRow], list[TimelineRow], list[RunRow]]:
     """Rows for the segment files in `folder`, as their entries describe them."""
     found = Found()

@@ -21,7 +21,7 @@ from .codec import tree
 from .codec.entry import EntryKind, Head
 from .errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, NotARun, UnknownFormat
 from .lineage import Limits, is_on, lineage
-from .rebuild import Found
+from .rebuild import Found, is_overtaken
 from .recovery.facts import Listed, newest_first, read_catalog, read_unlisted, scan_segment
 from .recovery.history import History, Link, ScannedSegment, build_history
 from .wal.reader import SegmentReader
@@ -97,7 +97,7 @@ def _verify(folder: Path) -> Iterator[Finding]:
 def _add(known: Listed, found: Found) -> None:
     """Take what files say of themselves for what the catalog does not list."""
     known.segments += found.segments
-    known.checkpoints += found.checkpoints
+    known.checkpoints += [row for row in found.checkpoints if not is_overtaken(row, known.checkpoints)]
     known.timelines += [row for row in found.timelines.values() if row.number not in {row.number for row in known.timelines}]
 
 

@@ -38,6 +38,8 @@ def get_rng(backend: Backend, keras_seed: Values | None = None) -> dict[str, Any
 
 def set_rng(state: dict[str, Any], backend: Backend, *, but_python: bool = False) -> None:
     """Set all of them; or all but Python's and numpy's, from which threads draw that read ahead."""
+    if "keras" in state:  # first: where it is made only now, its seed is drawn from Python's
+        backend.assign(private.make_global_seed(), state["keras"])
     if not but_python:
         version, words, gauss = state["python"]
         random.setstate((version, _WORDS.unpack(words), gauss))
@@ -48,8 +50,6 @@ def set_rng(state: dict[str, Any], backend: Backend, *, but_python: bool = False
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
         if "cuda" in state and torch.cuda.is_available():
             torch.cuda.set_rng_state_all([torch.from_numpy(s.copy()) for s in state["cuda"]])
-    if "keras" in state:
-        backend.assign(private.make_global_seed(), state["keras"])
 
 
 def has_drawn(before: dict[str, Any], after: dict[str, Any], backend: Backend) -> bool:

@@ -435,7 +435,10 @@ class Session:
 
     def finish(self) -> None:
         """The fit is over, all other callbacks have had their `on_train_end`."""
-        if self.is_skipped or (self.is_complete and self._is_waiting):
+        if self.is_skipped:
+            return
+        if self.is_complete and self._is_waiting:  # nothing was trained; what the script draws behind is what it drew then
+            rng.set_rng(self.state.body["rng"], self.backend)
             return
         position = self.cursor.position
         if self.cursor.is_amid and self.steps.steps_since_boundary:  # a callback stopped training

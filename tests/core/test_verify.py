@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,9 @@ from tranlogs.errors import NotARun, UnknownFormat
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.recovery.history import ScannedSegment
 from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.testing.abandon import abandoned_copy
 from tranlogs.testing.damage import copy_live
+from tranlogs.testing.faults import failing
 from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs.verify import Checked, Problem, verify_journal, verify_run
 from tranlogs.wal.reader import Entry, SegmentReader
@@ -287,3 +290,53 @@ def test_run_that_is_being_written_has_no_problem(memory_path: Path) -> None:
         trainer.journal.close()
     assert rounds > 1
     assert not found
+
+
+def test_a_checkpoint_that_was_never_listed_and_is_overtaken_makes_no_hole(memory_path: Path) -> None:
+    """What the log has behind it was pruned: the trainer knew of newer ones alone."""
+
+    def opened(run: Path) -> ToyTrainer:
+        config = JournalConfig(segment_bytes=1 << 20)
+        return open_toy(run, config=config, policy=EverySteps(1000), retention=KeepLatest(1))
+
+    def sealed(trainer: ToyTrainer, until: int) -> None:
+        trainer.train(until)
+        wal = trainer.journal._wal
+        assert wal is not None
+        wal.roll()
+        while not any(row.state == "sealed" and row.last_step == until for row in trainer.journal.catalog.segments()):
+            with wal._wake:
+                wal._wake.notify_all()
+            time.sleep(0.001)
+
+    def taken(trainer: ToyTrainer, until: int) -> None:
+        trainer.train(until)
+        trainer.journal.checkpoint(trainer.state.snapshot())
+        trainer.journal.wait_checkpoint()
+
+    trainer = opened(memory_path / "run")
+    trainer.recover()
+    sealed(trainer, 3)
+    with failing("checkpoint.published=enospc"):
+        taken(trainer, 3)
+    sealed(trainer, 5)
+    taken(trainer, 5)  # the trainer learns of the failure at a boundary where one is due: too late
+    assert [row.base_step for row in trainer.journal.catalog.segments() if row.state == "retired"] == [0, 3]
+    taken(trainer, 7)
+    trainer.train(8)
+    left = abandoned_copy(trainer.journal, memory_path / "left")
+    trainer.journal.close()
+    assert steps_of(left) == [3, 7]
+    assert problems_of(left) == []
+    again = opened(left)
+    assert again.recover().step == 8
+    assert [row.step for row in again.journal.catalog.checkpoints()] == [7]
+    taken(again, 9)
+    again.journal.close()
+    assert steps_of(left) == [9]
+    assert problems_of(left) == []
+
+
+def steps_of(run: Path) -> list[int]:
+    """Of its checkpoints on disk."""
+    return sorted(int(path.name.split("-")[1]) for path in (run / "rank0/checkpoints").iterdir())

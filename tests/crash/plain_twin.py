@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.torch.lab import Outcome, contents, flatten
 
-BODIES = ("step", "two steps", "note", "write", "nothing", "accumulate", "clip", "schedule")
+BODIES = ("step", "two steps", "zeros", "closure", "note", "write", "nothing", "accumulate", "clip", "schedule")
+STEPS = {"two steps": 2, "zeros": 2, "write": 0, "nothing": 0, "accumulate": 0}  # of an optimizer; others take one
 Curve = tuple[list[int], list[float]]
 
 
@@ -86,14 +87,14 @@ class Script:
         batch = torch.rand(4, 3) if self.batch is None else self.batch
         if what == "nothing":
             return None
+        if what == "closure":
+            self._step_by_closure(batch)
+            return None
         loss = None
-        for _ in range(2 if what == "two steps" else 1):
+        for number in range(STEPS.get(what, 1) or 1):
             if not is_amid:
-                self.model.zero_grad()
-            loss = self.model(batch).square().sum()
-            loss.backward()
-            if not self.is_grown:
-                self.model.extra.weight.grad = None
+                self.model.zero_grad(set_to_none=number == 0 or what != "zeros")
+            loss = self._backward(batch)
             if what == "accumulate":
                 return None
             if what == "clip":
@@ -105,6 +106,28 @@ class Script:
             self.scheduler.step()
         assert loss is not None
         return float(loss.detach()) if what == "note" else None
+
+    def _backward(self, batch: torch.Tensor) -> torch.Tensor:
+        loss = self.model(batch).square().sum()
+        loss.backward()
+        if not self.is_grown:
+            self.model.extra.weight.grad = None
+        return loss  # type: ignore[no-any-return]
+
+    def _step_by_closure(self, batch: torch.Tensor) -> None:
+        def closure() -> torch.Tensor:
+            self.model.zero_grad()
+            return self._backward(batch)
+
+        self.optimizers[0].step(closure)
+        for other in self.optimizers[1:]:
+            other.step()
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Weights and optimizers as a boundary had them: what a script does that goes back by its own means."""
+        self.model.load_state_dict(saved["model"])
+        for name, optimizer in zip("ab", self.optimizers, strict=False):
+            optimizer.load_state_dict(copy.deepcopy(saved[name]))
 
     def _clip(self) -> None:
         optimizer = self.optimizers[0]
@@ -205,7 +228,7 @@ class Twin:
             self.script.batch = self.place.next()
         self.rng = torch.get_rng_state()
         torch.set_rng_state(kept)
-        self.step += len(self.script.optimizers) * {"two steps": 2, "write": 0, "nothing": 0, "accumulate": 0}.get(what, 1)
+        self.step += len(self.script.optimizers) * STEPS.get(what, 1)
         self.is_amid = what == "accumulate" or (self.is_amid and what in ("write", "nothing"))
         if noted is not None:
             self.curve = [*self.curve[0], self.step], [*self.curve[1], noted]
@@ -230,9 +253,7 @@ class Twin:
         torch.set_rng_state(kept)
         if saved["grown"]:
             self.script.grow()
-        self.script.model.load_state_dict(saved["model"])
-        for name, optimizer in zip("ab", self.script.optimizers, strict=False):
-            optimizer.load_state_dict(saved[name])
+        self.script.load(saved)
         self.script.scheduler.load_state_dict(saved["scheduler"])
         for parameter, gradient in itertools.zip_longest(self.script.model.parameters(), saved["gradients"]):
             parameter.grad = gradient

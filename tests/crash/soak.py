@@ -84,6 +84,7 @@ def parts(kills: int) -> list[Part]:
         Part("each call", ("SIGKILL at a system call",), share(1000), [f"{crash}/test_system_calls.py", "-k", "not several"],
              {"TRANLOGS_CALLS": "3"}),
         Part("machine", ("a sequence",), share(300), [f"{crash}/test_optimizer_machine.py"], {"TRANLOGS_EXAMPLES": "60"}),
+        Part("fits", ("SIGKILL of a fit",), share(300), ["tests/keras/test_any_script.py"], {"TRANLOGS_EXAMPLES": "40"}),
         Part("limits", ("a long run",), 3, [f"{crash}/test_long_runs.py"], {"TRANLOGS_SOAK": "1"}),
         Part("others", (OTHERS,), 1, [crash, "tests/monitor/test_kills.py", "tests/monitor/test_compaction_kills.py",
              "tests/shipping/test_kills.py", *(f"--ignore={crash}/{name}" for name in ALONE)],

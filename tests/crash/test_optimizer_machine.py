@@ -7,7 +7,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tranlogs.journal import JournalPaths, journal
 from tranlogs.journal.opening import settle_segments
 from tranlogs.shipping import pull
 from tranlogs.store import LocalStore
-from tranlogs.testing.abandon import abandoned_copy
+from tranlogs.testing.abandon import abandoned_copy, copy_of_written
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.faults import failing
 from tranlogs.verify import Problem, verify_run
@@ -124,15 +125,19 @@ class OptimizerMachine(RuleBasedStateMachine):
     def end(self, *, in_order: bool) -> None:
         """End the process: in order, or as SIGKILL would; nobody writes the run then."""
         self.settle()
+        self.leave(None if in_order else lambda run: abandoned_copy(self.logged.session.journal, run))
+
+    def leave(self, copy: Callable[[Path], object] | None) -> None:
+        """The process is no more; where it does not end in order, `copy` makes what it leaves behind."""
         self.lives += 1
         self.is_ready = False
-        before, run = self.logged, self.folder / str(self.lives) / "run"
+        run = self.folder / str(self.lives) / "run"
         self.loop.close()
-        if not in_order:
+        if copy is not None:
             run.parent.mkdir()
-            abandoned_copy(before.session.journal, run)
-        before.close()
-        if not in_order:
+            copy(run)
+        self.logged.close()
+        if copy is not None:
             shutil.rmtree(self.run)
             self.run = run
 
@@ -187,6 +192,15 @@ class OptimizerMachine(RuleBasedStateMachine):
         self.twin.script.grow()
         self.turn("step")
 
+    @rule(share=st.floats(0, 1))
+    def load(self, share: float) -> None:
+        """The script loads weights and optimizers that it saved at a boundary, and trains on."""
+        saved = [one.saved for one in self.boundaries if one.saved["grown"] == self.script.is_grown]
+        if saved:
+            self.script.load(saved[round(share * (len(saved) - 1))])
+            self.twin.script.load(saved[round(share * (len(saved) - 1))])
+        self.turn("step")
+
     @rule(waits=st.booleans())
     def checkpoint(self, waits: bool) -> None:
         self.logged.checkpoint()
@@ -220,6 +234,33 @@ class OptimizerMachine(RuleBasedStateMachine):
     @rule()
     def die(self) -> None:
         self.end(in_order=False)
+        self.open()
+
+    @precondition(lambda self: self.lives < LIVES_MAX and self.options["handover"] == "thread")
+    @rule(bodies=st.lists(st.sampled_from(BODIES), min_size=1, max_size=4))
+    def die_with_records_in_the_queue(self, bodies: list[str]) -> None:
+        """What was told as committed is there; what waits for the writer thread is lost."""
+        self.logged.checkpoint()
+        self.turn("step")  # no checkpoint is due for a while: it would wait for the queue
+        self.settle()
+        journal, is_stopped, goes_on = self.logged.session.journal, threading.Event(), threading.Event()
+        if journal.is_suspended or journal._handover is None or self.options["checkpoint_every"] < 1000:
+            return
+
+        def stop() -> None:
+            is_stopped.set()
+            goes_on.wait(60)
+
+        def copy(run: Path) -> None:
+            copy_of_written(journal, run)
+            goes_on.set()
+
+        journal._handover.submit(0, stop)
+        for what in bodies:
+            self.turn(what)
+        is_stopped.wait()
+        assert self.logged.watermarks["committed"] == self.boundaries[self.claimed].step
+        self.leave(copy)
         self.open()
 
     @precondition(lambda self: self.lives < LIVES_MAX)

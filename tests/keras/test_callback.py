@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.keras.lab import Lab
+from tests.keras.lab import Lab, differences
 from tests.keras.test_kill import prove_exact
 
 
@@ -100,6 +100,14 @@ def test_an_optimizer_without_variables_is_refused_before_training(torch: Lab, t
     said = torch.value("lazily_built", folder=str(tmp_path / "run"))
     assert "UsageError" in said
     assert "call model.third_optimizer.build(...)" in said
+
+
+def test_a_finished_fit_that_is_run_again_leaves_what_it_left_before(torch: Lab, tmp_path: Path) -> None:
+    """Random numbers, too: those that Keras makes a seed of while it trains, and those of the data."""
+    script = {"run": str(tmp_path), "data": "generator", "model": "global-noise", "epochs": 1}
+    first, again = (torch.value("fit", **script) for _ in range(2))
+    assert differences(first["state"], again["state"]) == []
+    assert again["report"]["exact"] is True
 
 
 def test_state_of_other_kinds_comes_back_batch_by_batch(torch: Lab, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ..checkpoint.layout import TEMPORARY
 from ..checkpoint.shadow import delete_shadows
 from ..durable import sync_folder
 from ..errors import CannotRead, CorruptCatalog, LogUnavailable, NotARun, UsageError
-from ..rebuild import files_in, read_files, read_segment, rebuild_catalog
+from ..rebuild import files_in, is_overtaken, read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
 from ..wal.segment import was_written
 from .owner import read_owner
@@ -90,13 +90,14 @@ def tidy(paths: JournalPaths, catalog: Catalog) -> list[str]:
         delete_shadows(paths.checkpoints)
     delete_retired(catalog, paths.checkpoints)
     listed = {row.name for row in catalog.checkpoints()} | {row.file for row in catalog.segments()}
-    found = read_files(paths.folder, listed)
+    found, checkpoints = read_files(paths.folder, listed), catalog.checkpoints()
     known_timelines = {row.number for row in catalog.timelines()}
     if found.checkpoints or found.segments or found.timelines.keys() - known_timelines:  # else a full disk does no harm
         with catalog.transaction() as tables:
             if found.checkpoints:
                 sync_folder(paths.checkpoints)  # the crash may have come before their names were kept
-            for row in found.checkpoints:  # published, but the crash came before the catalog knew
+            for row in found.checkpoints:  # published, but the crash came before the catalog knew, or the disk was full
+                row = replace(row, state="retired") if is_overtaken(row, checkpoints) else row
                 tables.put(f"checkpoint/{row.name}", row)
             for segment in found.segments:
                 tables.put(segment_key(segment.ordinal), segment)

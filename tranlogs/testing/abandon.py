@@ -11,8 +11,15 @@ from ..journal import Journal
 
 def abandoned_copy(journal: Journal, to: Path) -> Path:
     """Copy a run whose training thread stands still. Files that background threads delete meanwhile may be missing."""
-    journal.wait_checkpoint()
     journal.wait_synced()
+    return copy_of_written(journal, to)
+
+
+def copy_of_written(journal: Journal, to: Path) -> Path:
+    """The same without the records that a writer thread still has in its queue: it must not get to them meanwhile."""
+    journal.wait_checkpoint()
+    if journal._wal is not None:
+        journal._wal.wait_synced()
     shutil.copytree(journal.paths.folder.parent, to, copy_function=_copy)
     return to
 
