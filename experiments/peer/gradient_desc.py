@@ -9,7 +9,7 @@ from peer.adapter import Adapter
 
 
 class GradientDesc(Adapter):
-    """Its own `maybe_commit`, with the settings it has; the place in the data is registered with it."""
+    """Its own `commit`, with the settings that it has; the place in the data is registered with it."""
 
     _engine: Any
 
