@@ -57,7 +57,9 @@ def _at(peer: dict[str, Any], part: str, every: str) -> dict[str, Any] | None:
 def _costs(found: dict[str, Any]) -> Lines:
     lines = prose("""
         **What saving costs a step**: mean (median; 99th percentile) of its time over one without saving, in turns within one
-        process; percentiles over the median without. MB a step: pages that the process and its helpers dirtied for a disk.""")
+        process; percentiles over the median without. MB a step: pages that the process and its helpers dirtied for a disk. A
+        new log file of TranLogs is written when it is made ready, and again when it is filled; one that is used again once. Two
+        of those that a checkpoint frees are kept for that.""")
 
     def cells(peer: dict[str, Any]) -> Iterator[str]:
         for every in _EVERY:

@@ -23,6 +23,7 @@ class Adapter:
     """
 
     kinds = ("save",)  # of files that `newest` names
+    steps_ahead = 5  # trained before costs are measured
 
     def __init__(self, width: int, folder: Path, every: int, batch: int = BATCH) -> None:
         self.folder, self.every = folder, every

@@ -15,7 +15,6 @@ from peer.processes import descendants, memory_bytes, written_bytes
 from peer.registry import PEERS
 
 _BLOCK = 10  # steps of a turn; the first is not counted
-_AHEAD = _BLOCK // 2  # steps before the first turn, so that multiples of a turn's length fall into its middle
 
 
 def measure(peer: str, folder: Path, width: int, every: int, blocks: int) -> dict[str, Any]:
@@ -31,7 +30,8 @@ def measure(peer: str, folder: Path, width: int, every: int, blocks: int) -> dic
     turns = {plain: _steps(plain, False), saved: _steps(saved, not PEERS[peer].logs_steps)}
     times: dict[Adapter, list[float]] = {plain: [], saved: []}
     for adapter, turn in turns.items():
-        for _ in range(1 + _AHEAD):
+        assert adapter.steps_ahead % _BLOCK == _BLOCK // 2, "multiples of a turn's length are to fall into its middle"
+        for _ in range(1 + adapter.steps_ahead):
             next(turn)
         adapter.wait()
     before = written_bytes([os.getpid(), *descendants(os.getpid())])

@@ -66,6 +66,7 @@ PEERS: dict[str, Peer] = {
     "none": Peer("no saving", "adapter", "Adapter"),
     "tranlogs": Peer("TranLogs", "tranlogs_log", "TranLogs", ("lmdb",), logs_steps=True),
     "tranlogs-process": Peer('TranLogs, `durability="process"`', "tranlogs_log", "TranLogsProcess", ("lmdb",), True, True),
+    "tranlogs-later": Peer("TranLogs, its log files used again", "tranlogs_log", "TranLogsLater", ("lmdb",), True, True),
     "torch-save": Peer("torch.save, rename", "torch_save", "TorchSave"),
     "torch-save-synced": Peer("torch.save, fsync, rename", "torch_save", "TorchSaveSynced", is_variant=True),
     "dcp": Peer("DCP save", "dcp", "DcpSave"),

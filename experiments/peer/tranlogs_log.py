@@ -58,3 +58,9 @@ class TranLogsProcess(TranLogs):
     """What the kernel has survives the process, and not the machine."""
 
     durability = "process"
+
+
+class TranLogsLater(TranLogs):
+    """Behind its first checkpoints: their log files are pruned, and written anew."""
+
+    steps_ahead = 505
