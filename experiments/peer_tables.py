@@ -42,7 +42,7 @@ def peers(results: dict[str, Any]) -> Lines:
             `make experiments EXPERIMENTS="peers"` takes all anew.""")
     if results.get("failed"):
         lines += prose("These measurements failed, which is the script's fault: " + "; ".join(results["failed"]) + ".")
-    lines += _costs(found) + _crashes(found) + _kills(found) + _outruns(found, results.get("outrun", {}))
+    lines += _costs(found, results["parameters"]) + _crashes(found) + _kills(found) + _outruns(found, results.get("outrun", {}))
     lines += _faults(found, results["scenarios"]) + _ahead(found, results["scenarios"])
     return lines + _large()
 
@@ -54,7 +54,7 @@ def _at(peer: dict[str, Any], part: str, every: str) -> dict[str, Any] | None:
     return None if one is None or (part == "cost" and "error" in one) else one
 
 
-def _costs(found: dict[str, Any]) -> Lines:
+def _costs(found: dict[str, Any], parameters: int) -> Lines:
     lines = prose("""
         **What saving costs a step**: mean (median; 99th percentile) of its time over one without saving, in turns within one
         process; percentiles over the median without. MB a step: pages that the process and its helpers dirtied for a disk. A
@@ -79,7 +79,9 @@ def _costs(found: dict[str, Any]) -> Lines:
         noise = sorted(one["p99_plain"] for one in plain)
         lines += prose(f"""
         A step without saving took {steps[0]:.1f} to {steps[-1]:.1f} ms (medians of these processes), and its own 99th
-        percentile was {noise[0]:.2f} to {noise[-1]:.2f} times that: the machine's noise.""")
+        percentile was {noise[0]:.2f} to {noise[-1]:.2f} times that: the machine's noise. It computes little for each of its
+        parameters, whose gradients are {4 * parameters / 1e6:.1f} MB, so that a log shows more than it does where a step takes
+        longer (a GPT: What TranLogs costs, below).""")
     failed = [
         f"{peer['title']}, every {every}: `{one['error'][-200:]}`"
         for peer in found.values()
