@@ -5,12 +5,15 @@ Publish = temporary name, fsync, rename, fsync the folder. The rename is the com
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import lmdb
 
 from .errors import CannotRead
 from .types import Bytes
@@ -176,3 +179,12 @@ def make_folder(path: Path) -> None:
     for folder in reversed(missing):
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or what it came from, is a disk without space, or a quota that is used up."""
+    while error is not None:
+        if isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+            return True
+        error = error.__cause__
+    return False

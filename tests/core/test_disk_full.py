@@ -14,8 +14,7 @@ import pytest
 
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import UsageError
-from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.retention.keep import KeepAll
+from tranlogs.retention import EverySteps, KeepAll, KeepLatest, RetentionPolicy
 from tranlogs.testing import disks
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.disks import fill, free_bytes
@@ -25,6 +24,7 @@ from tranlogs.wal import log
 pytestmark = pytest.mark.disks
 
 SIZES = (7, 300)
+KEEP = KeepLatest(1)
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +50,10 @@ def clock() -> FakeClock:
 def toy(disk: Path, clock: FakeClock) -> Iterator[Callable[..., ToyTrainer]]:
     made: list[ToyTrainer] = []
 
-    def open_(*, handover: Any = "direct", durability: Any = "machine") -> ToyTrainer:
+    def open_(*, handover: Any = "direct", durability: Any = "machine", keep: RetentionPolicy = KEEP,
+              sizes: tuple[int, ...] = SIZES) -> ToyTrainer:  # fmt: skip
         config = JournalConfig(handover=handover, durability=durability, segment_bytes=MIB)
-        policy, keep = EverySteps(6), KeepLatest(1)
-        trainer = open_toy(disk / "run", sizes=SIZES, config=config, policy=policy, retention=keep, clock=clock)
+        trainer = open_toy(disk / "run", sizes=sizes, config=config, policy=EverySteps(6), retention=keep, clock=clock)
         made.append(trainer)
         return trainer
 
@@ -62,8 +62,8 @@ def toy(disk: Path, clock: FakeClock) -> Iterator[Callable[..., ToyTrainer]]:
         trainer.journal.close()
 
 
-def state_at(step: int) -> bytes:
-    return uninterrupted(step, sizes=SIZES).everything()
+def state_at(step: int, sizes: tuple[int, ...] = SIZES) -> bytes:
+    return uninterrupted(step, sizes=sizes).everything()
 
 
 def roll(trainer: ToyTrainer) -> None:
@@ -113,6 +113,40 @@ def test_training_goes_on_and_logging_resumes_when_there_is_space(
     trainer.journal.close()
     again = toy()
     assert (again.recover().step, again.state.everything() == state_at(34)) == (34, True)
+
+
+@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("leave", [0, 100 * 1024])
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_space_of_older_checkpoints_keeps_the_log_going(
+    toy: Callable[..., ToyTrainer], disk: Path, caplog: pytest.LogCaptureFixture, handover: str, leave: int, count: int
+) -> None:
+    sizes = (7, 100_000)  # a checkpoint is larger than what a file system takes for a file
+    trainer, behind = toy(handover=handover, keep=KeepLatest(count), sizes=sizes), 0
+
+    def look(step: int) -> None:
+        nonlocal behind
+        trainer.journal.wait_synced()
+        trainer.journal.wait_checkpoint()
+        behind = max(behind, step - trainer.journal.committed)
+
+    trainer.recover()
+    trainer.train(20, say=look)
+    assert len(trainer.journal.catalog.checkpoints()) == count
+    ballast = fill(disk, leave=leave)
+    caplog.clear()
+    trainer.train(110, say=look)
+    assert behind <= (2 if handover == "thread" else 1)
+    assert (trainer.journal.is_suspended, trainer.journal.committed) == (False, 110)
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    print(*told, sep="\n")
+    assert len([message for message in told if "the newest alone is" in message]) <= 1
+    ballast.unlink()
+    trainer.train(140, say=look)
+    assert len(trainer.journal.catalog.checkpoints()) == count
+    trainer.journal.close()
+    again = toy(keep=KeepLatest(count), sizes=sizes)
+    assert (again.recover().step, again.state.everything() == state_at(140, sizes)) == (140, True)
 
 
 def test_a_crash_while_the_disk_is_full_loses_only_what_was_said(

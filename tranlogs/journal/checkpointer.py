@@ -14,7 +14,7 @@ from ..catalog import Catalog, CheckpointRow
 from ..checkpoint import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
 from ..clock import Clock
 from ..codec.tree import Adapt
-from ..durable import sync_folder
+from ..durable import is_disk_full, sync_folder
 from ..errors import CorruptCheckpoint, LogUnavailable
 from ..failpoints import hit
 from ..threads import start_thread
@@ -27,9 +27,9 @@ class Checkpointer:
     """One checkpoint at a time; while one is being written, `is_busy`."""
 
     def __init__(self, folder: Path, catalog: Catalog, clock: Clock, about: dict[str, Any],
-                 on_published: Callable[[CheckpointRow], None]) -> None:  # fmt: skip
+                 on_published: Callable[[CheckpointRow], None], make_room: Callable[[], bool]) -> None:  # fmt: skip
         self._folder, self._catalog, self._clock, self._about = folder, catalog, clock, about
-        self._on_published = on_published
+        self._on_published, self._make_room = on_published, make_room
         self._pool = SnapshotPool()
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
@@ -61,7 +61,7 @@ class Checkpointer:
             if self._has(name, position):
                 return
             try:
-                nbytes = write_checkpoint(self._folder, name, snapshot, about)
+                nbytes = self._written(name, snapshot, about)
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and self._has(name, position):
                     return  # a monitor was first
@@ -74,6 +74,15 @@ class Checkpointer:
             self._on_published(row)
         except Exception as error:  # the journal looks at the next boundary
             self.failure = error
+
+    def _written(self, name: str, snapshot: Snapshot, about: dict[str, Any]) -> int:
+        """Its bytes; on a full disk in the place of older ones."""
+        try:
+            return write_checkpoint(self._folder, name, snapshot, about)
+        except OSError as error:
+            if not is_disk_full(error) or not self._make_room():
+                raise
+            return write_checkpoint(self._folder, name, snapshot, about)
 
     def _has(self, name: str, position: Position) -> bool:
         """Whether this very checkpoint is there; a damaged one, or one of a lost history, makes room.

@@ -24,7 +24,7 @@ from ..clock import Clock, SystemClock
 from ..codec import tree
 from ..codec.entry import EntryKind
 from ..config import RESERVE_BYTES_MIN, JournalConfig
-from ..durable import make_folder
+from ..durable import is_disk_full, make_folder
 from ..errors import CorruptCatalog, LogUnavailable, NotRecovered, RecoveryError, UnencodableState, UsageError, in_words
 from ..failpoints import hit
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
@@ -33,6 +33,7 @@ from ..threads import undisturbed
 from ..types import AnyArray
 from ..wal.entry_writer import Position, Scalars, Tensor
 from ..wal.log import WriteAheadLog
+from ..wal.retired import unlink_retired
 from .checkpointer import Checkpointer
 from .due import CheckpointDue
 from .gate import Gate, gated
@@ -89,7 +90,7 @@ class Journal:
         self.load_seconds = 0.0
         self._due = CheckpointDue(policy, catalog, clock)
         self._pruned_before: PrunedRow | None = catalog.read(lambda tables: tables.get("pruned", PrunedRow))
-        self._has_said_failed = self._is_unpruned = False
+        self._has_said_failed = self._has_said_full = self._is_unpruned = False
         self._common: CommonRow | None = None
         self.checkpoint_step = 0  # of the newest one that was published, or from which recovery came
         atexit.register(self.close)
@@ -271,7 +272,8 @@ class Journal:
                 tables.delete("common")  # of a group that this process is no part of
         self._open_log(self._position, counts=self._suspension is None)
         about = self._describe(self._position)
-        self._checkpointer = Checkpointer(self.paths.checkpoints, self.catalog, self.clock, about, self._published)
+        self._checkpointer = Checkpointer(self.paths.checkpoints, self.catalog, self.clock, about, self._published,
+                                          self._give_up_older)  # fmt: skip
 
     def _describe(self, position: Position) -> dict[str, Any]:
         """What segments and checkpoints say of the run that they are part of."""
@@ -498,6 +500,22 @@ class Journal:
             _log.warning("%s: what is no longer kept could not be deleted (%s: %s); the next checkpoint tries it again",
                          self.paths.folder, type(error).__name__, error)  # fmt: skip
 
+    def _give_up_older(self) -> bool:
+        """On a full disk, where a number of checkpoints is to be kept: only the newest stays; whether another one went.
+
+        A training that is protected by one checkpoint and its log is better off than one that two protect up to where the
+        space ended.
+        """
+        if not isinstance(self.retention, KeepLatest) or self.retention.count == 1 or self._is_unpruned:
+            return False
+        gone = retire(self.catalog, self.paths.checkpoints, KeepLatest(1)).checkpoints
+        if gone:
+            _log.log(logging.INFO if self._has_said_full else logging.WARNING,
+                     "%s: the disk is full. Of the %d checkpoints that are to be kept the newest alone is, while that is so: "
+                     "the next ones take the space of the others", self.paths.folder, self.retention.count)  # fmt: skip
+            self._has_said_full = True
+        return bool(gone)
+
     # Failures.
 
     def _suspend(self, error: BaseException) -> None:
@@ -517,6 +535,10 @@ class Journal:
             _log.debug("%s: logging cannot go on yet: %s", self.paths.folder, error)
         try:
             note_incident(self.catalog, self._suspension)
+            # Not before it has begun to write: only then the catalog tells where it goes on.
+            if is_disk_full(error) and self._checkpointer is not None and self._give_up_older():
+                unlink_retired(self.catalog, self.paths.log)
+                self._suspension.next_try = now
         except _FAILURES as second:
             _log.debug("the incident could not be recorded: %s", second)
 

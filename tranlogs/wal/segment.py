@@ -38,6 +38,8 @@ _POPULATE_BYTES = 8 << 20
 
 LMDB_ERRORS = (lmdb.Error, OSError)
 
+_metas: dict[int, bytes] = {}  # of an empty environment, by its size; on a full disk there is no room to make one
+
 
 def _open(path: Path, size: int) -> lmdb.Environment:
     allocate_lock_file(path)
@@ -162,6 +164,7 @@ def create(path: Path, ordinal: int, segment_id: int, size: int) -> Segment:
         try:
             _allocate(path, size)
             sync_folder(path.parent)
+            _metas[size] = _first_pages(path, segment.page_bytes)
         except OSError:
             segment.close()
             raise
@@ -270,19 +273,26 @@ def _allocate(path: Path, size: int) -> None:
 
 def _empty_metas(path: Path, size: int) -> bytes:
     """The two meta pages that an empty environment of this map size starts with."""
+    if size in _metas:
+        return _metas[size]
     template = path.with_name(path.name + ".template")
     try:
         env = _open(template, size)
         page = int(env.stat()["psize"])
         env.close()
-        fd = os.open(template, os.O_RDONLY)
-        try:
-            return os.pread(fd, 2 * page, 0)
-        finally:
-            os.close(fd)
+        _metas[size] = _first_pages(template, page)
+        return _metas[size]
     finally:
         template.unlink(missing_ok=True)
         template.with_name(template.name + "-lock").unlink(missing_ok=True)
+
+
+def _first_pages(path: Path, page_bytes: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(fd, 2 * page_bytes, 0)
+    finally:
+        os.close(fd)
 
 
 def populate(segment: Segment) -> bool:
