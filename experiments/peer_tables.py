@@ -205,9 +205,17 @@ def _ahead(found: dict[str, Any], scenarios: dict[str, str]) -> Lines:
             and _worst(tries) < _worst(mine)
             and (name in _STOPPING or not any("died" in row for row in tries))
         ]
-    told += _less_wasted(others, ours)
-    lines = ["**Where a peer is ahead of TranLogs**, by these figures alone:", "", *(f"- {line}." for line in told)]
-    return [*lines, ""] if told else prose("**Where a peer is ahead of TranLogs**, by these figures: nowhere.")
+    told += (wasted := list(_less_wasted(others, ours)))
+    if not told:
+        return prose("**Where a peer is ahead of TranLogs**, by these figures: nowhere.")
+    lines = ["**Where a peer is ahead of TranLogs**, by these figures alone:", "", *(f"- {line}." for line in told), ""]
+    if wasted:
+        step = next(iter(ours["cost"].values()))["plain_ms"]
+        lines += prose(f"""
+            By T_wasted rare saves are the better ones for a job like this: a hundred lost steps of {step:.0f} ms cost
+            {step / 10:.1f} s. A log pays where a step is dear (the simulation below), and where what comes back has to be the
+            run itself, to the step.""")
+    return lines
 
 
 def _less_wasted(others: list[dict[str, Any]], ours: dict[str, Any]) -> Iterator[str]:

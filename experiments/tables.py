@@ -232,7 +232,9 @@ def _recovery(found: dict[str, Any]) -> Lines:
 def bench_keras(results: dict[str, Any]) -> Lines:
     """Ratios by backend; kills."""
     lines = prose("""
-        A step of `model.fit` over one without logging, medians [quartiles]; redone: a step in recovery over a computed one.""")
+        A step of `model.fit` over one without logging, medians [quartiles]; redone: a step in recovery over a computed one.
+        Where that is near 1 or above, a model computes so little for each of its parameters that redoing a step is not faster
+        than computing it: what the log saves there is the steps themselves, bit for bit, and no time.""")
     rows = []
     for backend, cases in _without_circumstances(results).items():
         for name, case in cases.items() if backend != "kills" else ():
@@ -241,9 +243,11 @@ def bench_keras(results: dict[str, Any]) -> Lines:
                              f"{ratio['seconds'] * 1e3:.1f}", f"{case['redone_over_computed']:.2f}"])  # fmt: skip
     lines += table(["backend", "model", "logging", "ratio", "ms a step", "redone"], rows)
     if "kills" in results:
-        kills = ([way, told["killed_after"], told["lost"], [round(s, 1) for s in told["seconds"]]]
+        lines += prose("Batches that are trained again after a SIGKILL under TensorFlow, the one that was running among them:")
+        kills = ([way, *(", ".join(map(str, several)) for several in (
+                     told["killed_after"], told["lost"], [round(seconds, 1) for seconds in told["seconds"]]))]
                  for way, told in results["kills"].items())  # fmt: skip
-        lines += table(["SIGKILL under TensorFlow", "after batch", "batches lost", "seconds to the first new batch"], kills)
+        lines += table(["saved by", "killed after batch", "batches again", "seconds to the first new batch"], kills)
     return lines
 
 
