@@ -50,6 +50,7 @@ class Outcome:
     seconds: float = 0.0  # until it had come back, from opening the run on
     refused: str = ""  # why it cannot be wound back
     was_suspended: bool = False
+    has_made_room: bool = False  # of older checkpoints, on a full disk
     counts: dict[str, int] = field(default_factory=dict)
     forked: list[int] = field(default_factory=list)  # how its children ended
 
@@ -117,6 +118,8 @@ class Trainers:
             outcome.refused = " ".join(rest)
         elif word == "suspended":
             outcome.was_suspended = True
+        elif word == "full":
+            outcome.has_made_room = True
         elif word == "count":
             outcome.counts[rest[0]] = int(rest[1])
         elif word == "forked":
