@@ -23,6 +23,7 @@ _COLOURS = (
     "#9333ea",
     "#64748b",
     "#db2777",
+    "#78350f",
 )
 _MEAN_TIMES = [60 * 1.25**i for i in range(40)]  # seconds between failures, from a minute to days
 
@@ -31,6 +32,7 @@ def draw_peers(path: Path, results: dict[str, Any]) -> None:
     """Left mean step times by interval, right the share of time that is lost."""
     figure, (costs, waste) = new_figure("Saving, crashing, coming back: the same job, the same machine", (12, 5), (1, 2))
     peers = [peer for peer in results["peers"].values() if any("error" not in one for one in peer.get("cost", {}).values())]
+    assert len(peers) <= len(_COLOURS), "each system has a colour of its own"
     for colour, peer in zip(_COLOURS, peers, strict=False):
         _draw_costs(costs, peer, colour)
         _draw_waste(waste, peer, colour)

@@ -157,7 +157,11 @@ def _shipped(found: dict[str, Any]) -> Lines:
         for structure, about in found.items()
         for name, one in about["recovery"].items()
     )
-    return table(head, rows) + table(["model", "recovered from", "seconds", "over local"], recovered)
+    again = [one["ratio"]["median"] for about in found.values() for name, one in about["stores"].items() if "noise" in name]
+    noise = prose(f"""
+        Two trainings without a store, one over the other, came out at {min(again):.2f} to {max(again):.2f}: step times within
+        that range say nothing.""") if again else []  # fmt: skip
+    return table(head, rows) + noise + table(["model", "recovered from", "seconds", "over local"], recovered)
 
 
 def _lag(found: dict[str, Any]) -> Lines:

@@ -45,19 +45,27 @@ class Way:
         return min(1.0, self.saving + (1 - self.saving) * self.wasted() / between_failures)
 
 
-def way_of(step: float, every: int, cost: dict[str, Any], crash: dict[str, Any], *, logs_steps: bool) -> Way:
-    """From what was measured: seconds of a step without saving, its cost by interval, a crash at that interval."""
+def way_of(step: float, every: int, cost: dict[str, Any], load: float, *, logs_steps: bool) -> Way:
+    """From what was measured: seconds of a step without saving, its cost at that interval, seconds until a save is back."""
     interval = step if logs_steps else step * every
     extra = max(0.0, cost["mean"] - 1) * interval
-    return Way(interval, extra, extra if logs_steps else cost["usable"], crash["seconds_back"])
+    return Way(interval, extra, extra if logs_steps else cost["usable"], load)
 
 
 def ways_of(peer: dict[str, Any]) -> list[Way]:
-    """All that were measured of a peer; none where what came back was wrong, or nothing did."""
-    crashes = {every: one for every, one in peer.get("crash", {}).items()
-               if one.get("verdict") == "exact" and one["lost"] < one["finished"]}  # fmt: skip
-    return [way_of(cost["plain_ms"] / 1e3, int(every), cost, crashes[every], logs_steps=peer["logs_steps"])
-            for every, cost in peer.get("cost", {}).items() if "error" not in cost and every in crashes]  # fmt: skip
+    """All intervals of a peer at which nothing wrong ever came back, in one kill at a known step and in those at random ones.
+
+    Where the one kill found nothing saved yet, what another interval took is taken for what loading takes.
+    """
+    crashes = {every: one for every, one in peer.get("crash", {}).items() if one.get("verdict") == "exact"}
+    loads = {every: one["seconds_back"] for every, one in crashes.items() if one["lost"] < one["finished"]}
+    ways = []
+    for every, cost in peer.get("cost", {}).items():
+        verdicts = peer.get("kills", {}).get(every, {}).get("verdicts", {})
+        if "error" not in cost and every in crashes and loads and "wrong" not in verdicts:
+            load = loads.get(every, max(loads.values()))
+            ways.append(way_of(cost["plain_ms"] / 1e3, int(every), cost, load, logs_steps=peer["logs_steps"]))
+    return ways
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,7 @@ def test_training_goes_on_when_the_disk_dies(place: Path, durability: str) -> No
             with disks.mounted(image, place / "disk") as disk:
                 verdict = judge(disk / "run", synced)
             assert "failed" not in verdict, verdict["failed"]
+            assert verdict["problems"] == []
             assert verdict["step"] < 600
             image = disks.make_ext4(image)
 
