@@ -154,19 +154,12 @@ def report(tallies: Sequence[Path], document: Path | None, target: Path | None) 
     print(table(tried))
     if target is not None:
         machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
-        about = {"commit": head(), "machine": machine}
-        target.write_text(json.dumps({**about, "faults": [asdict(one) for one in tried]}, indent=1) + "\n")
+        target.write_text(json.dumps({"machine": machine, "faults": [asdict(one) for one in tried]}, indent=1) + "\n")
     if document is not None:
         text, begin, end = document.read_text(), MARK.format("begin"), MARK.format("end")
         before, _, rest = text.partition(begin)
         _, _, after = rest.partition(end)
         document.write_text(f"{before}{begin}\n\n{table(tried)}\n\n{end}{after}")
-
-
-def head() -> str:
-    """The commit that is checked out; empty outside of a clone."""
-    found = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return found.stdout.strip()
 
 
 def main() -> int:
