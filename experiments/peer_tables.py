@@ -268,7 +268,8 @@ def _large() -> Lines:
     lines = prose("""
         **T_wasted = t_ckpt + 1/(2f) + t_rtvl** (Gemini, SOSP'23), at the measured values: the picture, each system at the
         interval of the three that is best for it at that rate of failures. Restarting processes is not in it; it is the same
-        for all. An interval at which something wrong came back, in the kills above, is not in it either.""")
+        for all. An interval at which something wrong came back, in the kills above, is not in it either. What a step costs
+        more at a long interval, a hundredth or two, is within the machine's noise, and so are differences of such shares.""")
     lines += prose(f"""
         The same for {about["parameters"] / 1e9:.0f} B parameters on {about["devices"]:,} GPUs, a **simulation** of
         {about["days"]} days, nothing of it measured: {about["state_bytes"]} bytes of state a parameter,

@@ -1,6 +1,6 @@
 """Other systems beside TranLogs: the same model, the same machine, the same faults, one run.
 
-    python experiments/peers.py [--quick] [--only PEER ...] [--minutes 8] [--out FILE]
+    python experiments/peers.py [--quick] [--only PEER ...] [--minutes 10] [--out FILE]
 
 What saving costs a step: a training that saves and one that does not take turns in one process. What a crash costs: real
 processes die by SIGKILL (experiments/peer/scenarios.py), and are started again. Each peer is used as its own documentation
