@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from tranlogs_torch.demo.figures import Acts, judge
 from tranlogs_torch.demo.job import Job
 from tranlogs_torch.demo.model import GPT_TINY, build_gpt
 from tranlogs_torch.demo.process import Account, ChildFailed, follow
+from tranlogs_torch.demo.table import commands
 from tranlogs_torch.demo.text import TextWindows, read_topics
 
 # Text and model.
@@ -155,4 +157,9 @@ def test_quick_demo_is_exact(tmp_path: Path) -> None:
     assert figures["steps_lost"] <= 1
     assert figures["checkpoint_step"] + figures["steps_replayed"] + figures["steps_lost"] == figures["killed_in_batch"]
     assert Path(figures["curves"]).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert (folder / "run" / "rank0").is_dir()
+    for words in commands(figures["run"], figures["batches"]):
+        asked = subprocess.run(
+            [shutil.which("tranlogs"), *words.split()], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert asked.returncode == 0, asked.stderr
+    assert (tmp_path / "state.pt").is_file()

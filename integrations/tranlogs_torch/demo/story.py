@@ -112,9 +112,10 @@ def _play(folder: Path, size: Size, seed: int, screen: Screen) -> Acts:
     batches = len(reference.digests)
     stage.end(f"loss {reference.loss:.3f}", f"{batches} batches", done=batches, total=batches)
 
-    logged = replace(plain, name="killed", until=batches, seconds_max=None, run=str(folder / "run"),
-                     checkpoint_every=max(batches // 2, 1))  # fmt: skip
-    kill = Kill(1 + int(batches * dice.uniform(0.65, 0.95)), dice.random())  # some way behind the checkpoint at a half
+    logged = replace(
+        plain, name="killed", until=batches, seconds_max=None, run=str(folder / "run"), checkpoint_every=batches // 2 + 1
+    )  # one: behind it the finished run has a log to look at
+    kill = Kill(1 + int(batches * dice.uniform(0.75, 0.95)), dice.random())
     stage = screen.stage("2 with TranLogs", batches)
     killed = follow(logged, partial(_show, stage), kill)
     if killed.died_in is None:

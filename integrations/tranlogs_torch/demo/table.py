@@ -28,7 +28,14 @@ def print_table(screen: Screen, figures: Figures) -> None:
         for difference in figures.differences:
             screen.print(f"  {difference}", markup=False)
     screen.print(f"\n{figures.seconds:.0f} s in all. Loss curves: {figures.curves or 'not drawn, matplotlib is missing'}")
-    screen.print(f"Look inside the run: {_command()} status {figures.run}")
+    screen.print("Look inside the run:")
+    for words in commands(figures.run, figures.batches):
+        screen.print(f"  {_command()} {words}", markup=False)
+
+
+def commands(run: str, steps: int) -> tuple[str, ...]:
+    """What to ask of a run of so many steps. Its only checkpoint is of its middle: the last one is in the log."""
+    return (f"status {run}", f"log {run} --step {steps}", f"verify {run} --replay", f"replay {run} --to {steps} --out state.pt")
 
 
 def _command() -> str:
