@@ -17,6 +17,7 @@ from tranlogs.journal.parting import checked as checked_grace
 from tranlogs.journal.takeover import is_wanted
 from tranlogs.recovery.recover import Progress
 from tranlogs.retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
+from tranlogs.retention.keep import when_full
 
 from . import private
 from .backends import Backend
@@ -42,6 +43,14 @@ class KeepEnds:
     def kept(self, steps: Sequence[int]) -> Collection[int]:
         ends = [step for step in steps if step in self.steps]  # of the two at such a step, both
         return [*(step for step in self._inner.kept(steps) if step not in self.steps), *ends]
+
+    def when_full(self) -> KeepEnds | None:
+        fewest = when_full(self._inner)
+        if fewest is None:
+            return None
+        made = KeepEnds(fewest)
+        made.steps = self.steps
+        return made
 
 
 @dataclass(frozen=True, slots=True)

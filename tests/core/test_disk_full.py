@@ -14,7 +14,7 @@ import pytest
 
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import UsageError
-from tranlogs.retention import EverySteps, KeepAll, KeepLatest, RetentionPolicy
+from tranlogs.retention import EverySteps, KeepAll, KeepEvery, KeepLatest, RetentionPolicy
 from tranlogs.testing import disks
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.disks import fill, free_bytes
@@ -51,9 +51,9 @@ def toy(disk: Path, clock: FakeClock) -> Iterator[Callable[..., ToyTrainer]]:
     made: list[ToyTrainer] = []
 
     def open_(*, handover: Any = "direct", durability: Any = "machine", keep: RetentionPolicy = KEEP,
-              sizes: tuple[int, ...] = SIZES) -> ToyTrainer:  # fmt: skip
+              sizes: tuple[int, ...] = SIZES, every: int = 6) -> ToyTrainer:  # fmt: skip
         config = JournalConfig(handover=handover, durability=durability, segment_bytes=MIB)
-        trainer = open_toy(disk / "run", sizes=sizes, config=config, policy=EverySteps(6), retention=keep, clock=clock)
+        trainer = open_toy(disk / "run", sizes=sizes, config=config, policy=EverySteps(every), retention=keep, clock=clock)
         made.append(trainer)
         return trainer
 
@@ -122,7 +122,7 @@ def test_the_space_of_older_checkpoints_keeps_the_log_going(
     toy: Callable[..., ToyTrainer], disk: Path, caplog: pytest.LogCaptureFixture, handover: str, leave: int, count: int
 ) -> None:
     sizes = (7, 100_000)  # a checkpoint is larger than what a file system takes for a file
-    trainer, behind = toy(handover=handover, keep=KeepLatest(count), sizes=sizes), 0
+    trainer, behind = toy(handover=handover, keep=KeepLatest(count), sizes=sizes, every=4), 0
 
     def look(step: int) -> None:
         nonlocal behind
@@ -147,6 +147,59 @@ def test_the_space_of_older_checkpoints_keeps_the_log_going(
     trainer.journal.close()
     again = toy(keep=KeepLatest(count), sizes=sizes)
     assert (again.recover().step, again.state.everything() == state_at(140, sizes)) == (140, True)
+
+
+@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("keep", [KeepLatest(1), KeepLatest(2)], ids=str)
+@pytest.mark.parametrize("is_slow", [True, False], ids=["steps longer than a checkpoint", "shorter"])
+def test_a_log_that_fills_the_disk_before_a_checkpoint_is_due_gives_way_to_one(
+    toy: Callable[..., ToyTrainer],
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    handover: str,
+    keep: RetentionPolicy,
+    is_slow: bool,
+) -> None:
+    monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 4)  # the disk holds some such files
+    sizes = (7, 100_000)
+    trainer, behind = toy(handover=handover, keep=keep, sizes=sizes, every=10_000), []
+
+    def look(step: int) -> None:
+        trainer.journal.wait_synced()
+        if is_slow:
+            trainer.journal.wait_checkpoint()
+        behind.append(step - trainer.journal.committed)
+        clock.advance(1000)  # past any wait for the next try
+
+    trainer.recover()
+    trainer.train(400, say=look)
+    assert trainer.journal.catalog.segments()[0].ordinal > 20  # several times what the disk holds
+    if is_slow:
+        assert trainer.journal.catalog.incidents() == []
+        assert max(behind) <= 1
+    is_slow = True
+    trainer.train(410, say=look)
+    assert 0 in behind[-10:]
+    step = trainer.journal.committed
+    trainer.journal.close()
+    again = toy(keep=keep, sizes=sizes)
+    assert (again.recover().step, again.state.everything() == state_at(step, sizes)) == (step, True)
+
+
+@pytest.mark.parametrize("keep", [KeepAll(), KeepEvery(5)], ids=str)
+def test_a_log_that_is_to_be_kept_does_not_give_way(
+    toy: Callable[..., ToyTrainer], clock: FakeClock, keep: RetentionPolicy
+) -> None:
+    sizes = (7, 100_000)
+    trainer = toy(keep=keep, sizes=sizes, every=10_000)
+    trainer.recover()
+    trainer.train(200, say=lambda _: clock.advance(1000))
+    assert trainer.journal.is_suspended
+    assert len(trainer.journal.catalog.checkpoints()) == 1
+    step = trainer.journal.committed
+    trainer.journal.close()
+    again = toy(keep=keep, sizes=sizes)
+    assert (again.recover().step, again.state.everything() == state_at(step, sizes)) == (step, True)
 
 
 def test_a_crash_while_the_disk_is_full_loses_only_what_was_said(

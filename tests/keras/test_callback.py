@@ -199,6 +199,13 @@ def test_a_failing_disk_leaves_fit_running(failpoint: str, torch: Lab, tmp_path:
     assert troubled["history"] == plain["history"]
 
 
+def test_a_full_disk_takes_the_place_of_older_checkpoints(torch: Lab, tmp_path: Path) -> None:
+    ran = torch.run("fit", run=str(tmp_path), failpoint="checkpoint.state=enospc@4")
+    assert ran.code == 0, ran.output
+    assert "Of the checkpoints that are to be kept the newest alone is" in ran.output
+    assert "could not be written" not in ran.output
+
+
 @pytest.mark.crash
 def test_replicas_log_weights_and_come_back(tensorflow: Lab, tmp_path: Path) -> None:
     killed = tensorflow.run("mirrored", run=str(tmp_path / "killed"), die=["batch", 13])

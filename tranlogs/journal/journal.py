@@ -28,6 +28,7 @@ from ..durable import is_disk_full, make_folder
 from ..errors import CorruptCatalog, LogUnavailable, NotRecovered, RecoveryError, UnencodableState, UsageError, in_words
 from ..failpoints import hit
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
+from ..retention.keep import when_full
 from ..retention.prune import retire, set_aside
 from ..threads import undisturbed
 from ..types import AnyArray
@@ -40,6 +41,7 @@ from .gate import Gate, gated
 from .handover import HandOver
 from .opening import JournalPaths, open_catalog, refuse_network_file_system, settle_segments
 from .owner import OwnerLock
+from .room import Room
 from .suspension import Suspension, end_incident, note_incident
 from .takeover import take_lock
 from .writers import DirectWriter, QueuedWriter, StepRecord, Writer
@@ -91,6 +93,7 @@ class Journal:
         self._due = CheckpointDue(policy, catalog, clock)
         self._pruned_before: PrunedRow | None = catalog.read(lambda tables: tables.get("pruned", PrunedRow))
         self._has_said_failed = self._has_said_full = self._is_unpruned = False
+        self._room = Room(catalog, retention, lambda: self._is_unpruned)
         self._common: CommonRow | None = None
         self.checkpoint_step = 0  # of the newest one that was published, or from which recovery came
         atexit.register(self.close)
@@ -286,7 +289,8 @@ class Journal:
 
     def _open_log(self, position: Position, *, counts: bool) -> None:
         describe = {**self._describe(position), "created_at": self.run.created_at}
-        self._wal = WriteAheadLog(self.paths.log, self.catalog, self.config, self.clock, position, describe, counts=counts)
+        self._wal = WriteAheadLog(self.paths.log, self.catalog, self.config, self.clock, position, describe, counts=counts,
+                                  keep_free=self._room.bytes_for_a_checkpoint, on_full=self._room.ask)  # fmt: skip
         if self.config.handover == "direct":
             self._writer = DirectWriter(self._wal)
         else:
@@ -416,6 +420,7 @@ class Journal:
 
     def reserve(self, nbytes: int) -> None:
         """Tell how large a snapshot will be (optimizer state appears with the first step); its memory is got ahead."""
+        self._room.expect(nbytes)
         if self._checkpointer is not None and nbytes > RESERVE_BYTES_MIN:
             self._checkpointer.reserve(nbytes + nbytes // 16)
 
@@ -467,7 +472,8 @@ class Journal:
         if self._wal is None or self._checkpointer.is_busy:
             return False
         speeds = self.replay_seconds_per_step, self.load_seconds
-        return self._due.is_due(self.step, self._wal.bytes_written, *speeds) or self._due.is_requested()
+        is_full = self._room.is_asked()
+        return is_full or self._due.is_due(self.step, self._wal.bytes_written, *speeds) or self._due.is_requested()
 
     def _has_checkpoint_failed(self) -> bool:
         """Whether the last checkpoint could not be written. Without any other one the log alone recovers nothing."""
@@ -496,6 +502,8 @@ class Journal:
             return
         try:
             retire(self.catalog, self.paths.checkpoints, self.retention)
+            if self._room.is_made_now():
+                self._give_up_older()
         except Exception as error:  # the policy may be the user's own
             _log.warning("%s: what is no longer kept could not be deleted (%s: %s); the next checkpoint tries it again",
                          self.paths.folder, type(error).__name__, error)  # fmt: skip
@@ -506,13 +514,14 @@ class Journal:
         A training that is protected by one checkpoint and its log is better off than one that two protect up to where the
         space ended.
         """
-        if not isinstance(self.retention, KeepLatest) or self.retention.count == 1 or self._is_unpruned:
+        fewest = when_full(self.retention)
+        if fewest is None or self._is_unpruned:
             return False
-        gone = retire(self.catalog, self.paths.checkpoints, KeepLatest(1)).checkpoints
+        gone = retire(self.catalog, self.paths.checkpoints, fewest).checkpoints
         if gone:
             _log.log(logging.INFO if self._has_said_full else logging.WARNING,
-                     "%s: the disk is full. Of the %d checkpoints that are to be kept the newest alone is, while that is so: "
-                     "the next ones take the space of the others", self.paths.folder, self.retention.count)  # fmt: skip
+                     "%s: the disk is full. Of the checkpoints that are to be kept the newest alone is, while that is so: "
+                     "the next ones take the space of the others", self.paths.folder)  # fmt: skip
             self._has_said_full = True
         return bool(gone)
 
@@ -537,7 +546,6 @@ class Journal:
             note_incident(self.catalog, self._suspension)
             # Not before it has begun to write: only then the catalog tells where it goes on.
             if is_disk_full(error) and self._checkpointer is not None and self._give_up_older():
-                unlink_retired(self.catalog, self.paths.log)
                 self._suspension.next_try = now
         except _FAILURES as second:
             _log.debug("the incident could not be recorded: %s", second)
@@ -572,15 +580,12 @@ class Journal:
             if self._checkpointer is None:
                 self._position = position
                 self._start_writing()
+                self._take_segment()
+                self._take_fresh(position, snapshot)
             else:
                 settle_segments(self.paths, self.catalog, sync=False)
-                self._open_log(position, counts=False)
+                self._begin_anew(position, snapshot)
             assert self._wal is not None
-            assert self._checkpointer is not None
-            self._wal.begin(0, 0).abort()  # takes a segment: the disk has room for a log again
-            self._checkpointer.take(snapshot(), position, self.adapt, wait=True)
-            if self._checkpointer.failure is not None:
-                raise LogUnavailable(in_words(self._checkpointer.failure)) from self._checkpointer.failure
             self._wal.append(EntryKind.BOUNDARY, self.step, [], body, adapt=self.adapt)
             if not self._wal.wait_synced():  # entries can be written and made durable again, too
                 raise LogUnavailable(in_words(self._wal.failure) if self._wal.failure else "the log cannot be synced")
@@ -593,6 +598,44 @@ class Journal:
         self._suspension, self._ended = None, suspension
         self._due.taken(self.step, 0)
         _log.warning("%s: logging goes on from a fresh checkpoint at step %d", self.paths.folder, self.step)
+
+    def _begin_anew(self, position: Position, snapshot: Callable[[], Snapshot]) -> None:
+        """A log file, then a fresh checkpoint; where the log so far is what fills the disk, the other way round."""
+        try:
+            self._open_anew(position)
+        except _FAILURES as error:
+            if not is_disk_full(error) or not self._room.is_in_the_log():
+                raise
+            self._shut()
+            self._take_fresh(position, snapshot)
+            self._committed = self._synced = position.step
+            self._give_up_older()
+            self._open_anew(position)
+        else:
+            self._take_fresh(position, snapshot)
+
+    def _open_anew(self, position: Position) -> None:
+        """Retired files are used again. Where none fits, and the disk is full, they make room."""
+        self._open_log(position, counts=False)
+        try:
+            self._take_segment()
+        except _FAILURES as error:
+            if not is_disk_full(error) or not unlink_retired(self.catalog, self.paths.log):
+                raise
+            self._shut()
+            self._open_log(position, counts=False)
+            self._take_segment()
+
+    def _take_segment(self) -> None:
+        """The disk has room for a log, then."""
+        assert self._wal is not None
+        self._wal.begin(0, 0).abort()
+
+    def _take_fresh(self, position: Position, snapshot: Callable[[], Snapshot]) -> None:
+        assert self._checkpointer is not None
+        self._checkpointer.take(snapshot(), position, self.adapt, wait=True)
+        if self._checkpointer.failure is not None:
+            raise LogUnavailable(in_words(self._checkpointer.failure)) from self._checkpointer.failure
 
     # The end.
 

@@ -37,6 +37,9 @@ class KeepLatest:
     def kept(self, steps: Sequence[int]) -> Collection[int]:
         return steps[-self.count :]
 
+    def when_full(self) -> KeepLatest:
+        return KeepLatest(1)
+
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery:
@@ -80,6 +83,15 @@ class _CleanUp:
         if steps:
             self.strategy.clean_up(steps[-1], deleted.add)
         return [step for step in steps if step not in deleted]
+
+
+def when_full(policy: RetentionPolicy) -> RetentionPolicy | None:
+    """What is kept while the disk is full: of a number of checkpoints the newest. None where a policy means others to stay.
+
+    A policy that wraps another one tells by a `when_full` of its own.
+    """
+    told = getattr(policy, "when_full", None)
+    return told() if callable(told) else None
 
 
 def as_retention(keep: Any) -> RetentionPolicy:

@@ -53,11 +53,13 @@ class WriteAheadLog:
         on_sealed: called, in a background thread, after a segment is sealed in the catalog.
         counts: False where the checkpoint at `position` is yet to be published (a log that goes on behind a gap): the
             owner sets it then, and no watermark is written before.
+        keep_free, on_full: see `SegmentPipeline`.
     """
 
     def __init__(self, folder: Path, catalog: Catalog, config: JournalConfig, clock: Clock, position: Position,
                  describe: dict[str, Any], on_sealed: Callable[[], None] = lambda: None, *,
-                 counts: bool = True) -> None:  # fmt: skip
+                 counts: bool = True, keep_free: Callable[[], int] = lambda: 0,
+                 on_full: Callable[[], None] = lambda: None) -> None:  # fmt: skip
         self._folder, self._catalog, self._config, self._clock = folder, catalog, config, clock
         self._describe, self._on_sealed, self.counts = describe, on_sealed, counts
         self.position = position
@@ -80,7 +82,8 @@ class WriteAheadLog:
         self._stopped = False
         self._catalog_at = 0.0
         self._pipeline = SegmentPipeline(folder, catalog, clock, config.segment_bytes,
-                                         populates_recycled=config.durability == "process")  # fmt: skip
+                                         populates_recycled=config.durability == "process",
+                                         keep_free=keep_free, on_full=on_full)  # fmt: skip
         self._thread = threading.Thread(target=self._work, name="tranlogs-sync", daemon=True)
         try:
             start(self._thread)

@@ -6,13 +6,18 @@ A retired file is recycled where there is one, else a fresh file is allocated. T
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from ..catalog import Catalog, SegmentRow, segment_key
 from ..clock import Clock
 from ..config import SPARE_FILES_MAX
+from ..durable import is_disk_full
 from ..errors import LogUnavailable, in_words
 from ..failpoints import hit
 from ..threads import WaitableLock, start
@@ -20,10 +25,17 @@ from . import segment as files
 
 
 class SegmentPipeline:
-    """One segment ahead. `take` hands it out and starts the next one."""
+    """One segment ahead. `take` hands it out and starts the next one.
 
-    def __init__(self, folder: Path, catalog: Catalog, clock: Clock, size: int, *, populates_recycled: bool) -> None:
+    Args:
+        keep_free: bytes of the disk that no fresh file may take.
+        on_full: called, in the pipeline's thread, when the disk has no space for a file.
+    """
+
+    def __init__(self, folder: Path, catalog: Catalog, clock: Clock, size: int, *, populates_recycled: bool,
+                 keep_free: Callable[[], int] = lambda: 0, on_full: Callable[[], None] = lambda: None) -> None:  # fmt: skip
         self._folder, self._catalog, self._clock, self._populates_recycled = folder, catalog, clock, populates_recycled
+        self._keep_free, self._on_full = keep_free, on_full
         self.size = size
         self._changed = WaitableLock()
         self._ready: files.Segment | None = None
@@ -99,6 +111,8 @@ class SegmentPipeline:
                     self._ready = made
                     self._changed.notify_all()
             except Exception as error:  # told to the training thread, which decides
+                if is_disk_full(error):
+                    self._on_full()
                 with self._changed:
                     self._failure = error
                     self._changed.notify_all()
@@ -109,6 +123,7 @@ class SegmentPipeline:
         path = self._folder / files.segment_name(self._ordinal, segment_id)
         used, made = self._recycled(path, segment_id, size)
         if made is None:
+            self._check_space(path, size)
             made = files.create(path, self._ordinal, segment_id, size)
         row = SegmentRow(self._ordinal, f"{segment_id:016x}", path.name, made.size, "ready", created_at=self._clock.now())
         try:
@@ -124,6 +139,13 @@ class SegmentPipeline:
         if used is None or self._populates_recycled:
             files.populate(made)
         return made
+
+    def _check_space(self, path: Path, size: int) -> None:
+        kept = self._keep_free()
+        if kept and shutil.disk_usage(self._folder).free < size + kept:
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise LogUnavailable(f"{path}: no segment of {size} bytes can be made beside {kept} bytes for a checkpoint: "
+                                 f"{full}") from full  # fmt: skip
 
     def _retired(self) -> list[SegmentRow]:
         return [row for row in self._catalog.segments() if row.state == "retired"]
