@@ -98,18 +98,18 @@ def test_training_goes_on_and_logging_resumes_when_there_is_space(
         train(trainer, until)
         clock.advance(100)
     assert trainer.state.everything() == state_at(30)
-    assert trainer.journal.is_suspended
-    messages = [record.getMessage() for record in caplog.records if "logging is suspended" in record.getMessage()]
-    assert len(messages) == 1 or leave == 3 * MIB  # with room for a segment, logging may go on for a moment
+    has_room = leave == 3 * MIB  # for a segment: logging may go on, for a moment or, by a checkpoint ahead of time, for longer
+    assert trainer.journal.is_suspended or has_room
     ballast.unlink()
     for until in (32, 34):  # a failure of before may be seen at the first step only
         clock.advance(100)
         train(trainer, until)
     assert not trainer.journal.is_suspended
     assert trainer.journal.committed == 34
+    messages = [record.getMessage() for record in caplog.records if "logging is suspended" in record.getMessage()]
     incidents = trainer.journal.catalog.incidents()
     assert [row.why in message for row, message in zip(incidents, messages, strict=True)] == [True] * len(messages)
-    assert incidents[-1].to_step in (31, 33)
+    assert has_room or (len(incidents), incidents[-1].to_step in (31, 33)) == (1, True)
     trainer.journal.close()
     again = toy()
     assert (again.recover().step, again.state.everything() == state_at(34)) == (34, True)
