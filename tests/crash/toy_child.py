@@ -2,7 +2,8 @@
 
 A job is one line of JSON on stdin. On stdout come lines: `pid N`, then what the trainer says (`recovered STEP EXACT SUM
 SECONDS`, or `refused WHY` where it cannot be wound back, `timeline N`, `N` for each committed step, `suspended`, `full` (older
-checkpoints made room), `count POINT N`, `forked STATUS`), then `done`, and after another line on stdin `exit STATUS`.
+checkpoints made room, or one came ahead of time), `count POINT N`, `forked STATUS`), then `done`, and after another line on
+stdin `exit STATUS`.
 
 Its clock jumps if the job has a seed for that ("jumps"), and only ticks if the job says so ("ticks"). With a seed for forks
 ("forks") it forks now and then: some children try to log, some end as interpreters do, some stay when it is dead. "errors"
@@ -78,7 +79,7 @@ def train(job: dict[str, Any]) -> None:
             clock.advance(5.0)
         if journal.is_suspended:
             say("suspended")
-        if journal._has_said_full:
+        if journal._has_said_full or journal._room._has_told:
             say("full")
         if job["settles"]:
             journal.wait_synced()
