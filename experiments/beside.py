@@ -20,7 +20,7 @@ from typing import Any
 from tranlogs.catalog import Catalog
 from tranlogs.errors import TranLogsError
 
-_MONITOR = [sys.executable, "-c", "from tranlogs.cli import main; main()", "monitor"]
+_MONITOR = [sys.executable, "-m", "tranlogs", "monitor"]
 GPT_BATCH = 4
 _TICK = os.sysconf("SC_CLK_TCK")
 _SECONDS_MAX = 120.0  # for a process to be there

@@ -21,7 +21,6 @@ _log = logging.getLogger("tranlogs")
 
 LOG_NAME = "monitor.log"  # in the journal's folder: what a process beside the trainer says
 _SECONDS_TO_END = 10.0
-_MAIN = "from tranlogs.cli import main; main()"
 _SPAWN = '"$@" >/dev/null & echo $!'  # by a shell that ends at once: the monitor is nobody's child, and not waited for
 
 
@@ -62,7 +61,7 @@ class MonitorProcess:
 
     def __init__(self, paths: JournalPaths, monitor: Monitor) -> None:
         folder = paths.folder.absolute()
-        command = [sys.executable, "-c", _MAIN, "monitor", str(folder), "--until-closed", "--interval", monitor.interval]
+        command = [sys.executable, "-m", "tranlogs", "monitor", str(folder), "--until-closed", "--interval", monitor.interval]
         if monitor.budget_bytes is not None:
             command += ["--budget", str(monitor.budget_bytes)]
         if monitor.compact:

@@ -25,7 +25,7 @@ from tranlogs.store import ObjectStatus, open_store
 __all__ = ["keras"]
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": ":".join(map(str, (ROOT, ROOT / "integrations", ROOT / "monitor")))}
-TRANLOGS = ("-c", "from tranlogs.cli import main; main()")
+TRANLOGS = ("-m", "tranlogs")
 
 
 def tranlogs(*arguments: object) -> str:

@@ -158,7 +158,7 @@ def test_an_error_of_the_system_names_the_file(cli: Cli, run: Path, monkeypatch:
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from tranlogs.cli import main; main()", "--debug", "status", str(tmp_path / "none")]
+    command = [sys.executable, "-m", "tranlogs", "--debug", "status", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
@@ -166,6 +166,6 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_goes_away_is_no_error(trained: Path) -> None:
-    command = f"{sys.executable} -c 'from tranlogs.cli import main; main()' log {trained} --json | head -1"
+    command = f"{sys.executable} -m tranlogs log {trained} --json | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("{\n", "")

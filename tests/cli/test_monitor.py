@@ -73,7 +73,7 @@ def test_a_folder_without_a_run_is_named(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_the_daemon_logs_json_and_ends_at_sigterm(run: Path) -> None:
-    call = [sys.executable, "-c", "from tranlogs.cli import main; main()"]
+    call = [sys.executable, "-m", "tranlogs"]
     command = [*call, "monitor", str(run), "--interval", "50ms", "--log-json", "--budget", "1GiB", "--http", ":0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
         assert daemon.stderr is not None

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from tests.cli.conftest import STEPS, Cli, train
 
-CALL = [sys.executable, "-c", "from tranlogs.cli import main; main()"]
+CALL = [sys.executable, "-m", "tranlogs"]
 
 
 def test_a_run_comes_back_from_a_store_and_trains_on_to_the_same_bits(cli: Cli, tmp_path: Path) -> None:

@@ -331,8 +331,8 @@ def test_a_monitor_gives_space_back_on_a_disk_without_any(disk: Path) -> None:
     assert free_bytes(disk) < 4096
     command = [
         sys.executable,
-        "-c",
-        "from tranlogs.cli import main; main()",
+        "-m",
+        "tranlogs",
         "monitor",
         str(disk / "run"),
         "--once",

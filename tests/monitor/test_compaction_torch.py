@@ -146,7 +146,7 @@ def test_an_optimizer_that_torch_does_not_have_must_be_named(tmp_path: Path, cap
     case.train(tmp_path / "run")
     compacted(tmp_path / "run")
     assert "Name its class if you trust it: --optimizer tests.torch.test_offline:Foreign" in caplog.text
-    command = [sys.executable, "-c", "from tranlogs.cli import main; main()", "monitor", str(tmp_path / "run"), "--once",
+    command = [sys.executable, "-m", "tranlogs", "monitor", str(tmp_path / "run"), "--once",
                "--compact", "--compact-after", "1B", "--optimizer", "tests.torch.test_offline:Foreign"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -158,8 +157,7 @@ def test_quick_demo_is_exact(tmp_path: Path) -> None:
     assert figures["checkpoint_step"] + figures["steps_replayed"] + figures["steps_lost"] == figures["killed_in_batch"]
     assert Path(figures["curves"]).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     for words in commands(figures["run"], figures["batches"]):
-        asked = subprocess.run(
-            [shutil.which("tranlogs"), *words.split()], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-m", "tranlogs", *words.split()]
+        asked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert asked.returncode == 0, asked.stderr
     assert (tmp_path / "state.pt").is_file()

@@ -40,9 +40,11 @@ def commands(run: str, steps: int) -> tuple[str, ...]:
 
 def _command() -> str:
     """How to call `tranlogs` here: it need not be on the PATH."""
-    if shutil.which("tranlogs") or Path(sys.argv[0]).name != "tranlogs":
+    if shutil.which("tranlogs"):
         return "tranlogs"
-    return os.path.relpath(sys.argv[0])
+    if Path(sys.argv[0]).name == "tranlogs":
+        return os.path.relpath(sys.argv[0])
+    return f"{os.path.relpath(sys.executable)} -m tranlogs"
 
 
 def _table() -> Table:
