@@ -33,7 +33,8 @@ def peers(results: dict[str, Any]) -> Lines:
         and the place in the data, in the way that their documentation says; where a careful script needs code of its own for
         that, it has it. Two saves are kept. TranLogs logs each step, by gradients, with `durability="machine"` (synced)
         unless it says otherwise; its checkpoints are taken at the interval of the others' saves, in this first part every 100
-        steps. Flash Checkpoint runs stand-alone, with its saver in a process beside the trainer.""")
+        steps. Flash Checkpoint runs stand-alone, with its saver in a process beside the trainer, and once under its agent,
+        which saves then, and starts a dead trainer again.""")
     if results["missing"]:
         lines += prose("Left out: " + "; ".join(f"{title} ({why})" for title, why in results["missing"].items()) + ".")
     if results["late"]:

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from circumstances import Circumstances, write_results
-from peer import cost, flash
+from peer import agent, cost, flash
 from peer.job import Job
 from peer.registry import PEERS, Peer
 from peer.scenarios import EPOCH, SCENARIOS, Lab, clean
@@ -34,6 +34,7 @@ from peer_pictures import draw_peers
 
 _SEED = 7
 _COST_SECONDS_MAX = 120
+_KILLS_OF_AGENT = 3  # each takes it many seconds
 _SLOW_BATCH = 4  # samples of a batch where steps are to be shorter than saves
 _FORK = multiprocessing.get_context("fork")
 T = TypeVar("T")
@@ -69,8 +70,8 @@ class Measurement:
         """Step times and bytes, interval by interval."""
         for every, blocks in self._size.blocks.items():
             for name, peer in self._here.items():
-                if peer.has_agent or (peer.logs_steps and every != min(self._size.blocks)):
-                    continue  # the agent does nothing while its trainer lives; a log costs the same at all intervals
+                if peer.logs_steps and every != min(self._size.blocks):
+                    continue  # a log costs the same at all intervals
                 interval = 100 if peer.logs_steps else every
                 work = partial(_in_child, name, self._folder, self._size.width, interval, blocks)
                 if found := self._taken(end, f"cost of {peer.title}, every {every}", work):
@@ -83,7 +84,7 @@ class Measurement:
         lab.take_reference(max(self._size.crashes.values()) + 6)
         for every, crash in self._size.crashes.items():
             for name, peer in self._tried().items():
-                if peer.has_agent or (peer.logs_steps and every != max(self._size.crashes)):
+                if peer.logs_steps and every != max(self._size.crashes):
                     continue
                 work = partial(lab.crash_at, name, 100 if peer.logs_steps else every, crash)
                 if row := self._taken(end, f"a SIGKILL of {peer.title}, every {every}", work):
@@ -97,9 +98,10 @@ class Measurement:
         for every, tries in self._size.kills.items():
             steps = [chance.randrange(max(5, every + 1), max(25, 3 * every)) for _ in range(tries)]
             for name, peer in self._tried().items():
-                if peer.has_agent or (peer.logs_steps and every != max(self._size.kills)):
+                if peer.logs_steps and every != max(self._size.kills):
                     continue
-                work = partial(lab.crashes_at, name, 100 if peer.logs_steps else every, steps)
+                tried = steps[:_KILLS_OF_AGENT] if peer.has_agent else steps
+                work = partial(lab.crashes_at, name, 100 if peer.logs_steps else every, tried)
                 if found := self._taken(end, f"kills of {peer.title}, every {every}", work):
                     self.peers[name].setdefault("kills", {})["100" if peer.logs_steps else str(every)] = found
                     print(f"  {peer.title:45s} every {every:3d}: {found}", flush=True)
@@ -110,8 +112,6 @@ class Measurement:
         lab.take_reference(200)
         self.plain_seconds = float(np.median([lab.outrun("none", 1)["step_seconds"] for _ in range(3)]))
         for name, peer in self._tried().items():
-            if peer.has_agent:
-                continue
             work = partial(lab.outrun, name, 100 if peer.logs_steps else 1)
             if row := self._taken(end, f"a saver slower than the trainer, {peer.title}", work):
                 self.peers[name]["outrun"] = row
@@ -183,12 +183,17 @@ def _in_child(name: str, folder: Path, width: int, every: int, blocks: int) -> d
         out.write_text(json.dumps(cost.measure(name, place, width, every, blocks)))
 
     out.unlink(missing_ok=True)
-    process = _FORK.Process(target=work)
-    process.start()
-    process.join(_COST_SECONDS_MAX)
-    is_slow = process.is_alive()
-    process.kill()
-    process.join()
+    if PEERS[name].has_agent:
+        said.unlink(missing_ok=True)
+        words = ["peer.agent_cost", name, str(place), str(width), str(every), str(blocks), str(out)]
+        is_slow = not agent.run_once(place, words, said, _COST_SECONDS_MAX)
+    else:
+        process = _FORK.Process(target=work)
+        process.start()
+        process.join(_COST_SECONDS_MAX)
+        is_slow = process.is_alive()
+        process.kill()
+        process.join()
     clean(place)
     flash.clear(place / f"{place.name}-saved")
     if is_slow or not out.exists():

@@ -2,6 +2,7 @@
 
 python -m peer.agent ...     # dlrover-run, made to start on this torch
 python -m peer.agent_life    # the trainer
+python -m peer.agent_cost    # one whose steps are timed
 """
 
 from __future__ import annotations
@@ -39,15 +40,36 @@ def run_twice(life: Life, after: int, chance: random.Random) -> tuple[Outcome, O
         plans = [Path(place) / name for name in ("first", "second")]
         for plan, one in zip(plans, (life, second), strict=True):
             plan.write_text(json.dumps({**asdict(one), "folder": str(one.folder)}))
-        command = [sys.executable, "-W", "ignore", "-m", "peer.agent", *_OPTIONS, "-m", "peer.agent_life",
-                   str(life.folder), *map(str, plans)]  # fmt: skip
-        outcomes = _follow(command, life, told, chance)
+        words = ["peer.agent_life", str(life.folder), *map(str, plans)]
+        outcomes = _follow(words, life, told, chance)
         if len(outcomes) == 1 and life.way == "all":
-            outcomes += _follow(command, life, told, chance)
+            outcomes += _follow(words, life, told, chance)
     dead, again = [*outcomes, Outcome(exit=1, error="it was not started again")][:2]
     dead.exit = -9 if dead.heads and not dead.error else 1
     again.exit = again.exit or (0 if again.heads and again.finished == second.until else 1)
     return dead, again
+
+
+def run_once(folder: Path, words: list[str], log: Path, seconds: float) -> bool:
+    """A module and its arguments as the trainer, to its end; False if it had to be ended. All that it started ends with it."""
+    agent = _start(folder, words, log)
+    seen, end = {agent.pid}, time.monotonic() + seconds
+    while agent.poll() is None and time.monotonic() < end:
+        seen.update(descendants(agent.pid))
+        time.sleep(0.2)
+    is_over = agent.poll() is not None
+    kill(sorted(seen))
+    agent.wait()
+    return is_over
+
+
+def _start(folder: Path, words: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """An agent, whose trainer is a module with arguments; `folder` names its run."""
+    environment = {**os.environ, "ELASTIC_JOB_NAME": run_id(folder), "OMP_NUM_THREADS": "1",
+                   "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path[1:]])}  # fmt: skip
+    command = [sys.executable, "-W", "ignore", "-m", "peer.agent", *_OPTIONS, "-m", *words]
+    with open(log, "a") as said:
+        return subprocess.Popen(command, env=environment, stdout=said, stderr=said)
 
 
 @contextmanager
@@ -62,12 +84,9 @@ def _listening(life: Life) -> Iterator[int]:
         os.close(told)
 
 
-def _follow(command: list[str], life: Life, told: int, chance: random.Random) -> list[Outcome]:
+def _follow(words: list[str], life: Life, told: int, chance: random.Random) -> list[Outcome]:
     """Until the agent has ended; an outcome for each trainer that it has started."""
-    environment = {**os.environ, "ELASTIC_JOB_NAME": run_id(life.folder), "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path[1:]])}  # fmt: skip
-    with open(life.folder / "said", "a") as said:
-        agent = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
+    agent = _start(life.folder, words, life.folder / "said")
     outcomes: list[Outcome] = []
     rest, end, pid, seen = b"", time.monotonic() + _SECONDS_MAX, 0, {agent.pid}
     while time.monotonic() < end:

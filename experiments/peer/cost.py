@@ -34,12 +34,13 @@ def measure(peer: str, folder: Path, width: int, every: int, blocks: int) -> dic
         for _ in range(1 + adapter.steps_ahead):
             next(turn)
         adapter.wait()
-    before = written_bytes([os.getpid(), *descendants(os.getpid())])
+    top = os.getppid() if PEERS[peer].has_agent else os.getpid()  # the agent is what saves
+    before = written_bytes([top, *descendants(top)])
     for _ in range(blocks):
         for adapter, turn in turns.items():
             times[adapter] += [next(turn) for _ in range(_BLOCK)][1:]
             adapter.wait()
-    pids = [os.getpid(), *descendants(os.getpid())]
+    pids = [top, *descendants(top)]
     found = {"written_per_step": (written_bytes(pids) - before) / (blocks * _BLOCK), "memory": memory_bytes(pids)}
     usable = 0.0 if PEERS[peer].logs_steps else float(np.median([_seconds_until_usable(saved, 10**6 + i) for i in range(3)]))
     saved.close()

@@ -76,12 +76,25 @@ class Line:
         return found
 
 
+def distinct(lines: list[Line]) -> list[Line]:
+    """Each place once, with the forks that led to it: those that lead elsewhere are of timelines that it is not on."""
+    found: list[Line] = []
+    for line in lines:
+        way, timeline = Forks(), line.timeline
+        while timeline in line.forks:
+            way[timeline] = line.forks[timeline]
+            timeline = way[timeline].parent
+        if (bare := replace(line, forks=way)) not in found:
+            found.append(bare)
+    return found
+
+
 def after(lines: list[Line], outcome: Outcome, rewind: int | None, factor: float) -> list[Line]:
     """Where a run may be that was at one of `lines`, after a life that recovered; none if that cannot be."""
     assert outcome.recovered is not None
     if rewind is None:
         landed = [line.landed(outcome.timeline, outcome.recovered, outcome.state) for line in lines]
-        return [replace(line, step=max(line.step, outcome.committed)) for line in landed if line is not None]
+        return distinct([replace(line, step=max(line.step, outcome.committed)) for line in landed if line is not None])
     (line,) = lines
     if outcome.recovered != rewind or outcome.state != expected(line.forks, line.timeline, rewind):
         return []
