@@ -34,7 +34,13 @@ def train(run: str, durability: str, until: str) -> None:
     logging.basicConfig(level=logging.WARNING)
     trainer = open_run(run, durability)
     trainer.recover()
-    trainer.train(int(until), lambda step: print(trainer.journal.synced, trainer.journal.committed, flush=True))
+
+    def say(step: int) -> None:
+        print(trainer.journal.synced, trainer.journal.committed, flush=True)
+        if trainer.journal.committed < step - 100:  # logging is suspended: steps of nothing else would be thousands a second
+            time.sleep(0.005)
+
+    trainer.train(int(until), say)
     trainer.journal.close()
     print("closed", flush=True)
 
@@ -43,8 +49,11 @@ class Judge:
     """Knows the state after each step of a run that nothing happened to."""
 
     def __init__(self) -> None:
-        self.state, self.sums = ToyState(SIZES), list[int]()
+        self.state, self.sums, self.said = ToyState(SIZES), list[int](), list[str]()
         self.sums.append(self.sum_of(self.state))
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: self.said.append(record.getMessage())  # type: ignore[method-assign]
+        logging.basicConfig(handlers=[handler])
 
     @staticmethod
     def sum_of(state: ToyState) -> int:
@@ -58,6 +67,7 @@ class Judge:
 
     def judge(self, run: str, least: int) -> dict[str, Any]:
         start = time.monotonic()
+        self.said.clear()
         first = open_run(run)
         report = first.recover()
         seconds = time.monotonic() - start
@@ -67,7 +77,7 @@ class Judge:
         first.journal.close()
         again = open_run(run)
         second = again.recover()
-        assert second.step == report.step + 20, f"trained to {report.step + 20}, came back to {second.step}"
+        assert second.step == report.step + 20, f"trained to {report.step + 20}, came back to {second.step}: {self.said}"
         assert self.sum_of(again.state) == self.expected(second.step), f"the state at step {second.step} is WRONG"
         again.journal.close()
         problems = [str(finding) for finding in verify_run(run) if isinstance(finding, Problem)]
@@ -78,7 +88,6 @@ def main() -> None:
     if sys.argv[1] == "train":
         train(*sys.argv[2:])
         return
-    logging.disable()
     judge = Judge()
     for line in sys.stdin:
         run, step = line.split()

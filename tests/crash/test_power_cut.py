@@ -22,6 +22,7 @@ from tranlogs.testing import disks
 
 pytestmark = [pytest.mark.crash, pytest.mark.disks]
 
+_SMALL = 128 << 20  # bytes of a disk that is to be full; a run takes some 50 of them
 CUTS, ROUNDS = 30, int(os.environ.get("TRANLOGS_ROUNDS", 1))
 SEED = int(os.environ["TRANLOGS_SEED"])
 
@@ -44,6 +45,7 @@ class Trainer:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.lines, self.synced, self.committed, self.is_closed = 0, 0, 0, False
+        self.is_held_up = False  # the last step was not committed
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._listen, args=(self.process.stdout,))
         self._thread.start()
@@ -57,7 +59,8 @@ class Trainer:
                 if line.strip() == "closed":
                     self.is_closed = True
                 else:
-                    self.synced, self.committed = map(int, line.split())
+                    before, (self.synced, self.committed) = self.committed, map(int, line.split())
+                    self.is_held_up = self.committed == before
                 self._changed.notify_all()
         with self._changed:
             self.lines = 1 << 60
@@ -110,6 +113,37 @@ def test_synced_steps_survive_power_cuts(place: Path, seed: int) -> None:
     assert not [verdict["failed"] for verdict in verdicts if "failed" in verdict]
     assert not [verdict["problems"] for verdict in verdicts if verdict["problems"]]
     assert max(verdict["least"] for verdict in verdicts) > 0
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+def test_synced_steps_survive_power_cuts_of_a_disk_that_fills_up(place: Path, seed: int) -> None:
+    """Something else takes all space, or all but some, and gives it back, again and again; the power goes at any moment."""
+    rnd, was_held_up = random.Random(seed), 0
+    print(f"repeat with TRANLOGS_SEED={seed}")
+    with disks.cuttable_disk(place, _SMALL) as disk, judging("power cut, of a disk that fills up and empties") as judge:
+        for life in range(6):  # one that goes on would look for space ever more rarely
+            ballast = disks.fill(disk.folder, leave=rnd.choice([2, 12, 24]) << 20) if life % 2 else None
+            with training(disk.folder / "run", "machine") as trainer:
+                trainer.wait_for(rnd.randrange(1, 40))
+                for number in range(4):
+                    if ballast is None:
+                        ballast = disks.fill(disk.folder, leave=rnd.choice([0, 0, 1, 4, 12]) << 20)
+                    else:
+                        ballast = ballast.unlink()
+                    synced, committed = trainer.wait_for(rnd.randrange(1, 150))
+                    was_held_up += trainer.is_held_up
+                    cut = disk.cut(f"cut{number}.img")
+                    with disks.mounted(cut, place / "cut") as folder:
+                        for path in folder.glob("ballast-*"):
+                            path.unlink()
+                        verdict = judge(folder / "run", synced)
+                    cut.unlink()
+                    print(f"{life} {cut.name}: synced {synced}, committed {committed} -> {verdict}")
+                    assert "failed" not in verdict, verdict["failed"]
+                    assert verdict["problems"] == []
+            if ballast is not None:
+                ballast.unlink()
+    print(f"{was_held_up} cuts while no step was logged")
 
 
 def test_power_cut_takes_what_is_not_synced(place: Path) -> None:
