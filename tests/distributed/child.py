@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -46,6 +46,8 @@ SAMPLES = 240  # of the data that any number of ranks can share
 class Killer:
     """Ends this process at the moment that was drawn for it."""
 
+    _timers: ClassVar[list[threading.Timer]] = []
+
     def __init__(self, kill: list[Any] | None, run: str) -> None:
         self.at = kill[1] if kill and kill[0] == dist_rank() else None
         self._seconds = kill[2] / 1000 if kill else 0.0
@@ -61,8 +63,16 @@ class Killer:
             timer = threading.Timer(self._seconds, self._kill)
             timer.daemon = True
             timer.start()
+            self._timers.append(timer)
         else:
             self._kill()
+
+    @classmethod
+    def stop(cls) -> None:
+        """Behind this nobody dies: torch's agent hangs if one does that waits to be told that all have finished."""
+        for timer in cls._timers:
+            timer.cancel()
+            timer.join()
 
     def _kill(self) -> None:
         if self._loses_disk:
@@ -393,6 +403,7 @@ def main(arguments: list[str]) -> None:
     Path(f"{out}.{dist_rank()}").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+    Killer.stop()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,15 @@ class Launcher:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._errors = open(folder / "errors", "w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
+        self._process = self._start()
+        self._references: dict[tuple[int, str], Outcome] = {}
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             [sys.executable, "-m", "tests.distributed.launcher"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._errors, text=True, cwd=ROOT, env={**environment(), "TOLD": str(folder / "told")},
+            stderr=self._errors, text=True, cwd=ROOT, env={**environment(), "TOLD": str(self.folder / "told")},
             start_new_session=True,
         )  # fmt: skip
-        self._references: dict[tuple[int, str], Outcome] = {}
 
     def run(self, world: int, name: str, run: Path | None, kills: list[list[Any]] | None = None) -> Outcome:
         """Train one of child.py's loops to its end; what each rank came to.
@@ -74,7 +78,10 @@ class Launcher:
         assert self._process.stdout is not None
         print(json.dumps(job), file=self._process.stdin, flush=True)
         ready, _, _ = select.select([self._process.stdout], [], [], _SECONDS_MAX)
-        assert ready, f"the group did not end within {_SECONDS_MAX} s\n{self.said()[-6000:]}"
+        if not ready:  # it would hang for the tests behind this one, too
+            self._end()
+            self._process = self._start()
+            pytest.fail(f"the group did not end within {_SECONDS_MAX} s\n{self.said()[-6000:]}")
         line = self._process.stdout.readline()
         assert line, f"the launcher ended with {self._process.wait()}\n{self.said()[-6000:]}"
         return str(json.loads(line)["failure"])
@@ -96,12 +103,13 @@ class Launcher:
 
     def close(self) -> None:
         """End all of them."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._process.communicate()
+        self._end()
         self._errors.close()
+
+    def _end(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
 
 
 @pytest.fixture(scope="session")
