@@ -68,11 +68,12 @@ class Killer:
             self._kill()
 
     @classmethod
-    def stop(cls) -> None:
-        """Behind this nobody dies: torch's agent hangs if one does that waits to be told that all have finished."""
+    def finish(cls) -> None:
+        """Who was to die later dies now: torch's agent hangs if a worker does that waits to be told that all have finished."""
         for timer in cls._timers:
             timer.cancel()
             timer.join()
+            die()
 
     def _kill(self) -> None:
         if self._loses_disk:
@@ -401,9 +402,9 @@ def main(arguments: list[str]) -> None:
         loop = sharded.train if name in sharded.LOOPS else train
         found = loop(name, run, kills[attempt] if attempt < len(kills) else None)
     Path(f"{out}.{dist_rank()}").write_text(json.dumps(found))
+    Killer.finish()
     dist.barrier()
     dist.destroy_process_group()
-    Killer.stop()
 
 
 if __name__ == "__main__":
