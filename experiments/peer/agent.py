@@ -27,14 +27,15 @@ from peer.processes import descendants, kill, still_alive
 from peer.watch import GRACE_SECONDS, Outcome, strike, take
 
 _SECONDS_MAX = 150.0  # for both lives; the agent looks every few seconds whether its trainer lives
-_STEPS_MORE = 400  # a kill within a save comes that much later at most
+_STEPS_MORE = 400  # a kill that comes from outside, at a moment, comes that much later at most
 _OPTIONS = ("--standalone", "--nproc_per_node=1", "--max_restarts=3", "--save-at-breakpoint", "--monitor_interval=1")
 
 
 def run_twice(life: Life, after: int, chance: random.Random) -> tuple[Outcome, Outcome]:
     """The life that ends by the fault, and the one that the agent starts; or, if the agent dies, too, a new agent."""
     assert life.crash is not None
-    until = life.crash + after + (_STEPS_MORE if life.way == "moment" else 2)  # by then it has gone on after the crash
+    more = _STEPS_MORE if life.way in ("moment", "random") else 2
+    until = life.crash + after + more  # by then it has gone on after the crash
     second = replace(life, crash=None, fill=None, until=until, way="head")
     with _listening(life) as told, tempfile.TemporaryDirectory() as place:
         plans = [Path(place) / name for name in ("first", "second")]
