@@ -116,7 +116,7 @@ def rebuild_catalog(folder: Path) -> list[str]:
     if path.exists():
         aside = folder / f"{CATALOG_NAME}.broken-{time.time_ns()}"
         os.rename(path, aside)
-        notes.append(f"the damaged catalog was kept as {aside.name}")
+        notes.append(f"the catalog that was there is kept as {aside.name}, and a new one was written")
     path.with_name(path.name + "-lock").unlink(missing_ok=True)
     catalog = Catalog.open(folder, writable=True)
     try:

@@ -55,7 +55,7 @@ def exposures_of(seen: Seen, history: History) -> tuple[Exposure, Exposure, Expo
     """What would be lost now."""
     anchor_step = seen.anchor.step if seen.anchor is not None else 0
     return exposures(seen.rows.marks, checkpoint_step=anchor_step, history=history, incidents=seen.rows.incidents,
-                     store=seen.rows.store)  # fmt: skip
+                     store=seen.rows.store, in_memory=seen.in_memory)  # fmt: skip
 
 
 def history_of(shown: Shown, seen: Seen) -> History:

@@ -23,7 +23,7 @@ from tranlogs.catalog import (
 )
 from tranlogs.clock import Clock
 from tranlogs.journal import JournalPaths, Owner, read_owner
-from tranlogs.journal.opening import settle_segments
+from tranlogs.journal.opening import file_system_of, settle_segments
 from tranlogs.lineage import is_on
 from tranlogs.quantities import bytes_in_words, count
 from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, newest_lineage, plan_pruning
@@ -84,6 +84,7 @@ class Seen:
         seconds: what it took.
         protected: of each sealed segment, by ordinal.
         budget_bytes: of the journal.
+        in_memory: it lies on a tmpfs.
     """
 
     at: float
@@ -97,6 +98,7 @@ class Seen:
     protected: dict[int, bool] = field(default_factory=dict)
     budget_bytes: int | None = None
     before: Rows | None = None
+    in_memory: bool = False
 
     @property
     def did_nothing(self) -> bool:
@@ -118,6 +120,7 @@ class JournalWatch:
         self._catalog = FollowedCatalog(paths.folder, writable=not settings.is_dry_run)
         self._has_said = ""  # the last thing that was warned of
         self._was_alive: bool | None = None
+        self._in_memory = file_system_of(paths.folder) == "tmpfs"
 
     def close(self) -> None:
         """Let go of the catalog."""
@@ -145,7 +148,7 @@ class JournalWatch:
         is_changed = bool(pruning.segments or pruning.checkpoints) and not self._settings.is_dry_run
         after: Rows = catalog.read(Rows.of) if is_changed else rows
         seen = Seen(now, after, owner, worth, anchor, pruning, sealed, time.perf_counter() - start, protected,
-                    self._settings.budget.nbytes, rows)  # fmt: skip
+                    self._settings.budget.nbytes, rows, self._in_memory)  # fmt: skip
         if not self._settings.is_dry_run:
             with catalog.transaction() as tables:
                 evaluations.write(tables, self._row(seen), worth, protected)

@@ -162,6 +162,14 @@ def test_what_would_be_lost_now(cli: Cli, run: Path) -> None:
     assert "site is gone loses everything: there is no store" in lines
 
 
+def test_a_run_in_memory_is_not_said_to_survive_power_loss(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tranlogs.cli.survey.file_system_of", lambda _: "tmpfs")
+    called = cli("status", run)
+    assert "to memory only (tmpfs)" in called.out
+    assert "loses everything: the run lies in memory (tmpfs)" in called.out
+    assert "survives power loss" not in called.out
+
+
 def test_what_a_monitor_has_seen_is_shown(cli: Cli, run: Path) -> None:
     assert cli("monitor", run, "--once", "--budget", "100MiB").code == 0
     (rank,) = cli("status", run, "--json").json["ranks"]

@@ -43,6 +43,13 @@ def test_without_a_store_the_site_takes_everything() -> None:
     assert exposures(Watermarks(100, 99, 90, 80), store=store)[2].in_words() == "20 steps"
 
 
+def test_a_run_in_memory_goes_with_the_machine() -> None:
+    _, machine, site = exposures(Watermarks(100, 99), checkpoint_step=50, in_memory=True)
+    assert machine.in_words() == "everything: the run lies in memory (tmpfs)"
+    assert site.in_words() == "everything: there is no store"
+    assert exposures(Watermarks(100, 99, 90, 80), in_memory=True)[1].in_words() == "20 steps"
+
+
 def test_seconds_are_of_training_and_not_of_waiting() -> None:
     history = [(0.0, 0), (10.0, 50), (20.0, 100), (500.0, 100)]  # nothing has been trained since 20
     _, machine, site = exposures(MARKS, history=history)

@@ -402,6 +402,27 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         refuse_network_file_system(tmp_path)
 
 
+def test_a_journal_is_not_taken_for_a_run(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.journal.close()
+    inner = trainer.journal.paths.folder
+    with pytest.raises(UsageError, match=f"is the journal of one rank, not a run: give {inner.parent}, the folder above it"):
+        Journal.open(inner, framework="toy")
+    assert not list(inner.glob("rank*"))
+
+
+def test_a_run_of_another_framework_is_refused_by_name(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(2)
+    trainer.journal.close()
+    with pytest.raises(UsageError, match="holds a run of toy, and this is keras: give another folder"):
+        Journal.open(trainer.journal.paths.folder.parent, framework="keras")
+    again = toy()
+    assert again.recover().step == 2
+
+
 def test_the_file_system_is_known() -> None:
     assert file_system_of(Path("/proc")) == "proc"
     assert file_system_of(Path("/proc/self")) == "proc"

@@ -166,7 +166,7 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
         ("created", screen.moment(found.run.created_at)),
         ("writer", _writer(found)),
         ("committed", f"step {marks.committed}: survives the process"),
-        ("synced", f"step {marks.synced}: survives power loss"),
+        ("synced", f"step {marks.synced}: " + ("to memory only (tmpfs)" if found.in_memory else "survives power loss")),
     ]
     if has_store(marks, found.store):
         rows += [("archived", f"step {marks.archived}: in the store"),

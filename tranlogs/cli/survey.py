@@ -27,6 +27,7 @@ from ..catalog import (
 from ..checkpoint import Checkpoint
 from ..errors import CorruptCatalog, CorruptCheckpoint, RecoveryError
 from ..journal import Owner, read_owner
+from ..journal.opening import file_system_of
 from ..lineage import is_on, lineage
 from ..rebuild import read_files
 from ..recovery.alone import Alone
@@ -77,12 +78,17 @@ class Survey:
             "checkpoints": sum(row.nbytes for row in self.checkpoints),
         }
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the run lies on a tmpfs."""
+        return file_system_of(self.folder) == "tmpfs"
+
     def exposures(self) -> tuple[Exposure, Exposure, Exposure]:
         """What would be lost now if the process, the machine or the site died."""
         history = [(row.at, row.committed) for row in self.evaluations] + [(self.at, self.watermarks.committed)]
         checkpoint_step = self.plan.checkpoint.step if self.plan is not None else 0
         return exposures(self.watermarks, checkpoint_step=checkpoint_step, history=history, incidents=self.incidents,
-                         store=self.store)  # fmt: skip
+                         store=self.store, in_memory=self.in_memory)  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

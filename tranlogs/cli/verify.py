@@ -43,6 +43,8 @@ def verify(
 ) -> int:
     """Check every byte: checksums, chains, checkpoints, the catalog.
 
+    Not read is what recovery can no longer come to: steps that another timeline left behind, and space not yet written.
+
     With --replay the whole log is redone from the oldest checkpoint on, and the state is compared with the run's fingerprint
     after each step.
     """

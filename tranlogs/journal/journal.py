@@ -39,7 +39,7 @@ from .checkpointer import Checkpointer
 from .due import CheckpointDue
 from .gate import Gate, gated
 from .handover import HandOver
-from .opening import JournalPaths, open_catalog, refuse_network_file_system, settle_segments
+from .opening import JournalPaths, open_catalog, refuse_inner_folder, refuse_network_file_system, settle_segments
 from .owner import OwnerLock
 from .room import Room
 from .suspension import Suspension, end_incident, note_incident
@@ -121,6 +121,7 @@ class Journal:
             UsageError: the folder cannot hold a run.
         """
         paths = JournalPaths.of(run, rank)
+        refuse_inner_folder(paths.folder.parent)
         notes: list[str] = []
         try:
             make_folder(paths.log)

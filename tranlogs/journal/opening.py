@@ -75,6 +75,10 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
             with catalog.transaction() as tables:
                 tables.put("run", row)
                 tables.put(timeline_key(1), TimelineRow(1, created_at=row.created_at))
+        if framework and row.framework and row.framework != framework:  # compaction asks for none
+            raise UsageError(
+                f"{paths.folder.parent} holds a run of {row.framework}, and this is {framework}: give another folder"
+            )
         notes += tidy(paths, catalog)
         return catalog, row
     except BaseException:
@@ -154,6 +158,16 @@ def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool, still:
             else:  # it was written, and nothing of it can be read: kept until a checkpoint makes it needless
                 tables.put(segment_key(row.ordinal), replace(row, state="sealed", last_sequence=row.base_sequence))
     return len(left)
+
+
+def refuse_inner_folder(run: Path) -> None:
+    """A run within a journal would be a second one, and the first one's steps would not be seen.
+
+    Raises:
+        UsageError: the folder is a journal.
+    """
+    if (run / CATALOG_NAME).exists():
+        raise UsageError(f"{run} is the journal of one rank, not a run: give {run.parent}, the folder above it")
 
 
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "9p", "ceph", "gpfs", "beegfs", "glusterfs", "afs")

@@ -114,7 +114,9 @@ def is_later(history: History, checkpoints: Sequence[CheckpointRow], position: P
 
 def _nothing(usable: Sequence[CheckpointRow], broken: Collection[str], step: int | None) -> str:
     if usable and step is not None:
-        return f"step {step} is not covered: the oldest checkpoint is of step {min(row.step for row in usable)}"
+        oldest = min(row.step for row in usable)
+        what = f"step {step} is not covered: the oldest checkpoint is of step {oldest}"
+        return f"{what} (`keep=` keeps more of them; recover() without a step goes on from the last one)"
     if broken:
         return f"no sound checkpoint is left ({len(broken)} are damaged: {', '.join(sorted(broken))})"
     return "the run has no checkpoint"

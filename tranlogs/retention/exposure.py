@@ -1,7 +1,8 @@
 """What would be lost now if the process, the machine or the site died: a pure decision over watermarks.
 
     the process   nothing finished: what is committed lies in the kernel's memory, or on disk
-    the machine   steps after `synced`; a published checkpoint is on disk, too, whatever `durability` is
+    the machine   steps after `synced`; a published checkpoint is on disk, too, whatever `durability` is. A run in memory
+                  (tmpfs) goes with it, but for what is in a store
     the site      steps after `persisted`; after `archived` where the store calls nothing durable; all without a store
 
 Seconds are of training, not of waiting: how long the steps that would be gone took.
@@ -51,7 +52,7 @@ class Exposure:
 
 
 def exposures(marks: Watermarks, *, checkpoint_step: int = 0, history: History = (), incidents: Sequence[Incident] = (),
-              store: StoreRow | None = None) -> tuple[Exposure, Exposure, Exposure]:  # fmt: skip
+              store: StoreRow | None = None, in_memory: bool = False) -> tuple[Exposure, Exposure, Exposure]:  # fmt: skip
     """For the process, the machine and the site (pure).
 
     Args:
@@ -60,6 +61,7 @@ def exposures(marks: Watermarks, *, checkpoint_step: int = 0, history: History =
         history: what was committed when.
         incidents: of logging; one that is not over means that steps are finished which are in no log.
         store: that the run is shipped to.
+        in_memory: the run lies on a tmpfs.
     """
     committed, is_suspended = marks.committed, any(incident.to_step is None for incident in incidents)
     on_disk = min(max(marks.synced, checkpoint_step), committed)
@@ -69,7 +71,10 @@ def exposures(marks: Watermarks, *, checkpoint_step: int = 0, history: History =
         return Exposure(scope, safe, committed - safe, seconds_between(history, safe), is_suspended, nothing_left)
 
     gone = "there is no store" if not has_store(marks, store) else "" if stored else "the store has no step yet"
-    return exposure("process", committed), exposure("machine", on_disk), exposure("site", stored, gone)
+    machine = exposure("machine", on_disk)
+    if in_memory:
+        machine = exposure("machine", stored, "" if stored else "the run lies in memory (tmpfs)")
+    return exposure("process", committed), machine, exposure("site", stored, gone)
 
 
 def has_store(marks: Watermarks | EvaluationRow, store: StoreRow | None = None) -> bool:
