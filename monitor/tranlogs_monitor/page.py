@@ -141,7 +141,7 @@ def _level_of(one: Exposure) -> str:
 def _watermarks(seen: Seen, history: History) -> Markup:
     marks = seen.rows.marks
     names = ["committed", "synced", *(["archived", "persisted"] if has_store(marks, seen.rows.store) else [])]
-    rows = []
+    rows, meaning = [], _MEANING | ({"synced": "to memory only (tmpfs)"} if seen.in_memory else {})
     for name in names:
         step = getattr(marks, name)
         seconds = seconds_between(history, step)
@@ -149,7 +149,7 @@ def _watermarks(seen: Seen, history: History) -> Markup:
         behind = "-" if name == "committed" or seconds is None else seconds_in_words(seconds)
         rows.append(el("tr", el("th", el("i", class_=f"key {name}"), name, scope="row"),
                        el("td", f"{step:,}", id=f"step-{name}"), el("td", lag, id=f"lag-{name}"), el("td", behind),
-                       el("td", _MEANING[name], class_="wide quiet")))  # fmt: skip
+                       el("td", meaning[name], class_="wide quiet")))  # fmt: skip
     table = _table(("watermark", "step", "steps behind", "time behind", ""), rows, key="marks")
     store = seen.rows.store
     notes = [] if store is None else [f"The store is {store.url}."]

@@ -23,7 +23,7 @@ from tranlogs.catalog import (
 )
 from tranlogs.clock import Clock
 from tranlogs.journal import JournalPaths, Owner, read_owner
-from tranlogs.journal.opening import file_system_of, settle_segments
+from tranlogs.journal.opening import is_in_memory, settle_segments
 from tranlogs.lineage import is_on
 from tranlogs.quantities import bytes_in_words, count
 from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, newest_lineage, plan_pruning
@@ -120,7 +120,7 @@ class JournalWatch:
         self._catalog = FollowedCatalog(paths.folder, writable=not settings.is_dry_run)
         self._has_said = ""  # the last thing that was warned of
         self._was_alive: bool | None = None
-        self._in_memory = file_system_of(paths.folder) == "tmpfs"
+        self._in_memory = is_in_memory(paths.folder)
 
     def close(self) -> None:
         """Let go of the catalog."""

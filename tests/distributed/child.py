@@ -46,7 +46,7 @@ SAMPLES = 240  # of the data that any number of ranks can share
 class Killer:
     """Ends this process at the moment that was drawn for it."""
 
-    _timers: ClassVar[list[threading.Timer]] = []
+    _timer: ClassVar[threading.Timer | None] = None
 
     def __init__(self, kill: list[Any] | None, run: str) -> None:
         self.at = kill[1] if kill and kill[0] == dist_rank() else None
@@ -63,16 +63,16 @@ class Killer:
             timer = threading.Timer(self._seconds, self._kill)
             timer.daemon = True
             timer.start()
-            self._timers.append(timer)
+            Killer._timer = timer
         else:
             self._kill()
 
     @classmethod
     def finish(cls) -> None:
         """Who was to die later dies now: torch's agent hangs if a worker does that waits to be told that all have finished."""
-        for timer in cls._timers:
-            timer.cancel()
-            timer.join()
+        if cls._timer is not None:
+            cls._timer.cancel()
+            cls._timer.join()
             die()
 
     def _kill(self) -> None:

@@ -23,7 +23,8 @@ __all__ = ["cli"]
 
 ROOT = Path(__file__).parents[2]
 _SECONDS_MAX = 300.0
-_SPARE_RESTARTS = {"sparse sgd": 2}  # torch's sparse gradients over gloo die by SIGSEGV, without a log, too: 1 run in 50
+_SEGFAULT = "Fatal Python error: Segmentation fault"
+_SEGFAULTS_MAX = {"sparse sgd": 2}  # torch's sparse gradients over gloo do, without a log, too: 1 run in 50
 
 Outcome = list[dict[str, Any]]  # by rank
 
@@ -66,16 +67,20 @@ class Launcher:
         for rank in range(world):
             Path(f"{out}.{rank}").unlink(missing_ok=True)
         arguments = [name, "-" if run is None else str(run), str(out), json.dumps(kills or [])]
-        restarts = len(kills or []) + _SPARE_RESTARTS.get(name, 0)
-        failure = self.ask({"world": world, "restarts": restarts, "arguments": arguments})
+        job = {"world": world, "restarts": len(kills or []), "arguments": arguments}
+        failure = self.ask(job)
+        for seen in range(_SEGFAULTS_MAX.get(name, 0)):  # nothing else is tried again
+            if failure and self.said().count(_SEGFAULT) > seen:
+                failure = self.ask(job, goes_on=True)
         assert not failure, f"{failure}\n{self.said()[-6000:]}"
         return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(world)]
 
-    def ask(self, job: dict[str, Any]) -> str:
-        """Run a job; says what went wrong."""
-        (self.folder / "told").unlink(missing_ok=True)
-        self._errors.truncate(0)
-        self._errors.seek(0)
+    def ask(self, job: dict[str, Any], *, goes_on: bool = False) -> str:
+        """Run a job; says what went wrong. What an earlier one said and told is kept if it goes on with that."""
+        if not goes_on:
+            (self.folder / "told").unlink(missing_ok=True)
+            self._errors.truncate(0)
+            self._errors.seek(0)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(job), file=self._process.stdin, flush=True)

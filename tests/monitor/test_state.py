@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.core.toys import killed
 from tests.monitor.test_watch import flip, run, watching
@@ -70,6 +71,14 @@ def test_a_damaged_checkpoint_is_a_problem_and_comes_first(run: ToyTrainer) -> N
     assert state.headline == "The checkpoint of step 20 is damaged; recovery begins at the one of step 10."
     assert len(state.more) == 1
     assert exposures_of(seen, [])[1].safe_step == 10, "what is damaged saves nothing"
+
+
+def test_the_page_says_that_a_run_in_memory_goes_with_the_machine(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tranlogs.journal.opening.file_system_of", lambda _: "tmpfs")
+    page = journal_page(Shown("run", seen := seen_at(run)), now=seen.at, interval_seconds=10, has_others=False).decode()
+    assert "everything: the run lies in memory (tmpfs)" in page
+    assert "to memory only (tmpfs)" in page
+    assert "survives a power cut" not in page
 
 
 def test_what_is_old_is_said_to_be(run: ToyTrainer) -> None:

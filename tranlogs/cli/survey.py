@@ -27,7 +27,7 @@ from ..catalog import (
 from ..checkpoint import Checkpoint
 from ..errors import CorruptCatalog, CorruptCheckpoint, RecoveryError
 from ..journal import Owner, read_owner
-from ..journal.opening import file_system_of
+from ..journal.opening import is_in_memory
 from ..lineage import is_on, lineage
 from ..rebuild import read_files
 from ..recovery.alone import Alone
@@ -81,7 +81,7 @@ class Survey:
     @property
     def in_memory(self) -> bool:
         """Whether the run lies on a tmpfs."""
-        return file_system_of(self.folder) == "tmpfs"
+        return is_in_memory(self.folder)
 
     def exposures(self) -> tuple[Exposure, Exposure, Exposure]:
         """What would be lost now if the process, the machine or the site died."""

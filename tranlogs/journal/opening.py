@@ -190,6 +190,11 @@ def refuse_network_file_system(folder: Path) -> list[str]:
     return []
 
 
+def is_in_memory(folder: Path) -> bool:
+    """Whether the machine's end takes the folder: it lies on a tmpfs."""
+    return file_system_of(folder) == "tmpfs"
+
+
 def file_system_of(folder: Path) -> str:
     """Type of the file system under a folder ("" where the system does not say)."""
     best, found = "", ""
