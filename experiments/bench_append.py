@@ -15,6 +15,7 @@ from tranlogs import KeepLatest
 from tranlogs.checkpoint import Snapshot
 from tranlogs.config import JournalConfig
 from tranlogs.journal import Journal
+from tranlogs.log.layout import Payload
 from tranlogs.types import dense
 
 
@@ -35,7 +36,6 @@ def _run(folder: Path, tensors: list[Any], durability: Literal["process", "machi
     journal = Journal.open(folder / "run", framework="none", config=config, retention=KeepLatest(1))
     target, arrays = [np.empty_like(t) for t in tensors], [dense(t) for t in tensors]
     ratios: dict[str, list[float]] = {"fresh": [], "recycled": []}
-    nbytes = sum(t.nbytes for t in tensors)
     for i in range(records):
         copy: list[float] = []
         append: list[float] = []
@@ -43,10 +43,7 @@ def _run(folder: Path, tensors: list[Any], durability: Literal["process", "machi
             for a, b in zip(target, tensors, strict=True):
                 np.copyto(a, b)
         with timed(append):
-            record = journal.begin_step(nbytes, len(tensors))
-            for k, array in enumerate(arrays):
-                record = journal.add(record, f"grad/{k}", array)
-            journal.commit_step(record, {})
+            journal.commit_step(journal.begin_step(Payload.of((f"grad/{k}", array) for k, array in enumerate(arrays))), {})
             journal.boundary({}, lambda: Snapshot({}, {}), checkpoint=i % 12 == 11)
         if i >= 2:
             ratios["fresh" if i < records // 3 else "recycled"].append(copy[0] / append[0])

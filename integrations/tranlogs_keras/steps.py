@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tranlogs.journal import Journal
-from tranlogs.types import Staged
+from tranlogs.log.layout import Payload
 from tranlogs.wal.entry_writer import Tensor
 
 from . import private
@@ -90,10 +90,8 @@ class StepLog:
         slots = self.state.variables.trained
         named = [(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True) if gradient is not None]
         contents = [self.backend.to_host(gradient) for _, gradient in named]
-        record = self.journal.begin_step(sum(content.nbytes for content in contents), 2 * len(contents))
-        if record is not None:
-            for (slot, _), content in zip(named, contents, strict=True):
-                record = self.journal.add(record, "grad/" + slot.name.partition("/")[2], self._kept(content))
+        names = ("grad/" + slot.name.partition("/")[2] for slot, _ in named)
+        record = self.journal.begin_step(Payload.of(zip(names, contents, strict=True)))
         body = self._body("gradients", self.state.fingerprint.kind)
         forms = {slot.name: form for slot, gradient in named if (form := self.backend.form_of(gradient)) is not None}
         if forms:
@@ -110,8 +108,7 @@ class StepLog:
             self.end_step()
             return
         body["hyper"] = self._rates(after)
-        body["digests"] = self.state.fingerprint.digests(after, self.journal.step + 1).tobytes()
-        self.journal.commit_step(record, body)
+        self.journal.commit_step(record, body, self.state.fingerprint.digests(after, self.journal.step + 1).tobytes())
         self._hold([*after, *self._frozen])
         self._after_step()
 
@@ -126,8 +123,8 @@ class StepLog:
         tensors = self._changed(values)
         body = self._body("weights", "full")
         body["hyper"] = self._rates(values)
-        body["digests"] = self.state.fingerprint.of_digests([*self._hashes.values()]).tobytes()
-        self.journal.append_step(tensors, body)
+        digests = self.state.fingerprint.of_digests([*self._hashes.values()]).tobytes()
+        self.journal.append_step(Payload.of(tensors), body, digests)
         self._hold(values)
         self._after_step()
 
@@ -156,12 +153,6 @@ class StepLog:
     def _updated_values(self) -> list[Values]:
         return self.backend.values_of([slot.variable for slot in self._slots()])
 
-    def _kept(self, content: Any) -> Any:
-        """TensorFlow and JAX never write to a gradient again: a writer thread may hold it without a copy."""
-        if self.backend.name == "torch" or self.journal.config.handover == "direct" or not hasattr(content, "data"):
-            return content
-        return Staged(content.dtype, content.shape, content.data, content.strides, content.is_tensor, arrived=_at_once)
-
     # Writes that no step made.
 
     def note_unit(self) -> Look:
@@ -187,7 +178,7 @@ class StepLog:
 
     def _append_image(self, tensors: list[Tensor]) -> None:
         if tensors and not self.journal.is_suspended:  # else a checkpoint will hold it all
-            self.journal.append_image(tensors, {})
+            self.journal.append_image(Payload.of(tensors), {})
             self.steps_since_boundary += 1
 
     def written(self) -> list[str]:
@@ -263,7 +254,3 @@ class StepLog:
     def _doubt(self, why: str) -> None:
         self._is_rehearsed = True
         self._give_up(why)
-
-
-def _at_once() -> None:
-    """The content is there already."""

@@ -16,6 +16,7 @@ import xxhash
 
 from tranlogs.codec import tree
 from tranlogs.journal.writers import StepRecord
+from tranlogs.log.layout import Payload
 from tranlogs.types import AnyArray, Array
 from tranlogs.wal.entry_writer import Tensor
 
@@ -210,17 +211,13 @@ class Member:
         if self._share is not None:
             found = [(portion.name, portion.tensor) for portion in self._share]
         gradients = [gradient for _, gradient in found]
-        record = session.journal.begin_step(sum(map(_nbytes, gradients)), 2 * len(found))
-        if record is not None:
-            contents: Iterable[AnyArray]
-            contents = map(to_array, gradients) if session.staging is None else session.staging.bring(gradients)
-            if self._share is not None:
-                contents = (portion.placed(content) for portion, content in zip(self._share, contents, strict=True))
-            else:
-                contents = (placed(content, owner) for content, owner in zip(contents, owners, strict=True))
-            for (name, _), content in zip(found, contents, strict=True):
-                record = session.journal.add(record, name, content)
-        self._record = record
+        contents: Iterable[AnyArray]
+        contents = map(to_array, gradients) if session.staging is None else session.staging.bring(gradients)
+        if self._share is not None:
+            contents = (portion.placed(content) for portion, content in zip(self._share, contents, strict=True))
+        else:
+            contents = (placed(content, owner) for content, owner in zip(contents, owners, strict=True))
+        self._record = session.journal.begin_step(Payload.of(zip((name for name, _ in found), contents, strict=True)))
 
     def _after_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._is_nested():
@@ -238,7 +235,7 @@ class Member:
             self._is_image = True
         body: dict[str, Any] = {
             "record": "weights" if self._is_image else "gradients", "optimizer": self.name, "hyper": self._hyper,
-            "fingerprint": session.state.fingerprint.kind, "digests": session.digests().tobytes(),
+            "fingerprint": session.state.fingerprint.kind,
         }  # fmt: skip
         if self._amp:
             body["amp"] = self._amp
@@ -247,10 +244,11 @@ class Member:
         if self._share is not None and not self._is_image and session.together is not None:
             body["share"] = (session.together.rank, session.together.world)
             body["copies"] = session.together.copies
+        digests = session.digests().tobytes()
         if self._is_image:
-            session.journal.append_step(self._image(body), body)
+            session.journal.append_step(Payload.of(self._image(body)), body, digests)
         else:
-            session.journal.commit_step(self._record, body)
+            session.journal.commit_step(self._record, body, digests)
         self._record, self._captures = None, 0
         self._forget_clip()
         session.after_step()
@@ -313,9 +311,3 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_frozen(v) for v in value)
     return value
-
-
-def _nbytes(gradient: torch.Tensor) -> int:
-    if gradient.layout is torch.sparse_coo:
-        return _nbytes(gradient._indices()) + _nbytes(gradient._values())
-    return gradient.numel() * gradient.element_size()

@@ -26,6 +26,7 @@ from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.beside import start_beside, store_of
 from tranlogs.journal.parting import GRACE_SECONDS, OnSignal, Parting, checked
 from tranlogs.journal.takeover import end_beyond, is_wanted
+from tranlogs.log.layout import Payload
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.landing import Landing
 from tranlogs.recovery.past import gone_on, new_id
@@ -424,7 +425,7 @@ class Session:
         for which in touched:
             found, body["state"][which] = state.state_tensors(which)
             tensors += found
-        self.journal.append_image(tensors, body)
+        self.journal.append_image(Payload.of(tensors), body)
         self.steps_since_boundary += 1
         self.writes.remember(step)
 

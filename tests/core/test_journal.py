@@ -13,6 +13,7 @@ from tranlogs.checkpoint import Checkpoint
 from tranlogs.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.journal import Journal
 from tranlogs.journal.opening import JournalPaths, file_system_of, refuse_network_file_system
+from tranlogs.log.layout import Payload
 from tranlogs.recovery import recover
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
@@ -87,8 +88,7 @@ def test_a_record_that_is_not_committed_is_no_step(toy: Callable[..., ToyTrainer
     trainer = toy()
     trainer.recover()
     trainer.train(2)
-    record = trainer.journal.begin_step(1000, 1)
-    assert trainer.journal.add(record, "grad/w0", dense(np.ones(7))) is record
+    assert trainer.journal.begin_step(Payload.of([("grad/w0", dense(np.ones(7)))])) is not None
     again = toy(killed(trainer, tmp_path / "killed"))
     assert again.recover().step == 2
     trainer.train(4)
@@ -103,8 +103,8 @@ def test_a_step_whose_record_was_dropped_is_a_gap_and_no_silent_hole(toy: Callab
     trainer.train(2)
     state, journal = trainer.state, trainer.journal
     gradients = state.gradients()
-    record = journal.begin_step(10_000, 2)
-    journal.append_image([("param/w0", dense(state.parameters["w0"]))], {})
+    record = journal.begin_step(Payload.of([]))
+    journal.append_image(Payload.of([("param/w0", dense(state.parameters["w0"]))]), {})
     state.apply(gradients, state.lr)
     journal.commit_step(record, {"lr": state.lr, "digest": b""})
     boundary_of(trainer)

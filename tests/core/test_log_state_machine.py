@@ -19,6 +19,7 @@ from tests.core.toys import step_of
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import RecoveryError
 from tranlogs.failpoints import POINTS
+from tranlogs.log.layout import Payload
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.testing.abandon import abandoned_copy
 from tranlogs.testing.clock import FakeClock
@@ -88,7 +89,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(value=st.floats(-1, 1))
     def image(self, value: float) -> None:
         self.trainer.state.parameters["w0"][:] = value
-        self.trainer.journal.append_image([("param/w0", dense(self.trainer.state.parameters["w0"]))], {})
+        self.trainer.journal.append_image(Payload.of([("param/w0", dense(self.trainer.state.parameters["w0"]))]), {})
 
     @rule(seed=st.integers(0, 2))
     def auxiliary(self, seed: int) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tranlogs.errors import RunInUse, UsageError
 from tranlogs.journal import read_owner
 from tranlogs.journal.owner import OwnerLock
+from tranlogs.log.layout import Payload
 from tranlogs.testing.toy import open_toy
 
 HOLD = """
@@ -30,6 +31,7 @@ import sys
 from pathlib import Path
 from tranlogs.errors import RunInUse
 from tranlogs.journal.owner import OwnerLock
+from tranlogs.log.layout import Payload
 try:
     OwnerLock(Path(sys.argv[1])).release()
     print("taken")
@@ -203,9 +205,9 @@ def test_a_forked_child_logs_nothing_and_closing_there_takes_nothing_away(tmp_pa
 
     def child() -> bool:
         journal = trainer.journal
-        record = journal.begin_step(100, 1)
+        record = journal.begin_step(Payload.of([]))
         journal.commit_step(record, {})
-        journal.append_image([], {})
+        journal.append_image(Payload.of([]), {})
         journal.boundary({}, trainer.state.snapshot, checkpoint=True)
         logged = journal.checkpoint(trainer.state.snapshot(), wait=True)
         journal.close()

@@ -11,6 +11,7 @@ from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.codec.entry import EntryKind
 from tranlogs.config import JournalConfig
 from tranlogs.journal import Journal
+from tranlogs.log.layout import Payload
 from tranlogs.types import Array, Piece, dense
 from tranlogs.wal.reader import SegmentReader
 from tranlogs.wal.scan import scan
@@ -36,8 +37,7 @@ def piece(kind: str) -> Array:
 def test_a_piece_comes_back_from_log_and_checkpoint_with_its_place(tmp_path: Path, kind: str, handover: str) -> None:
     config = JournalConfig(handover=handover)  # type: ignore[arg-type]
     journal = Journal.open(tmp_path / "run", framework="none", config=config)
-    record = journal.begin_step(1000, 1)
-    journal.commit_step(journal.add(record, "grad/w", piece(kind)), {})
+    journal.commit_step(journal.begin_step(Payload.of([("grad/w", piece(kind))])), {})
     journal.boundary({}, lambda: Snapshot({"param/w": piece(kind)}, {}), checkpoint=True)
     journal.wait_checkpoint()
     (row,) = journal.catalog.checkpoints()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from tranlogs.log.layout import Payload
 from tranlogs.retention import EverySteps
 from tranlogs.testing.abandon import abandoned_copy
 from tranlogs.testing.toy import ToyTrainer, uninterrupted
@@ -29,9 +30,7 @@ def step_of(trainer: ToyTrainer, gradients: Gradients | None = None) -> None:
     """One optimizer update, without a boundary."""
     state, journal = trainer.state, trainer.journal
     gradients = state.gradients() if gradients is None else gradients
-    record = journal.begin_step(sum(g.nbytes for g in gradients.values()), len(gradients))
-    for name, gradient in gradients.items():
-        record = journal.add(record, f"grad/{name}", dense(gradient))
+    record = journal.begin_step(Payload.of((f"grad/{name}", dense(gradient)) for name, gradient in gradients.items()))
     lr = state.lr
     state.apply(gradients, lr)
     journal.commit_step(record, {"lr": lr, "digest": state.digest().to_bytes(8, "little")})

@@ -22,6 +22,7 @@ from tranlogs.checkpoint import Checkpoint
 from tranlogs.config import JournalConfig
 from tranlogs.journal import checkpointer
 from tranlogs.journal.parting import Parting
+from tranlogs.log.layout import Payload
 from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs.types import dense
 
@@ -106,7 +107,7 @@ def checkpoint(job: dict[str, Any]) -> None:
 def amid(job: dict[str, Any]) -> None:
     """Sits in C within a step."""
     trainer = trained(job)
-    trainer.journal.add(trainer.journal.begin_step(800, 1), "grad/w0", dense(trainer.state.parameters["w0"]))
+    trainer.journal.begin_step(Payload.of([("grad/w0", dense(trainer.state.parameters["w0"]))]))
     say("ready", STEPS)
     sit_in_c()
 
@@ -121,7 +122,7 @@ def step(job: dict[str, Any]) -> None:
         before(self, why, end)
 
     Parting.part = part  # type: ignore[method-assign]
-    record = journal.begin_step(0, 0)
+    record = journal.begin_step(Payload.of([]))
     say("ready", STEPS)
     sit_in_c()
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from tranlogs.config import JournalConfig
 from tranlogs.journal import Journal
+from tranlogs.log.layout import Payload
 from tranlogs.retention import EverySteps
 from tranlogs.testing.toy import ToyState, ToyTrainer
 from tranlogs.types import dense
@@ -62,7 +63,7 @@ def main(run: str, handover: Any, durability: Any) -> None:
     begun = time.monotonic()
     for _ in range(STEPS):
         gradients = state.gradients()
-        record = journal.add(journal.begin_step(40, 1), "grad/w0", dense(gradients["w0"]))
+        record = journal.begin_step(Payload.of([("grad/w0", dense(gradients["w0"]))]))
         state.take_step(journal.step + 1)
         journal.commit_step(record, {"lr": state.lr, "digest": state.digest().to_bytes(8, "little")})
         journal.boundary(state.auxiliary(), state.snapshot)

@@ -28,6 +28,7 @@ from tranlogs import EverySeconds, EverySteps, KeepLatest, failpoints
 from tranlogs.clock import Clock, SystemClock
 from tranlogs.config import JournalConfig
 from tranlogs.errors import RecoveryError
+from tranlogs.log.layout import Payload
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs.wal import log
@@ -125,9 +126,9 @@ def _fork(trainer: ToyTrainer, what: str) -> None:
 
 def _logs_nothing(trainer: ToyTrainer) -> bool:
     """What a child does to a journal that is not its own, all in vain."""
-    journal, record = trainer.journal, trainer.journal.begin_step(100, 1)
+    journal, record = trainer.journal, trainer.journal.begin_step(Payload.of([]))
     journal.commit_step(record, {})
-    journal.append_image([], {})
+    journal.append_image(Payload.of([]), {})
     journal.boundary({}, trainer.state.snapshot, checkpoint=True)
     has_logged = journal.checkpoint(trainer.state.snapshot(), wait=True)
     journal.close()

@@ -21,6 +21,7 @@ from tranlogs.catalog import Catalog, CheckpointRow, segment_key
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.checkpoint.shadow import Shadow, publish, shadow_folder
 from tranlogs.errors import CorruptCheckpoint, RecoveryError
+from tranlogs.log.layout import Payload
 from tranlogs.recovery.shadow import plan_shadow
 from tranlogs.retention import KeepAll, KeepLatest
 from tranlogs.retention.compaction import Compaction
@@ -84,7 +85,7 @@ def clip(trainer: ToyTrainer) -> None:
     """What the toy does after every third step."""
     weights = trainer.state.parameters["w0"]
     np.clip(weights, -1, 1, out=weights)
-    trainer.journal.append_image([("param/w0", dense(weights))], {})
+    trainer.journal.append_image(Payload.of([("param/w0", dense(weights))]), {})
 
 
 def recovered(run: Path, step: int, checkpoint: int) -> None:

@@ -39,6 +39,15 @@ Adapt = Callable[[Any], Any]  # a framework's value -> Array, SparseArray, Exten
 _I64, _U32, _F64, _C128 = struct.Struct("<q"), struct.Struct("<I"), struct.Struct("<d"), struct.Struct("<dd")
 
 
+class Fixed:
+    """A value that does not change. A boundary that is given the same `Fixed` as the one before it need not encode it again."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 class MalformedTree(ValueError):
     """The bytes are no tree. The caller knows the file and turns this into a CorruptRecord."""
 
@@ -142,6 +151,8 @@ class _Encoder:
             self._write_array(value, path)
         elif kind is SparseArray:
             self._write_sparse(value, path, depth)
+        elif kind is Fixed:
+            self.write(value.value, path, depth)
         elif kind is Extension:
             tag = value.tag.encode()
             put(b"x" + _U32.pack(len(tag)) + tag)

@@ -27,11 +27,11 @@ from ..config import RESERVE_BYTES_MIN, JournalConfig
 from ..durable import is_disk_full, make_folder
 from ..errors import CorruptCatalog, LogUnavailable, NotRecovered, RecoveryError, UnencodableState, UsageError, in_words
 from ..failpoints import hit
+from ..log.layout import Payload, contents_of
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
 from ..retention.keep import when_full
 from ..retention.prune import retire, set_aside
 from ..threads import undisturbed
-from ..types import AnyArray
 from ..wal.entry_writer import Position, Scalars, Tensor
 from ..wal.log import WriteAheadLog
 from ..wal.retired import unlink_retired
@@ -331,32 +331,36 @@ class Journal:
         return self._wal.bytes_written if self._wal is not None else 0
 
     @gated
-    def begin_step(self, nbytes: int, frames: int) -> StepRecord | None:
-        """Start the record of the next step: `nbytes` of tensors in `frames` tensors. None while suspended."""
+    def begin_step(self, payload: Payload) -> StepRecord | None:
+        """Start the record of the next step and the writing of its tensors. None while suspended.
+
+        The memory of the payload must stay as it is until `commit_step`, or until the record's `wait` has returned.
+        """
         if self._started() is None:
             return None
         assert self._writer is not None
+        record: StepRecord | None = None
         try:
-            return self._writer.begin(nbytes, frames)
-        except _FAILURES as error:
-            self._suspend(error)
-            return None
-
-    def add(self, record: StepRecord | None, name: str, content: AnyArray | None) -> StepRecord | None:
-        """Add a tensor to a record; gives the record back, or None if logging was suspended."""
-        if record is None:
-            return None
-        try:
-            record.add(name, content)
+            record = self._writer.begin(payload.nbytes, 2 * len(payload.layout))
+            for name, content in contents_of(payload):
+                record.add(name, content)
             return record
         except _FAILURES as error:
-            record.abort()
+            if record is not None:
+                record.abort()
             self._suspend(error)
             return None
 
     @gated
-    def commit_step(self, record: StepRecord | None, body: dict[str, Any]) -> None:
-        """Finish the record of a step. The step counts whether or not it could be logged."""
+    def commit_step(self, record: StepRecord | None, body: dict[str, Any], digests: bytes = b"") -> None:
+        """Finish the record of a step. The step counts whether or not it could be logged.
+
+        Args:
+            record: of `begin_step`.
+            body: what the step consumed besides its tensors.
+            digests: fingerprint of the state after the step.
+        """
+        body = {**body, "digests": digests}
         self.step += 1
         if record is None or self._started() is None:
             return
@@ -370,15 +374,15 @@ class Journal:
             self._suspend(error)
 
     @gated
-    def append_step(self, tensors: list[Tensor], body: dict[str, Any]) -> None:
+    def append_step(self, payload: Payload, body: dict[str, Any], digests: bytes = b"") -> None:
         """Log a step whose tensors are known only after it (an after-image)."""
         self.step += 1
-        self._append(EntryKind.STEP, tensors, body)
+        self._append(EntryKind.STEP, list(contents_of(payload)), {**body, "digests": digests})
 
     @gated
-    def append_image(self, tensors: list[Tensor], body: dict[str, Any]) -> None:
+    def append_image(self, payload: Payload, body: dict[str, Any]) -> None:
         """Log an after-image of state that something else than a step has changed."""
-        self._append(EntryKind.IMAGE, tensors, body)
+        self._append(EntryKind.IMAGE, list(contents_of(payload)), body)
 
     @gated
     def boundary(self, body: dict[str, Any], snapshot: Callable[[], Snapshot], *, scalars: Scalars | None = None,

@@ -26,6 +26,9 @@ class StepRecord(Protocol):
 
     def add(self, name: str, content: AnyArray | None) -> None: ...
 
+    def wait(self) -> None:
+        """Wait until the tensors are written: their memory may change then."""
+
     def abort(self) -> None: ...
 
 
@@ -117,6 +120,9 @@ class QueuedRecord:
 
     def add(self, name: str, content: AnyArray | None) -> None:
         self.tensors.append((name, copied(self._pool, content)))
+
+    def wait(self) -> None:
+        """The tensors were copied."""
 
     def abort(self) -> None:
         for _, content in self.tensors:

@@ -14,6 +14,7 @@ from ..checkpoint import Checkpoint, Snapshot
 from ..codec.entry import EntryKind
 from ..codec.tree import to_numpy
 from ..journal import Journal
+from ..log.layout import Payload
 from ..recovery import Divergence, RecoveryReport, recover
 from ..recovery.protocol import Spare
 from ..types import AnyArray, Array, dense
@@ -140,16 +141,13 @@ class ToyTrainer:
         state, journal = self.state, self.journal
         while journal.step < until:
             gradients = state.gradients()
-            nbytes = sum(g.nbytes for g in gradients.values())
-            record = journal.begin_step(nbytes, len(gradients))
-            for name, gradient in gradients.items():
-                record = journal.add(record, f"grad/{name}", dense(gradient))
+            record = journal.begin_step(Payload.of((f"grad/{name}", dense(gradient)) for name, gradient in gradients.items()))
             lr = state.lr
             state.apply(gradients, lr)
             journal.commit_step(record, {"lr": lr, "digest": state.digest().to_bytes(8, "little")})
             if journal.step % 3 == 0:
                 np.clip(state.parameters["w0"], -1, 1, out=state.parameters["w0"])
-                journal.append_image([("param/w0", dense(state.parameters["w0"]))], {})
+                journal.append_image(Payload.of([("param/w0", dense(state.parameters["w0"]))]), {})
             state.go_on(journal.step)
             journal.boundary(state.auxiliary(), state.snapshot)
             say(journal.step)

@@ -96,6 +96,9 @@ class EntryWriter:
             whole = content.shape if content.whole is None else content.whole
             self._frame(TensorSpec(name, content.dtype, whole, content.strides, content.piece), Part.DENSE, content)
 
+    def wait(self) -> None:
+        """The tensors were copied when they were added."""
+
     def _split(self, name: str, content: Array) -> None:
         itemsize = ITEMSIZE[content.dtype]
         most, total = VALUE_BYTES_MAX // itemsize, content.nbytes // itemsize
