@@ -25,7 +25,7 @@ from tranlogs.retention.budget import Budget
 from tranlogs.testing.browser import Browser, chromium
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import ToyTrainer, open_toy
-from tranlogs.wal import log
+from tranlogs.log import writer as log
 from tranlogs_monitor.board import Board
 from tranlogs_monitor.metrics import Metrics
 from tranlogs_monitor.page import address_of_page

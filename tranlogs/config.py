@@ -7,18 +7,17 @@ from typing import Literal
 
 from .errors import UsageError
 
-FORMAT_VERSION = 1  # of segments, checkpoints and the catalog; see docs/format.md
+FORMAT_VERSION = 2  # of segments, checkpoints and the catalog; see docs/format.md
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-VALUE_BYTES_MAX = 1 * GIB  # LMDB's own limit is 4 GiB - 1; larger tensors are split into flat ranges
-GROUP_BYTES_MAX = 1 * MIB  # tiny frames share a value up to this size
-TINY_BYTES_MAX = 16 * KIB  # a frame below this is tiny
 OUT_OF_LINE_BYTES_MIN = 8 * KIB  # arrays in auxiliary state from here on are frames of their own
 TREE_DEPTH_MAX = 64
 META_BYTES_MAX = 256 * MIB  # a record's description; more is a damaged length
 CATALOG_BYTES = 256 * MIB  # address space of the catalog's map, not disk; doubled where a stopped reader pins old pages ...
 CATALOG_BYTES_GROWN_MAX = 64 * GIB  # ... up to this
+INDEX_BYTES = 256 * MIB  # address space of the log's index, doubled as it grows ...
+INDEX_BYTES_GROWN_MAX = 64 * GIB  # ... up to this
 CATALOG_BYTES_RESERVED = 1 * MIB  # behind what it uses: commits that give space back on a full disk
 PART_BYTES_MAX = 64 * MIB  # of an object in a store; larger files become several
 SEGMENT_BYTES_MIN = 1 * MIB
@@ -26,6 +25,8 @@ SEGMENT_RECORDS_WANTED = 8  # a segment has room for so many of the largest reco
 SEGMENT_BYTES_GROWN_MAX = 2 * GIB  # ... up to this size
 SEGMENT_STEPS_FITTING = 32  # a segment that fits a model has room for so many steps ...
 SEGMENT_BYTES_FITTING = 16 * MIB, 256 * MIB  # ... but is not smaller, nor larger
+HANDOVER_BYTES_MIN = 1 * MIB  # a payload from here on is written by a thread while the optimizer steps
+RECORD_SLACK_BYTES = 64 * KIB  # left behind a payload for its description; a longer one makes the file larger
 RESERVE_BYTES_MIN = 16 * MIB  # a snapshot below this needs no memory got ahead
 SPARE_FILES_MAX = 2  # retired segment files kept for recycling
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 2.0, 60.0  # between attempts to take logging up again

@@ -1,6 +1,6 @@
 """Fault points: named places of the write path where a test lets the process die or an error happen.
 
-`TRANLOGS_FAILPOINTS="wal.commit=kill@3,checkpoint.publish=enospc"` kills the process (SIGKILL) at the third time the
+`TRANLOGS_FAILPOINTS="log.before_commit=kill@3,checkpoint.publish=enospc"` kills the process (SIGKILL) at the third time the
 point is reached and raises ENOSPC at each time of the other (`@N` = the N-th time only, `@N+` = from the N-th on).
 Without the variable a point costs one global look-up.
 """
@@ -17,8 +17,8 @@ __all__ = ["POINTS", "hit"]
 
 # Every point of the product, so that tests can walk over all of them.
 POINTS = (
-    "wal.begin", "wal.put", "wal.before_commit", "wal.after_commit", "wal.roll",
-    "wal.prepare", "wal.reset", "wal.seal", "wal.sync", "wal.retire", "wal.unlink",
+    "log.begin", "log.write", "log.before_commit", "log.after_commit", "log.roll",
+    "log.prepare", "log.recycle", "log.seal", "log.sync", "log.index", "log.retire", "log.unlink",
     "catalog.before_commit", "catalog.after_commit",
     "checkpoint.snapshot", "checkpoint.state", "checkpoint.meta", "checkpoint.manifest", "checkpoint.publish",
     "checkpoint.published", "checkpoint.delete", "shadow.publish", "shadow.renamed", "boundary.before", "boundary.after",

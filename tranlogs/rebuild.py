@@ -27,12 +27,12 @@ from .catalog import (
     timeline_key,
 )
 from .checkpoint import Checkpoint
-from .codec.entry import EntryKind
 from .durable import sync_folder
 from .errors import CannotRead, CorruptCatalog, CorruptCheckpoint, CorruptRecord
-from .wal.reader import SegmentReader
-from .wal.scan import Location, scan
-from .wal.segment import parse_segment_name
+from .log.reader import SegmentReader
+from .log.record import EntryKind, Location
+from .log.scanner import scan
+from .log.segment_file import parse_segment_name
 
 # What no file but the catalog says; the requests of a monitor are made anew by it.
 _ONLY_IN_CATALOG: dict[str, type[Any]] = {

@@ -18,14 +18,15 @@ from .catalog import CATALOG_NAME, Catalog, CheckpointRow, SegmentRow, Tables
 from .checkpoint import Checkpoint
 from .checkpoint.layout import MANIFEST
 from .codec import tree
-from .codec.entry import EntryKind, Head
-from .errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, NotARun, UnknownFormat
+from .errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, LogUnavailable, NotARun, UnknownFormat
 from .lineage import Limits, is_on, lineage
+from .log.index import INDEX_NAME, LogIndex
+from .log.reader import SegmentReader
+from .log.record import EntryKind, Head, Location
+from .log.scanner import scan
 from .rebuild import Found, is_overtaken
 from .recovery.facts import Listed, newest_first, read_catalog, read_unlisted, scan_segment
 from .recovery.history import History, Link, ScannedSegment, build_history
-from .wal.reader import SegmentReader
-from .wal.scan import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ def _verify(folder: Path) -> Iterator[Finding]:
         for row in found.segments:
             yield Problem(catalog, f"segment {row.file}, up to step {row.last_step}, is not in it")
     yield from _verify_checkpoints(folder, known)
+    yield from _verify_index(folder, known)
     _add(known, found)
     yield from _verify_written_log(folder, known)
 
@@ -157,6 +159,46 @@ def _of_checkpoint(damage: CorruptCheckpoint, step: int | None) -> Problem:
 # The log.
 
 
+def _verify_index(folder: Path, known: Listed) -> Iterator[Finding]:
+    """The index, against the segments. What is missing in it is no problem: it is added when the run goes on."""
+    path = folder / "log" / INDEX_NAME
+    if not known.run_id or not path.exists():
+        return
+    try:
+        index = LogIndex.open(folder / "log", known.run_id)
+    except CorruptCatalog as error:
+        yield Problem(path, error.why)
+        return
+    except LogUnavailable:
+        return
+    try:
+        for row in known.segments:
+            if row.state != "retired":
+                yield from _compared(index, folder / "log" / row.file, row)
+        yield Checked(path, path.stat().st_size)
+    except CorruptCatalog as error:
+        yield Problem(path, error.why)
+    finally:
+        index.close()
+
+
+def _compared(index: LogIndex, path: Path, row: SegmentRow) -> Iterator[Finding]:
+    """Records that the index has otherwise than the segment."""
+    indexed = index.locations(row.number)  # first: what is written meanwhile is in the segment only
+    try:
+        found = {one.head.sequence: one for one in scan(path, row.number) if one.head.kind != EntryKind.SEGMENT}
+    except OSError:
+        return
+    for location in indexed:
+        there = found.get(location.head.sequence)
+        if (
+            location.head.kind != EntryKind.SEGMENT
+            and there is not None
+            and (there.offset, there.head) != (location.offset, location.head)
+        ):
+            yield Problem(index.path, f"record {location.head.sequence} is another one in {path.name}", location.head.step)
+
+
 def _verify_written_log(folder: Path, known: Listed) -> Iterator[Finding]:
     """The log, and again what seems wrong with a segment that is not sealed: while its pages were read, others were written."""
     unsealed = {folder / "log" / row.file for row in known.segments if row.state in ("open", "ready")}
@@ -209,7 +251,7 @@ def _of_file(path: Path, row: SegmentRow) -> Iterator[str]:
         if row.state != "ready":
             yield f"the catalog lists it, and it cannot be read ({error.strerror})"
         return
-    if size != row.size:
+    if size != row.size and not (row.state in ("ready", "open") and size > row.size):  # a long record made it larger
         yield f"{size} bytes instead of {row.size}"
 
 
@@ -282,27 +324,25 @@ def _verify_entry(reader: SegmentReader, link: Link, places: dict[int, bool]) ->
     path, step = link.segment.path, link.step
     try:
         entry = reader.decode(link.location)
-        tree.decode(entry.blob, lambda _, layout: layout, make_array=lambda _: None)
+        for blob in entry.parts().values():
+            tree.decode(blob, lambda _, layout: layout, make_array=lambda _: None)
+        rows = entry.arrays()
     except CorruptRecord as damage:
         yield Problem(path, damage.why, step)
         return
     except tree.MalformedTree as error:
         yield Problem(path, f"its description is damaged ({error})", step)
         return
-    nbytes = entry.head.length
-    for name in entry.tensor_names():
-        nbytes += sum(frame.stored for frame in entry.frames_of(name))
-        try:
-            entry.read(name)
-        except CorruptRecord as damage:
-            yield Problem(path, damage.why, step, name)
-    for frame in entry.frames[entry.named :]:
-        if frame.offset not in places:
-            places[frame.offset] = reader.is_sound(frame)
-            nbytes += frame.stored
-        if not places[frame.offset]:
-            yield Problem(path, "the checksum of its bytes differs", step, frame.name)
-    yield Checked(path, nbytes, entries=1, tensors=entry.named)
+    nbytes = entry.head.description_bytes + entry.stored_bytes
+    for name, why in entry.damaged_tensors():
+        yield Problem(path, why, step, name)
+    for row in rows:
+        name, offset = row[:2]
+        if offset not in places:
+            places[offset] = reader.is_sound(row)
+        if not places[offset]:
+            yield Problem(path, "the checksum of its bytes differs", step, name)
+    yield Checked(path, nbytes, entries=1, tensors=len(entry.layout))
 
 
 def _verify_history(folder: Path, known: Listed, history: History, limits: Limits) -> Iterator[Finding]:

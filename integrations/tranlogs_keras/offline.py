@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.errors import DataError, UsageError
+from tranlogs.log.record import Position
 from tranlogs.recovery import RecoveryReport, open_for_reading
 from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import report_of, verdict
-from tranlogs.wal.entry_writer import Position
 
 from .backends import choose_backend
 from .export_targets import check_target

@@ -11,9 +11,9 @@ from typing import Any
 import keras
 
 from tranlogs.checkpoint import Checkpoint
-from tranlogs.codec.entry import EntryKind
 from tranlogs.errors import UsageError
-from tranlogs.wal.reader import Entry
+from tranlogs.log.reader import Entry
+from tranlogs.log.record import EntryKind
 
 from . import environment, private
 from .adapt import from_array

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tranlogs.codec.entry import EntryKind
 from tranlogs.errors import CorruptRecord
+from tranlogs.log.reader import Entry
+from tranlogs.log.record import EntryKind
 from tranlogs.recovery import Divergence
-from tranlogs.wal.reader import Entry
 
 from .adapt import Values, from_array
 from .fingerprint import window
@@ -30,7 +30,7 @@ def redo(state: KerasState, entries: Sequence[Entry], tick: Callable[[int], None
             values = _update(state, entry, body)
         else:
             raise CorruptRecord(entry.reader.path, f"a record of unknown kind {body['record']!r}", step=entry.step)
-        if "digests" in body and divergence is None:
+        if entry.digests and divergence is None:
             divergence = _compare(state, entry, body, values)
         tick(i + 1)
     return divergence
@@ -61,7 +61,7 @@ def _update(state: KerasState, entry: Entry, body: dict[str, Any]) -> list[Value
 
 
 def _compare(state: KerasState, entry: Entry, body: dict[str, Any], values: list[Values] | None) -> Divergence | None:
-    recorded, kind = np.frombuffer(body["digests"], "<u8"), body["fingerprint"]
+    recorded, kind = np.frombuffer(entry.digests, "<u8"), body["fingerprint"]
     slots = state.variables.changed_by(body["record"])
     state.fingerprint_kinds.add(kind)
     if values is None:

@@ -17,13 +17,13 @@ from tranlogs.errors import DataError, UsageError
 from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.beside import start_beside, store_of
 from tranlogs.journal.parting import Parting
+from tranlogs.log.reader import Entry
 from tranlogs.recovery import Divergence, RecoveryReport
 from tranlogs.recovery.facts import mended_note
 from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Recovered, recover
 from tranlogs.recovery.verdict import report_of, verdict
 from tranlogs.shipping import Spare, bring_absent, ship_along
-from tranlogs.wal.reader import Entry
 
 from . import adapt, environment, private, rng
 from .adapt import Values

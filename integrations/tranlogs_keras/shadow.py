@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tranlogs.checkpoint import Snapshot
-from tranlogs.codec import tree
 from tranlogs.errors import UsageError
+from tranlogs.log.body import encode_parts
 from tranlogs.recovery.recover import Recovered
 
 from . import environment
@@ -50,6 +50,6 @@ def _doubts(state: RecordedState, found: Recovered) -> list[str]:
     metrics = {name for name, _, _ in before["variables"] if name.startswith("metric/")}
     if set(body["metrics"]) != metrics:
         doubts.append("the model's metrics are others than at the last checkpoint, or a fit ends there")
-    if tree.encode(body, path="", adapt=adapt, out_of_line=[]) != found.blob:
+    if encode_parts(body, adapt) != found.parts:
         doubts.append("what the boundary committed is not the same when it is written again")
     return doubts

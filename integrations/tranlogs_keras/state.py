@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 import keras
 
 from tranlogs.checkpoint import Checkpoint, Snapshot
+from tranlogs.log.reader import Entry
 from tranlogs.recovery import Divergence
 from tranlogs.types import AnyArray
-from tranlogs.wal.reader import Entry
 
 from . import environment, private
 from .adapt import Values, from_array, to_array

@@ -14,7 +14,7 @@ from typing import Any
 
 from tranlogs.journal import Journal
 from tranlogs.log.layout import Payload
-from tranlogs.wal.entry_writer import Tensor
+from tranlogs.log.writer import Tensor
 
 from . import private
 from .adapt import Values, same_bits, to_array

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from tranlogs.errors import LogUnavailable
+from tranlogs.log.reader import Entry
 from tranlogs.recovery import Divergence
 from tranlogs.threads import start_thread
 from tranlogs.types import AnyArray, Bytes
-from tranlogs.wal.reader import Entry
 
 from .adapt import from_array
 from .stepping import amp_of, clip_again, without_hooks
@@ -111,7 +111,7 @@ class GradientReader:
         if name not in self._present[position]:
             return None
         entry = self._run[position][0]
-        size = sum(frame.spec.nbytes for frame in entry.frames_of(name))
+        size = entry.nbytes_of(name)
         buffer = self._buffers.get(where)
         if buffer is None or buffer.nbytes < size:
             buffer = self._buffers[where] = np.empty(size, np.uint8)
@@ -187,7 +187,7 @@ class ByTensor:
         """Compare one tensor after one step; `whole` is its full digest where that is known."""
         entry, body = self.run[position]
         index = self.index.get(name)
-        if index is None or position >= self.first or "digests" not in body:
+        if index is None or position >= self.first or not entry.digests:
             return
         is_full = body["fingerprint"] == "full"
         window = range(len(self.index)) if is_full else self.fingerprint.window(entry.step)
@@ -197,7 +197,7 @@ class ByTensor:
             now = self.fingerprint.one(index) if whole is None else whole
         else:
             now = self.fingerprint.sampled(index, entry.step)
-        if now != np.frombuffer(body["digests"], "<u8")[window.index(index)]:
+        if now != np.frombuffer(entry.digests, "<u8")[window.index(index)]:
             self.first, self.tensor = position, name
 
     def _compare_untouched(self, done: set[int]) -> None:

@@ -17,8 +17,8 @@ import xxhash
 from tranlogs.codec import tree
 from tranlogs.journal.writers import StepRecord
 from tranlogs.log.layout import Payload
+from tranlogs.log.writer import Tensor
 from tranlogs.types import AnyArray, Array
-from tranlogs.wal.entry_writer import Tensor
 
 from . import wrapped
 from .adapt import adapt, to_array

@@ -18,13 +18,13 @@ from torch import nn
 
 from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.errors import UsageError
+from tranlogs.log.record import Position
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.alone import Alone
 from tranlogs.recovery.holding import is_of_group, is_sharded, recorded_environment, world_of
 from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import report_of
 from tranlogs.types import AnyArray, Array
-from tranlogs.wal.entry_writer import Position
 
 from . import environment, export, shadow
 from .adapt import from_array, make_array, make_extension

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tranlogs.codec.entry import EntryKind
 from tranlogs.errors import CorruptRecord
+from tranlogs.log.reader import Entry
+from tranlogs.log.record import EntryKind
 from tranlogs.recovery import Divergence
 from tranlogs.types import AnyArray
-from tranlogs.wal.reader import Entry
 
 from .adapt import DTYPES, from_array
 from .by_tensor import ByTensor, Decoded
@@ -141,7 +141,7 @@ def redo_one(state: TorchState, entry: Entry, body: dict[str, Any]) -> Divergenc
             _step(state, entry, body)
         else:
             raise CorruptRecord(entry.reader.path, f"a record of unknown kind {body['record']!r}", step=entry.step)
-    return _compare(state, entry, body) if "digests" in body else None
+    return _compare(state, entry, body) if entry.digests else None
 
 
 def apply_image(state: TorchState, entry: Entry, body: dict[str, Any]) -> None:
@@ -190,7 +190,7 @@ def _step(state: TorchState, entry: Entry, body: dict[str, Any]) -> None:
 
 
 def _compare(state: TorchState, entry: Entry, body: dict[str, Any]) -> Divergence | None:
-    recorded = np.frombuffer(body["digests"], "<u8")
+    recorded = np.frombuffer(entry.digests, "<u8")
     kind, names, fingerprint = body["fingerprint"], list(state.parameters), state.fingerprint
     state.fingerprint_kinds.add(kind)
     now = fingerprint.digests(entry.step, kind)

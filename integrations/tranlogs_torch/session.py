@@ -27,6 +27,7 @@ from tranlogs.journal.beside import start_beside, store_of
 from tranlogs.journal.parting import GRACE_SECONDS, OnSignal, Parting, checked
 from tranlogs.journal.takeover import end_beyond, is_wanted
 from tranlogs.log.layout import Payload
+from tranlogs.log.writer import Tensor
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.landing import Landing
 from tranlogs.recovery.past import gone_on, new_id
@@ -35,7 +36,6 @@ from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import report_of
 from tranlogs.retention import Monitor, as_policy, as_retention
 from tranlogs.shipping import Spare, bring_absent, ship_along
-from tranlogs.wal.entry_writer import Tensor
 
 from . import adapt, environment, fsdp, naming
 from .auxiliary import Auxiliary

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tranlogs.checkpoint import Snapshot
-from tranlogs.codec import tree
 from tranlogs.errors import UsageError
+from tranlogs.log.body import encode_parts
 from tranlogs.recovery.recover import Recovered
 from tranlogs.types import AnyArray
 
@@ -62,6 +62,6 @@ def _doubts(state: RecordedState, found: Recovered) -> list[str]:
     doubts += [f"parameter {name} was added since the last checkpoint" for name in added]
     if before["optimizers"].keys() != body["after"].keys():
         doubts.append("an optimizer was added since the last checkpoint")
-    if tree.encode(body, path="", adapt=adapt, out_of_line=[]) != found.blob:
+    if encode_parts(body, adapt) != found.parts:
         doubts.append("what the boundary committed is not the same when it is written again")
     return doubts

@@ -18,12 +18,12 @@ from torch import nn
 
 from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.errors import StateMismatch, UsageError
+from tranlogs.log.reader import Entry
+from tranlogs.log.writer import Tensor
 from tranlogs.recovery import Divergence
 from tranlogs.recovery.reach import Channel
 from tranlogs.recovery.shares import Shares
 from tranlogs.types import AnyArray
-from tranlogs.wal.entry_writer import Tensor
-from tranlogs.wal.reader import Entry
 
 from . import adapt, environment, naming, redundancy
 from .adapt import from_array, make_array, make_extension, to_array

@@ -25,12 +25,12 @@ from tranlogs.clock import Clock
 from tranlogs.journal import JournalPaths, Owner, read_owner
 from tranlogs.journal.opening import is_in_memory, settle_segments
 from tranlogs.lineage import is_on
+from tranlogs.log.retired import unlink_retired
 from tranlogs.quantities import bytes_in_words, count
 from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, newest_lineage, plan_pruning
 from tranlogs.retention.decay import Worth, evaluate
 from tranlogs.retention.evaluation import last_row, worth_of
 from tranlogs.retention.prune import delete_retired, prune
-from tranlogs.wal.retired import unlink_retired
 
 from . import evaluations
 from .anchors import Anchors

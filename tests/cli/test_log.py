@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tranlogs.wal.scan import scan
-from tranlogs.wal.segment import parse_segment_name
+from tranlogs.log.scanner import scan
+from tranlogs.log.segment_file import parse_segment_name
 
 from .conftest import STEPS, Cli, flip, segment_files
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tranlogs.codec.entry import EntryKind
-from tranlogs.wal.reader import SegmentReader
-from tranlogs.wal.scan import Location, scan
-from tranlogs.wal.segment import parse_segment_name
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record import EntryKind, Location
+from tranlogs.log.scanner import scan
+from tranlogs.log.segment_file import parse_segment_name
 
 from .conftest import STEPS, Cli, flip, segment_files
 

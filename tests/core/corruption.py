@@ -27,18 +27,17 @@ from typing import IO, Any
 
 from tranlogs.catalog import CATALOG_NAME, Catalog, Incident, Tables
 from tranlogs.checkpoint.layout import MANIFEST
-from tranlogs.codec.entry import HEAD, PAGE_HEADER_BYTES, EntryKind
 from tranlogs.config import JournalConfig
 from tranlogs.errors import TranLogsError
 from tranlogs.lineage import lineage
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record import HEAD, PAGE_HEADER_BYTES, EntryKind, Location
 from tranlogs.recovery.facts import open_for_reading, read_catalog
 from tranlogs.recovery.history import build_history
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.testing import damage
 from tranlogs.testing.toy import ToyState, ToyTrainer, open_toy
 from tranlogs.verify import Problem, verify_run
-from tranlogs.wal.reader import SegmentReader
-from tranlogs.wal.scan import Location
 
 LAST = 66  # step at which the runs that are broken end
 OLDER = 62  # step of the older copies of log files

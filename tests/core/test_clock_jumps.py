@@ -80,7 +80,7 @@ def test_suspended_logging_is_tried_again_when_the_time_has_passed(memory_path: 
     trainer = open_run(memory_path / "run", clock, EverySteps(1000))
     trainer.recover()
     trainer.train(3)
-    with failing("wal.begin=enospc"):
+    with failing("log.begin=enospc"):
         trainer.train(4)
         assert trainer.journal.is_suspended
     trainer.train(20)

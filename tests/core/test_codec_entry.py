@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranlogs.codec import tree
-from tranlogs.codec.entry import HEAD, MAGIC, EntryKind, digest, pack_head, pack_spec, unpack_head, unpack_spec
+from tranlogs.log.record import HEAD, MAGIC, EntryKind, digest, pack_head, pack_spec, unpack_head, unpack_spec
 from tranlogs.types import Piece, TensorSpec
 
 U64 = st.integers(0, (1 << 64) - 1)

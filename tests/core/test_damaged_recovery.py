@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tranlogs.checkpoint import Checkpoint
-from tranlogs.codec.entry import EntryKind
 from tranlogs.config import JournalConfig
 from tranlogs.errors import RecoveryError
+from tranlogs.log.reader import Entry, SegmentReader
+from tranlogs.log.record import EntryKind
 from tranlogs.recovery.facts import open_for_reading, read_catalog
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.testing.toy import ToyState, ToyTrainer, open_toy, uninterrupted
 from tranlogs.verify import Problem, verify_run
-from tranlogs.wal.reader import Entry, SegmentReader
 
 
 def open_run(run: Path, every: int = 20) -> ToyTrainer:

@@ -20,7 +20,7 @@ from tranlogs.testing import disks
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.disks import fill, free_bytes
 from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
-from tranlogs.wal import log
+from tranlogs.log import writer as log
 
 pytestmark = pytest.mark.disks
 

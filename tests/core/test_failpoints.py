@@ -17,7 +17,7 @@ from tranlogs.testing.faults import failing, times_hit
 SOURCES = Path(tranlogs.__file__).parent
 
 
-def outcome(name: str = "wal.put") -> int:
+def outcome(name: str = "log.write") -> int:
     """The error of one hit, 0 for none."""
     try:
         failpoints.hit(name)
@@ -27,35 +27,35 @@ def outcome(name: str = "wal.put") -> int:
 
 
 @pytest.mark.parametrize(("rule", "outcomes"), [
-    ("wal.put=enospc", [errno.ENOSPC] * 4),
-    ("wal.put=eio@1", [errno.EIO, 0, 0, 0]),
-    ("wal.put=eio@3", [0, 0, errno.EIO, 0]),
-    ("wal.put=enospc@2+", [0, errno.ENOSPC, errno.ENOSPC, errno.ENOSPC]),
-    ("wal.sync=eio", [0, 0, 0, 0]),
+    ("log.write=enospc", [errno.ENOSPC] * 4),
+    ("log.write=eio@1", [errno.EIO, 0, 0, 0]),
+    ("log.write=eio@3", [0, 0, errno.EIO, 0]),
+    ("log.write=enospc@2+", [0, errno.ENOSPC, errno.ENOSPC, errno.ENOSPC]),
+    ("log.sync=eio", [0, 0, 0, 0]),
     ("", [0, 0, 0, 0]),
-    ("wal.sync=eio,wal.put=eio@2", [0, errno.EIO, 0, 0]),
+    ("log.sync=eio,wal.put=eio@2", [0, errno.EIO, 0, 0]),
 ])  # fmt: skip
 def test_a_rule_fires_when_it_says(rule: str, outcomes: list[int]) -> None:
     with failing(rule):
         assert [outcome() for _ in outcomes] == outcomes
-        assert times_hit("wal.put") in (0, len(outcomes))
+        assert times_hit("log.write") in (0, len(outcomes))
     assert outcome() == 0
 
 
 def test_the_error_names_the_point() -> None:
-    with failing("wal.sync=eio"), pytest.raises(OSError, match=r"failpoint wal\.sync"):
-        failpoints.hit("wal.sync")
+    with failing("log.sync=eio"), pytest.raises(OSError, match=r"failpoint wal\.sync"):
+        failpoints.hit("log.sync")
 
 
-@pytest.mark.parametrize("rule", ["wal.typo=eio", "wal.put=explode", "wal.put", "=eio", "wal.put=eio@x"])
+@pytest.mark.parametrize("rule", ["log.typo=eio", "log.write=explode", "log.write", "=eio", "log.write=eio@x"])
 def test_a_rule_that_names_nothing_is_refused(rule: str) -> None:
     with pytest.raises(ValueError, match=re.escape(rule) if "@x" not in rule else "invalid literal"):
         failpoints._parse(rule)
 
 
 def test_kill_is_sigkill_at_the_nth_hit() -> None:
-    code = "from tranlogs.failpoints import hit\nfor i in range(5): print(i, flush=True); hit('wal.put')"
-    environment = {"TRANLOGS_FAILPOINTS": "wal.put=kill@3", "PYTHONPATH": str(SOURCES.parent)}
+    code = "from tranlogs.failpoints import hit\nfor i in range(5): print(i, flush=True); hit('log.write')"
+    environment = {"TRANLOGS_FAILPOINTS": "log.write=kill@3", "PYTHONPATH": str(SOURCES.parent)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (-9, "0\n1\n2\n")
 

@@ -19,15 +19,15 @@ from tests.core.format_reader import DocumentSegment, checked_row, read_checkpoi
 from tranlogs.catalog import Catalog
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.codec.compression import Codec
-from tranlogs.codec.entry import EntryKind
 from tranlogs.config import JournalConfig
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record import EntryKind
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.testing.bare_log import BareLog
 from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.types import Array, Extension, Piece, SparseArray, dense
 from tranlogs.verify import Problem, verify_run
-from tranlogs.wal.reader import SegmentReader
 
 GOLDEN = Path(__file__).parent.parent / "data" / "run-format-1.tar.xz"
 GOLDEN_STEPS = 12

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tranlogs.log import writer as log
 
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.failpoints import POINTS
@@ -17,18 +18,17 @@ from tranlogs.testing.abandon import abandoned_copy
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.faults import failing, times_hit
 from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
-from tranlogs.wal import log
 
 SIZES = (7, 300)
-WRITE_PATH = [point for point in POINTS if point.startswith(("wal.", "catalog.", "checkpoint."))]
+WRITE_PATH = [point for point in POINTS if point.startswith(("log.", "catalog.", "checkpoint."))]
 # What stops one checkpoint or one deletion, and not the log.
-LOG_GOES_ON = {point for point in WRITE_PATH if point.startswith("checkpoint.")} | {"wal.retire"}
+LOG_GOES_ON = {point for point in WRITE_PATH if point.startswith("checkpoint.")} | {"log.retire"}
 # What happens ahead, in the background: it is tried again before anybody is told. So is the transaction of the catalog that
 # makes a prepared segment known, which is the one that fails, or not, as the threads happen to run.
-AHEAD = {"wal.prepare", "wal.reset", "wal.unlink"} | {point for point in WRITE_PATH if point.startswith("catalog.")}
+AHEAD = {"log.prepare", "log.recycle", "log.unlink"} | {point for point in WRITE_PATH if point.startswith("catalog.")}
 # What cannot be tried out when logging goes on: it comes a moment later, and is waited for longer each time. Where no new file
 # can be made, a fresh checkpoint lets the old ones be used again.
-COMES_BACK = {"wal.seal", "wal.reset", "wal.unlink", "wal.prepare"}
+COMES_BACK = {"log.seal", "log.recycle", "log.unlink", "log.prepare"}
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,7 @@ def test_training_goes_on_and_logging_resumes(
         assert again.state.everything() == state_at(25)
 
 
-@pytest.mark.parametrize("point", ["wal.prepare", "catalog.before_commit", "wal.begin", "wal.sync", "checkpoint.state"])
+@pytest.mark.parametrize("point", ["log.prepare", "catalog.before_commit", "log.begin", "log.sync", "checkpoint.state"])
 @pytest.mark.parametrize("handover", ["direct", "thread"])
 def test_a_disk_that_fails_from_the_first_step_on_costs_no_training(
     toy: Callable[..., ToyTrainer],
@@ -157,11 +157,11 @@ def test_a_disk_that_fails_from_the_first_step_on_costs_no_training(
 def test_retries_become_rarer_and_go_on_for_ever(toy: Callable[..., ToyTrainer], clock: FakeClock) -> None:
     trainer, tries = toy(), []
     trainer.recover()
-    with failing("wal.begin=enospc"):
+    with failing("log.begin=enospc"):
         for _ in range(400):
-            before = times_hit("wal.begin")
+            before = times_hit("log.begin")
             train(trainer, trainer.journal.step + 1)
-            tries += [clock.now()] if times_hit("wal.begin") > before else []
+            tries += [clock.now()] if times_hit("log.begin") > before else []
             clock.advance(1)
     pauses = [after - before for before, after in itertools.pairwise(tries)]
     assert pauses == sorted(pauses)
@@ -177,7 +177,7 @@ def test_two_failures_in_a_row_are_two_incidents(
     caplog.clear()
     for at in (4, 8):
         train(trainer, at)
-        with failing("wal.begin=eio@1"):
+        with failing("log.begin=eio@1"):
             train(trainer, at + 1)
         clock.advance(100)
         train(trainer, at + 2)
@@ -193,7 +193,7 @@ def test_trouble_that_comes_back_at_once_is_waited_for_longer(toy: Callable[...,
     trainer.recover()
     train(trainer, 2)
     for _ in range(8):
-        with failing("wal.roll=eio@1"):
+        with failing("log.roll=eio@1"):
             train(trainer, trainer.journal.step + 2)
             assert trainer.journal.is_suspended
         since = clock.now()
@@ -203,7 +203,7 @@ def test_trouble_that_comes_back_at_once_is_waited_for_longer(toy: Callable[...,
         pauses.append(clock.now() - since)
     assert pauses == [2, 4, 8, 16, 32, 60, 60, 60]
     clock.advance(100)
-    with failing("wal.roll=eio@1"):
+    with failing("log.roll=eio@1"):
         train(trainer, trainer.journal.step + 2)
     clock.advance(2)
     train(trainer, trainer.journal.step + 1)

@@ -14,6 +14,7 @@ from tranlogs.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.journal import Journal
 from tranlogs.journal.opening import JournalPaths, file_system_of, refuse_network_file_system
 from tranlogs.log.layout import Payload
+from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery import recover
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
@@ -21,7 +22,6 @@ from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.faults import failing
 from tranlogs.testing.toy import ToyState, ToyTrainer
 from tranlogs.types import dense
-from tranlogs.wal.reader import SegmentReader
 
 
 def test_a_closed_run_goes_on_where_it_stopped(toy: Callable[..., ToyTrainer]) -> None:
@@ -106,7 +106,7 @@ def test_a_step_whose_record_was_dropped_is_a_gap_and_no_silent_hole(toy: Callab
     record = journal.begin_step(Payload.of([]))
     journal.append_image(Payload.of([("param/w0", dense(state.parameters["w0"]))]), {})
     state.apply(gradients, state.lr)
-    journal.commit_step(record, {"lr": state.lr, "digest": b""})
+    journal.commit_step(record, {"lr": state.lr})
     boundary_of(trainer)
     assert (journal.step, journal.is_suspended, journal.committed) == (3, True, 2)
     again = toy(killed(trainer, tmp_path / "gap"))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tranlogs.log import writer as log
 
 from tests.core.toys import step_of
 from tranlogs.config import MIB, JournalConfig
@@ -26,10 +27,9 @@ from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.faults import failing
 from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs.types import dense
-from tranlogs.wal import log
 
 SIZES = (3, 40)
-FAULTS = [point for point in POINTS if point.startswith(("wal.", "catalog.", "checkpoint."))]
+FAULTS = [point for point in POINTS if point.startswith(("log.", "catalog.", "checkpoint."))]
 
 
 class LogMachine(RuleBasedStateMachine):

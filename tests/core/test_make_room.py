@@ -73,7 +73,7 @@ def test_the_log_goes_on_at_once_in_the_place_of_older_checkpoints(
     trainer: ToyTrainer, clock: FakeClock, keep: RetentionPolicy, gives_up: bool, error: str
 ) -> None:
     before, journal = steps(trainer), trainer.journal
-    with failing(f"wal.begin={error}@1"):
+    with failing(f"log.begin={error}@1"):
         trainer.train(40)
     is_room_made = gives_up and error == "enospc"
     assert journal.is_suspended is not is_room_made

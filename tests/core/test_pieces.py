@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from tranlogs.checkpoint import Checkpoint, Snapshot
-from tranlogs.codec.entry import EntryKind
 from tranlogs.config import JournalConfig
 from tranlogs.journal import Journal
 from tranlogs.log.layout import Payload
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record import EntryKind
+from tranlogs.log.scanner import scan
+from tranlogs.log.segment_file import parse_segment_name
 from tranlogs.types import Array, Piece, dense
-from tranlogs.wal.reader import SegmentReader
-from tranlogs.wal.scan import scan
-from tranlogs.wal.segment import parse_segment_name
 
 WHOLE = np.arange(60, dtype=np.float32).reshape(6, 10)
 PIECES = {

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow
-from tranlogs.codec.entry import EntryKind, Head, digest, pack_head, unpack_head
 from tranlogs.errors import RecoveryError
 from tranlogs.lineage import is_on, lineage
+from tranlogs.log.record import EntryKind, Head, Location, digest, pack_head, unpack_head
 from tranlogs.recovery.history import History, ScannedSegment, build_history
 from tranlogs.recovery.plan import Plan, plan_recovery
-from tranlogs.wal.scan import Location
 
 STEP, IMAGE, BOUNDARY = EntryKind.STEP, EntryKind.IMAGE, EntryKind.BOUNDARY
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tranlogs.catalog import CATALOG_NAME, Catalog, CommonRow, Incident
-from tranlogs.codec.entry import HEAD
 from tranlogs.config import JournalConfig
 from tranlogs.errors import CorruptCatalog
+from tranlogs.log.record import HEAD
 from tranlogs.rebuild import rebuild_catalog
 from tranlogs.recovery.facts import Listed, open_for_reading, read_catalog
 from tranlogs.retention import EverySteps, KeepLatest

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tranlogs.config import MIB, JournalConfig
+from tranlogs.log.scanner import scan
+from tranlogs.log.segment_file import parse_segment_name
 from tranlogs.testing.toy import ToyTrainer, open_toy
-from tranlogs.wal.scan import scan
-from tranlogs.wal.segment import parse_segment_name
 
 
 def _segment(trainer: ToyTrainer) -> tuple[Path, int]:

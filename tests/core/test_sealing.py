@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tranlogs.wal import lease, log
+from tranlogs.wal.lease import SealLease
 
 from tranlogs.clock import SystemClock
-from tranlogs.codec.entry import EntryKind
 from tranlogs.config import MIB, JournalConfig
+from tranlogs.log.record import EntryKind
 from tranlogs.testing.bare_log import BareLog
 from tranlogs.testing.clock import FakeClock
 from tranlogs.types import dense
-from tranlogs.wal import lease, log
-from tranlogs.wal.lease import SealLease
 
 DATA = dense(np.arange(5000, dtype=np.float32))
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
+from tranlogs.log import segment_file as files
+from tranlogs.log.preallocator import Preallocator, delete_segment
 
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.config import MIB, SPARE_FILES_MAX
 from tranlogs.errors import LogUnavailable
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.scanner import scan
 from tranlogs.testing.bare_log import BareLog, append_step, expected_step
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.faults import failing
-from tranlogs.wal import segment as files
-from tranlogs.wal.pipeline import SegmentPipeline, delete_segment
-from tranlogs.wal.reader import SegmentReader
-from tranlogs.wal.scan import scan
 
 VALUE = np.arange(4096, dtype=np.uint8)
 FIRST_PAGE = 3  # of a value; two pages of metas, one of the tree
@@ -113,7 +113,7 @@ def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", ["enospc", "eio"])
 def test_a_failed_preparation_leaves_nothing_behind(tmp_path: Path, error: str) -> None:
-    with failing(f"wal.prepare={error}"), pytest.raises(LogUnavailable, match="no segment of 1048576 bytes"):
+    with failing(f"log.prepare={error}"), pytest.raises(LogUnavailable, match="no segment of 1048576 bytes"):
         files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
     assert list(tmp_path.iterdir()) == []
 
@@ -164,7 +164,7 @@ def test_a_recycled_file_is_empty_and_holds_no_old_entry(tmp_path: Path) -> None
 
 def test_recycling_can_be_repeated_after_a_crash_in_the_middle(tmp_path: Path) -> None:
     spare, path = used_spare(tmp_path), tmp_path / files.segment_name(2, 222)
-    with failing("wal.reset=eio"), pytest.raises(LogUnavailable, match="cannot be reused"):
+    with failing("log.recycle=eio"), pytest.raises(LogUnavailable, match="cannot be reused"):
         files.recycle(spare, path, 2, 222, MIB)
     assert spare.exists()
     segment = files.recycle(spare, path, 2, 222, MIB)
@@ -233,8 +233,8 @@ def retired(folder: Path, catalog: Catalog, count: int, size: int = MIB) -> list
     return rows
 
 
-def pipeline(folder: Path, catalog: Catalog, size: int = MIB) -> SegmentPipeline:
-    return SegmentPipeline(folder, catalog, FakeClock(), size, populates_recycled=True)
+def pipeline(folder: Path, catalog: Catalog, size: int = MIB) -> Preallocator:
+    return Preallocator(folder, catalog, FakeClock(), size, populates_recycled=True)
 
 
 def test_the_next_segment_is_in_the_catalog_before_it_is_handed_out(tmp_path: Path, catalog: Catalog) -> None:
@@ -301,7 +301,7 @@ def test_a_retired_file_that_is_read_is_passed_over(tmp_path: Path, catalog: Cat
     taken.close()
 
 
-@pytest.mark.parametrize("point", ["wal.prepare=enospc", "catalog.before_commit=eio", "catalog.after_commit=eio"])
+@pytest.mark.parametrize("point", ["log.prepare=enospc", "catalog.before_commit=eio", "catalog.after_commit=eio"])
 def test_a_failed_preparation_is_told_and_tried_again(tmp_path: Path, catalog: Catalog, point: str) -> None:
     with failing(point):
         line = pipeline(tmp_path, catalog)
@@ -314,7 +314,7 @@ def test_a_failed_preparation_is_told_and_tried_again(tmp_path: Path, catalog: C
     assert [path.name for path in tmp_path.glob("*.seg")] == [segment.path.name]
 
 
-@pytest.mark.parametrize("point", ["wal.reset=eio", "wal.unlink=eio", "catalog.before_commit=enospc"])
+@pytest.mark.parametrize("point", ["log.recycle=eio", "log.unlink=eio", "catalog.before_commit=enospc"])
 def test_a_failed_recycling_loses_no_file_and_no_row(tmp_path: Path, catalog: Catalog, point: str) -> None:
     retired(tmp_path, catalog, 4)
     with failing(point):
@@ -332,7 +332,7 @@ def test_a_failed_recycling_loses_no_file_and_no_row(tmp_path: Path, catalog: Ca
 
 
 def test_a_failure_of_long_ago_is_not_told_when_the_disk_works_again(tmp_path: Path, catalog: Catalog) -> None:
-    with failing("wal.prepare=enospc"):
+    with failing("log.prepare=enospc"):
         line = pipeline(tmp_path, catalog)
         with line._changed:
             while line._failure is None:

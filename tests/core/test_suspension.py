@@ -16,7 +16,7 @@ from tranlogs.testing.faults import failing
 from tranlogs.testing.toy import ToyTrainer
 
 
-def suspended(trainer: ToyTrainer, at: int, rule: str = "wal.begin=enospc") -> None:
+def suspended(trainer: ToyTrainer, at: int, rule: str = "log.begin=enospc") -> None:
     """Train to a step behind which the disk is full."""
     trainer.train(at)
     trainer.journal.wait_checkpoint()
@@ -51,7 +51,7 @@ def test_an_uncommitted_step_does_not_count_as_committed_when_logging_stops(toy:
     trainer.recover()
     trainer.train(5)
     step_of(trainer)
-    with failing("wal.begin=enospc"):
+    with failing("log.begin=enospc"):
         boundary_of(trainer)
     assert trainer.journal.is_suspended
     assert trainer.journal.committed == 5
@@ -80,7 +80,7 @@ def test_a_checkpoint_of_a_boundary_that_was_not_logged_is_not_taken(toy: Callab
     trainer.recover()
     trainer.train(4)
     trainer.journal.wait_synced()
-    with failing("wal.before_commit=eio"):
+    with failing("log.before_commit=eio"):
         step_of(trainer)
         boundary_of(trainer)
         assert not trainer.journal.checkpoint(trainer.state.snapshot(), wait=wait)
@@ -207,7 +207,7 @@ def test_closing_while_suspended_says_what_is_lost(toy: Callable[..., ToyTrainer
 
 
 @pytest.mark.parametrize(
-    ("handover", "fault"), [("direct", "wal.sync"), ("direct", "wal.seal"), ("thread", "wal.before_commit")]
+    ("handover", "fault"), [("direct", "log.sync"), ("direct", "log.seal"), ("thread", "log.before_commit")]
 )
 def test_a_close_that_loses_something_says_so(
     toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, handover: str, fault: str

@@ -15,9 +15,10 @@ from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.checkpoint.layout import MANIFEST, open_manifest, seal_manifest
 from tranlogs.codec import entry as entry_codec
-from tranlogs.codec.entry import HEAD, PAGE_HEADER_BYTES, EntryKind
 from tranlogs.config import JournalConfig
 from tranlogs.errors import NotARun, UnknownFormat
+from tranlogs.log.reader import Entry, SegmentReader
+from tranlogs.log.record import HEAD, PAGE_HEADER_BYTES, EntryKind, Location
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.recovery.history import ScannedSegment
 from tranlogs.retention import EverySteps, KeepLatest
@@ -26,8 +27,6 @@ from tranlogs.testing.damage import copy_live
 from tranlogs.testing.faults import failing
 from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs.verify import Checked, Problem, verify_journal, verify_run
-from tranlogs.wal.reader import Entry, SegmentReader
-from tranlogs.wal.scan import Location
 
 SIZES = (7, 3000, 40_000)
 

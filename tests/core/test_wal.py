@@ -10,19 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tranlogs.wal import entry_writer
 
 from tranlogs.catalog import SegmentRow, Tables
-from tranlogs.codec.entry import EntryKind
 from tranlogs.config import GROUP_BYTES_MAX, MIB, TINY_BYTES_MAX, JournalConfig
 from tranlogs.errors import LogUnavailable, UnencodableState
+from tranlogs.log.reader import Entry, SegmentReader
+from tranlogs.log.record import EntryKind, Position
+from tranlogs.log.segment_file import Segment
+from tranlogs.log.writer import WriteAheadLog
 from tranlogs.testing.bare_log import BareLog, append_step, expected_step
 from tranlogs.testing.faults import failing
 from tranlogs.types import Array, Piece, SparseArray, TensorSpec, dense
-from tranlogs.wal import entry_writer
-from tranlogs.wal.entry_writer import Position
-from tranlogs.wal.log import WriteAheadLog
-from tranlogs.wal.reader import Entry, SegmentReader
-from tranlogs.wal.segment import Segment
 
 
 @pytest.fixture
@@ -299,7 +298,7 @@ def test_an_aborted_entry_does_not_spoil_what_later_ones_refer_to(bare: BareLog)
     big = np.random.default_rng(0).standard_normal(20_000)
     log = bare.open()
     append_step(log, 1)
-    with failing("wal.before_commit=enospc@1"), pytest.raises(LogUnavailable):
+    with failing("log.before_commit=enospc@1"), pytest.raises(LogUnavailable):
         log.append(EntryKind.BOUNDARY, 1, [("new", dense(big))], {"ema": big, "x": 1})
     log.append(EntryKind.BOUNDARY, 1, [("new", dense(big))], {"ema": big, "x": 2})
     log.append(EntryKind.BOUNDARY, 1, [("new", dense(big))], {"ema": big, "x": 3})
@@ -327,7 +326,7 @@ def test_decoding_may_start_behind_forgotten_definitions(bare: BareLog) -> None:
     assert all(np.array_equal(body["ema"], big) for body in bodies)
 
 
-@pytest.mark.parametrize("point", ["wal.begin", "wal.put", "wal.before_commit"])
+@pytest.mark.parametrize("point", ["log.begin", "log.write", "log.before_commit"])
 @pytest.mark.parametrize("error", ["enospc", "eio"])
 def test_a_failed_append_leaves_the_log_as_it_was(bare: BareLog, point: str, error: str) -> None:
     log = bare.open()
@@ -349,17 +348,17 @@ def until(has_come: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("point", ["wal.sync", "wal.seal", "catalog.before_commit"])
+@pytest.mark.parametrize("point", ["log.sync", "log.seal", "catalog.before_commit"])
 def test_a_failure_behind_the_training_thread_latches(tmp_path: Path, point: str) -> None:
     bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
     log = bare.open()
     append_step(log, 1)
     assert log.wait_synced()
-    if point != "wal.sync":  # before: the thread behind may write watermarks to the catalog at any time
+    if point != "log.sync":  # before: the thread behind may write watermarks to the catalog at any time
         append_step(log, 2)
         assert log.wait_synced()
     with failing(f"{point}=eio"):
-        if point == "wal.sync":
+        if point == "log.sync":
             append_step(log, 2)
         log.roll()
         until(lambda: log.failure is not None)
@@ -369,7 +368,7 @@ def test_a_failure_behind_the_training_thread_latches(tmp_path: Path, point: str
     with pytest.raises(LogUnavailable, match=point):
         log.begin(1, 1)
     assert log.boundary.step == 2
-    assert point != "wal.sync" or log.synced.step == 1
+    assert point != "log.sync" or log.synced.step == 1
     assert bare.contents() == expected(range(1, 3))
     bare.close()
 
@@ -418,7 +417,7 @@ def test_watermarks_wait_until_the_log_counts(bare: BareLog) -> None:
 
 def test_a_segment_whose_first_entry_fails_can_be_reused(bare: BareLog) -> None:
     log = bare.open()
-    with failing("wal.before_commit=enospc@1"), pytest.raises(LogUnavailable):
+    with failing("log.before_commit=enospc@1"), pytest.raises(LogUnavailable):
         append_step(log, 1)
     append_step(log, 1)
     log.close()

@@ -33,7 +33,7 @@ def step_of(trainer: ToyTrainer, gradients: Gradients | None = None) -> None:
     record = journal.begin_step(Payload.of((f"grad/{name}", dense(gradient)) for name, gradient in gradients.items()))
     lr = state.lr
     state.apply(gradients, lr)
-    journal.commit_step(record, {"lr": lr, "digest": state.digest().to_bytes(8, "little")})
+    journal.commit_step(record, {"lr": lr}, state.digest().to_bytes(8, "little"))
 
 
 def boundary_of(trainer: ToyTrainer, **options: Any) -> None:

@@ -26,7 +26,7 @@ from tranlogs.config import JournalConfig
 from tranlogs.errors import TranLogsError
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import open_toy
-from tranlogs.wal import log
+from tranlogs.log import writer as log
 
 STDOUT = socket.socket(fileno=1)
 

@@ -22,7 +22,7 @@ from tranlogs.config import JournalConfig
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import ToyTrainer, open_toy
-from tranlogs.wal import log
+from tranlogs.log import writer as log
 
 ROUNDS = 12
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h

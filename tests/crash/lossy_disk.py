@@ -35,8 +35,8 @@ import numpy as np
 import pytest
 
 from tranlogs.catalog import CATALOG_NAME, Catalog
+from tranlogs.log.segment_file import Segment
 from tranlogs.types import AnyArray
-from tranlogs.wal.segment import Segment
 
 PAGE = 4096
 _ZEROS = bytes(64 * PAGE)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.crash
 SEED, ROUNDS = int(os.environ["TRANLOGS_SEED"]), int(os.environ.get("TRANLOGS_ROUNDS", 1))
 SEEDS = pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
 LIVES = 10
-ERRORS = ("wal.begin", "wal.put", "wal.before_commit", "wal.sync", "wal.roll", "wal.seal", "wal.prepare", "wal.reset",
+ERRORS = ("log.begin", "log.write", "log.before_commit", "log.sync", "log.roll", "log.seal", "log.prepare", "log.recycle",
           "catalog.before_commit", "checkpoint.snapshot", "checkpoint.state", "checkpoint.publish")  # fmt: skip
 
 

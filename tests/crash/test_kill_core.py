@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tranlogs.log import writer as log
 
 from tests.crash.toy_trainers import SIZES, UNTIL, Trainers, expected, state_sum
 from tranlogs import KeepLatest
@@ -18,7 +19,6 @@ from tranlogs.config import JournalConfig
 from tranlogs.failpoints import POINTS
 from tranlogs.testing.toy import open_toy
 from tranlogs.verify import Problem, verify_run
-from tranlogs.wal import log
 
 pytestmark = pytest.mark.crash
 
@@ -124,7 +124,7 @@ def test_a_second_kill_while_the_run_comes_back_loses_nothing(
 ) -> None:
     """The first one in the middle of training; then the process that takes over dies, twice, at the point."""
     run = memory_path / "run"
-    outcome = trainers.run(run, failpoints="wal.after_commit=kill@40", handover=handover)
+    outcome = trainers.run(run, failpoints="log.after_commit=kill@40", handover=handover)
     assert outcome.was_killed
     said, kills = outcome.committed, 0
     for nth in (1, 1, 2):

@@ -33,20 +33,20 @@ SEED = int(os.environ["TRANLOGS_SEED"])
 KILLS = int(os.environ.get("TRANLOGS_KILLS", 20))
 LIVES = 14
 PLACES = {  # where a trainer is killed -> the fault points there
-    "in a step or at a boundary": ["wal.begin", "wal.put", "wal.before_commit", "wal.after_commit", "boundary.before",
+    "in a step or at a boundary": ["log.begin", "log.write", "log.before_commit", "log.after_commit", "boundary.before",
                                    "boundary.after"],
-    "while the log is synced, rolled or sealed": ["wal.sync", "wal.roll", "wal.seal"],
-    "while a segment is prepared or recycled": ["wal.prepare", "wal.reset"],
+    "while the log is synced, rolled or sealed": ["log.sync", "log.roll", "log.seal"],
+    "while a segment is prepared or recycled": ["log.prepare", "log.recycle"],
     "while a checkpoint is taken": [point for point in POINTS if point.startswith("checkpoint.") and "delete" not in point],
-    "while it prunes": ["wal.retire", "wal.unlink", "checkpoint.delete"],
+    "while it prunes": ["log.retire", "log.unlink", "checkpoint.delete"],
     "while the catalog is written": ["catalog.before_commit", "catalog.after_commit"],
     "during recovery": ["recovery.restored", "recovery.replayed"],
 }  # fmt: skip
-OFTEN = {"wal.begin": 60, "wal.put": 90, "wal.before_commit": 60, "wal.after_commit": 60, "boundary.before": 20,
-         "boundary.after": 20, "wal.sync": 15, "catalog.before_commit": 25, "catalog.after_commit": 25}  # fmt: skip
-IN_MONITOR = ("wal.retire", "wal.unlink", "checkpoint.delete", "catalog.before_commit", "catalog.after_commit",
+OFTEN = {"log.begin": 60, "log.write": 90, "log.before_commit": 60, "log.after_commit": 60, "boundary.before": 20,
+         "boundary.after": 20, "log.sync": 15, "catalog.before_commit": 25, "catalog.after_commit": 25}  # fmt: skip
+IN_MONITOR = ("log.retire", "log.unlink", "checkpoint.delete", "catalog.before_commit", "catalog.after_commit",
               "shadow.publish", "shadow.renamed", "ship.sent", "ship.manifest", "ship.published", "ship.marks")  # fmt: skip
-ERRORS = ("wal.begin", "wal.put", "wal.before_commit", "wal.sync", "wal.seal", "wal.prepare", "wal.reset",
+ERRORS = ("log.begin", "log.write", "log.before_commit", "log.sync", "log.seal", "log.prepare", "log.recycle",
           "catalog.before_commit", "checkpoint.state", "checkpoint.publish")  # fmt: skip
 
 

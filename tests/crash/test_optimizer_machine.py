@@ -17,6 +17,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tranlogs.log import writer as log
 
 from tests.crash import tally
 from tests.crash.plain_twin import BODIES, Boundary, Kind, Script, Twin
@@ -34,14 +35,13 @@ from tranlogs.testing.abandon import abandoned_copy, copy_of_written
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.faults import failing
 from tranlogs.verify import Problem, verify_run
-from tranlogs.wal import log
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash
 
 EXAMPLES = int(os.environ.get("TRANLOGS_EXAMPLES", 12))
 LIVES_MAX = 7
-FAULTS = [point for point in POINTS if point.startswith(("wal.", "catalog.", "checkpoint."))]
+FAULTS = [point for point in POINTS if point.startswith(("log.", "catalog.", "checkpoint."))]
 DATA = ["drawn", "shuffled", "shuffled", "generator", "order"]
 CLOCK = FakeClock()
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tranlogs.log import writer as log
 
 from tranlogs.catalog import catalog as catalogs
 from tranlogs.config import MIB, JournalConfig
@@ -20,7 +21,6 @@ from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.verify import Problem, verify_run
-from tranlogs.wal import log
 
 pytestmark = pytest.mark.crash
 
@@ -43,7 +43,7 @@ READER = """
 import sys
 from pathlib import Path
 from tranlogs.catalog import Catalog
-from tranlogs.wal.reader import SegmentReader
+from tranlogs.log.reader import SegmentReader
 folder = Path(sys.argv[1]) / "rank0"
 catalog = Catalog.open(folder)
 readers = [SegmentReader(path) for path in sorted((folder / "log").glob("*.seg"))]

@@ -65,7 +65,7 @@ def main(run: str, handover: Any, durability: Any) -> None:
         gradients = state.gradients()
         record = journal.begin_step(Payload.of([("grad/w0", dense(gradients["w0"]))]))
         state.take_step(journal.step + 1)
-        journal.commit_step(record, {"lr": state.lr, "digest": state.digest().to_bytes(8, "little")})
+        journal.commit_step(record, {"lr": state.lr}, state.digest().to_bytes(8, "little"))
         journal.boundary(state.auxiliary(), state.snapshot)
     pace, committed = STEPS / (time.monotonic() - begun), journal.committed
     print(json.dumps({"pace": pace, "committed": committed, "at risk": journal.step - committed}), flush=True)

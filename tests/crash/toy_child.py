@@ -31,7 +31,7 @@ from tranlogs.errors import RecoveryError
 from tranlogs.log.layout import Payload
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import ToyTrainer, open_toy
-from tranlogs.wal import log
+from tranlogs.log import writer as log
 
 SIZES = (7, 300, 2500)
 

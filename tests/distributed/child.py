@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tests.torch.lab import with_plain_loops
 from tranlogs.recovery import open_for_reading, reach
 from tranlogs.shipping import along
-from tranlogs.wal import log
+from tranlogs.log import writer as log
 
 EPOCHS, BATCHES, BATCH = 3, 16, 5  # on each rank
 STEPS = EPOCHS * BATCHES

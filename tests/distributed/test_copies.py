@@ -13,10 +13,10 @@ from tests.cli.conftest import Cli
 from tests.distributed.conftest import Launcher, Outcome
 from tests.distributed.test_kills import differences
 from tests.distributed.test_world import crash, landed
-from tranlogs.codec.entry import EntryKind
 from tranlogs.errors import UsageError
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record import EntryKind
 from tranlogs.recovery.holding import LocalLog
-from tranlogs.wal.reader import SegmentReader
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash

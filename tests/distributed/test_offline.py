@@ -109,9 +109,9 @@ def test_a_damaged_share_is_named_and_worked_around(copied: Path, cli: Cli, tmp_
 
 
 def _last_gradient(folder: Path) -> int:
-    from tranlogs.codec.entry import EntryKind
+    from tranlogs.log.reader import SegmentReader
+    from tranlogs.log.record import EntryKind
     from tranlogs.recovery.holding import LocalLog
-    from tranlogs.wal.reader import SegmentReader
 
     log = LocalLog.read(folder, 1)
     (run,) = log.history.runs

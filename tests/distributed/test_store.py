@@ -13,9 +13,9 @@ from tests.cli.conftest import Cli
 from tests.distributed.child import DIES, STEPS
 from tests.distributed.conftest import Launcher
 from tests.distributed.test_world import landed, seen
-from tranlogs.codec.entry import EntryKind
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record import EntryKind
 from tranlogs.recovery.facts import open_for_reading
-from tranlogs.wal.reader import SegmentReader
 
 pytestmark = pytest.mark.crash
 

@@ -21,8 +21,8 @@ FAULT = "SIGKILL of a fit, of a script put together at random"
 # Without a schedule: callbacks set the learning rate.
 OPTIMIZERS = ["adam", "sgd", "sgd-nesterov-decay", "adam-clipnorm", "adam-ema", "adam-accumulate", "rmsprop-centered", "lion"]
 BESIDE = ["stopping", "plateau", "schedule", "batch-rate", "clamp", "collecting", "counting"]
-POINTS = ["checkpoint.snapshot", "checkpoint.state", "checkpoint.publish", "wal.begin", "wal.before_commit", "wal.after_commit",
-          "wal.roll", "wal.seal", "catalog.before_commit", "boundary.before", "boundary.after", "recovery.restored",
+POINTS = ["checkpoint.snapshot", "checkpoint.state", "checkpoint.publish", "log.begin", "log.before_commit", "log.after_commit",
+          "log.roll", "log.seal", "catalog.before_commit", "boundary.before", "boundary.after", "recovery.restored",
           "recovery.replayed"]  # fmt: skip
 
 SCRIPTS = st.fixed_dictionaries({

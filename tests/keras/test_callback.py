@@ -191,7 +191,7 @@ def test_a_changed_way_of_compiling_is_refused_by_name(tensorflow: Lab, tmp_path
     assert "jit_compile of model.compile was False, now it is True" in refused.output
 
 
-@pytest.mark.parametrize("failpoint", ["wal.put=enospc@5", "wal.before_commit=eio@9+", "checkpoint.state=enospc@2+"])
+@pytest.mark.parametrize("failpoint", ["log.write=enospc@5", "log.before_commit=eio@9+", "checkpoint.state=enospc@2+"])
 def test_a_failing_disk_leaves_fit_running(failpoint: str, torch: Lab, tmp_path: Path) -> None:
     plain = torch.value("fit", run=str(tmp_path / "sound"))
     troubled = torch.value("fit", run=str(tmp_path / "troubled"), failpoint=failpoint)

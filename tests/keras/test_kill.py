@@ -68,7 +68,7 @@ PLACES: list[list[dict[str, Any]]] = [
     [{"failpoint": "checkpoint.snapshot=kill@2"}, {"failpoint": "checkpoint.publish=kill@1"}],  # later ones may be left out
     [{"failpoint": "checkpoint.state=kill@1"}, {"failpoint": "boundary.before=kill@1"}],
     [{"failpoint": "boundary.after=kill@6"}, {"failpoint": "recovery.replayed=kill@1"}],
-    [{"failpoint": "wal.before_commit=kill@9"}, {"failpoint": "wal.after_commit=kill@9"}],
+    [{"failpoint": "log.before_commit=kill@9"}, {"failpoint": "log.after_commit=kill@9"}],
 ]
 
 

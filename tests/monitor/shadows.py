@@ -14,8 +14,8 @@ from tranlogs.checkpoint.shadow import Shadow, shadow_folder
 from tranlogs.clock import SystemClock
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.opening import open_catalog, settle_segments
+from tranlogs.log.record import Position
 from tranlogs.recovery.shadow import plan_shadow, write_shadow
-from tranlogs.wal.entry_writer import Position
 
 
 def made(journal: Path, run: Callable[[Path], Any]) -> Shadow:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tranlogs.log import writer as log
 
 from tests.crash.toy_trainers import UNTIL, Trainers
 from tests.monitor.compacting import install_toy
@@ -18,7 +19,6 @@ from tests.monitor.monitors import Monitors
 from tests.monitor.shadows import checkpoints
 from tests.monitor.test_kills import assert_nothing_is_lost_or_leaked
 from tranlogs.config import MIB
-from tranlogs.wal import log
 
 pytestmark = pytest.mark.crash
 
@@ -28,7 +28,7 @@ POINTS = (
     "shadow.renamed",
     "catalog.before_commit",
     "catalog.after_commit",
-    "wal.retire",
+    "log.retire",
     "checkpoint.delete",
 )
 SECONDS_MAX = 60.0  # until something that is to come has come

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tranlogs.log import writer as log
 
 from tests.crash.test_kill_core import assert_nothing_is_lost
 from tests.crash.toy_trainers import UNTIL, Trainers
@@ -18,14 +19,13 @@ from tranlogs.catalog import Catalog
 from tranlogs.cli.runs import journals_of
 from tranlogs.config import MIB
 from tranlogs.retention.budget import Budget
-from tranlogs.wal import log
 from tranlogs_monitor.daemon import Daemon, journals_below
 from tranlogs_monitor.settings import Settings
 
 pytestmark = pytest.mark.crash
 
 BUDGET = 5 * MIB  # segments have one; without a monitor a run takes nine
-IN_MONITOR = ("wal.retire", "wal.unlink", "checkpoint.delete", "catalog.before_commit", "catalog.after_commit")
+IN_MONITOR = ("log.retire", "log.unlink", "checkpoint.delete", "catalog.before_commit", "catalog.after_commit")
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import numpy as np
 
 from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.errors import UsageError
+from tranlogs.log.record import Position
 from tranlogs.recovery import RecoveryReport, recover
 from tranlogs.recovery.recover import Progress, Recovered
 from tranlogs.testing.toy import ToyState
-from tranlogs.wal.entry_writer import Position
 
 
 class Recorded(ToyState):

@@ -13,13 +13,13 @@ from tranlogs.checkpoint import Checkpoint
 from tranlogs.config import MIB
 from tranlogs.errors import StoreUnavailable
 from tranlogs.journal import JournalPaths
+from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.retention.keep import KeepAll
 from tranlogs.shipping import Spare
 from tranlogs.store import LocalStore
 from tranlogs.testing.toy import ToyTrainer, uninterrupted
 from tranlogs.verify import Problem, verify_run
-from tranlogs.wal.reader import SegmentReader
 
 STEPS = 27
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.torch.lab import Attempt, differences, flatten
-from tranlogs.wal.reader import SegmentReader
-from tranlogs.wal.scan import scan
-from tranlogs.wal.segment import parse_segment_name
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.scanner import scan
+from tranlogs.log.segment_file import parse_segment_name
 from tranlogs_torch import by_tensor, redo
 
 STEPS, DAMAGED = 20, 13

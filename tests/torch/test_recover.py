@@ -324,7 +324,7 @@ def test_training_goes_on_while_the_disk_is_full(
         journal = optimizer.session.journal
         for number in optimizer.steps(20):
             if number == 5:
-                monkeypatch.setattr(failpoints, "_rules", failpoints._parse("wal.put=enospc"))
+                monkeypatch.setattr(failpoints, "_rules", failpoints._parse("log.write=enospc"))
             if number == 10:
                 journal.wait_synced()  # all that was queued has been tried: the next record meets the failure
             if number == 12:

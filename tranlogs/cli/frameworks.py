@@ -13,10 +13,10 @@ from ..catalog import Catalog
 from ..checkpoint import Snapshot
 from ..errors import CorruptCatalog, UsageError
 from ..journal import JournalPaths
+from ..log.record import Position
 from ..rebuild import read_files
 from ..recovery import RecoveryReport
 from ..recovery.recover import Progress
-from ..wal.entry_writer import Position
 
 
 class OfflineRun(Protocol):

@@ -54,7 +54,7 @@ def _look(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
 
 def _newest(history: History, limit: int) -> list[Any]:
     """The entries of the newest `limit` steps."""
-    from ..codec.entry import EntryKind
+    from ..log.record import EntryKind
 
     steps = sorted({link.step for link in history.links if link.kind == EntryKind.STEP})
     first = steps[-limit] if 0 < limit < len(steps) else 0
@@ -133,6 +133,7 @@ def _full(rank: dict[str, Any]) -> list[RenderableType]:
         parts.append(screen.facts([(name, value) for name, value in about.items() if value != ""]))
         parts += [_groups(body["hyper"])] if body.get("hyper") else []
         parts += [_tensors(record["tensors"])] if record.get("tensors") else []
+        parts += [_pieces(record["pieces"])] if record.get("pieces") else []
         parts.append("")
     return parts
 
@@ -171,10 +172,17 @@ def _tensors(tensors: Sequence[dict[str, Any]]) -> RenderableType:
 
     has_parts = any(t["piece"] is not None for t in tensors)
     rows = [[t["name"] + (f" ({t['part']})" if t["part"] else ""), t["dtype"], _size(t["shape"]),
-             *([_held(t["piece"])] if has_parts else []), t["codec"], screen.size(t["stored_bytes"]), t["checksum"]]
+             *([_held(t["piece"])] if has_parts else []), screen.size(t["bytes"])]
             for t in tensors]  # fmt: skip
-    columns = ("name", "dtype", "shape", *(["part"] if has_parts else []), "codec", "stored", "checksum")
-    return screen.table("tensors", columns, rows, numbers=("stored",))
+    columns = ("name", "dtype", "shape", *(["part"] if has_parts else []), "bytes")
+    return screen.table("tensors", columns, rows, numbers=("bytes",))
+
+
+def _pieces(pieces: Sequence[dict[str, Any]]) -> RenderableType:
+    from . import screen
+
+    rows = [[screen.size(p["bytes"]), p["codec"], screen.size(p["stored_bytes"]), p["checksum"]] for p in pieces]
+    return screen.table("pieces", ("bytes", "codec", "stored", "checksum"), rows, numbers=("bytes", "stored"))
 
 
 def _size(lengths: Sequence[int]) -> str:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog import CheckpointRow
-from ..codec.compression import Codec
-from ..codec.entry import EntryKind, Part
 from ..errors import CorruptRecord
 from ..lineage import is_on, lineage
+from ..log.reader import Entry, SegmentReader
+from ..log.record import EntryKind
 from ..recovery.facts import open_for_reading
 from ..recovery.history import Link, build_history
-from ..wal.reader import Entry, Frame, SegmentReader
 
 
 @dataclass(slots=True)
@@ -58,24 +57,23 @@ class Record:
 
 def list_records(history: History, wanted: Sequence[Link], problems: list[str]) -> Iterator[Record]:
     """Records of the links, in order; damage is appended to `problems`."""
-    for link, entry in _decoded(history, wanted):
+    for link, entry in _decoded(wanted):
         committed = link.sequence <= history.committed
         if isinstance(entry, CorruptRecord):
             problems.append(str(entry))
             yield Record(link.sequence, link.step, "damaged", segment=link.segment.path.name, is_committed=committed)
             continue
         body = _body(entry)
-        frames = entry.frames if entry.kind != EntryKind.BOUNDARY else []  # a boundary refers to arrays of earlier ones
         yield Record(
             link.sequence, link.step, _kind(entry, body), str(body.get("optimizer", "")), len(entry.tensor_names()),
-            sum(frame.stored for frame in frames) + entry.head.length, sum(_dense(frame) for frame in frames),
+            entry.stored_bytes + entry.head.description_bytes, entry.raw_bytes,
             [group["lr"] for group in body.get("hyper", []) if "lr" in group], entry.scalars, link.segment.path.name, committed,
         )  # fmt: skip
 
 
 def show_records(history: History, wanted: Sequence[Link], problems: list[str]) -> Iterator[dict[str, Any]]:
     """Records in full, in order."""
-    for link, entry in _decoded(history, wanted):
+    for link, entry in _decoded(wanted):
         place = {"sequence": link.sequence, "step": link.step, "segment": link.segment.path.name,
                  "offset": link.location.offset, "is_committed": link.sequence <= history.committed}  # fmt: skip
         if isinstance(entry, CorruptRecord):
@@ -86,30 +84,23 @@ def show_records(history: History, wanted: Sequence[Link], problems: list[str]) 
         yield {
             **place, "kind": _kind(entry, body), "timeline": link.segment.row.timeline,
             "chain": f"{entry.head.chain:016x}", "digest": f"{entry.head.digest:016x}", "scalars": entry.scalars,
-            "tensors": [_tensor(frame) for frame in entry.frames[: entry.named]], "body": body,
+            "tensors": entry.described_tensors(), "pieces": entry.described_pieces(), "body": body,
+            "fingerprint_bytes": len(entry.digests),
         }  # fmt: skip
 
 
-def _decoded(history: History, wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | CorruptRecord]]:
+def _decoded(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | CorruptRecord]]:
     for _, group in itertools.groupby(wanted, key=lambda link: link.segment.row.ordinal):
         links = {link.sequence: link for link in group}
-        first, last = min(links), max(links)
+        first = min(links)
         segment = links[first].segment
-        # What entries share is defined once a segment and anew behind a checkpoint: decoding starts there.
-        start = max((row.sequence for row in history.checkpoints if row.sequence < first), default=-1)
         try:
-            with SegmentReader(segment.path) as reader:
-                for location in segment.locations:
-                    head = location.head
-                    if head.kind == EntryKind.SEGMENT or not start < head.sequence <= last:
-                        continue
-                    link = links.get(head.sequence)
+            with SegmentReader(segment.path, segment.locations) as reader:
+                for link in links.values():
                     try:
-                        entry: Entry | CorruptRecord = reader.decode(location)
+                        yield link, reader.decode(link.location)
                     except CorruptRecord as error:
-                        entry = error
-                    if link is not None:
-                        yield link, entry
+                        yield link, error
         except (CorruptRecord, OSError) as error:
             found = error if isinstance(error, CorruptRecord) else CorruptRecord(segment.path, str(error))
             yield links[first], found
@@ -125,16 +116,3 @@ def _body(entry: Entry) -> dict[str, Any]:
 
 def _kind(entry: Entry, body: dict[str, Any]) -> str:
     return str(body.get("record", "step")) if entry.kind == EntryKind.STEP else entry.kind.name.lower()
-
-
-def _dense(frame: Frame) -> int:
-    return frame.stored if frame.part in (Part.INDICES, Part.VALUES) else frame.spec.nbytes
-
-
-def _tensor(frame: Frame) -> dict[str, Any]:
-    spec, part = frame.spec, "" if frame.part == Part.DENSE else frame.part.name.lower()
-    codec = Codec(frame.codec).name.lower() if frame.codec in Codec._value2member_map_ else str(frame.codec)
-    return {
-        "name": spec.name, "part": part, "dtype": spec.dtype, "shape": spec.shape, "strides": spec.strides, "piece": spec.piece,
-        "codec": codec, "stored_bytes": frame.stored, "dense_bytes": _dense(frame), "checksum": f"{frame.checksum:016x}",
-    }  # fmt: skip

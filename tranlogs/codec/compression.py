@@ -33,8 +33,8 @@ class Codec(IntEnum):
 _threads = threading.local()
 
 
-def compress(data: Bytes, dtype: str) -> tuple[Codec, Bytes]:
-    """Choose a codec for a tensor's bytes and apply it. RAW returns a view, not a copy."""
+def compress(data: Bytes) -> tuple[Codec, Bytes]:
+    """Choose a codec for some bytes and apply it. RAW returns a view, not a copy."""
     size = data.nbytes
     if size < _SAMPLE * 4:
         return (Codec.RAW, data) if size == 0 or data.any() else (Codec.ZERO, data[:0])
@@ -44,7 +44,7 @@ def compress(data: Bytes, dtype: str) -> tuple[Codec, Bytes]:
     step = max(1, words.size // _SAMPLE)
     sample = words[::step]
     combined = int(np.bitwise_or.reduce(sample))
-    if combined & 0xFFFF == 0 and dtype in ("float32", "int32", "uint32", "complex64"):
+    if combined & 0xFFFF == 0:
         combined = int(np.bitwise_or.reduce(words))
         if combined == 0:
             return Codec.ZERO, data[:0]

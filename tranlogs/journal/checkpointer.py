@@ -17,8 +17,8 @@ from ..codec.tree import Adapt
 from ..durable import is_disk_full, sync_folder
 from ..errors import CorruptCheckpoint, LogUnavailable
 from ..failpoints import hit
+from ..log.record import Position
 from ..threads import start_thread
-from ..wal.entry_writer import Position
 
 _log = logging.getLogger(__name__)
 

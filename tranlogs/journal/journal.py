@@ -22,24 +22,23 @@ from ..catalog import Catalog, CheckpointRow, CommonRow, PrunedRow, RunRow, Tabl
 from ..checkpoint import Snapshot
 from ..clock import Clock, SystemClock
 from ..codec import tree
-from ..codec.entry import EntryKind
 from ..config import RESERVE_BYTES_MIN, JournalConfig
 from ..durable import is_disk_full, make_folder
 from ..errors import CorruptCatalog, LogUnavailable, NotRecovered, RecoveryError, UnencodableState, UsageError, in_words
 from ..failpoints import hit
-from ..log.layout import Payload, contents_of
+from ..log.layout import NO_TENSORS, Payload
+from ..log.record import EntryKind, Position
+from ..log.retired import unlink_retired
+from ..log.writer import Scalars, WriteAheadLog
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
 from ..retention.keep import when_full
 from ..retention.prune import retire, set_aside
 from ..threads import undisturbed
-from ..wal.entry_writer import Position, Scalars, Tensor
-from ..wal.log import WriteAheadLog
-from ..wal.retired import unlink_retired
 from .checkpointer import Checkpointer
 from .due import CheckpointDue
 from .gate import Gate, gated
 from .handover import HandOver
-from .opening import JournalPaths, open_catalog, refuse_inner_folder, refuse_network_file_system, settle_segments
+from .opening import JournalPaths, open_catalog, open_index, refuse_inner_folder, refuse_network_file_system, settle_segments
 from .owner import OwnerLock
 from .room import Room
 from .suspension import Suspension, end_incident, note_incident
@@ -290,8 +289,14 @@ class Journal:
 
     def _open_log(self, position: Position, *, counts: bool) -> None:
         describe = {**self._describe(position), "created_at": self.run.created_at}
-        self._wal = WriteAheadLog(self.paths.log, self.catalog, self.config, self.clock, position, describe, counts=counts,
-                                  keep_free=self._room.bytes_for_a_checkpoint, on_full=self._room.ask)  # fmt: skip
+        index = open_index(self.paths, self.catalog, self.run.run_id)
+        try:
+            self._wal = WriteAheadLog(self.paths.log, self.catalog, index, self.config, self.clock, position, describe,
+                                      counts=counts, keep_free=self._room.bytes_for_a_checkpoint,
+                                      on_full=self._room.ask)  # fmt: skip
+        except BaseException:
+            index.close()
+            raise
         if self.config.handover == "direct":
             self._writer = DirectWriter(self._wal)
         else:
@@ -339,15 +344,9 @@ class Journal:
         if self._started() is None:
             return None
         assert self._writer is not None
-        record: StepRecord | None = None
         try:
-            record = self._writer.begin(payload.nbytes, 2 * len(payload.layout))
-            for name, content in contents_of(payload):
-                record.add(name, content)
-            return record
+            return self._writer.begin(payload)
         except _FAILURES as error:
-            if record is not None:
-                record.abort()
             self._suspend(error)
             return None
 
@@ -360,7 +359,6 @@ class Journal:
             body: what the step consumed besides its tensors.
             digests: fingerprint of the state after the step.
         """
-        body = {**body, "digests": digests}
         self.step += 1
         if record is None or self._started() is None:
             return
@@ -369,7 +367,7 @@ class Journal:
             if not record.is_open:  # another entry began before this one was finished: its step would be missing
                 raise LogUnavailable(f"the record of step {step} was dropped")
             assert self._writer is not None
-            self._writer.commit(record, step, body, self.adapt)
+            self._writer.commit(record, step, body, digests, self.adapt)
         except _FAILURES as error:
             self._suspend(error)
 
@@ -377,12 +375,12 @@ class Journal:
     def append_step(self, payload: Payload, body: dict[str, Any], digests: bytes = b"") -> None:
         """Log a step whose tensors are known only after it (an after-image)."""
         self.step += 1
-        self._append(EntryKind.STEP, list(contents_of(payload)), {**body, "digests": digests})
+        self._append(EntryKind.STEP, payload, body, digests)
 
     @gated
     def append_image(self, payload: Payload, body: dict[str, Any]) -> None:
         """Log an after-image of state that something else than a step has changed."""
-        self._append(EntryKind.IMAGE, list(contents_of(payload)), body)
+        self._append(EntryKind.IMAGE, payload, body)
 
     @gated
     def boundary(self, body: dict[str, Any], snapshot: Callable[[], Snapshot], *, scalars: Scalars | None = None,
@@ -402,7 +400,7 @@ class Journal:
         if self._suspension is not None:
             self._try_to_resume(body, snapshot)
             return
-        self._append(EntryKind.BOUNDARY, [], body, scalars)
+        self._append(EntryKind.BOUNDARY, NO_TENSORS, body, scalars=scalars)
         hit("boundary.after")
         if self._wal is not None and checkpoint is not False and (checkpoint or self._is_checkpoint_due()):
             self.checkpoint(snapshot())
@@ -443,7 +441,7 @@ class Journal:
                 return False
         self._due.taken(self.step, wal.bytes_written)
         try:
-            wal.definitions.forget()  # what follows must not need what came before
+            wal.define_again()  # what follows must not need what came before
             checkpointer.take(snapshot, wal.boundary, self.adapt, wait=wait)
         except _FAILURES as error:
             checkpointer.failure = error
@@ -456,12 +454,13 @@ class Journal:
         self.start()
         return self._wal
 
-    def _append(self, kind: EntryKind, tensors: list[Tensor], body: dict[str, Any], scalars: Scalars | None = None) -> None:
+    def _append(self, kind: EntryKind, payload: Payload, body: dict[str, Any], digests: bytes = b"",
+                scalars: Scalars | None = None) -> None:  # fmt: skip
         if self._started() is None:
             return
         assert self._writer is not None
         try:
-            self._writer.append(kind, self.step, tensors, body, self.adapt, scalars)
+            self._writer.append(kind, self.step, payload, body, digests, self.adapt, scalars)
         except _FAILURES as error:
             self._suspend(error)
 
@@ -591,7 +590,7 @@ class Journal:
                 settle_segments(self.paths, self.catalog, sync=False)
                 self._begin_anew(position, snapshot)
             assert self._wal is not None
-            self._wal.append(EntryKind.BOUNDARY, self.step, [], body, adapt=self.adapt)
+            self._wal.append(EntryKind.BOUNDARY, self.step, NO_TENSORS, self._wal.encoder.parts(body, self.adapt))
             if not self._wal.wait_synced():  # entries can be written and made durable again, too
                 raise LogUnavailable(in_words(self._wal.failure) if self._wal.failure else "the log cannot be synced")
             end_incident(self.catalog, self.step, self.clock.now(), suspension)
@@ -634,7 +633,7 @@ class Journal:
     def _take_segment(self) -> None:
         """The disk has room for a log, then."""
         assert self._wal is not None
-        self._wal.begin(0, 0).abort()
+        self._wal.begin(NO_TENSORS).abort()
 
     def _take_fresh(self, position: Position, snapshot: Callable[[], Snapshot]) -> None:
         assert self._checkpointer is not None
@@ -698,7 +697,7 @@ class Journal:
             return
         self._closed = True
         if self._is_amid() and self._wal is not None:
-            self._wal.abort()  # LMDB's write transactions belong to their threads
+            self._wal.abort()
         undisturbed("tranlogs-end", self._end)
 
     def _end(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,11 +16,17 @@ from ..catalog import CATALOG_NAME, Catalog, RunRow, SegmentRow, Tables, Timelin
 from ..checkpoint.layout import TEMPORARY
 from ..checkpoint.shadow import delete_shadows
 from ..durable import sync_folder
-from ..errors import CannotRead, CorruptCatalog, LogUnavailable, NotARun, UsageError
+from ..errors import CannotRead, CorruptCatalog, CorruptRecord, LogUnavailable, NotARun, UsageError
+from ..log.index import INDEX_NAME, IndexedRecord, LogIndex, set_aside
+from ..log.reader import SegmentReader
+from ..log.record import Location
+from ..log.scanner import scan
+from ..log.segment_file import was_written
 from ..rebuild import files_in, is_overtaken, read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
-from ..wal.segment import was_written
 from .owner import read_owner
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +118,7 @@ def tidy(paths: JournalPaths, catalog: Catalog) -> list[str]:
                     tables.put(timeline_key(number), timeline)
     known = listed | found.unreadable | {segment.file for segment in found.segments}
     for path in sorted(paths.log.iterdir()):
-        is_lock = path.name.endswith(".seg-lock") and path.name[: -len("-lock")] in known
-        if path.name not in known and not is_lock:
+        if path.name not in known and path.name not in (INDEX_NAME, f"{INDEX_NAME}-lock"):
             path.unlink()  # a leftover, or a segment prepared or reset and never written
     return [f"{segment.file} was not in the catalog and was added" for segment in found.segments] + found.notes
 
@@ -135,7 +142,7 @@ def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool, still:
         is_there = path.exists()
         try:
             found = read_segment(path, row.timeline or newest) if is_there else None
-            is_empty = row.state == "ready" and found is None and is_there and not was_written(path)
+            is_empty = row.state == "ready" and found is None and is_there and not was_written(path, row.number)
         except (CannotRead, OSError) as error:  # what recovery has read must not be taken for nothing
             raise LogUnavailable(f"{path}: {error}") from error
         if found is not None and sync:
@@ -158,6 +165,49 @@ def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool, still:
             else:  # it was written, and nothing of it can be read: kept until a checkpoint makes it needless
                 tables.put(segment_key(row.ordinal), replace(row, state="sealed", last_sequence=row.base_sequence))
     return len(left)
+
+
+def open_index(paths: JournalPaths, catalog: Catalog, run_id: str) -> LogIndex:
+    """Open the log's index for writing and add what segments hold and it does not; a damaged one is made anew.
+
+    Raises:
+        LogUnavailable: it cannot be written.
+    """
+    try:
+        index = LogIndex.open(paths.log, run_id, writable=True)
+    except CorruptCatalog as error:
+        _log.info("%s; it is made anew from the segments", error)
+        set_aside(paths.log)
+        index = LogIndex.open(paths.log, run_id, writable=True)
+    try:
+        for row in catalog.segments():
+            if row.state in ("open", "sealed"):
+                _complete(index, paths.log / row.file, row)
+    except BaseException:
+        index.close()
+        raise
+    return index
+
+
+def _complete(index: LogIndex, path: Path, row: SegmentRow) -> None:
+    """Add the records of a segment that the index does not have: a crash came before they were added, or it is a new index."""
+    known = index.newest(row.number)
+    if row.state == "sealed" and known is not None and known.head.sequence >= row.last_sequence:
+        return
+    try:
+        found = scan(path, row.number, start=known.end if known is not None else 0, last_sequence=row.last_sequence or None)
+        with SegmentReader(path) as reader:
+            index.add(list(_indexed(reader, found)))
+    except (CorruptRecord, CannotRead, OSError) as error:  # recovery and `tranlogs verify` say what is wrong with it
+        _log.debug("%s: it could not be added to the index: %s", path, error)
+
+
+def _indexed(reader: SegmentReader, locations: Iterable[Location]) -> Iterator[IndexedRecord]:
+    for location in locations:
+        with suppress(CorruptRecord):
+            head = location.head
+            raw, description = reader.raw(location)
+            yield IndexedRecord(head.segment_id, head.sequence, head.step, location.offset, raw, description)
 
 
 def refuse_inner_folder(run: Path) -> None:

@@ -1,8 +1,8 @@
-"""Two ways to write entries with one face: on the training thread, or behind it in a thread of its own.
+"""Two ways to write records with one face: on the training thread, or behind it in a thread of its own.
 
-The second is for devices whose copies finish later (GPU). Contents are copied into pooled buffers when they are added, unless
-they are copies already, on their way from a device (`Staged`): for those the writer thread waits. The training thread
-waits only when the queue is full (back-pressure).
+The second is for devices whose copies finish later (GPU). Memory that is not on its way from a device is copied into pooled
+buffers when a record is queued; for what is on its way the writer thread waits. The training thread waits only when the queue
+is full (back-pressure).
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ..codec import tree
-from ..codec.entry import EntryKind
 from ..errors import LogUnavailable, in_words
-from ..types import AnyArray, Array, SparseArray, Staged
-from ..wal.entry_writer import EntryWriter, Scalars, Tensor, encode_body
-from ..wal.log import WriteAheadLog
+from ..log.body import BodyEncoder, EncodedBody, Part
+from ..log.layout import Payload
+from ..log.record import EntryKind
+from ..log.writer import RecordWriter, Scalars, WriteAheadLog
+from ..types import Array
 from .handover import BufferPool, HandOver
 
 
@@ -24,8 +25,6 @@ class StepRecord(Protocol):
     @property
     def is_open(self) -> bool: ...
 
-    def add(self, name: str, content: AnyArray | None) -> None: ...
-
     def wait(self) -> None:
         """Wait until the tensors are written: their memory may change then."""
 
@@ -33,129 +32,118 @@ class StepRecord(Protocol):
 
 
 class Writer(Protocol):
-    """Writes the entries of one log.
+    """Writes the records of one log.
 
     Raises:
         LogUnavailable: the disk is full or fails.
     """
 
-    def begin(self, nbytes: int, frames: int) -> StepRecord:
-        """Start the record of a step: `nbytes` of tensors in `frames` frames."""
+    def begin(self, payload: Payload) -> StepRecord:
+        """Start the record of a step."""
 
-    def commit(self, record: StepRecord, step: int, body: dict[str, Any], adapt: tree.Adapt | None) -> None:
+    def commit(self, record: StepRecord, step: int, body: dict[str, Any], digests: bytes, adapt: tree.Adapt | None) -> None:
         """Finish the record of a step."""
 
-    def append(self, kind: EntryKind, step: int, tensors: list[Tensor], body: dict[str, Any], adapt: tree.Adapt | None,
-               scalars: Scalars | None) -> None:  # fmt: skip
-        """Write a whole entry."""
+    def append(self, kind: EntryKind, step: int, payload: Payload, body: dict[str, Any], digests: bytes,
+               adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
+        """Write a whole record."""
 
 
 class DirectWriter:
-    """On the training thread: a tensor is copied once, into the map of the segment."""
+    """On the training thread. A large payload is written by a thread beside it until the commit."""
 
-    def __init__(self, wal: WriteAheadLog) -> None:
-        self._wal = wal
+    def __init__(self, log: WriteAheadLog) -> None:
+        self._log = log
 
-    def begin(self, nbytes: int, frames: int) -> StepRecord:
-        return self._wal.begin(nbytes, frames)
+    def begin(self, payload: Payload) -> StepRecord:
+        return self._log.begin(payload)
 
-    def commit(self, record: StepRecord, step: int, body: dict[str, Any], adapt: tree.Adapt | None) -> None:
-        assert isinstance(record, EntryWriter)
-        record.commit(EntryKind.STEP, step, body, adapt=adapt)
+    def commit(self, record: StepRecord, step: int, body: dict[str, Any], digests: bytes, adapt: tree.Adapt | None) -> None:
+        assert isinstance(record, RecordWriter)
+        self._log.commit(record, EntryKind.STEP, step, self._log.encoder.whole(body, adapt), digests)
 
-    def append(self, kind: EntryKind, step: int, tensors: list[Tensor], body: dict[str, Any], adapt: tree.Adapt | None,
-               scalars: Scalars | None) -> None:  # fmt: skip
-        self._wal.append(kind, step, tensors, body, adapt=adapt, scalars=scalars)
+    def append(self, kind: EntryKind, step: int, payload: Payload, body: dict[str, Any], digests: bytes,
+               adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
+        self._log.append(kind, step, payload, encoded(self._log.encoder, kind, body, adapt), digests, scalars)
 
 
 class QueuedWriter:
     """In the thread of a `HandOver`. A job that fails latches there: what comes after it is refused."""
 
-    def __init__(self, wal: WriteAheadLog, handover: HandOver) -> None:
-        self._wal, self._handover = wal, handover
+    def __init__(self, log: WriteAheadLog, handover: HandOver) -> None:
+        self._log, self._handover = log, handover
 
-    def begin(self, nbytes: int, frames: int) -> StepRecord:
-        return QueuedRecord(self._handover)
+    def begin(self, payload: Payload) -> StepRecord:
+        return QueuedRecord(held(self._handover.pool, payload))
 
-    def commit(self, record: StepRecord, step: int, body: dict[str, Any], adapt: tree.Adapt | None) -> None:
+    def commit(self, record: StepRecord, step: int, body: dict[str, Any], digests: bytes, adapt: tree.Adapt | None) -> None:
         assert isinstance(record, QueuedRecord)
-        self._submit(record, EntryKind.STEP, step, body, adapt, None)
+        self._submit(record, EntryKind.STEP, step, body, digests, adapt, None)
 
-    def append(self, kind: EntryKind, step: int, tensors: list[Tensor], body: dict[str, Any], adapt: tree.Adapt | None,
-               scalars: Scalars | None) -> None:  # fmt: skip
-        record = QueuedRecord(self._handover)
-        for name, content in tensors:
-            record.add(name, content)
-        self._submit(record, kind, step, body, adapt, scalars)
+    def append(self, kind: EntryKind, step: int, payload: Payload, body: dict[str, Any], digests: bytes,
+               adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
+        record = QueuedRecord(held(self._handover.pool, payload))
+        try:
+            self._submit(record, kind, step, body, digests, adapt, scalars)
+        except BaseException:
+            record.abort()
+            raise
 
-    def _submit(self, record: QueuedRecord, kind: EntryKind, step: int, body: dict[str, Any], adapt: tree.Adapt | None,
-                scalars: Scalars | None) -> None:  # fmt: skip
-        """Queue an entry. Its body is encoded now: what it refers to may change before the writer gets to it."""
-        handover, wal, tensors = self._handover, self._wal, record.tensors
+    def _submit(self, record: QueuedRecord, kind: EntryKind, step: int, body: dict[str, Any], digests: bytes,
+                adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
+        """Queue a record. Its body is encoded now: what it refers to may change before the writer gets to it."""
+        handover, log, pool, payload = self._handover, self._log, self._handover.pool, record.payload
         if handover.failure is not None:
             raise LogUnavailable(in_words(handover.failure)) from handover.failure
-        far: list[tuple[str, AnyArray]] = []
-        pool = handover.pool
-        encoded = encode_body(body, tensors, adapt, far)
-        held = [(name, copied_dense(pool, array)) for name, array in far]
-        copies: list[AnyArray | None] = [content for _, content in tensors] + [array for _, array in held]
-        nbytes = sum(content.nbytes for content in copies if content is not None)
+        body_parts = {name: _held_part(pool, part) for name, part in encoded(log.encoder, kind, body, adapt).items()}
+        copies = [array for part in body_parts.values() for _, array in part.arrays]
+        nbytes = payload.nbytes + sum(array.nbytes for array in copies)
+        record.is_open = False
 
         def job() -> None:
-            wait_for(copies)
-            wal.append_encoded(kind, step, tensors, encoded, held, scalars)
-            for content in copies:
-                given_back(pool, content)
+            log.append(kind, step, payload, body_parts, digests, scalars)
+            for array in copies:
+                pool.give_back(array)
 
         handover.submit(nbytes, job)
 
 
 class QueuedRecord:
-    """A record that is handed over: contents are copied when they are added."""
+    """A record that is queued as a whole: its payload is a copy, or on its way from a device."""
 
-    def __init__(self, handover: HandOver) -> None:
-        self._pool = handover.pool
-        self.tensors: list[Tensor] = []
+    def __init__(self, payload: Payload) -> None:
+        self.payload = payload
         self.is_open = True
 
-    def add(self, name: str, content: AnyArray | None) -> None:
-        self.tensors.append((name, copied(self._pool, content)))
-
     def wait(self) -> None:
-        """The tensors were copied."""
+        """Return at once: the payload is a copy."""
 
     def abort(self) -> None:
-        for _, content in self.tensors:
-            given_back(self._pool, content)
-        self.tensors, self.is_open = [], False
+        if self.is_open:
+            self.is_open = False
+            if self.payload.release is not None:
+                self.payload.release()
 
 
-def copied(pool: BufferPool, content: AnyArray | None) -> AnyArray | None:
-    """A pooled copy of a tensor; one that is on its way is a copy already."""
-    if content is None or isinstance(content, Staged):
-        return content
-    if isinstance(content, SparseArray):
-        return SparseArray(content.shape, pool.copy(content.indices), pool.copy(content.values), content.is_coalesced)
-    return pool.copy(content)
+def encoded(encoder: BodyEncoder, kind: EntryKind, body: dict[str, Any], adapt: tree.Adapt | None) -> EncodedBody:
+    """Encode a body: that of a boundary part by part."""
+    return encoder.parts(body, adapt) if kind == EntryKind.BOUNDARY else encoder.whole(body, adapt)
 
 
-def copied_dense(pool: BufferPool, content: AnyArray) -> AnyArray:
-    """A pooled copy of an array that stands in a body (sparse ones are taken apart there)."""
-    assert isinstance(content, Array)
-    return pool.copy(content)
+def held(pool: BufferPool, payload: Payload) -> Payload:
+    """Return the payload with a copy of its memory; one that is on its way from a device is no one else's already."""
+    if payload.wait is not None or payload.release is not None:
+        return payload
+    copies = [pool.copy(Array("uint8", (buffer.nbytes,), buffer)) for buffer in payload.buffers]
+
+    def release() -> None:
+        for copy in copies:
+            pool.give_back(copy)
+
+    return Payload(payload.layout, [copy.data for copy in copies], payload.absent, payload.sparse, release=release)
 
 
-def wait_for(contents: list[AnyArray | None]) -> None:
-    """Until those that are on their way have come."""
-    for content in contents:
-        if isinstance(content, Staged):
-            content.arrived()
-
-
-def given_back(pool: BufferPool, content: AnyArray | None) -> None:
-    """Return the copies of a tensor to the pool."""
-    if isinstance(content, SparseArray):
-        pool.give_back(content.indices)
-        pool.give_back(content.values)
-    elif content is not None and not isinstance(content, Staged):
-        pool.give_back(content)
+def _held_part(pool: BufferPool, part: Part) -> Part:
+    if not part.arrays:
+        return part
+    return Part(part.blob, [(name, pool.copy(array)) for name, array in part.arrays])

@@ -7,16 +7,18 @@ storage order. Tensors that are absent from a record ("no gradient") take no byt
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from ..types import ITEMSIZE, AnyArray, Array, Bytes, SparseArray, TensorSpec
+from ..codec import tree
+from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec, is_dense
 
 _INDEX_BYTES = 8  # indices of sparse tensors are int64
+PIECE_BYTES_MAX = 1 << 20  # a piece of a payload is checked, and compressed, by itself
+PIECE_OF_ITS_OWN = 1 << 18  # a tensor of this size or more shares no piece with another one
 
 
 class SparseForm(NamedTuple):
@@ -36,7 +38,7 @@ class Layout:
         nbytes: of all tensors, if all are present and dense.
     """
 
-    __slots__ = ("_hash", "names", "nbytes", "sizes", "tensors")
+    __slots__ = ("_hash", "_index", "_pieces", "_starts", "names", "nbytes", "sizes", "tensors")
 
     def __init__(self, tensors: Iterable[TensorSpec]) -> None:
         self.tensors = tuple(tensors)
@@ -44,6 +46,9 @@ class Layout:
         self.sizes = [spec.nbytes for spec in self.tensors]
         self.nbytes = sum(self.sizes)
         self._hash = hash(self.tensors)
+        self._pieces: list[int] | None = None  # where they end, if all tensors are present and dense
+        self._starts: list[int] | None = None
+        self._index: dict[str, list[int]] | None = None
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Layout) and self._hash == other._hash and self.tensors == other.tensors)
@@ -53,6 +58,45 @@ class Layout:
 
     def __len__(self) -> int:
         return len(self.tensors)
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each tensor starts, if all are present and dense."""
+        if self._starts is None:
+            self._starts = list(itertools.accumulate(self.sizes, initial=0))[:-1]
+        return self._starts
+
+    @property
+    def index(self) -> dict[str, list[int]]:
+        """The indices of each name: one, or one for each range of a tensor of which several were logged."""
+        if self._index is None:
+            self._index = {}
+            for i, name in enumerate(self.names):
+                self._index.setdefault(name, []).append(i)
+        return self._index
+
+    def sizes_in(self, absent: Collection[int], sparse: Mapping[int, SparseForm]) -> list[int]:
+        """Return the bytes that each tensor takes in a record."""
+        if not absent and not sparse:
+            return self.sizes
+        sizes = list(self.sizes)
+        for i in absent:
+            sizes[i] = 0
+        for i, form in sparse.items():
+            sizes[i] = sum(self.sparse_sizes(i, form))
+        return sizes
+
+    def pieces(self, absent: Collection[int], sparse: Mapping[int, SparseForm]) -> list[int]:
+        """Return where each piece of a payload ends, in bytes before compression.
+
+        The rule is part of the format: a piece has at most 1 MiB, and a tensor of 256 KiB or more starts a piece and ends
+        one.
+        """
+        if absent or sparse:
+            return cut_pieces(self.sizes_in(absent, sparse))
+        if self._pieces is None:
+            self._pieces = cut_pieces(self.sizes)
+        return self._pieces
 
     def sparse_sizes(self, index: int, form: SparseForm) -> tuple[int, int]:
         """Bytes of the indices and of the values of a tensor that is sparse in one record."""
@@ -111,34 +155,74 @@ class Payload:
         return cls(Layout(specs), [buffer for buffer in buffers if buffer.nbytes], frozenset(absent), sparse)
 
 
+NO_TENSORS = Payload(Layout(()), ())
+
+
+def cut_pieces(sizes: Iterable[int]) -> list[int]:
+    """Return where pieces end for tensors of these sizes; see `Layout.pieces`."""
+    ends: list[int] = []
+    start = end = 0
+    for size in sizes:
+        if size >= PIECE_OF_ITS_OWN and end > start:
+            ends.append(end)
+            start = end
+        end += size
+        while end - start > PIECE_BYTES_MAX:
+            start += PIECE_BYTES_MAX
+            ends.append(start)
+        if size >= PIECE_OF_ITS_OWN and end > start:
+            ends.append(end)
+            start = end
+    if end > start:
+        ends.append(end)
+    return ends
+
+
+def pack_layout(layout: Layout) -> bytes:
+    """Return the bytes of a layout in a record that defines it."""
+    return tree.encode([_packed(spec) for spec in layout.tensors])
+
+
+def _packed(spec: TensorSpec) -> tuple[object, ...]:
+    piece = None if spec.piece is None else (spec.piece.kind, spec.piece.offset, spec.piece.length)
+    return spec.name, spec.dtype, spec.shape, spec.strides, piece
+
+
+def unpack_layout(data: bytes) -> Layout:
+    """Return the layout that a record defines.
+
+    Raises:
+        MalformedTree: the bytes are no layout.
+    """
+    packed = tree.decode(data)
+    if not isinstance(packed, list):
+        raise tree.MalformedTree("a layout is a list")
+    return Layout(map(_unpacked, packed))
+
+
+def _unpacked(packed: Any) -> TensorSpec:
+    try:
+        name, dtype, shape, strides, piece = packed
+        made = None if piece is None else Piece(piece[0], _sizes(piece[1]), _sizes(piece[2]))
+        if dtype not in ITEMSIZE or not isinstance(name, str):
+            raise ValueError(f"unknown dtype {dtype!r}")
+        spec = TensorSpec(name, dtype, _sizes(shape), None if strides is None else _sizes(strides), made)
+        laid_out = made.length if made is not None and made.kind == "box" else spec.shape
+        if spec.strides is not None and not is_dense(laid_out, spec.strides):
+            raise ValueError(f"strides {strides} for shape {laid_out}")
+        if spec.nbytes > 1 << 48:
+            raise ValueError(f"a tensor of shape {shape}")
+        return spec
+    except (ValueError, TypeError, IndexError) as error:
+        raise tree.MalformedTree(f"a tensor description: {error}") from None
+
+
+def _sizes(packed: Any) -> tuple[int, ...]:
+    if not all(type(size) is int and size >= 0 for size in packed):
+        raise ValueError(f"{packed!r} are no sizes")
+    return tuple(packed)
+
+
 def spec_of(name: str, array: Array) -> TensorSpec:
     """Return the description of an array under a name."""
     return TensorSpec(name, array.dtype, array.shape if array.whole is None else array.whole, array.strides, array.piece)
-
-
-def contents_of(payload: Payload) -> Iterator[tuple[str, AnyArray | None]]:
-    """Yield the tensors of a payload by name, as copies; None stands for an absent one."""
-    if payload.wait is not None:
-        payload.wait()
-    data = np.concatenate(payload.buffers) if payload.buffers else np.empty(0, np.uint8)
-    at = 0
-    for i, spec in enumerate(payload.layout.tensors):
-        if i in payload.absent:
-            yield spec.name, None
-            continue
-        form = payload.sparse.get(i)
-        if form is None:
-            array = Array(spec.dtype, spec.local_shape, data[at : at + spec.nbytes], spec.strides)
-            if spec.piece is not None:
-                array.piece, array.whole = spec.piece, spec.shape
-            yield spec.name, array
-            at += spec.nbytes
-            continue
-        first, second = payload.layout.sparse_sizes(i, form)
-        indices = Array("int64", (form.dims, form.nnz), data[at : at + first])
-        values = Array(spec.dtype, (form.nnz, *spec.shape[form.dims :]), data[at + first : at + first + second])
-        yield spec.name, SparseArray(spec.shape, indices, values, form.is_coalesced)
-        at += first + second
-    assert at == data.nbytes, f"the buffers hold {data.nbytes} bytes, the layout wants {at}"
-    if payload.release is not None:
-        payload.release()

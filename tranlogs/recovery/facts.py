@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, PrunedRow, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
-from ..codec.entry import EntryKind
+from ..durable import ReadFile
 from ..errors import CorruptCatalog, CorruptRecord
+from ..log.index import LogIndex, open_if_sound
+from ..log.reader import SegmentReader
+from ..log.record import EntryKind, Location
+from ..log.scanner import is_unbroken, scan
 from ..rebuild import Found, read_files
-from ..wal.reader import SegmentReader
-from ..wal.scan import Location, scan
 from .history import ScannedSegment
 from .protocol import Spare
 
@@ -25,6 +27,7 @@ class Listed:
     timelines: list[TimelineRow] = field(default_factory=list)
     watermarks: Watermarks = field(default_factory=Watermarks)
     pruned: int = 0  # a monitor has given up entries up to this sequence number
+    run_id: str = ""
 
     @property
     def names(self) -> set[str]:
@@ -70,11 +73,16 @@ def open_for_reading(folder: Path) -> Facts:
     timelines = {**found.timelines, **{row.number: row for row in known.timelines}}
     newest = max(timelines)
     segments, torn = [], []
-    for row in newest_first([*known.segments, *found.segments]):
-        if row.state != "retired":
-            segment = scan_segment(folder / "log" / row.file, row, notes, newest)
-            segments += [segment] if segment is not None else []
-            torn += [folder / "log" / row.file] if row.state == "sealed" and not _is_whole(segment, row) else []
+    index = open_if_sound(folder / "log", known.run_id, notes) if known.run_id else None
+    try:
+        for row in newest_first([*known.segments, *found.segments]):
+            if row.state != "retired":
+                segment = scan_segment(folder / "log" / row.file, row, notes, newest, index)
+                segments += [segment] if segment is not None else []
+                torn += [folder / "log" / row.file] if row.state == "sealed" and not _is_whole(segment, row) else []
+    finally:
+        if index is not None:
+            index.close()
     checkpoints = [row for row in known.checkpoints if row.state == "published"] + found.checkpoints
     checkpoints.sort(key=lambda row: (row.timeline, row.sequence))
     return Facts(checkpoints, segments, [timelines[number] for number in sorted(timelines)], known.watermarks, notes,
@@ -140,12 +148,13 @@ def read_catalog(folder: Path) -> Listed:
     """
 
     def look(tables: Tables) -> Listed:
-        if tables.get("run", RunRow) is None:
+        run = tables.get("run", RunRow)
+        if run is None:
             raise CorruptCatalog(folder / CATALOG_NAME, "the run's row is missing")
         pruned = tables.get("pruned", PrunedRow) or PrunedRow()
         return Listed(tables.rows("segment/", SegmentRow), tables.rows("checkpoint/", CheckpointRow),
                       tables.rows("timeline/", TimelineRow), tables.get("watermarks", Watermarks) or Watermarks(),
-                      pruned.sequence)  # fmt: skip
+                      pruned.sequence, run.run_id)  # fmt: skip
 
     catalog = Catalog.open(folder)
     try:
@@ -155,7 +164,8 @@ def read_catalog(folder: Path) -> Listed:
         catalog.close()
 
 
-def scan_segment(path: Path, row: SegmentRow, notes: list[str], timeline: int = 1) -> ScannedSegment | None:
+def scan_segment(path: Path, row: SegmentRow, notes: list[str], timeline: int = 1,
+                 index: LogIndex | None = None) -> ScannedSegment | None:  # fmt: skip
     """The entries of one segment; None where it holds none because it was never written.
 
     Args:
@@ -164,10 +174,11 @@ def scan_segment(path: Path, row: SegmentRow, notes: list[str], timeline: int = 
         notes: what is wrong with it is appended here.
         timeline: the newest, to which a segment belongs that was written before the catalog recorded its opening, and
             whose first entry is damaged.
+        index: of the log: what it has is not read from the file.
     """
     last = row.last_sequence if row.state == "sealed" else 0
     try:
-        found = scan(path, row.number, last_sequence=last or None)
+        found = _located(path, row, last, notes, index)
     except OSError as error:
         if row.state != "ready":
             notes.append(f"{path}: it cannot be read ({error.strerror})")
@@ -181,6 +192,22 @@ def scan_segment(path: Path, row: SegmentRow, notes: list[str], timeline: int = 
     if row.state in ("ready", "open"):
         row = replace(row, timeline=_timeline_of(path, found) or row.timeline or timeline)
     return ScannedSegment(row, path, found)
+
+
+def _located(path: Path, row: SegmentRow, last: int, notes: list[str], index: LogIndex | None) -> list[Location]:
+    """Return the records of a segment: as the index has them, and behind those by a scan of the file."""
+    known: list[Location] = []
+    if index is not None:
+        try:
+            known = index.locations(row.number)
+        except CorruptCatalog as error:
+            notes.append(f"{error}; the segment was scanned instead")
+    if not known or known[0].head.kind != EntryKind.SEGMENT or not is_unbroken(known):
+        return scan(path, row.number, last_sequence=last or None)
+    if last and known[-1].head.sequence >= last:
+        with ReadFile(path):  # it is there, and may be read
+            return known
+    return known + scan(path, row.number, start=known[-1].end, last_sequence=last or None)
 
 
 def _timeline_of(path: Path, found: Sequence[Location]) -> int | None:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..catalog import SegmentRow
-from ..codec.entry import EntryKind
 from ..lineage import Limits
-from ..wal.scan import Location
+from ..log.record import EntryKind, Location
 
 
 @dataclass(frozen=True, slots=True)

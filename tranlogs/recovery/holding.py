@@ -17,10 +17,10 @@ from typing import Any
 
 from ..catalog import CheckpointRow
 from ..checkpoint import Checkpoint
-from ..codec.entry import EntryKind
 from ..errors import CorruptCheckpoint, CorruptRecord
 from ..lineage import Limits, is_on, lineage
-from ..wal.reader import SegmentReader
+from ..log.reader import SegmentReader
+from ..log.record import EntryKind
 from .facts import Facts, open_for_reading
 from .history import History, Link, build_history
 from .past import UNKNOWN, Past, past_of

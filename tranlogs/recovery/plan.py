@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..catalog import CheckpointRow
-from ..codec.entry import EntryKind
 from ..errors import RecoveryError
 from ..lineage import Limits, is_on
-from ..wal.entry_writer import Position
+from ..log.record import EntryKind, Position
 from .history import History, Link
 
 _HOLES_MAX = 3  # told one by one; a power cut can leave hundreds behind what was synced

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..checkpoint import Checkpoint
-from ..wal.reader import Entry
+from ..log.reader import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,16 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..codec.entry import EntryKind
 from ..errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
 from ..failpoints import hit
 from ..lineage import lineage
-from ..wal.entry_writer import Position
-from ..wal.reader import Entry, SegmentReader
-from ..wal.scan import Location
+from ..log.reader import Entry, SegmentReader
+from ..log.record import EntryKind, Position
 from .facts import Facts, mended, open_for_reading, open_mended, scan_segment
 from .history import History, Link, build_history
 from .plan import Plan, plan_recovery
@@ -48,7 +46,7 @@ class Recovered:
     notes: list[str]
     log_bytes: int  # of the log that was redone
     damaged: tuple[str, ...] = ()  # names of checkpoints that were found damaged
-    blob: bytes = b""  # the boundary's body as it stands in the log
+    parts: dict[str, bytes] = field(default_factory=dict)  # of the boundary's body, as they stand in the log
 
     def demand(self, position: Position) -> None:
         """Check that this is where it landed, on whatever timeline.
@@ -138,26 +136,20 @@ def _last_sound_boundary(links: Sequence[Link]) -> int:
     """
     landing, sound, good = links[-1].segment, {}, 0
     try:
-        first = next(link for link in links if link.segment is landing)
-        with SegmentReader(landing.path, _before(first)) as reader:
+        with SegmentReader(landing.path, landing.locations) as reader:
             for link in links[:-1]:
                 if link.segment is not landing:
                     continue
                 entry = reader.decode(link.location)
-                arrays = entry.frames[entry.named :]
-                for frame in arrays:
-                    if frame.offset not in sound:
-                        sound[frame.offset] = reader.is_sound(frame)
-                if link.kind == EntryKind.BOUNDARY and all(sound[frame.offset] for frame in arrays):
+                arrays = entry.arrays()
+                for row in arrays:
+                    if row[1] not in sound:
+                        sound[row[1]] = reader.is_sound(row)
+                if link.kind == EntryKind.BOUNDARY and all(sound[row[1]] for row in arrays):
                     good = link.sequence
     except (CorruptRecord, OSError):
         pass
     return good
-
-
-def _before(link: Link) -> list[Location]:
-    """The entries of a link's segment that come before it."""
-    return [location for location in link.segment.locations if location.head.sequence < link.sequence]
 
 
 def carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], progress: Progress | None,
@@ -181,14 +173,14 @@ def carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], pr
         hit("recovery.restored")
         loaded = time.monotonic()
         body: dict[str, Any] | None = None
-        blob = b""
+        parts: dict[str, bytes] = {}
         divergence: Divergence | None = None
         before, scalars = past or ({}, [])
         scalars = list(scalars)
         log_bytes = 0
         replayed, total = 0, sum(link.kind == EntryKind.STEP for link in plan.links)
         for links, entries in chunks(plan.links):
-            log_bytes += sum(frame.stored for entry in entries for frame in entry.frames)
+            log_bytes += sum(entry.stored_bytes for entry in entries)
             scalars += [(entry.step, entry.scalars) for entry in entries if entry.kind == EntryKind.BOUNDARY]
             steps = [entry for entry in entries if entry.kind in (EntryKind.STEP, EntryKind.IMAGE)]
             diverged = _redo(state, steps, links, _ticker(progress, replayed, total))
@@ -196,14 +188,14 @@ def carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], pr
             divergence = divergence or diverged
             for link, entry in zip(links, entries, strict=True):
                 if entry.kind == EntryKind.BOUNDARY and link is plan.links[-1]:
-                    body, blob = _decoded(state, entry, link), entry.blob
+                    body, parts = _decoded(state, entry, link), entry.parts()
         if plan.links:
             assert body is not None
             state.set_auxiliary({**body, **before})
         hit("recovery.replayed")
     end = time.monotonic()
     return Recovered(plan, plan.position, body or {}, replayed, loaded - start, end - loaded, divergence,
-                     scalars, [*plan.notes, *notes], log_bytes, blob=blob)  # fmt: skip
+                     scalars, [*plan.notes, *notes], log_bytes, parts=parts)  # fmt: skip
 
 
 def _redo(state: Recoverable, entries: list[Entry], links: Sequence[Link], tick: Callable[[int], Any]) -> Divergence | None:
@@ -244,7 +236,7 @@ def chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry]]]:
                 ordinal = link.segment.row.ordinal
                 try:
                     if ordinal not in readers:
-                        readers[ordinal] = stack.enter_context(SegmentReader(link.segment.path, _before(link)))
+                        readers[ordinal] = stack.enter_context(SegmentReader(link.segment.path, link.segment.locations))
                     entry = readers[ordinal].decode(link.location)
                 except CorruptRecord as error:
                     raise DamagedEntry(link, error) from None
@@ -253,7 +245,7 @@ def chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry]]]:
                 used.add(ordinal)
                 chunk.append(link)
                 entries.append(entry)
-                frames += len(entry.frames) + 4
+                frames += len(entry.layout) + 4
                 at += 1
             yield chunk, entries
             for ordinal in [o for o in readers if at >= len(links) or o != links[at].segment.row.ordinal]:

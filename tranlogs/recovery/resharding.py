@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog import CheckpointRow
-from ..wal.entry_writer import Position
+from ..log.record import Position
 from .eras import Era
 from .holding import Holding
 from .landing import SharedState

@@ -10,9 +10,8 @@ from typing import Any
 
 from ..catalog import CheckpointRow
 from ..checkpoint import Checkpoint
-from ..codec.entry import EntryKind
 from ..errors import CorruptCheckpoint
-from ..wal.entry_writer import Position
+from ..log.record import EntryKind, Position
 from .agreement import Base
 from .eras import Settled
 from .history import Link

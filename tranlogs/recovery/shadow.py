@@ -16,11 +16,10 @@ from ..catalog import CheckpointRow
 from ..checkpoint import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_folder
 from ..checkpoint.shadow import Shadow, shadow_folder
 from ..clock import Clock
-from ..codec.entry import EntryKind
 from ..errors import CorruptCheckpoint, CorruptRecord, RecoveryError
 from ..lineage import lineage
-from ..wal.entry_writer import Position
-from ..wal.reader import SegmentReader
+from ..log.reader import SegmentReader
+from ..log.record import EntryKind, Position
 from .facts import Facts, open_for_reading
 from .history import Link, ScannedSegment, build_history
 from .plan import Plan, plan_recovery

@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..codec.entry import EntryKind
 from ..errors import CorruptCheckpoint, MissingShare, RecoveryError, UsageError, in_words
+from ..log.record import EntryKind
 from .agreement import Agreement, Base, Damage
 from .change import told_of_change, told_of_layout, told_of_likeness, told_of_loss
 from .eras import Era, Settled, distinct, eras_of, settle

@@ -71,7 +71,7 @@ def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retiremen
     common = catalog.read(lambda tables: tables.get("common", CommonRow))
     plan = plan_retirement(policy, catalog.checkpoints(), catalog.segments(), catalog.timelines(), common)
     if plan.checkpoints or plan.segments:
-        hit("wal.retire")
+        hit("log.retire")
         with catalog.transaction() as tables:  # commit point: from here on nobody plans with them
             for checkpoint in plan.checkpoints:
                 tables.put(f"checkpoint/{checkpoint.name}", replace(checkpoint, state="retired"))
@@ -94,7 +94,7 @@ def prune(catalog: Catalog, decide: Decide, is_held: Callable[[Tables], bool] = 
         checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
         plan = decide(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow))
         if plan.checkpoints or plan.segments:
-            hit("wal.retire")
+            hit("log.retire")
         for checkpoint in plan.checkpoints:
             tables.put(f"checkpoint/{checkpoint.name}", replace(checkpoint, state="retired"))
         for segment in plan.segments:

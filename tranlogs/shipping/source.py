@@ -18,11 +18,11 @@ import xxhash
 from ..catalog import CheckpointRow, SegmentRow
 from ..checkpoint import Checkpoint
 from ..checkpoint.layout import MANIFEST, META, STATE
-from ..codec.entry import EntryKind, Head
 from ..config import PART_BYTES_MAX
 from ..errors import CorruptRecord, LogUnavailable
-from ..wal.reader import SegmentReader
-from ..wal.scan import Location, scan
+from ..log.reader import SegmentReader
+from ..log.record import EntryKind, Head, Location
+from ..log.scanner import scan
 from .throttle import Throttle
 
 _FILES = (STATE, META, MANIFEST)
@@ -80,7 +80,7 @@ def open_segment(folder: Path, row: SegmentRow) -> Source:
             raise CorruptRecord(path, "entries at its end are missing")
         end = max(row.used_bytes, _verified(reader, locations))
         fd = os.dup(reader.fd)  # with its lock
-    nbytes = min(-(-end // locations[0].page_bytes) * locations[0].page_bytes, os.fstat(fd).st_size)
+    nbytes = min(end, os.fstat(fd).st_size)
     return Source({row.file: fd}, {row.file: nbytes}, _places([one.head for one in locations]))
 
 
@@ -114,10 +114,11 @@ def _verified(reader: SegmentReader, locations: list[Location]) -> int:
     """Check every entry; gives where the last of their bytes lies."""
     end = 0
     for entry, location in zip(reader.entries(locations), locations):
-        for frame in entry.frames:
-            if not reader.is_sound(frame):
-                raise CorruptRecord(reader.path, "the checksum of its bytes differs", step=entry.step, tensor=frame.name)
-            end = max(end, frame.offset + frame.stored)
+        for name, why in entry.damaged_tensors():
+            raise CorruptRecord(reader.path, why, step=entry.step, tensor=name)
+        for row in entry.arrays():
+            if not reader.is_sound(row):
+                raise CorruptRecord(reader.path, "the checksum of its bytes differs", step=entry.step, tensor=row[0])
         end = max(end, location.end)
     return end
 

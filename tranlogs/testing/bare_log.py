@@ -10,18 +10,19 @@ import numpy as np
 
 from ..catalog import Catalog
 from ..clock import Clock
-from ..codec.entry import EntryKind
 from ..config import MIB, JournalConfig
 from ..lineage import lineage
+from ..log.index import LogIndex
+from ..log.layout import NO_TENSORS, Payload
+from ..log.reader import SegmentReader
+from ..log.record import EntryKind, Position
+from ..log.writer import Tensor, WriteAheadLog
 from ..recovery.facts import open_for_reading
 from ..recovery.history import Link, build_history
 from ..types import Array, dense
-from ..wal.entry_writer import Position, Tensor
-from ..wal.log import WriteAheadLog
-from ..wal.reader import SegmentReader
 from .clock import FakeClock
 
-DESCRIBE = {
+DESCRIBE: dict[str, Any] = {
     "run_id": "bare", "rank": 0, "created_at": 0.0, "framework": "toy", "environment": {},
     "parent": 0, "fork_sequence": 0, "fork_step": 0,
 }  # fmt: skip
@@ -48,8 +49,9 @@ class BareLog:
         (self.folder / "checkpoints").mkdir(exist_ok=True)
         if self.catalog is None:
             self.catalog = Catalog.open(self.folder, writable=True)
-        return WriteAheadLog(self.folder / "log", self.catalog, self.config, self.clock, position or Position(), DESCRIBE,
-                             **options)  # fmt: skip
+        index = LogIndex.open(self.folder / "log", DESCRIBE["run_id"], writable=True)
+        folder, position = self.folder / "log", position or Position()
+        return WriteAheadLog(folder, self.catalog, index, self.config, self.clock, position, DESCRIBE, **options)
 
     def close(self) -> None:
         """Close the catalog."""
@@ -88,9 +90,9 @@ def append_step(log: WriteAheadLog, step: int, size: int = 100, *, boundary: boo
     """Log a step with two tensors made from its number, and commit it."""
     rng = np.random.default_rng(step)
     tensors: list[Tensor] = [("w", dense(rng.standard_normal(size))), ("none", None)]
-    log.append(EntryKind.STEP, step, tensors, {"lr": step / 7})
+    log.append(EntryKind.STEP, step, Payload.of(tensors), log.encoder.whole({"lr": step / 7}, None))
     if boundary:
-        log.append(EntryKind.BOUNDARY, step, [], {"rng": rng.bit_generator.state})
+        log.append(EntryKind.BOUNDARY, step, NO_TENSORS, log.encoder.parts({"rng": rng.bit_generator.state}, None))
     return tensors
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import xxhash
 
 from ..checkpoint import Checkpoint, Snapshot
-from ..codec.entry import EntryKind
 from ..codec.tree import to_numpy
 from ..journal import Journal
 from ..log.layout import Payload
+from ..log.reader import Entry
+from ..log.record import EntryKind
 from ..recovery import Divergence, RecoveryReport, recover
 from ..recovery.protocol import Spare
 from ..types import AnyArray, Array, dense
-from ..wal.reader import Entry
 
 
 class ToyState:
@@ -102,7 +102,7 @@ class ToyState:
                     self.parameters[name][:] = image
                 continue
             self.apply(values, body["lr"])
-            if self.digest() != int.from_bytes(body["digest"], "little") and divergence is None:
+            if self.digest() != int.from_bytes(entry.digests, "little") and divergence is None:
                 divergence = Divergence(entry.step, "parameters")
             tick(i + 1)
         return divergence
@@ -144,7 +144,7 @@ class ToyTrainer:
             record = journal.begin_step(Payload.of((f"grad/{name}", dense(gradient)) for name, gradient in gradients.items()))
             lr = state.lr
             state.apply(gradients, lr)
-            journal.commit_step(record, {"lr": lr, "digest": state.digest().to_bytes(8, "little")})
+            journal.commit_step(record, {"lr": lr}, state.digest().to_bytes(8, "little"))
             if journal.step % 3 == 0:
                 np.clip(state.parameters["w0"], -1, 1, out=state.parameters["w0"])
                 journal.append_image(Payload.of([("param/w0", dense(state.parameters["w0"]))]), {})

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 import xxhash
 
-from tranlogs.config import VALUE_BYTES_MAX
 from tranlogs.types import AnyArray, Array, Piece, SparseArray
 
 from ..adapt import memory_order, odd_strides, to_array
@@ -63,10 +62,7 @@ def portions(named: Sequence[Named], rank: int, world: int) -> list[Portion]:
 
 def _ranges(name: str, gradient: torch.Tensor, first: int, last: int) -> Iterator[Portion]:
     flat, strides = _flat(gradient)
-    most = VALUE_BYTES_MAX // gradient.element_size()
-    for at in range(first, last, most):
-        end = min(at + most, last)
-        yield Portion(name, flat[at:end], tuple(gradient.shape), strides, Piece("flat", (at,), (end - at,)))
+    yield Portion(name, flat[first:last], tuple(gradient.shape), strides, Piece("flat", (first,), (last - first,)))
 
 
 def _flat(gradient: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:

@@ -21,24 +21,24 @@ from ..durable import is_disk_full
 from ..errors import LogUnavailable, in_words
 from ..failpoints import hit
 from ..threads import WaitableLock, start
-from . import segment as files
+from . import segment_file as files
 
 
-class SegmentPipeline:
+class Preallocator:
     """One segment ahead. `take` hands it out and starts the next one.
 
     Args:
         keep_free: bytes of the disk that no fresh file may take.
-        on_full: called, in the pipeline's thread, when the disk has no space for a file.
+        on_full: called, in the preallocator's thread, when the disk has no space for a file.
     """
 
-    def __init__(self, folder: Path, catalog: Catalog, clock: Clock, size: int, *, populates_recycled: bool,
+    def __init__(self, folder: Path, catalog: Catalog, clock: Clock, size: int, *,
                  keep_free: Callable[[], int] = lambda: 0, on_full: Callable[[], None] = lambda: None) -> None:  # fmt: skip
-        self._folder, self._catalog, self._clock, self._populates_recycled = folder, catalog, clock, populates_recycled
+        self._folder, self._catalog, self._clock = folder, catalog, clock
         self._keep_free, self._on_full = keep_free, on_full
         self.size = size
         self._changed = WaitableLock()
-        self._ready: files.Segment | None = None
+        self._ready: files.SegmentFile | None = None
         self._failure: BaseException | None = None
         self._wanted, self._stopped = True, False
         rows = catalog.segments()
@@ -51,7 +51,7 @@ class SegmentPipeline:
                 self.stop()
             raise
 
-    def take(self, bytes_min: int = 0) -> files.Segment:
+    def take(self, bytes_min: int = 0) -> files.SegmentFile:
         """The prepared segment, at least `bytes_min` large; waits for one.
 
         Raises:
@@ -90,7 +90,7 @@ class SegmentPipeline:
             self._discard(self._ready)
             self._ready = None
 
-    def _discard(self, segment: files.Segment) -> None:
+    def _discard(self, segment: files.SegmentFile) -> None:
         segment.close()
         segment.path.unlink(missing_ok=True)
         with self._catalog.transaction() as tables:
@@ -117,7 +117,7 @@ class SegmentPipeline:
                     self._failure = error
                     self._changed.notify_all()
 
-    def _prepare(self, size: int) -> files.Segment:
+    def _prepare(self, size: int) -> files.SegmentFile:
         self._ordinal += 1
         segment_id = files.new_segment_id()
         path = self._folder / files.segment_name(self._ordinal, segment_id)
@@ -136,8 +136,6 @@ class SegmentPipeline:
             made.close()
             path.unlink(missing_ok=True)
             raise
-        if used is None or self._populates_recycled:
-            files.populate(made)
         return made
 
     def _check_space(self, path: Path, size: int) -> None:
@@ -150,7 +148,7 @@ class SegmentPipeline:
     def _retired(self) -> list[SegmentRow]:
         return [row for row in self._catalog.segments() if row.state == "retired"]
 
-    def _recycled(self, path: Path, segment_id: int, size: int) -> tuple[SegmentRow | None, files.Segment | None]:
+    def _recycled(self, path: Path, segment_id: int, size: int) -> tuple[SegmentRow | None, files.SegmentFile | None]:
         """A retired file of the right size that nobody reads, made empty; its old row is still in the catalog."""
         for row in self._retired():
             if row.size == size and (self._folder / row.file).exists():
@@ -173,6 +171,5 @@ class SegmentPipeline:
 def delete_segment(folder: Path, row: SegmentRow) -> None:
     """Delete a retired segment's file."""
     assert row.state == "retired", "retire in the catalog first, delete bytes after"
-    hit("wal.unlink")
+    hit("log.unlink")
     (folder / row.file).unlink(missing_ok=True)
-    (folder / (row.file + "-lock")).unlink(missing_ok=True)

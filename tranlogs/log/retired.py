@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..catalog import Catalog, SegmentRow, segment_key
-from . import segment as files
+from . import segment_file as files
 
 
 def unlink_retired(catalog: Catalog, folder: Path) -> int:

@@ -1,0 +1,253 @@
+"""The bodies of records: plain values, in parts that are stored once as long as they do not change.
+
+The body of a boundary is a dict, and each of its values is a *part*. The body of any other record is one part, "". In a
+record a part is a tuple
+
+    (offset, content, arrays)
+
+    offset   of the record in the same file that has the part in full; 0 if this record has
+    content  the part's tree; None if it is that of the record at `offset`; bytes in a tuple of one if they are a
+             difference to that one (`codec/delta.py`)
+    arrays   the part's large arrays, in the order of the tree's indices: list of (name, offset in the file, stored bytes,
+             xxh3_64 of them, codec); None if they are those of the record at `offset`
+
+A part in full never refers to another one, so reading any record takes one more record for each part at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from ..codec import delta, tree
+from ..codec.compression import compress
+from ..types import AnyArray, Array, Bytes
+
+WHOLE = ""  # the part that is the whole body
+_DELTA_BYTES_MIN = 128  # smaller parts are stored again
+_WHOLE_BODIES_MAX = 64  # different bodies of steps that are remembered in a segment
+
+Row = tuple[str, int, int, int, int]  # name, offset, stored bytes, checksum, codec
+
+
+@dataclass(slots=True)
+class Part:
+    """An encoded value: its tree and its large arrays with their names."""
+
+    blob: bytes
+    arrays: list[tuple[str, Array]] = field(default_factory=list)
+
+
+EncodedBody = dict[str, Part]
+
+
+class BodyEncoder:
+    """Encodes bodies part by part. It remembers `Fixed` values by identity, so that they are encoded once."""
+
+    def __init__(self) -> None:
+        self._fixed: dict[str, tuple[tree.Fixed, Part]] = {}
+
+    def whole(self, body: Any, adapt: tree.Adapt | None) -> EncodedBody:
+        """Encode a body as one part.
+
+        Raises:
+            UnencodableState: something in it cannot be stored.
+        """
+        return {WHOLE: _encoded(body, "", adapt)}
+
+    def parts(self, body: dict[str, Any], adapt: tree.Adapt | None) -> EncodedBody:
+        """Encode a body whose values are parts.
+
+        Raises:
+            UnencodableState: something in it cannot be stored.
+        """
+        return {name: self._part(name, value, adapt) for name, value in body.items()}
+
+    def _part(self, name: str, value: Any, adapt: tree.Adapt | None) -> Part:
+        if type(value) is not tree.Fixed:
+            return _encoded(value, name, adapt)
+        known = self._fixed.get(name)
+        if known is None or known[0] is not value:
+            known = self._fixed[name] = value, _encoded(value.value, name, adapt)
+        return known[1]
+
+
+def encode_parts(body: dict[str, Any], adapt: tree.Adapt | None) -> dict[str, bytes]:
+    """Encode each value of a body, to be compared with the parts of a boundary."""
+    return {name: _encoded(value, name, adapt).blob for name, value in body.items()}
+
+
+def _encoded(value: Any, path: str, adapt: tree.Adapt | None) -> Part:
+    far: list[tuple[str, AnyArray]] = []
+    blob = tree.encode(value, path=path, adapt=adapt, out_of_line=far)
+    return Part(blob, [(name, array) for name, array in far if isinstance(array, Array)])
+
+
+@dataclass(slots=True)
+class _Known:
+    """A part as the open segment has it in full."""
+
+    part: Part
+    offset: int
+    rows: list[Row]
+
+
+class PartsWriter:
+    """Writes parts into the records of one segment: in full, as a difference, or as a reference to an earlier record."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+        self._places: dict[tuple[str, int], Row] = {}  # of arrays, by part and index
+        self._bodies: dict[bytes, int] = {}  # offset of the record that has the body
+
+    def shared_body(self, body: EncodedBody) -> int:
+        """Return the offset of an earlier record that has this whole body; 0 if there is none."""
+        part = body.get(WHOLE)
+        return 0 if part is None or part.arrays else self._bodies.get(part.blob, 0)
+
+    def write(self, body: EncodedBody, record: int, arrays_at: int) -> PlacedBody:
+        """Lay out a body.
+
+        Args:
+            body: the encoded body.
+            record: offset of the record that gets it.
+            arrays_at: offset at which its large arrays are written.
+        """
+        placed = PlacedBody(record, arrays_at)
+        for name, part in body.items():
+            placed.packed[name] = self._write(name, part, placed)
+        if WHOLE in body and not body[WHOLE].arrays:
+            placed.blob = body[WHOLE].blob
+        return placed
+
+    def written(self, placed: PlacedBody) -> None:
+        """Remember what a record that is in the file now has in full."""
+        self._known.update(placed.known)
+        self._places.update(placed.places)
+        if placed.blob is not None:
+            if len(self._bodies) >= _WHOLE_BODIES_MAX:
+                self._bodies.clear()
+            self._bodies[placed.blob] = placed.record
+
+    def _write(self, name: str, part: Part, placed: PlacedBody) -> tuple[int, Any, Any]:
+        known = self._known.get(name)
+        if known is not None and known.part is part:
+            return known.offset, None, None
+        rows = [self._place((name, i), array_name, array, placed) for i, (array_name, array) in enumerate(part.arrays)]
+        if known is not None:
+            same_rows = None if rows == known.rows else rows
+            if part.blob == known.part.blob:
+                return known.offset, None, same_rows
+            if len(part.blob) >= _DELTA_BYTES_MIN and len(part.blob) == len(known.part.blob):
+                packed = delta.difference(part.blob, known.part.blob)
+                if packed is not None:
+                    return known.offset, (packed,), same_rows
+        if name != WHOLE:
+            placed.known[name] = _Known(part, placed.record, rows)
+        return 0, part.blob, rows
+
+    def _place(self, key: tuple[str, int], name: str, array: Array, placed: PlacedBody) -> Row:
+        """Return where an array lies: where it was if its bytes are the same, else in this record."""
+        codec, stored = compress(array.data)
+        checksum = xxhash.xxh3_64_intdigest(stored.data)
+        known = self._places.get(key)
+        if known is not None and known[2:] == (stored.nbytes, checksum, int(codec)):
+            return (name, *known[1:])
+        row = (name, placed.end, stored.nbytes, checksum, int(codec))
+        placed.add(stored)
+        placed.places[key] = row
+        return row
+
+
+class PlacedBody:
+    """A body laid out for one record.
+
+    Attributes:
+        packed: the record's parts.
+        buffers: bytes of the large arrays that this record stores, in order.
+        end: offset in the file behind them.
+    """
+
+    def __init__(self, record: int, arrays_at: int) -> None:
+        self.record, self.end = record, arrays_at
+        self.packed: dict[str, tuple[int, Any, Any]] = {}
+        self.buffers: list[Bytes] = []
+        self.known: dict[str, _Known] = {}
+        self.places: dict[tuple[str, int], Row] = {}
+        self.blob: bytes | None = None
+
+    def add(self, stored: Bytes) -> None:
+        """Append the bytes of an array."""
+        if stored.nbytes:
+            self.buffers.append(stored)
+            self.end += stored.nbytes
+
+
+def packed_parts(body: bytes) -> dict[str, tuple[int, Any, Any]]:
+    """Return the parts of a record, by name.
+
+    Raises:
+        MalformedTree: the bytes are no body.
+    """
+    found = tree.decode(body) if body else {}
+    if not isinstance(found, dict) or not all(map(_is_part, found.items())):
+        raise tree.MalformedTree("the parts of a body are (offset, content, arrays)")
+    return found
+
+
+def _is_part(item: tuple[Any, Any]) -> bool:
+    name, part = item
+    if type(name) is not str or type(part) is not tuple or len(part) != 3:
+        return False
+    offset, content, rows = part
+    if type(offset) is not int or offset < 0 or not _is_content(content) or (offset == 0 and (content is None or rows is None)):
+        return False
+    return rows is None or (type(rows) is list and all(map(_is_row, rows)))
+
+
+def _is_content(content: Any) -> bool:
+    return (
+        content is None
+        or type(content) is bytes
+        or (type(content) is tuple and len(content) == 1 and type(content[0]) is bytes)
+    )
+
+
+def _is_row(row: Any) -> bool:
+    return (
+        type(row) is tuple
+        and len(row) == 5
+        and type(row[0]) is str
+        and all(type(n) is int and 0 <= n < 1 << 64 for n in row[1:])
+    )
+
+
+def merged(part: tuple[int, Any, Any], full: tuple[int, Any, Any] | None) -> tuple[bytes, Sequence[Row]]:
+    """Return a part's tree and the places of its arrays.
+
+    Args:
+        part: as the record has it.
+        full: as the record that it refers to has it; None if it refers to none.
+
+    Raises:
+        ValueError: the two do not fit together.
+    """
+    _, content, rows = part
+    if full is None:
+        return content, rows
+    _, full_content, full_rows = full
+    if type(full_content) is not bytes or full_rows is None:
+        raise ValueError("it refers to a record that refers to another one")
+    if content is None:
+        content = full_content
+    elif type(content) is tuple:
+        content = delta.restored(content[0], full_content)
+    return content, full_rows if rows is None else rows
+
+
+def names_of(parts: dict[str, tuple[int, Any, Any]]) -> Iterator[str]:
+    """Yield the names of parts that are not the whole body."""
+    return (name for name in parts if name != WHOLE)

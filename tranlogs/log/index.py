@@ -1,0 +1,273 @@
+"""The log's LMDB environment: head, description and place of every record, by segment and step.
+
+Only the tensors' bytes lie outside of it, in the segments. The thread behind the log adds records in groups, each after the
+segment's bytes were flushed; LMDB syncs the transaction itself, and its commit is what makes the group `synced`. So a
+record that is here is in its segment, too. What is not here yet is found by a scan of the open segment's tail; a lost or
+damaged environment is made anew from the segments. It is therefore never the only copy of anything.
+
+    key    segment id, step, sequence number: u64 each, big-endian
+    value  offset in the file (u64, little-endian), 64 head bytes, description (left out from 64 KiB on)
+
+Records of one segment follow each other in the order of their sequence numbers, and the first record of a step is found by
+one look-up. The key "run" holds the format version and the run's id.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import lmdb
+
+from ..catalog.environment import open_environment, verify_file
+from ..config import FORMAT_VERSION, INDEX_BYTES, INDEX_BYTES_GROWN_MAX, THREAD_SECONDS_MAX
+from ..errors import CorruptCatalog, LogUnavailable
+from ..failpoints import hit
+from ..threads import WaitableLock
+from .record import HEAD, Location, unpack_head
+
+INDEX_NAME = "records.lmdb"
+_DESCRIPTION_BYTES_MAX = 1 << 16  # longer ones are read from the segment
+_FORGOTTEN_MAX = 500  # records that are deleted in one transaction
+_KEY = struct.Struct(">QQQ")
+_OFFSET = struct.Struct("<Q")
+_RUN = b"run"
+
+
+class IndexedRecord(NamedTuple):
+    """A record to be added."""
+
+    segment_id: int
+    sequence: int
+    step: int
+    offset: int
+    head: bytes
+    description: bytes
+
+
+_open_here: dict[str, LogIndex] = {}  # LMDB allows one environment a file and process
+_open_lock = WaitableLock()
+
+
+class LogIndex:
+    """The index of one journal's log. Make one with `open`; close it as often."""
+
+    def __init__(self, path: Path, env: lmdb.Environment, *, writable: bool) -> None:
+        self.path, self.writable, self._env = path, writable, env
+        self._inode = os.stat(path).st_ino
+        self._map_bytes = INDEX_BYTES
+        self._users = 1
+        self._reading = WaitableLock()  # held while the map may not change its size
+
+    @classmethod
+    def open(cls, folder: Path, run_id: str, *, writable: bool = False) -> LogIndex:
+        """Open the index in a journal's log folder; a writable one is made if there is none.
+
+        Raises:
+            CorruptCatalog: it is missing (for a reader), damaged, or belongs to another run.
+            LogUnavailable: it cannot be written (full disk, missing rights).
+        """
+        path = folder / INDEX_NAME
+        real = os.path.realpath(path)
+        with _open_lock:
+            found = _open_here.get(real)
+            if writable and found is not None and not found.writable:
+                found._wait_until_closed()
+                found = _open_here.get(real)
+            if found is not None and found._is_at(path):
+                found._users += 1
+                return found
+            if not path.exists() and not writable:
+                raise CorruptCatalog(path, "the index of the log is missing")
+            if path.exists():
+                verify_file(path)
+            index = cls(path, open_environment(path, writable, INDEX_BYTES), writable=writable)
+            try:
+                index._claim(run_id)
+            except BaseException:
+                index._env.close()
+                raise
+            _open_here[real] = index
+            return index
+
+    def _wait_until_closed(self) -> None:
+        """Wait for readers of this process, which are short: LMDB allows one environment a file and process."""
+        end = time.monotonic() + THREAD_SECONDS_MAX
+        while self._users and time.monotonic() < end:
+            _open_lock.wait(0.01)
+        if self._users:
+            raise LogUnavailable(f"{self.path}: it is being read in this process")
+
+    def _is_at(self, path: Path) -> bool:
+        try:
+            return os.stat(path).st_ino == self._inode
+        except FileNotFoundError:
+            return False
+
+    def _claim(self, run_id: str) -> None:
+        wanted = f"{FORMAT_VERSION} {run_id}".encode()
+        try:
+            with self._env.begin() as txn:
+                found = txn.get(_RUN)
+                is_empty = txn.stat()["entries"] == 0
+            if found is None and is_empty and self.writable:
+                self._write([(_RUN, wanted)])
+                found = wanted
+        except (lmdb.Error, ValueError, KeyError) as error:
+            raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
+        if found != wanted:
+            raise CorruptCatalog(self.path, "it belongs to another run, or to another version of TranLogs")
+
+    def close(self) -> None:
+        """Close it once all its users in this process have."""
+        with _open_lock:
+            self._users -= 1
+            if self._users == 0:
+                self._env.close()
+                _open_lock.notify_all()
+                real = os.path.realpath(self.path)
+                if _open_here.get(real) is self:
+                    del _open_here[real]
+
+    # Writing: one thread.
+
+    def add(self, records: Iterable[IndexedRecord]) -> None:
+        """Add records, in one transaction that is durable when this returns (commit point of `synced`).
+
+        Raises:
+            LogUnavailable: the disk is full or fails.
+        """
+        self._write(
+            [
+                (
+                    _KEY.pack(segment_id, step, sequence),
+                    _OFFSET.pack(offset) + head + (description if len(description) < _DESCRIPTION_BYTES_MAX else b""),
+                )
+                for segment_id, sequence, step, offset, head, description in records
+            ]
+        )
+
+    def _write(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+        hit("log.index")
+        try:
+            while True:
+                try:
+                    with self._env.begin(write=True) as txn:
+                        for key, value in items:
+                            txn.put(key, value)
+                    return
+                except lmdb.MapFullError:
+                    if self._map_bytes >= INDEX_BYTES_GROWN_MAX:
+                        raise
+                    self._map_bytes *= 2
+                    with self._reading:
+                        self._env.set_mapsize(self._map_bytes)
+        except (lmdb.Error, OSError) as error:
+            raise LogUnavailable(f"{self.path}: {error}") from error
+
+    def forget_all_but(self, kept: Iterable[int]) -> bool:
+        """Delete records of segments that are not `kept`, some at a time; True if nothing is left to delete.
+
+        Raises:
+            LogUnavailable: the disk is full or fails.
+        """
+        wanted = set(kept)
+        try:
+            with self._env.begin(write=True) as txn:
+                cursor, left = txn.cursor(), _FORGOTTEN_MAX
+                found = cursor.first()
+                while found and left:
+                    key = cursor.key()
+                    if len(key) != _KEY.size:
+                        found = cursor.next()
+                        continue
+                    segment_id = _KEY.unpack(key)[0]
+                    if segment_id in wanted:
+                        found = segment_id < (1 << 64) - 1 and cursor.set_range(_KEY.pack(segment_id + 1, 0, 0))
+                        continue
+                    left -= 1
+                    cursor.delete()  # the cursor stands on the next one then
+                    found = bool(cursor.key())
+                return bool(left)
+        except (lmdb.Error, OSError) as error:
+            raise LogUnavailable(f"{self.path}: {error}") from error
+
+    # Reading: any thread.
+
+    def newest(self, segment_id: int) -> Location | None:
+        """Return the newest record of a segment; None if it has none.
+
+        Raises:
+            CorruptCatalog: the environment is damaged, or the disk fails.
+        """
+        try:
+            with self._reading, self._env.begin() as txn, txn.cursor() as cursor:
+                key = _KEY.pack(segment_id, (1 << 64) - 1, (1 << 64) - 1)
+                is_there = cursor.prev() if cursor.set_range(key) else cursor.last()
+                if not is_there or cursor.key()[:8] != key[:8]:
+                    return None
+                return self._location(segment_id, cursor.value())
+        except (lmdb.Error, ValueError, struct.error) as error:
+            raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
+
+    def _location(self, segment_id: int, value: bytes) -> Location:
+        head = unpack_head(value, _OFFSET.size)
+        if head is None or head.segment_id != segment_id:
+            raise CorruptCatalog(self.path, "one of its records is damaged")
+        return Location(head, _OFFSET.unpack_from(value)[0], value[_OFFSET.size + HEAD.size :] or None)
+
+    def locations(self, segment_id: int, *, step: int = 0, last_step: int | None = None) -> list[Location]:
+        """Return the records of a segment from a step on, in order.
+
+        Args:
+            segment_id: of the segment.
+            step: the first step that is wanted.
+            last_step: the last one; None for all.
+
+        Raises:
+            CorruptCatalog: the environment is damaged, or the disk fails.
+        """
+        try:
+            try:
+                return self._locations(segment_id, step, last_step)
+            except lmdb.MapResizedError:  # the writer has made the map larger
+                self._env.set_mapsize(0)
+                return self._locations(segment_id, step, last_step)
+        except (lmdb.Error, ValueError, struct.error) as error:
+            raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
+
+    def _locations(self, segment_id: int, step: int, last_step: int | None) -> list[Location]:
+        found: list[Location] = []
+        prefix = segment_id.to_bytes(8, "big")
+        last = _KEY.pack(segment_id, (1 << 64) - 1 if last_step is None else last_step, (1 << 64) - 1)
+        with self._reading, self._env.begin() as txn, txn.cursor() as cursor:
+            if not cursor.set_range(_KEY.pack(segment_id, step, 0)):
+                return found
+            for key, value in cursor.iternext():
+                if key[:8] != prefix or key > last or len(key) != _KEY.size:
+                    break
+                found.append(self._location(segment_id, value))
+        return found
+
+
+def set_aside(folder: Path) -> None:
+    """Delete a damaged index and its lock file: the segments hold everything that it did."""
+    for name in (INDEX_NAME, INDEX_NAME + "-lock"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def open_if_sound(folder: Path, run_id: str, notes: list[str]) -> LogIndex | None:
+    """Open the index for reading; None if it is missing or damaged, which is said in `notes` if it is damaged."""
+    if not (folder / INDEX_NAME).exists():
+        return None
+    try:
+        return LogIndex.open(folder, run_id)
+    except CorruptCatalog as error:
+        notes.append(f"{error}; the segments were scanned instead")
+    except LogUnavailable:
+        pass
+    return None

@@ -1,0 +1,190 @@
+"""Hash, compress and write the payload of a record, on the thread that logs or in a thread beside it.
+
+While the optimizer steps nobody writes to a gradient. A large payload is therefore handed to a thread when the record
+begins, and the commit waits for that thread: nothing is queued, and what was committed is in the file. A small payload is
+written together with its description at the commit, by one system call: waking a thread would take longer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+
+import numpy as np
+
+from ..codec.compression import Codec, compress
+from ..config import HANDOVER_BYTES_MIN
+from ..errors import LogUnavailable, in_words
+from ..threads import start_thread
+from ..types import Bytes
+from .layout import Layout, Payload
+from .record import HEAD, checksum_of
+from .segment_file import SegmentFile
+
+_RAW_STREAK = 8  # records without anything to compress, after which ...
+_LOOK_EVERY = 16  # ... only every so many records are looked at
+
+
+class Choices:
+    """Whether a layout's payloads are looked at for what shrinks: dense noise is the rule, and looking costs time."""
+
+    def __init__(self) -> None:
+        self._raw: dict[Layout, int] = {}
+
+    def looks(self, layout: Layout) -> bool:
+        """Return True if the next record of a layout is to be looked at."""
+        streak = self._raw.get(layout, 0)
+        if streak >= _RAW_STREAK and streak % _LOOK_EVERY:
+            self._raw[layout] = streak + 1
+            return False
+        return True
+
+    def found(self, layout: Layout, *, is_raw: bool) -> None:
+        """Note what a record that was looked at held."""
+        self._raw[layout] = self._raw.get(layout, 0) + 1 if is_raw else 0
+
+
+class PieceWriter:
+    """The payload of one record on its way into a segment.
+
+    Attributes:
+        stored_bytes: of the payload in the file; known once it was prepared.
+        sums, codecs: as the description has them.
+    """
+
+    def __init__(self, payload: Payload, segment: SegmentFile, offset: int, choices: Choices) -> None:
+        self._payload, self._segment, self._offset, self._choices = payload, segment, offset + HEAD.size, choices
+        self.pending: list[Bytes] = []  # stored bytes that are not in the file yet
+        self.stored_bytes, self.sums, self.codecs = 0, b"", b""
+        self._is_prepared = False
+        self._done: threading.Event | None = None
+        self._failure: BaseException | None = None
+
+    def start(self, hand_over: Callable[[Callable[[], None]], None]) -> None:
+        """Begin to write in another thread."""
+        self._done = threading.Event()
+        hand_over(self._run)
+
+    def _run(self) -> None:
+        try:
+            self._prepare_pieces(self._put)
+        except BaseException as error:
+            self._failure = error
+        finally:
+            assert self._done is not None
+            self._done.set()
+
+    def wait(self) -> None:
+        """Wait until the payload's memory may change.
+
+        Raises:
+            LogUnavailable: it could not be written.
+        """
+        if self._done is None:
+            if not self._is_prepared:
+                self._prepare_pieces(self._put)
+            return
+        self._done.wait()
+        if self._failure is not None:
+            raise LogUnavailable(in_words(self._failure)) from self._failure
+
+    def prepare(self) -> None:
+        """Make everything but `pending` be in the file: what is pending goes there with the description.
+
+        Raises:
+            LogUnavailable: it could not be written.
+        """
+        if self._done is not None:
+            self.wait()
+        elif not self._is_prepared:
+            self._prepare_pieces(self._keep)
+
+    def settle(self) -> None:
+        """Wait until no other thread uses the payload's memory or the file; errors do not matter any more."""
+        if self._done is not None:
+            self._done.wait()
+
+    def _keep(self, stored: Bytes, at: int) -> None:
+        self.pending.append(stored)
+
+    def _put(self, stored: Bytes, at: int) -> None:
+        self._segment.write([stored], self._offset + at)
+
+    def _prepare_pieces(self, put: Callable[[Bytes, int], None]) -> None:
+        payload = self._payload
+        if payload.wait is not None:
+            payload.wait()
+        ends = payload.layout.pieces(payload.absent, payload.sparse)
+        looks = self._choices.looks(payload.layout)
+        sums, sizes, codecs, at = [], [], bytearray(), 0
+        for piece in pieces_of(payload.buffers, ends):
+            codec, stored = compress(piece) if looks else (Codec.RAW, piece)
+            sums.append(checksum_of(stored))
+            put(stored, at)
+            at += stored.nbytes
+            sizes.append(stored.nbytes)
+            codecs.append(codec)
+        self.sums = np.array(sums, "<u8").tobytes()
+        if any(codecs):
+            self.codecs = np.array(sizes, "<u4").tobytes() + bytes(codecs)
+        if looks:
+            self._choices.found(payload.layout, is_raw=not self.codecs)
+        self.stored_bytes, self._is_prepared = at, True
+
+
+def pieces_of(buffers: Iterable[Bytes], ends: Iterable[int]) -> list[Bytes]:
+    """Cut a payload into its pieces. A piece that lies in several buffers is copied into one."""
+    found: list[Bytes] = []
+    rest = iter(buffers)
+    current: Bytes = np.empty(0, np.uint8)
+    start = 0  # of `current` in the payload
+    at = 0
+    for end in ends:
+        parts = []
+        while at < end:
+            while at >= start + current.nbytes:
+                start += current.nbytes
+                current = next(rest)
+            stop = min(end, start + current.nbytes)
+            parts.append(current if at == start and stop == start + current.nbytes else current[at - start : stop - start])
+            at = stop
+        found.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    return found
+
+
+class HandOver:
+    """The thread beside the one that logs. It runs one job at a time; who hands a job over waits for it in the end."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_refused = False
+
+    def takes(self, nbytes: int) -> bool:
+        """Return True if a payload of this size is handed over: it is large, and a thread is to be had."""
+        if nbytes < HANDOVER_BYTES_MIN or self._is_refused:
+            return False
+        if self._thread is None:
+            try:
+                self._thread = start_thread("tranlogs-payload", self._work)
+            except LogUnavailable:
+                self._is_refused = True
+                return False
+        return True
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run a job in the thread."""
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # it holds the gradients
+
+    def stop(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None

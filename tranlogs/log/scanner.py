@@ -1,0 +1,110 @@
+"""Find a segment's records by plain reads: no map, no lock, no LMDB, so no content of the file can kill the reader.
+
+Records follow each other without gaps, so a scan leaps from head to head. Where the head that should come next is missing
+or damaged, every multiple of 64 bytes behind it is looked at: what is found there is sound, and what lies between is a hole
+in the sequence numbers, which the reader of the log reports.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..config import FORMAT_VERSION
+from ..durable import ReadFile
+from ..errors import UnknownFormat
+from .record import ALIGNMENT, HEAD, MAGIC, EntryKind, Location, unpack_head
+
+_WINDOW_BYTES = 1 << 16  # read at a time while leaping: small records share a window
+_SEARCH_BYTES = 4 << 20  # read at a time while searching
+_MAGIC_WORD = int.from_bytes(MAGIC, "little")
+
+
+def scan(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | None = None) -> list[Location]:
+    """Return all sound heads of a segment from an offset on, in the order of the file (descriptions are not read).
+
+    Args:
+        path: the file.
+        segment_id: records of other segments (earlier lives of the file) are passed over.
+        start: where to begin; a record must start there.
+        last_sequence: number of the segment's last record, where that is known (it is sealed): nothing is looked for behind.
+
+    Raises:
+        UnknownFormat: a record of this segment was written by a newer version.
+        CannotRead: file handles, memory or rights are missing.
+        OSError: the file cannot be opened.
+    """
+    with ReadFile(path) as file:
+        found = list(_scanned(file.fd, segment_id, start, last_sequence))
+        if last_sequence is None and not is_unbroken(found):
+            # The writer may have overtaken the search. All that lies before the newest record seen is in the file by now: a
+            # second scan sees it, unless it is damaged.
+            last = found[-1].head.sequence
+            found = [one for one in _scanned(file.fd, segment_id, start, None) if one.head.sequence <= last]
+    for location in found:
+        if location.head.version != FORMAT_VERSION:
+            raise UnknownFormat(path, location.head.version, FORMAT_VERSION)
+    return found
+
+
+def is_unbroken(found: Sequence[Location]) -> bool:
+    """Return True if no sequence number is missing between the first and the last."""
+    return all(b.head.sequence - a.head.sequence <= 1 for a, b in itertools.pairwise(found))
+
+
+def is_whole(found: Sequence[Location], last_sequence: int) -> bool:
+    """Return True if these are all records of a segment that ends with `last_sequence`."""
+    return bool(
+        found and found[0].head.kind == EntryKind.SEGMENT and found[-1].head.sequence >= last_sequence and is_unbroken(found)
+    )
+
+
+def _scanned(fd: int, segment_id: int, start: int, last_sequence: int | None) -> Iterator[Location]:
+    size, at, newest = os.fstat(fd).st_size, start, -1
+    window, base = b"", 0
+    while at + HEAD.size <= size:
+        if not base <= at <= base + len(window) - HEAD.size:
+            window, base = _pread(fd, min(_WINDOW_BYTES, size - at), at), at
+        head = unpack_head(window, at - base)
+        if head is None or head.segment_id != segment_id or head.sequence < newest:
+            if newest >= 0 and newest == last_sequence:
+                return
+            found = _search(fd, segment_id, at, size, newest)
+            if found is None:
+                return
+            at = found
+            continue
+        location = Location(head, at)
+        at = location.end  # behind the file's end if that was truncated
+        newest = head.sequence
+        yield location
+
+
+def _search(fd: int, segment_id: int, start: int, size: int, newest: int) -> int | None:
+    """Return the offset of the next head of this segment behind `start`; None if there is none."""
+    start = (start + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    for base in range(start, size, _SEARCH_BYTES):
+        window = _pread(fd, min(_SEARCH_BYTES, size - base), base)
+        rows = np.frombuffer(window, np.uint8)[: len(window) // ALIGNMENT * ALIGNMENT].reshape(-1, ALIGNMENT)
+        words = rows.view("<u4")
+        ours = rows.view("<u8")[:, 1] == segment_id
+        for row in np.flatnonzero(ours & (words[:, 0] == _MAGIC_WORD)).tolist():
+            head = unpack_head(window, row * ALIGNMENT)
+            if head is not None and head.segment_id == segment_id and head.sequence >= newest:
+                return base + row * ALIGNMENT
+    return None
+
+
+def _pread(fd: int, size: int, offset: int) -> bytes:
+    """Return `size` bytes; what the disk cannot read, or the file does not have, is zero."""
+    try:
+        return os.pread(fd, size, offset).ljust(size, b"\0")
+    except OSError:
+        if size <= 4096:
+            return bytes(size)
+        half = size // 2 // ALIGNMENT * ALIGNMENT
+        return _pread(fd, half, offset) + _pread(fd, size - half, offset + half)

@@ -1,1 +1,0 @@
-"""The write-ahead log on LMDB: segments, the writer, and a scanner that reads without LMDB."""
