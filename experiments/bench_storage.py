@@ -28,11 +28,11 @@ from circumstances import Circumstances, write_results
 from tranlogs import EverySteps
 from tranlogs.catalog import Catalog, EvaluationRow
 from tranlogs.config import MIB, JournalConfig
+from tranlogs.log import writer as log
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.evaluation import worth_of
 from tranlogs.testing.toy import open_toy
-from tranlogs.log import writer as log
 
 _BUDGETS = (16, 32, 48)  # MiB
 _SIZES = (7, 1400, 11_200)  # 100 KB of gradients a step

@@ -20,12 +20,12 @@ from tranlogs import EverySteps
 from tranlogs.cli.runs import journals_of
 from tranlogs.clock import SystemClock
 from tranlogs.config import MIB, JournalConfig
+from tranlogs.log import writer as log
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
 from tranlogs.testing.browser import Browser, chromium
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import ToyTrainer, open_toy
-from tranlogs.log import writer as log
 from tranlogs_monitor.board import Board
 from tranlogs_monitor.metrics import Metrics
 from tranlogs_monitor.page import address_of_page

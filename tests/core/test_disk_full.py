@@ -15,12 +15,12 @@ import pytest
 
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import UsageError
+from tranlogs.log import writer as log
 from tranlogs.retention import EverySteps, KeepAll, KeepEvery, KeepLatest, RetentionPolicy
 from tranlogs.testing import disks
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.disks import fill, free_bytes
 from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
-from tranlogs.log import writer as log
 
 pytestmark = pytest.mark.disks
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tranlogs.log import writer as log
 
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.failpoints import POINTS
+from tranlogs.log import writer as log
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.testing.abandon import abandoned_copy
 from tranlogs.testing.clock import FakeClock

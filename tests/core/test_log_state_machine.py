@@ -14,12 +14,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tranlogs.log import writer as log
 
 from tests.core.toys import step_of
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import RecoveryError
 from tranlogs.failpoints import POINTS
+from tranlogs.log import writer as log
 from tranlogs.log.layout import Payload
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.testing.abandon import abandoned_copy

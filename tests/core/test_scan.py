@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tranlogs.log import segment_file as files
 
 from tranlogs.catalog import SegmentRow
 from tranlogs.config import FORMAT_VERSION
 from tranlogs.errors import UnknownFormat
+from tranlogs.log import segment_file as files
 from tranlogs.log.record import HEAD, MAGIC, EntryKind, Location, digest, pack_head
 from tranlogs.log.scanner import scan
 from tranlogs.testing.bare_log import BareLog, append_step

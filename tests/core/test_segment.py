@@ -11,12 +11,12 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
-from tranlogs.log import segment_file as files
-from tranlogs.log.preallocator import Preallocator, delete_segment
 
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.config import MIB, SPARE_FILES_MAX
 from tranlogs.errors import LogUnavailable
+from tranlogs.log import segment_file as files
+from tranlogs.log.preallocator import Preallocator, delete_segment
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.scanner import scan
 from tranlogs.testing.bare_log import BareLog, append_step, expected_step

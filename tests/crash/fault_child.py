@@ -24,9 +24,9 @@ from power_child import SIZES, Judge
 from tranlogs import EverySteps, KeepLatest
 from tranlogs.config import JournalConfig
 from tranlogs.errors import TranLogsError
+from tranlogs.log import writer as log
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import open_toy
-from tranlogs.log import writer as log
 
 STDOUT = socket.socket(fileno=1)
 

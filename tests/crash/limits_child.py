@@ -19,10 +19,10 @@ import numpy.random  # noqa: F401  (it is imported lazily)
 from power_child import SIZES, Judge
 
 from tranlogs.config import JournalConfig
+from tranlogs.log import writer as log
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import ToyTrainer, open_toy
-from tranlogs.log import writer as log
 
 ROUNDS = 12
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h

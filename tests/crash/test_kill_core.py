@@ -11,12 +11,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tranlogs.log import writer as log
 
 from tests.crash.toy_trainers import SIZES, UNTIL, Trainers, expected, state_sum
 from tranlogs import KeepLatest
 from tranlogs.config import JournalConfig
 from tranlogs.failpoints import POINTS
+from tranlogs.log import writer as log
 from tranlogs.testing.toy import open_toy
 from tranlogs.verify import Problem, verify_run
 

@@ -17,7 +17,6 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tranlogs.log import writer as log
 
 from tests.crash import tally
 from tests.crash.plain_twin import BODIES, Boundary, Kind, Script, Twin
@@ -29,6 +28,7 @@ from tranlogs.errors import RecoveryError
 from tranlogs.failpoints import POINTS
 from tranlogs.journal import JournalPaths, journal
 from tranlogs.journal.opening import settle_segments
+from tranlogs.log import writer as log
 from tranlogs.shipping import pull
 from tranlogs.store import LocalStore
 from tranlogs.testing.abandon import abandoned_copy, copy_of_written

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tranlogs.log import writer as log
 
 from tranlogs.catalog import catalog as catalogs
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import RunInUse
 from tranlogs.journal import read_owner
+from tranlogs.log import writer as log
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tranlogs.log import segment_file as segments
 
 from tests.crash.judging import Judge, judging
 from tests.crash.lossy_disk import LossyDisk
 from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoint import writer
 from tranlogs.config import JournalConfig
+from tranlogs.log import segment_file as segments
 from tranlogs.log.segment_file import Segment
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.testing.toy import ToyTrainer, open_toy

@@ -28,10 +28,10 @@ from tranlogs import EverySeconds, EverySteps, KeepLatest, failpoints
 from tranlogs.clock import Clock, SystemClock
 from tranlogs.config import JournalConfig
 from tranlogs.errors import RecoveryError
+from tranlogs.log import writer as log
 from tranlogs.log.layout import Payload
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.toy import ToyTrainer, open_toy
-from tranlogs.log import writer as log
 
 SIZES = (7, 300, 2500)
 

@@ -32,9 +32,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.torch.lab import with_plain_loops
+from tranlogs.log import writer as log
 from tranlogs.recovery import open_for_reading, reach
 from tranlogs.shipping import along
-from tranlogs.log import writer as log
 
 EPOCHS, BATCHES, BATCH = 3, 16, 5  # on each rank
 STEPS = EPOCHS * BATCHES

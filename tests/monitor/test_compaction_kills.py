@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tranlogs.log import writer as log
 
 from tests.crash.toy_trainers import UNTIL, Trainers
 from tests.monitor.compacting import install_toy
@@ -19,6 +18,7 @@ from tests.monitor.monitors import Monitors
 from tests.monitor.shadows import checkpoints
 from tests.monitor.test_kills import assert_nothing_is_lost_or_leaked
 from tranlogs.config import MIB
+from tranlogs.log import writer as log
 
 pytestmark = pytest.mark.crash
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tranlogs.log import writer as log
 
 from tests.crash.test_kill_core import assert_nothing_is_lost
 from tests.crash.toy_trainers import UNTIL, Trainers
@@ -18,6 +17,7 @@ from tests.monitor.monitors import Monitors
 from tranlogs.catalog import Catalog
 from tranlogs.cli.runs import journals_of
 from tranlogs.config import MIB
+from tranlogs.log import writer as log
 from tranlogs.retention.budget import Budget
 from tranlogs_monitor.daemon import Daemon, journals_below
 from tranlogs_monitor.settings import Settings
