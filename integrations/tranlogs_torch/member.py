@@ -118,6 +118,8 @@ class Member:
         norm = norm.full_tensor() if is_part(norm) else norm  # of shards it is a sum that is not taken yet
         if self.session.is_active and self.log == "gradients":
             self._begin()
+            if self._record is not None:
+                self._record.wait()  # the gradients are about to be clipped in place
             self._clip = {"max_norm": float(max_norm), "norm": norm.detach().clone(), "foreach": foreach}
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
         self._clipped = self._gradient_versions() if self._clip is not None else []

@@ -76,18 +76,14 @@ class PieceWriter:
             self._done.set()
 
     def wait(self) -> None:
-        """Wait until the payload's memory may change.
-
-        Raises:
-            LogUnavailable: it could not be written.
-        """
-        if self._done is None:
-            if not self._is_prepared:
+        """Wait until the payload's memory may change: until it is written, or cannot be, which `prepare` says."""
+        if self._done is not None:
+            self._done.wait()
+        elif not self._is_prepared and self._failure is None:
+            try:
                 self._prepare_pieces(self._put)
-            return
-        self._done.wait()
-        if self._failure is not None:
-            raise LogUnavailable(in_words(self._failure)) from self._failure
+            except Exception as error:
+                self._failure = error
 
     def prepare(self) -> None:
         """Make everything but `pending` be in the file: what is pending goes there with the description.
@@ -96,8 +92,10 @@ class PieceWriter:
             LogUnavailable: it could not be written.
         """
         if self._done is not None:
-            self.wait()
-        elif not self._is_prepared:
+            self._done.wait()
+        if self._failure is not None:
+            raise LogUnavailable(f"{self._segment.path}: {in_words(self._failure)}") from self._failure
+        if not self._is_prepared:
             self._prepare_pieces(self._keep)
 
     def settle(self) -> None:

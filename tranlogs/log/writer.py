@@ -54,15 +54,8 @@ class RecordWriter:
         self.is_open = True  # False once it is committed or aborted; the log aborts it when another record begins
 
     def wait(self) -> None:
-        """Wait until the payload's memory may change.
-
-        Raises:
-            LogUnavailable: it could not be written.
-        """
-        try:
-            self.pieces.wait()
-        except OSError as error:
-            raise LogUnavailable(f"{self.segment.path}: {error}") from error
+        """Wait until the payload's memory may change. An error is raised by the commit."""
+        self.pieces.wait()
 
     def abort(self) -> None:
         """Forget the record; what was written of it is overwritten by the next one."""
