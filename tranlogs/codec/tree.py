@@ -73,7 +73,7 @@ def encode(
         UnencodableState: something in it cannot be stored; the message has its path.
     """
     parts: list[bytes] = []
-    _Encoder(parts, adapt, out_of_line, out_of_line_bytes_min).write(value, path, 0)
+    _Encoder(parts, adapt, out_of_line, out_of_line_bytes_min, path).write(value)
     return b"".join(parts)
 
 
@@ -91,7 +91,7 @@ def decode(data: bytes | memoryview, arrays: Callable[[int, AnyArray], AnyArray]
     Raises:
         MalformedTree: the bytes are damaged.
     """
-    reader = _Decoder(memoryview(data).cast("B"), arrays, make_array, make_extension)
+    reader = _Decoder(bytes(data), arrays, make_array, make_extension)
     try:
         value = reader.read(0)
     except (struct.error, IndexError, UnicodeDecodeError, OverflowError, TypeError, ValueError) as error:
@@ -102,96 +102,162 @@ def decode(data: bytes | memoryview, arrays: Callable[[int, AnyArray], AnyArray]
 
 
 class _Encoder:
+    """Writes values one after another. The place of a value is kept as a stack, and becomes words only when asked for."""
+
     def __init__(self, parts: list[bytes], adapt: Adapt | None, out_of_line: list[tuple[str, AnyArray]] | None,
-                 out_of_line_bytes_min: int) -> None:  # fmt: skip
+                 out_of_line_bytes_min: int, path: str) -> None:  # fmt: skip
         self.parts, self.adapt, self.out_of_line = parts, adapt, out_of_line
         self.out_of_line_bytes_min = out_of_line_bytes_min
+        self._root = path
+        self._stack: list[Any] = []  # keys and indices from the root to the value that is being written
 
-    def write(self, value: Any, path: str, depth: int) -> None:
-        if depth > TREE_DEPTH_MAX:
-            raise UnencodableState(f"{path} (nested deeper than {TREE_DEPTH_MAX})", value)
-        put, kind = self.parts.append, type(value)
-        if value is None:
-            put(b"N")
-        elif kind is bool:
-            put(b"T" if value else b"F")
-        elif kind is int:
-            if -(1 << 63) <= value < 1 << 63:
-                put(b"i" + _I64.pack(value))
-            else:
-                raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-                put(b"I" + _U32.pack(len(raw)) + raw)
-        elif kind is float:
-            put(b"f" + _F64.pack(value))
-        elif kind is complex:
-            put(b"c" + _C128.pack(value.real, value.imag))
-        elif kind is str:
-            raw = value.encode("utf-8", "surrogatepass")
-            put(b"s" + _U32.pack(len(raw)) + raw)
-        elif kind is bytes:
-            put(b"b" + _U32.pack(len(value)) + value)
-        elif kind in (list, tuple):
-            put((b"l" if kind is list else b"t") + _U32.pack(len(value)))
-            for i, item in enumerate(value):
-                self.write(item, f"{path}[{i}]", depth + 1)
-        elif kind in _DICTS:
-            put(_DICTS[kind] + _U32.pack(len(value)))
-            for key, item in value.items():
-                self.write(key, f"{path}.keys()", depth + 1)
-                self.write(item, f"{path}[{key!r}]", depth + 1)
-        elif kind in (set, frozenset):
-            put((b"S" if kind is set else b"Z") + _U32.pack(len(value)))
-            self.parts.extend(sorted(self._apart(item, f"{path}{{}}", depth + 1) for item in value))
-        elif kind is np.ndarray:
-            self._write_array(_from_numpy(value, path), path)
+    def write(self, value: Any) -> None:
+        """Write one value."""
+        writer = _WRITERS.get(type(value))
+        if writer is not None:
+            writer(self, value)
         elif isinstance(value, np.generic):
-            name = _from_numpy(np.asarray(value), path).dtype.encode()
-            put(b"g" + _U32.pack(len(name)) + name + value.tobytes())
-        elif kind is Array:
-            self._write_array(value, path)
-        elif kind is SparseArray:
-            self._write_sparse(value, path, depth)
-        elif kind is Fixed:
-            self.write(value.value, path, depth)
-        elif kind is Extension:
-            tag = value.tag.encode()
-            put(b"x" + _U32.pack(len(tag)) + tag)
-            self.write(value.value, path, depth + 1)
+            name = _from_numpy(np.asarray(value), self).dtype.encode()
+            self.parts.append(b"g" + _U32.pack(len(name)) + name + value.tobytes())
         else:
-            self._adapt(value, path, depth)
+            self._adapt(value)
 
-    def _apart(self, item: Any, path: str, depth: int) -> bytes:
-        parts: list[bytes] = []
-        _Encoder(parts, self.adapt, None, 0).write(item, path, depth)
-        return b"".join(parts)
+    def path(self) -> str:
+        """Name the place of the value that is being written."""
+        return self._root + "".join(part if type(part) is _Suffix else f"[{part!r}]" for part in self._stack)
 
-    def _adapt(self, value: Any, path: str, depth: int) -> None:
+    def _enter(self, part: Any) -> None:
+        self._stack.append(part)
+        if len(self._stack) > TREE_DEPTH_MAX:
+            raise UnencodableState(f"{self.path()} (nested deeper than {TREE_DEPTH_MAX})", None)
+
+    def _none(self, value: None) -> None:
+        self.parts.append(b"N")
+
+    def _bool(self, value: bool) -> None:
+        self.parts.append(b"T" if value else b"F")
+
+    def _int(self, value: int) -> None:
+        if -(1 << 63) <= value < 1 << 63:
+            self.parts.append(b"i" + _I64.pack(value))
+        else:
+            raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+            self.parts.append(b"I" + _U32.pack(len(raw)) + raw)
+
+    def _float(self, value: float) -> None:
+        self.parts.append(b"f" + _F64.pack(value))
+
+    def _complex(self, value: complex) -> None:
+        self.parts.append(b"c" + _C128.pack(value.real, value.imag))
+
+    def _str(self, value: str) -> None:
+        raw = value.encode("utf-8", "surrogatepass")
+        self.parts.append(b"s" + _U32.pack(len(raw)) + raw)
+
+    def _bytes(self, value: bytes) -> None:
+        self.parts.append(b"b" + _U32.pack(len(value)) + value)
+
+    def _list(self, value: list[Any]) -> None:
+        self.parts.append(b"l" + _U32.pack(len(value)))
+        self._items(value)
+
+    def _tuple(self, value: tuple[Any, ...]) -> None:
+        self.parts.append(b"t" + _U32.pack(len(value)))
+        self._items(value)
+
+    def _items(self, items: Any) -> None:
+        self._enter(None)
+        stack, write = self._stack, self.write
+        for i, item in enumerate(items):
+            stack[-1] = i
+            write(item)
+        stack.pop()
+
+    def _dict(self, value: dict[Any, Any]) -> None:
+        self.parts.append(_DICTS[type(value)] + _U32.pack(len(value)))
+        self._enter(None)
+        stack, write = self._stack, self.write
+        for key, item in value.items():
+            if type(key) is str:
+                self._str(key)
+            else:
+                stack[-1] = _KEYS
+                write(key)
+            stack[-1] = key
+            write(item)
+        stack.pop()
+
+    def _set(self, value: set[Any] | frozenset[Any]) -> None:
+        self.parts.append((b"S" if type(value) is set else b"Z") + _U32.pack(len(value)))
+        self._enter(_ITEMS)
+        self.parts.extend(sorted(map(self._apart, value)))
+        self._stack.pop()
+
+    def _apart(self, item: Any) -> bytes:
+        outer, self.parts, far, self.out_of_line = self.parts, [], self.out_of_line, None
+        try:
+            self.write(item)
+            return b"".join(self.parts)
+        finally:
+            self.parts, self.out_of_line = outer, far
+
+    def _fixed(self, value: Fixed) -> None:
+        self.write(value.value)
+
+    def _extension(self, value: Extension) -> None:
+        tag = value.tag.encode()
+        self.parts.append(b"x" + _U32.pack(len(tag)) + tag)
+        self._enter(_Suffix(""))
+        self.write(value.value)
+        self._stack.pop()
+
+    def _adapt(self, value: Any) -> None:
         adapted = self.adapt(value) if self.adapt is not None else value
         if adapted is value or not isinstance(adapted, (Array, SparseArray, Extension)):
-            raise UnencodableState(path, value)
-        self.write(adapted, path, depth)
+            raise UnencodableState(self.path(), value)
+        self.write(adapted)
 
-    def _write_array(self, array: Array, path: str) -> None:
+    def _numpy(self, value: np.ndarray[Any, Any]) -> None:
+        self._array(_from_numpy(value, self))
+
+    def _array(self, array: Array) -> None:
         if self.out_of_line is not None and array.nbytes >= self.out_of_line_bytes_min:
             self.parts.append(b"A" + _array_header(array) + _U32.pack(len(self.out_of_line)))
-            self.out_of_line.append((path, array))
+            self.out_of_line.append((self.path(), array))
         else:
             self.parts.append(b"a" + _array_header(array) + array.data.tobytes())
 
-    def _write_sparse(self, sparse: SparseArray, path: str, depth: int) -> None:
+    def _sparse(self, sparse: SparseArray) -> None:
         self.parts.append(b"p")
-        self.write(tuple(sparse.shape), path, depth)
-        self.write(sparse.is_coalesced, path, depth)
-        self._write_array(sparse.indices, path + "#indices")
-        self._write_array(sparse.values, path + "#values")
+        self.write(tuple(sparse.shape))
+        self.write(sparse.is_coalesced)
+        self._enter(_Suffix("#indices"))
+        self._array(sparse.indices)
+        self._stack[-1] = _Suffix("#values")
+        self._array(sparse.values)
+        self._stack.pop()
 
 
+class _Suffix(str):
+    """A part of a path that is written as it is."""
+
+    __slots__ = ()
+
+
+_KEYS, _ITEMS = _Suffix(".keys()"), _Suffix("{}")
 _DICTS: dict[type, bytes] = {dict: b"d", OrderedDict: b"o", Counter: b"C"}
+_WRITERS: dict[type, Callable[[_Encoder, Any], None]] = {
+    type(None): _Encoder._none, bool: _Encoder._bool, int: _Encoder._int, float: _Encoder._float, complex: _Encoder._complex,
+    str: _Encoder._str, bytes: _Encoder._bytes, list: _Encoder._list, tuple: _Encoder._tuple, dict: _Encoder._dict,
+    OrderedDict: _Encoder._dict, Counter: _Encoder._dict, set: _Encoder._set, frozenset: _Encoder._set,
+    np.ndarray: _Encoder._numpy, Array: _Encoder._array, SparseArray: _Encoder._sparse, Extension: _Encoder._extension,
+    Fixed: _Encoder._fixed,
+}  # fmt: skip
 
 
-def _from_numpy(values: np.ndarray[Any, Any], path: str) -> Array:
+def _from_numpy(values: np.ndarray[Any, Any], encoder: _Encoder) -> Array:
     if values.dtype.name not in _NUMPY_DTYPES or not values.dtype.isnative:
-        raise UnencodableState(f"{path} (dtype {values.dtype})", values)
+        raise UnencodableState(f"{encoder.path()} (dtype {values.dtype})", values)
     return dense(values)
 
 
@@ -203,34 +269,43 @@ def _array_header(array: Array) -> bytes:
 
 
 class _Decoder:
-    def __init__(self, data: memoryview, arrays: Callable[[int, AnyArray], AnyArray] | None,
+    def __init__(self, data: bytes, arrays: Callable[[int, AnyArray], AnyArray] | None,
                  make_array: Callable[[AnyArray], Any] | None,
                  make_extension: Callable[[Extension], Any] | None) -> None:  # fmt: skip
         self.data, self.at, self.arrays = data, 0, arrays
         self.make_array, self.make_extension = make_array or _default_array, make_extension
 
-    def take(self, count: int) -> memoryview:
-        if count < 0 or self.at + count > len(self.data):
-            raise MalformedTree(f"{count} bytes wanted at {self.at} of {len(self.data)}")
-        self.at += count
-        return self.data[self.at - count : self.at]
+    def take(self, count: int) -> bytes:
+        """Return the next bytes."""
+        start, end = self.at, self.at + count
+        if end > len(self.data):
+            raise MalformedTree(f"{count} bytes wanted at {start} of {len(self.data)}")
+        self.at = end
+        return self.data[start:end]
 
     def length(self) -> int:
-        (n,) = _U32.unpack(self.take(4))
+        """Return the next number of 32 bits."""
+        at = self.at
+        (n,) = _U32.unpack_from(self.data, at)
+        self.at = at + 4
         return int(n)
 
     def text(self) -> str:
-        return str(self.take(self.length()), "utf-8", "surrogatepass")
+        """Return the next string."""
+        return self.take(self.length()).decode("utf-8", "surrogatepass")
 
     def read(self, depth: int) -> Any:
+        """Return the next value."""
         if depth > TREE_DEPTH_MAX + 1:
             raise MalformedTree("nested too deep")
-        tag = bytes(self.take(1))
-        if tag in _SIMPLE:
-            return _SIMPLE[tag]
+        at = self.at
+        tag = self.data[at]
+        self.at = at + 1
         method = _READERS.get(tag)
         if method is None:
-            raise MalformedTree(f"unknown tag {tag!r} at {self.at - 1}")
+            if tag in _SIMPLE:
+                return _SIMPLE[tag]
+            raise MalformedTree(f"unknown tag {bytes([tag])!r} at {at}")
         return method(self, depth + 1)
 
     def _counted(self) -> int:
@@ -240,13 +315,17 @@ class _Decoder:
         return count
 
     def _int(self, depth: int) -> int:
-        return int(_I64.unpack(self.take(8))[0])
+        at = self.at
+        self.at = at + 8
+        return int(_I64.unpack_from(self.data, at)[0])
 
     def _bigint(self, depth: int) -> int:
         return int.from_bytes(self.take(self.length()), "little", signed=True)
 
     def _float(self, depth: int) -> float:
-        return float(_F64.unpack(self.take(8))[0])
+        at = self.at
+        self.at = at + 8
+        return float(_F64.unpack_from(self.data, at)[0])
 
     def _complex(self, depth: int) -> complex:
         return complex(*_C128.unpack(self.take(16)))
@@ -255,13 +334,13 @@ class _Decoder:
         return self.text()
 
     def _bytes(self, depth: int) -> bytes:
-        return bytes(self.take(self.length()))
+        return self.take(self.length())
 
     def _list(self, depth: int) -> list[Any]:
         return [self.read(depth) for _ in range(self._counted())]
 
     def _tuple(self, depth: int) -> tuple[Any, ...]:
-        return tuple(self._list(depth))
+        return tuple([self.read(depth) for _ in range(self._counted())])
 
     def _set(self, depth: int) -> set[Any]:
         return set(self._list(depth))
@@ -319,8 +398,8 @@ class _Decoder:
 
     def _sparse(self, depth: int) -> Any:
         shape, coalesced = self.read(depth), self.read(depth)
-        indices = self._raw_array(bytes(self.take(1)))
-        values = self._raw_array(bytes(self.take(1)))
+        indices = self._raw_array(self.take(1))
+        values = self._raw_array(self.take(1))
         if not (isinstance(shape, tuple) and all(type(size) is int for size in shape) and type(coalesced) is bool):
             raise MalformedTree(f"a sparse array of shape {shape!r}")
         return self.make_array(SparseArray(shape, indices, values, coalesced))
@@ -331,13 +410,13 @@ class _Decoder:
 
 
 _NUMPY_DTYPES = frozenset(name for name in ITEMSIZE if name in np.sctypeDict)
-_SIMPLE: dict[bytes, Any] = {b"N": None, b"T": True, b"F": False}
-_READERS: dict[bytes, Callable[[_Decoder, int], Any]] = {
-    b"i": _Decoder._int, b"I": _Decoder._bigint, b"f": _Decoder._float, b"c": _Decoder._complex,
-    b"s": _Decoder._str, b"b": _Decoder._bytes, b"l": _Decoder._list, b"t": _Decoder._tuple,
-    b"S": _Decoder._set, b"Z": _Decoder._frozenset, b"d": _Decoder._dict, b"o": _Decoder._ordered,
-    b"C": _Decoder._counter, b"g": _Decoder._scalar, b"a": _Decoder._array, b"A": _Decoder._far_array,
-    b"p": _Decoder._sparse, b"x": _Decoder._extension,
+_SIMPLE: dict[int, Any] = {ord("N"): None, ord("T"): True, ord("F"): False}
+_READERS: dict[int, Callable[[_Decoder, int], Any]] = {
+    ord("i"): _Decoder._int, ord("I"): _Decoder._bigint, ord("f"): _Decoder._float, ord("c"): _Decoder._complex,
+    ord("s"): _Decoder._str, ord("b"): _Decoder._bytes, ord("l"): _Decoder._list, ord("t"): _Decoder._tuple,
+    ord("S"): _Decoder._set, ord("Z"): _Decoder._frozenset, ord("d"): _Decoder._dict, ord("o"): _Decoder._ordered,
+    ord("C"): _Decoder._counter, ord("g"): _Decoder._scalar, ord("a"): _Decoder._array, ord("A"): _Decoder._far_array,
+    ord("p"): _Decoder._sparse, ord("x"): _Decoder._extension,
 }  # fmt: skip
 
 

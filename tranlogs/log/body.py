@@ -56,7 +56,7 @@ class BodyEncoder:
         Raises:
             UnencodableState: something in it cannot be stored.
         """
-        return {WHOLE: _encoded(body, "", adapt)}
+        return {WHOLE: self._part(WHOLE, body, adapt)}
 
     def parts(self, body: dict[str, Any], adapt: tree.Adapt | None) -> EncodedBody:
         """Encode a body whose values are parts.
