@@ -158,11 +158,17 @@ class Preallocator:
         return None, None
 
     def _delete_surplus(self, size: int) -> None:
-        """Delete retired files of other sizes, and all but the newest few of this one."""
-        retired = self._retired()
+        """Delete retired files of other sizes, and of this one those that will not be needed soon.
+
+        A checkpoint retires the segments of a whole interval at once. The next interval takes as many again, so as many are
+        kept as are live: a fresh file costs the writer several times what one costs that was used before.
+        """
+        rows = self._catalog.segments()
+        retired = [row for row in rows if row.state == "retired"]
+        most = max(SPARE_FILES_MAX, len(rows) - len(retired))
         spares = [row for row in retired if row.size == size and (self._folder / row.file).exists()]
         for row in retired:
-            if row not in spares[-SPARE_FILES_MAX:]:
+            if row not in spares[-most:]:
                 delete_segment(self._folder, row)
                 with self._catalog.transaction() as tables:
                     tables.delete(segment_key(row.ordinal))
