@@ -13,7 +13,7 @@ from tranlogs.types import ITEMSIZE, AnyArray, Array, Bytes, Extension, SparseAr
 from .shards import local
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE if hasattr(torch, name)}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def to_array(tensor: torch.Tensor) -> AnyArray:
@@ -28,13 +28,13 @@ def to_array(tensor: torch.Tensor) -> AnyArray:
         assert isinstance(indices, Array)
         assert isinstance(values, Array)
         return SparseArray(tuple(tensor.shape), indices, values, tensor.is_coalesced())
-    if tensor.layout is not torch.strided or tensor.dtype not in _NAMES:
+    if tensor.layout is not torch.strided or tensor.dtype not in NAMES:
         raise TypeError(f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}")
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
-    name, shape = _NAMES[tensor.dtype], tuple(tensor.shape)
+    name, shape = NAMES[tensor.dtype], tuple(tensor.shape)
     if tensor.is_contiguous():
         return Array(name, shape, flat_bytes(tensor), odd_strides(tensor) if 1 in shape else None)
     ordered = _in_storage_order(tensor)

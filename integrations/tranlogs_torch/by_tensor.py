@@ -196,7 +196,7 @@ class ByTensor:
         if is_full:
             now = self.fingerprint.one(index) if whole is None else whole
         else:
-            now = self.fingerprint.sampled(index, entry.step)
+            now = int(self.fingerprint.sampled([index], entry.step)[0])
         if now != np.frombuffer(entry.digests, "<u8")[window.index(index)]:
             self.first, self.tensor = position, name
 

@@ -9,21 +9,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from operator import is_
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import xxhash
 
 from tranlogs.codec import tree
-from tranlogs.journal.writers import StepRecord
 from tranlogs.log.layout import Payload
 from tranlogs.log.writer import Tensor
-from tranlogs.types import AnyArray, Array
+from tranlogs.training.recorder import StepRecorder, is_same
+from tranlogs.types import AnyArray
 
 from . import wrapped
 from .adapt import adapt, to_array
-from .fingerprint import StateWatch, version_of
+from .fingerprint import StateWatch, version_of, versions
 from .gradients import mark_used
+from .held import KNOWN
+from .own import is_torchs
+from .plan import GradientPlans
 from .redundancy import forget_places, own_of
 from .rehearsal import Rehearsal
 from .scaler import ScalerWatch
@@ -64,9 +67,16 @@ class Member:
                          "and state are logged, not gradients", type(inner).__name__)  # fmt: skip
         self.with_state = optimizer_state or self.log == "gradients"
         self.watch = StateWatch(inner)
-        self._record: StepRecord | None = None
+        self.recorder = StepRecorder(session.journal)
+        self._plans = GradientPlans()
+        self._names: list[str] = []
+        self._owners: list[torch.Tensor] = []
+        self._captured: list[torch.Tensor] = []  # gradients that the log takes by reference until the step is over ...
+        self._captured_versions: list[int] = []  # ... and their versions
         self._captures = 0  # of the running step
         self._hyper: list[dict[str, Any]] = []
+        # Only of torch's own optimizers it is known that they leave gradients alone; see also `_wrote_gradients`.
+        self._keeps_gradients = is_torchs(inner)
         self._amp: dict[str, Any] = {}
         self._clip: dict[str, Any] | None = None
         self._clipped: list[tuple[torch.Tensor, int]] = []
@@ -118,8 +128,7 @@ class Member:
         norm = norm.full_tensor() if is_part(norm) else norm  # of shards it is a sum that is not taken yet
         if self.session.is_active and self.log == "gradients":
             self._begin()
-            if self._record is not None:
-                self._record.wait()  # the gradients are about to be clipped in place
+            self.recorder.wait()  # the gradients are about to be clipped in place
             self._clip = {"max_norm": float(max_norm), "norm": norm.detach().clone(), "foreach": foreach}
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
         self._clipped = self._gradient_versions() if self._clip is not None else []
@@ -176,8 +185,13 @@ class Member:
         if self.log == "gradients" and (why := self._rehearsal.before_step()):
             self._log_weights(why)
             self._begin()
+        if not self._keeps_gradients:
+            self.recorder.wait()
+        self._captured = [] if self._is_image else [p.grad for p in self._owners if p.grad is not None]
+        self._captured_versions = [version_of(g) for g in self._captured] if KNOWN else versions(self._captured)
         self.session.auxiliary.gradients.before_step(self.name)
-        self._hyper = self.hyper()
+        hyper = self.hyper()
+        self._hyper = self._hyper if is_same(hyper, self._hyper) else hyper
         self._amp = {key: getattr(self.inner, key).detach().clone() for key in ("grad_scale", "found_inf")
                      if isinstance(getattr(self.inner, key, None), torch.Tensor)}  # fmt: skip
         self._captures += 1
@@ -192,7 +206,7 @@ class Member:
         """Whether nothing happened since the gradients were logged and clipped that the record does not hold."""
         now = self._gradient_versions()
         return (
-            (self._is_image or (self._record is not None and self._record.is_open))
+            (self._is_image or self.recorder.is_open)
             and len(now) == len(self._clipped)
             and all(a is b and u == v for (a, u), (b, v) in zip(now, self._clipped, strict=True))
             and not self.session.has_changed()
@@ -206,9 +220,24 @@ class Member:
         self._is_image = self.log == "weights" or self._has_foreign_strides()
         if self._is_image:
             return
-        name_of = session.state.name_of
-        owners = [p for p in self.parameters() if settled(p) is not None]
-        found = [(f"grad/{name_of[id(p)]}", local(p.grad)) for p in owners if p.grad is not None]
+        self.recorder.begin(self._payload())
+
+    def _payload(self) -> Payload:
+        """The gradients' bytes: by a plan, or one by one where there is none."""
+        session, parameters = self.session, self.parameters()
+        if len(parameters) != len(self._owners) or not all(map(is_, parameters, self._owners)):
+            name_of = session.state.name_of
+            self._owners, self._names = parameters, [f"grad/{name_of[id(p)]}" for p in parameters]
+        if session.together is None and session.staging is None:
+            payload = self._plans.payload(self._names, [p.grad for p in parameters])
+            if payload is not None:
+                return payload
+        return self._general_payload()
+
+    def _general_payload(self) -> Payload:
+        session = self.session
+        present = [(n, p) for n, p in zip(self._names, self._owners, strict=True) if settled(p) is not None]
+        found = [(name, local(p.grad)) for name, p in present if p.grad is not None]
         self._share = None if session.together is None else session.together.share(self, found)
         if self._share is not None:
             found = [(portion.name, portion.tensor) for portion in self._share]
@@ -218,8 +247,14 @@ class Member:
         if self._share is not None:
             contents = (portion.placed(content) for portion, content in zip(self._share, contents, strict=True))
         else:
-            contents = (placed(content, owner) for content, owner in zip(contents, owners, strict=True))
-        self._record = session.journal.begin_step(Payload.of(zip((name for name, _ in found), contents, strict=True)))
+            contents = (placed(content, owner) for content, (_, owner) in zip(contents, present, strict=True))
+        return Payload.of(zip((name for name, _ in found), contents, strict=True))
+
+    def _wrote_gradients(self) -> bool:
+        """Whether the step wrote to gradients that the log was still reading."""
+        captured, self._captured = self._captured, []
+        now = [version_of(g) for g in captured] if KNOWN else versions(captured)
+        return now != self._captured_versions
 
     def _after_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._is_nested():
@@ -232,6 +267,10 @@ class Member:
             return
         if why := self._rehearsal.after_step(self._amp):
             self._log_weights(why)
+        if self._wrote_gradients() and self._keeps_gradients and self.recorder.is_open:
+            self._keeps_gradients = False  # from the next step on they are written before it; this one's are lost
+            self._drop()
+            self._is_image = True
         if not self._captures or self.log == "weights":  # not even its closure was called, or gradients do not tell it all
             self._drop()
             self._is_image = True
@@ -248,10 +287,10 @@ class Member:
             body["copies"] = session.together.copies
         digests = session.digests().tobytes()
         if self._is_image:
-            session.journal.append_step(Payload.of(self._image(body)), body, digests)
+            self.recorder.image(Payload.of(self._image(body)), body, digests)
         else:
-            session.journal.commit_step(self._record, body, digests)
-        self._record, self._captures = None, 0
+            self.recorder.commit(body, digests)
+        self._captures = 0
         self._forget_clip()
         session.after_step()
 
@@ -269,9 +308,8 @@ class Member:
         return tensors
 
     def _drop(self) -> None:
-        if self._record is not None:
-            self._record.abort()
-            self._record = None
+        self.recorder.drop()
+        self._captured = []
         self._rehearsal.forget()
         self._forget_clip()
 
@@ -279,9 +317,8 @@ class Member:
         self._clip, self._clipped = None, []
 
     def _gradient_versions(self) -> list[tuple[torch.Tensor, int]]:
-        """Each gradient with a number that changes when it is written to: on the CPU a hash, which sees `.data`, too."""
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        return [(g, _hash(g) if g.device.type == "cpu" and g.layout is torch.strided else version_of(g)) for g in gradients]
+        """Each gradient with a number that changes when it is written to."""
+        return [(p.grad, version_of(p.grad)) for p in self.parameters() if p.grad is not None]
 
     def _has_foreign_strides(self) -> bool:
         """Fused kernels go by memory order: a gradient laid out otherwise than its parameter cannot be told from values."""
@@ -300,16 +337,14 @@ def _seen_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
     return told
 
 
-def _hash(gradient: torch.Tensor) -> int:
-    array = to_array(gradient)
-    assert isinstance(array, Array)
-    return xxhash.xxh3_64_intdigest(array.data.data)
-
-
 def _frozen(value: Any) -> Any:
     """A hyper-parameter as it is now: schedulers fill tensors in place."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, tuple):
         return tuple(_frozen(v) for v in value)
+    if isinstance(value, list):
+        return [_frozen(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _frozen(v) for k, v in value.items()}
     return value

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from tranlogs.training.recorder import ReplayCheck
+
 from .adapt import to_array
 from .own import is_torchs, own_attributes
 from .rng import get_rng, set_rng
@@ -32,15 +34,14 @@ class Rehearsal:
         self._optimizer = optimizer
         self._made = {name: value for name, value in own_attributes(optimizer).items() if isinstance(value, _PLAIN)}
         self._twin: Optimizer | None = None
-        self._steps = 0
+        self._check = ReplayCheck()
         self._is_needed = not is_torchs(optimizer)
 
     def before_step(self) -> str | None:
         """Gradients are there, the step comes: make the twin if one is due; says why none can be made."""
         if not self._is_needed:
             return None
-        self._steps += 1
-        if self._steps & (self._steps - 1) or not _has_room(self._optimizer):
+        if not self._check.is_due() or not _has_room(self._optimizer):
             return None
         if hasattr(type(self._optimizer), "__del__"):
             return "it has a finalizer, so no copy of it can show that its steps can be redone from gradients"

@@ -155,7 +155,7 @@ class Taking:
         if not differing and self._is_copied and len({about["whole"] for about in self._told.values()}) > 1:
             differing = "ranks that had the same parameters came to other values"
         later = in_later_groups(state, first["optimizers"]) - theirs.keys()
-        found = mismatches("parameter", {name: (adapt._NAMES[p.dtype], shape_of(p)) for name, p in state.parameters.items()
+        found = mismatches("parameter", {name: (adapt.NAMES[p.dtype], shape_of(p)) for name, p in state.parameters.items()
                                          if name not in later}, theirs)  # fmt: skip
         found += optimizer_differences(state, first["optimizers"])
         if state.modules:
@@ -314,4 +314,4 @@ def _boxes(part: RecordedState) -> Iterator[tuple[Told, torch.Tensor]]:
         place = None if parameter is None or parameter.shape != tensor.shape else place_of(parameter)
         whole, laid = place.whole if place else tuple(tensor.shape), "" if parameter is None else part.name_of[id(parameter)]
         for offset, box in cut(tensor, place) or [((0,) * max(1, len(whole)), tensor.new_empty((0,) * max(1, len(whole))))]:
-            yield Told(name, adapt._NAMES[tensor.dtype], offset, tuple(box.shape), whole, laid), box
+            yield Told(name, adapt.NAMES[tensor.dtype], offset, tuple(box.shape), whole, laid), box

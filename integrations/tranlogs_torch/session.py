@@ -36,6 +36,7 @@ from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import report_of
 from tranlogs.retention import Monitor, as_policy, as_retention
 from tranlogs.shipping import Spare, bring_absent, ship_along
+from tranlogs.training.looks import Place
 
 from . import adapt, environment, fsdp, naming
 from .auxiliary import Auxiliary
@@ -80,7 +81,7 @@ class Session:
         self.state = TorchState(self.modules, {}, self._set_auxiliary, fingerprint=fingerprint)
         self.plain = PlainLoops(self)
         self.auxiliary = Auxiliary(self.state, self.boundary, self._opening, self._doubt, self.plain.adopt, worker_seeds)
-        self.writes = ForeignWrites(self.state, self.members)
+        self.writes = ForeignWrites(self.state, self.members, self._found_late)
         self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
         self.together = Together.of(self.state, policy, rank, copies)
         rank = (rank or 0) if self.together is None else self.together.rank
@@ -363,7 +364,7 @@ class Session:
                         "the epochs from optimizer.epochs(...), which leaves finished ones out", True)  # fmt: skip
         self.auxiliary.go_on()
         self._commit_implicit(is_before_forward=False)
-        self.note_writes()
+        self.note_writes("before a step")
 
     def saw_scaler(self, scaler: object) -> None:
         """A GradScaler calls a step; its scale decides over the steps to come."""
@@ -401,7 +402,17 @@ class Session:
         """Fingerprint of the parameters after the step that is being logged."""
         return self.writes.digests(self.journal.step + 1)
 
-    def note_writes(self) -> None:
+    def _found_late(self, name: str) -> None:
+        """A write that leaves no trace was found some units after it may have been made."""
+        self._wants_checkpoint = True
+        _log.warning(
+            "%s: %s was written between two steps in a way that leaves no trace (.data, or an alias), for the first time after "
+            "many units. It is logged from here on, and looked for at each unit; fingerprints of the units before show it",
+            self.run,
+            name,
+        )
+
+    def note_writes(self, place: Place | None = None) -> None:
         """Log an after-image of whatever changed since the last look and not by a step; parameter groups, too."""
         state, step = self.state, self.journal.step
         grown = self._grown()
@@ -409,7 +420,7 @@ class Session:
             state.refresh()
             self.writes.remember(step)
             return
-        names, touched = self.writes.parameters(step), self.writes.optimizers()
+        names, touched = self.writes.parameters(step, place), self.writes.optimizers()
         if not names and not touched and not grown:
             return
         body: dict[str, Any] = {"state": {}, "groups": {}}
@@ -448,7 +459,7 @@ class Session:
             self._say_nested()
             return
         self._implicit = None
-        self.note_writes()
+        self.note_writes("at a boundary")
         taken = self.auxiliary.taken()
         if self.steps_since_boundary == 0 and taken != self._taken_at_boundary and self._is_amid(taken, asking):
             return
@@ -477,6 +488,7 @@ class Session:
                 self.writes.remember(self.journal.step)
         self._boundary_at = now
         self.steps_since_boundary = 0
+        self.writes.looks.unit()
         noted = self.scalars.commit(self.journal.step)
         wanted: bool | None = self._wants_checkpoint or None
         self._wants_checkpoint = False
@@ -507,7 +519,7 @@ class Session:
         if not is_before_forward and not implicit["buffers"] and naming.named_buffers(self.modules):
             self._is_forward_seen = False  # this unit merges with the next, of which the buffers will be kept
             return
-        self.note_writes()
+        self.note_writes("at a boundary")
         body = self.auxiliary.read() | {"rng": implicit["rng"], "is_implicit": True}
         self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})
 

@@ -182,7 +182,7 @@ class TorchState:
         theirs = {n[6:]: checkpoint.layout(n) for n in checkpoint.names("param/")}
         later = in_later_groups(self, recorded) - theirs.keys()
         found = self._world_differences(int(checkpoint.manifest["environment"].get("world", 1)))
-        found += mismatches("parameter", {n: (adapt._NAMES[p.dtype], tuple(local(p).shape)) for n, p in self.parameters.items()
+        found += mismatches("parameter", {n: (adapt.NAMES[p.dtype], tuple(local(p).shape)) for n, p in self.parameters.items()
                                          if n not in later}, theirs)  # fmt: skip
         if not found:
             about = checkpoint.manifest["tensors"]

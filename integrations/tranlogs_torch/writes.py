@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from .fingerprint import Digests, version_of
+from tranlogs.training.looks import Looks, Place
+
+from .fingerprint import Digests
 from .member import Member
-from .shards import local
 from .state import TorchState
 
 
@@ -18,17 +19,20 @@ class ForeignWrites:
     Args:
         state: parameters and their fingerprint.
         members: the optimizers; their state is watched, too.
+        on_late: called with the name of a parameter whose write may have been there for some units before it was found.
     """
 
-    def __init__(self, state: TorchState, members: Mapping[str, Member]) -> None:
-        self._state, self._members = state, members
+    def __init__(self, state: TorchState, members: Mapping[str, Member], on_late: Callable[[str], None]) -> None:
+        self._state, self._members, self._on_late = state, members, on_late
+        self.looks = Looks()
         self._digests: Digests | None = None
-        self._versions: list[tuple[int, int]] = []
+        self._trace: list[int] = []
 
     def digests(self, step: int) -> Digests:
-        """Fingerprint of the parameters after a step, which is what the log holds from now on."""
-        self._digests = self._state.fingerprint.digests(step)
-        self._remember_rest()
+        """Return the fingerprint of the parameters after a step, which is what the log holds from now on."""
+        fingerprint = self._state.fingerprint
+        self._digests = fingerprint.digests(step)
+        self._trace = fingerprint.trace()
         return self._digests
 
     @property
@@ -37,28 +41,47 @@ class ForeignWrites:
         return b"" if self._digests is None or self._state.fingerprint.kind != "full" else self._digests.tobytes()
 
     def remember(self, step: int) -> None:
-        """The log holds the state as it is now."""
+        """Take the state as it is now for what the log holds."""
         self.digests(step)
         for member in self._members.values():
             member.watch.remember()
 
-    def parameters(self, step: int) -> list[str]:
-        """Names of parameters that were written since."""
+    def parameters(self, step: int, place: Place | None = None) -> list[str]:
+        """Return the names of parameters that were written since.
+
+        Args:
+            step: that the journal has come to.
+            place: where the loop is, for looks that may be left out (`looks.py`); None for a full one.
+        """
         if self._digests is None:
             return []
-        fingerprint, names = self._state.fingerprint, list(self._state.parameters)
-        found: set[int] = set(np.flatnonzero(fingerprint.digests(step) != self._digests).tolist())
-        if fingerprint.kind != "full":  # only a window was compared; versions tell of the others
-            window, now = fingerprint.window(step), self._look_at_versions()
-            found = {window[i] for i in found} | {i for i, version in enumerate(now) if version != self._versions[i]}
+        fingerprint = self._state.fingerprint
+        found = self._traced()
+        if fingerprint.kind != "full":
+            window = fingerprint.window(step)
+            found |= {window[i] for i in np.flatnonzero(fingerprint.digests(step) != self._digests).tolist()}
+        elif len(self._digests) == fingerprint.count:
+            untraced = self._untraced(step, place) - found
+            found |= untraced
+            if untraced and place is not None and self.looks.found(place):
+                self._on_late(list(self._state.parameters)[min(untraced)])
+        names = list(self._state.parameters)
         return [names[i] for i in sorted(found)]
 
+    def _traced(self) -> set[int]:
+        now, count = self._state.fingerprint.trace(), self._state.fingerprint.count
+        if now == self._trace:
+            return set()
+        return {i % count for i, (a, b) in enumerate(zip(now, self._trace, strict=False)) if a != b}
+
+    def _untraced(self, step: int, place: Place | None) -> set[int]:
+        """Parameters whose bytes are others, as far as this look goes."""
+        fingerprint, known = self._state.fingerprint, self._digests
+        assert known is not None
+        if place is None or self.looks.is_full(place, fingerprint.look_seconds, fingerprint.step_seconds):
+            return set(np.flatnonzero(fingerprint.digests(step, "full") != known).tolist())
+        return {i for i in self.looks.part(fingerprint.sizes) if fingerprint.one(i) != int(known[i])}
+
     def optimizers(self) -> list[str]:
-        """Names of optimizers whose state was written since."""
+        """Return the names of optimizers whose state was written since."""
         return [which for which, member in self._members.items() if member.watch.changed()]
-
-    def _remember_rest(self) -> None:
-        self._versions = self._look_at_versions() if self._state.fingerprint.kind != "full" else []
-
-    def _look_at_versions(self) -> list[tuple[int, int]]:
-        return [(local(p).data_ptr(), version_of(p)) for p in self._state.fingerprint.tensors]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..codec import tree
-from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec, is_dense
+from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, Staged, TensorSpec, is_dense
 
 _INDEX_BYTES = 8  # indices of sparse tensors are int64
 PIECE_BYTES_MAX = 1 << 20  # a piece of a payload is checked, and compressed, by itself
@@ -123,7 +123,7 @@ class Payload:
     buffers: Sequence[Bytes]
     absent: frozenset[int] = frozenset()
     sparse: Mapping[int, SparseForm] = field(default_factory=dict)
-    wait: Callable[[], None] | None = None
+    wait: Callable[[], object] | None = None
     release: Callable[[], None] | None = None
 
     @property
@@ -141,6 +141,7 @@ class Payload:
         buffers: list[Bytes] = []
         absent: set[int] = set()
         sparse: dict[int, SparseForm] = {}
+        arriving: list[Callable[[], None]] = []
         for i, (name, content) in enumerate(tensors):
             if content is None:
                 absent.add(i)
@@ -152,7 +153,10 @@ class Payload:
             else:
                 specs.append(spec_of(name, content))
                 buffers.append(content.data)
-        return cls(Layout(specs), [buffer for buffer in buffers if buffer.nbytes], frozenset(absent), sparse)
+                if isinstance(content, Staged):
+                    arriving.append(content.arrived)
+        wait = None if not arriving else lambda: [arrived() for arrived in arriving]
+        return cls(Layout(specs), [buffer for buffer in buffers if buffer.nbytes], frozenset(absent), sparse, wait)
 
 
 NO_TENSORS = Payload(Layout(()), ())
