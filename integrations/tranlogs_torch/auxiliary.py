@@ -16,15 +16,17 @@ from torch.utils.data import DataLoader
 
 from tranlogs.codec import tree
 from tranlogs.errors import UnencodableState, UsageError
+from tranlogs.training.recorder import Kept
 
-from . import adapt, naming
+from . import adapt
 from .data import LoaderPosition
 from .generators import generators_in, trackable
 from .gradients import Gradients
-from .own import split
-from .rng import get_rng, set_rng
+from .own import frozen, split
+from .rng import KeptRng, set_rng
 from .shards import local
 from .state import TorchState
+from .walk import ModuleWalk
 
 _log = logging.getLogger("tranlogs")
 
@@ -59,6 +61,8 @@ class Auxiliary:
         self._landed: dict[str, Any] | None = None  # what recovery landed on, until training goes on
         self._positions: dict[str, Any] = {}  # recorded positions of loaders that nobody has named yet
         self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
+        self._walk = ModuleWalk(state.modules)
+        self._after, self._flags, self._training, self._kept_rng = Kept(), Kept(), Kept(), KeptRng()
         self._scalers: dict[str, Any] = {}  # tracked GradScalers as they were at the last boundary
 
     # What belongs to it
@@ -172,14 +176,14 @@ class Auxiliary:
             "tracked": tracked,
             "data": self.read_data(),
             "count": self.count,
-            "buffers": {name: local(buffer) for name, buffer in naming.named_buffers(self._state.modules).items()},
+            "buffers": {name: local(buffer) for name, buffer in self._walk.buffers().items()},
             "extra": self._state.extra.read(),
             "own": {which: own for which, o in self._state.optimizers.items() if (own := split(o)[0])},
-            "after": {which: self._state.hyper(which) for which in self._state.optimizers},
-            "flags": flags,
+            "after": self._after.of({which: frozen(self._state.hyper(which)) for which in self._state.optimizers}),
+            "flags": self._flags.of(flags),
             "waiting": waiting,
-            "training": {prefix: bytes(m.training for m in module.modules()) for prefix, module in self._state.modules.items()},
-            "rng": get_rng(),
+            "training": self._training.of(self._walk.training()),
+            "rng": self._kept_rng.now(),
         }
 
     def drop_unstorable(self) -> None:

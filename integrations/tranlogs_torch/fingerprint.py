@@ -101,9 +101,11 @@ class StateWatch:
         self._values: list[Any] = []  # held, so that no id is used again
         self._tensors: list[torch.Tensor] = []
         self._rest: list[Any] = []
-        self._versions: list[int] = []
-        self._first = 0  # of the tensors that are sampled now
-        self._digest: list[int] = []
+        self._traces: list[int] = []  # versions, and where the tensors lie
+        self._pointers: list[int] = []
+        self._views: list[Bytes] = []  # some bytes of each tensor that lies dense in the memory of the CPU
+        self._first = 0  # of the views that are looked at now
+        self._digest = 0
 
     def remember(self) -> None:
         """Take the state as it is now for what the log has."""
@@ -112,8 +114,14 @@ class StateWatch:
             self._values = values
             self._tensors = [value for value in values if isinstance(value, torch.Tensor)]
             self._rest = [value for value in values if not isinstance(value, torch.Tensor)]
-        self._versions = self._look_at_versions()
+        self._traces = self._trace()
+        pointers = self._traces[len(self._tensors) :]
+        if pointers != self._pointers:
+            dense = (t for t in map(local, self._tensors) if t.device.type == "cpu" and t.layout is torch.strided)
+            self._views, self._pointers = [some_bytes(memory_of(t), 0, _STATE_BYTES) for t in dense], pointers
         self._first += _STATE_TENSORS
+        if self._first >= len(self._views):
+            self._first = 0
         self._digest = self._sampled()
 
     def changed(self) -> bool:
@@ -121,7 +129,7 @@ class StateWatch:
         values = self._look()
         if not _are_same(values, self._values) and not _are_equal(values, self._values):
             return True
-        return self._versions != self._look_at_versions() or self._digest != self._sampled()
+        return self._traces != self._trace() or self._digest != self._sampled()
 
     def _look(self) -> list[Any]:
         state = self._optimizer.state
@@ -134,14 +142,16 @@ class StateWatch:
                 found += [*value, *value.values()] if isinstance(value, dict) else [value]
             return found
 
-    def _look_at_versions(self) -> list[int]:
-        return versions(self._tensors) if not KNOWN else [version_of(t) for t in self._tensors]
+    def _trace(self) -> list[int]:
+        tensors = self._tensors
+        try:
+            return [t._version for t in tensors] + [t.data_ptr() for t in tensors]
+        except RuntimeError:  # sparse, sharded, or made in inference mode
+            return [version_of(t) for t in tensors] + [id(t) for t in tensors]
 
-    def _sampled(self) -> list[int]:
-        count = len(self._tensors)
-        some = [local(self._tensors[(self._first + i) % count]) for i in range(min(_STATE_TENSORS, count))]
-        dense = [t for t in some if t.device.type == "cpu" and t.layout is torch.strided]
-        return [base.digest_of(some_bytes(memory_of(t), 0, _STATE_BYTES)) for t in dense]
+    def _sampled(self) -> int:
+        some = self._views[self._first : self._first + _STATE_TENSORS]
+        return base.digest_of(np.concatenate(some)) if some else 0
 
 
 def _are_same(a: list[Any], b: list[Any]) -> bool:

@@ -25,7 +25,7 @@ from .adapt import adapt, to_array
 from .fingerprint import StateWatch, version_of, versions
 from .gradients import mark_used
 from .held import KNOWN
-from .own import is_torchs
+from .own import frozen, is_torchs
 from .plan import GradientPlans
 from .redundancy import forget_places, own_of
 from .rehearsal import Rehearsal
@@ -199,7 +199,7 @@ class Member:
 
     def hyper(self) -> list[dict[str, Any]]:
         """The parameter groups' values as they are now."""
-        return [{k: _frozen(v) for k, v in group.items() if k not in ("params", "param_names")}
+        return [{k: frozen(v) for k, v in group.items() if k not in ("params", "param_names")}
                 for group in self.outer.param_groups]  # fmt: skip
 
     def _is_as_clipped(self) -> bool:
@@ -335,16 +335,3 @@ def _seen_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
         return hook(inner, args, kwargs, torch.compiler.is_compiling())
 
     return told
-
-
-def _frozen(value: Any) -> Any:
-    """A hyper-parameter as it is now: schedulers fill tensors in place."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, tuple):
-        return tuple(_frozen(v) for v in value)
-    if isinstance(value, list):
-        return [_frozen(v) for v in value]
-    if isinstance(value, dict):
-        return {k: _frozen(v) for k, v in value.items()}
-    return value

@@ -47,6 +47,19 @@ def split(optimizer: Optimizer) -> tuple[dict[str, Any], list[str]]:
     return stored, others
 
 
+def frozen(value: Any) -> Any:
+    """Return a hyper-parameter as it is now: schedulers fill tensors in place, and a list may be changed."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, tuple):
+        return tuple(frozen(v) for v in value)
+    if isinstance(value, list):
+        return [frozen(v) for v in value]
+    if isinstance(value, dict):
+        return {k: frozen(v) for k, v in value.items()}
+    return value
+
+
 def set_own(optimizer: Optimizer, stored: Mapping[str, Any]) -> None:
     """Give an optimizer its recorded attributes."""
     for name, value in stored.items():

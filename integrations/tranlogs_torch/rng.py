@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tranlogs.codec.tree import Fixed
+
 _WORDS = struct.Struct("<625I")
 
 
@@ -27,6 +29,22 @@ def get_rng(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
     if generators:
         state["generators"] = [g.get_state() for g in generators]
     return state
+
+
+class KeptRng:
+    """The state of all generators, as the same object as long as nobody draws."""
+
+    def __init__(self) -> None:
+        self._seen: Any = None
+        self._kept: Fixed | None = None
+
+    def now(self) -> Fixed:
+        """Return the state now."""
+        python, (_, key, *rest) = random.getstate(), np.random.get_state(legacy=True)
+        seen = (torch.get_rng_state().numpy().tobytes(), python, key.tobytes(), rest)
+        if self._kept is None or seen != self._seen or (torch.cuda.is_available() and torch.cuda.is_initialized()):
+            self._seen, self._kept = seen, Fixed(get_rng())
+        return self._kept
 
 
 def set_rng(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -> None:

@@ -1,0 +1,60 @@
+"""The modules of a run in order, and their buffers: looked up again only when one came, went or was replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import naming
+
+_is_training = attrgetter("training")
+
+
+class ModuleWalk:
+    """What a boundary reads of modules. The structure is compared at C speed; walking it would take many times longer.
+
+    Args:
+        modules: by prefix; see `naming.as_modules`.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
+        self._parts: dict[str, list[nn.Module]] = {}
+        self._all: list[nn.Module] = []
+        self._seen: list[Any] = []
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Return all buffers by name."""
+        self._look()
+        return self._buffers
+
+    def training(self) -> dict[str, bytes]:
+        """Return, by prefix, one byte a module: whether it is in training mode."""
+        self._look()
+        return {prefix: bytes(map(_is_training, parts)) for prefix, parts in self._parts.items()}
+
+    def _look(self) -> None:
+        seen = self._structure()
+        if len(seen) == len(self._seen) and all(map(is_, seen, self._seen)):
+            return
+        self._parts = {prefix: list(module.modules()) for prefix, module in self._modules.items()}
+        self._all = list(chain.from_iterable(self._parts.values()))
+        self._buffers = naming.named_buffers(self._modules)
+        self._seen = self._structure()
+
+    def _structure(self) -> list[Any]:
+        """What stands where: children and buffers of all modules, with how many each has."""
+        children, buffers = [m._modules for m in self._all], [m._buffers for m in self._all]
+        return [
+            *self._modules.values(),
+            *map(len, children),
+            *chain.from_iterable(map(dict.values, children)),
+            *map(len, buffers),
+            *chain.from_iterable(map(dict.values, buffers)),
+        ]
