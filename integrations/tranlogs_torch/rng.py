@@ -41,7 +41,7 @@ class KeptRng:
     def now(self) -> Fixed:
         """Return the state now."""
         python, (_, key, *rest) = random.getstate(), np.random.get_state(legacy=True)
-        seen = (torch.get_rng_state().numpy().tobytes(), python, key.tobytes(), rest)
+        seen = (torch.get_rng_state().numpy().tobytes(), python, np.asarray(key).tobytes(), rest)
         if self._kept is None or seen != self._seen or (torch.cuda.is_available() and torch.cuda.is_initialized()):
             self._seen, self._kept = seen, Fixed(get_rng())
         return self._kept
