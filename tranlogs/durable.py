@@ -50,10 +50,10 @@ class ReadFile:
 
     def close(self) -> None:
         """Close it; an error now tells nothing of what was read."""
-        if self.fd >= 0:
+        fd, self.fd = self.fd, -1  # first: an interrupt in between must not close somebody else's file later
+        if fd >= 0:
             with suppress(OSError):
-                os.close(self.fd)
-            self.fd = -1
+                os.close(fd)
 
     def fill(self, into: Bytes, offset: int) -> str:
         """Read bytes from `offset` on until `into` is full; what is wrong if that cannot be, else nothing.

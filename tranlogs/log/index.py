@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from typing import NamedTuple
 import lmdb
 
 from ..catalog.environment import open_environment, verify_file
-from ..config import FORMAT_VERSION, INDEX_BYTES, INDEX_BYTES_GROWN_MAX, THREAD_SECONDS_MAX
+from ..config import FORMAT_VERSION, INDEX_BYTES, INDEX_BYTES_GROWN_MAX
 from ..errors import CorruptCatalog, LogUnavailable
 from ..failpoints import hit
 from ..threads import WaitableLock
@@ -75,10 +74,9 @@ class LogIndex:
         real = os.path.realpath(path)
         with _open_lock:
             found = _open_here.get(real)
-            if writable and found is not None and not found.writable:
-                found._wait_until_closed()
-                found = _open_here.get(real)
             if found is not None and found._is_at(path):
+                if writable and not found.writable:  # a reader of this process was first
+                    found._make_writable()
                 found._users += 1
                 return found
             if not path.exists() and not writable:
@@ -94,13 +92,12 @@ class LogIndex:
             _open_here[real] = index
             return index
 
-    def _wait_until_closed(self) -> None:
-        """Wait for readers of this process, which are short: LMDB allows one environment a file and process."""
-        end = time.monotonic() + THREAD_SECONDS_MAX
-        while self._users and time.monotonic() < end:
-            _open_lock.wait(0.01)
-        if self._users:
-            raise LogUnavailable(f"{self.path}: it is being read in this process")
+    def _make_writable(self) -> None:
+        """Open the environment for writing; who reads through it goes on to."""
+        with self._reading:
+            self._env.close()
+            self._env = open_environment(self.path, True, INDEX_BYTES)
+            self.writable = True
 
     def _is_at(self, path: Path) -> bool:
         try:
@@ -128,7 +125,6 @@ class LogIndex:
             self._users -= 1
             if self._users == 0:
                 self._env.close()
-                _open_lock.notify_all()
                 real = os.path.realpath(self.path)
                 if _open_here.get(real) is self:
                     del _open_here[real]

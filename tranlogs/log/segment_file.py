@@ -109,10 +109,10 @@ class SegmentFile:
 
     def close(self) -> None:
         """Close the file. Nothing is flushed."""
-        if self._fd >= 0:
+        fd, self._fd = self._fd, -1  # first: an interrupt in between must not close somebody else's file later
+        if fd >= 0:
             with suppress(OSError):  # of a disk that failed
-                os.close(self._fd)
-            self._fd = -1
+                os.close(fd)
 
 
 def segment_name(ordinal: int, segment_id: int) -> str:

@@ -90,7 +90,8 @@ class WriteAheadLog:
                  describe: dict[str, Any], on_sealed: Callable[[], None] = lambda: None, *,
                  counts: bool = True, keep_free: Callable[[], int] = lambda: 0,
                  on_full: Callable[[], None] = lambda: None) -> None:  # fmt: skip
-        self._folder, self._index, self._config, self._clock, self._describe = folder, index, config, clock, describe
+        self._folder, self._config, self._clock, self._describe = folder, config, clock, describe
+        self._index: Index | None = index
         self.position = position
         self.bytes_written = 0
         self.encoder = BodyEncoder()
@@ -387,7 +388,9 @@ class WriteAheadLog:
             self._preallocator.stop()
         except LogUnavailable as error:
             failure = failure or error
-        self._index.close()
+        index, self._index = self._index, None
+        if index is not None:
+            index.close()
         if failure is not None:
             self._group.discard()
             raise LogUnavailable(in_words(failure)) from failure
