@@ -100,7 +100,6 @@ class _Watch:
         self.restore()
         self._write(_STOP)
         self._thread.join()
-        self._close()
         return True
 
     # Handlers.
@@ -161,6 +160,7 @@ class _Watch:
                 self._end(signal.SIGTERM, f"torchrun's process {self._parent.pid}, which started this one, is gone")
             for byte in self._read():
                 if byte == _STOP:
+                    self._close()  # here: after an interrupted `join` the other thread cannot know that this one has ended
                     return
                 self._saw(byte)
 
