@@ -9,9 +9,9 @@ What is modelled
   may be kept where an earlier one is lost, and the fsync of a file does not keep its name. A file whose removal is lost
   comes back with its content, a folder with what was left in it. Renames from one folder into another are not modelled
   (`refused` tells of them): a run has none.
-* The catalog. LMDB writes the pages of a transaction, calls fdatasync, and writes the meta page through a descriptor with
-  O_DSYNC; no reader sees the transaction before that. (So it is without MDB_NOSYNC, MDB_NOMETASYNC and MDB_WRITEMAP, and
-  the catalog is opened without.) Amid a commit the disk has the old meta page and any of the others, or all pages and
+* The catalog and the log's index. LMDB writes the pages of a transaction, calls fdatasync, and writes the meta page through
+  a descriptor with O_DSYNC; no reader sees the transaction before that. (So it is without MDB_NOSYNC, MDB_NOMETASYNC and MDB_WRITEMAP, and
+  both are opened without.) Amid a commit the disk has the old meta page and any of the others, or all pages and
   either meta page. In a meta page the bytes that a commit changes lie in one sector.
 
 An image is taken at a call of any thread that syncs, renames, removes, or commits to the catalog, or at rest. All other such
@@ -35,7 +35,7 @@ import numpy as np
 import pytest
 
 from tranlogs.catalog import CATALOG_NAME, Catalog
-from tranlogs.log.segment_file import Segment
+from tranlogs.log.index import INDEX_NAME, LogIndex
 from tranlogs.types import AnyArray
 
 PAGE = 4096
@@ -50,7 +50,7 @@ class File:
     """A regular file; its descriptor reads it when its name is gone, too."""
 
     fd: int
-    kind: str  # "catalog", "checkpoint", "log" or "other"
+    kind: str  # "catalog" (an LMDB file), "checkpoint", "log" or "other"
     disk: bytes = b""  # what the disk is sure to have
 
     def now(self) -> bytes:
@@ -167,31 +167,35 @@ class LossyDisk:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Listen to them."""
-        sync, begin = Segment.sync, Catalog._begin
-
-        def sync_segment(segment: Segment) -> None:
-            self._sync(os.stat(segment.path), lambda: sync(segment))
+        begin, begin_in_index = Catalog._begin, LogIndex._begin
 
         @contextmanager
         def begin_transaction(catalog: Catalog, *, write: bool = False) -> Iterator[Any]:
             with ExitStack() as stack, begin(catalog, write=write) as txn:
                 yield txn
                 if write:
-                    self._know_order(catalog)
+                    self._know_order(catalog._env)
                     stack.enter_context(self._committing(os.stat(catalog.path).st_ino))
+
+        @contextmanager
+        def begin_index_transaction(index: LogIndex) -> Iterator[Any]:
+            with ExitStack() as stack, begin_in_index(index) as txn:
+                yield txn
+                self._know_order(index._env)
+                stack.enter_context(self._committing(os.stat(index.path).st_ino))
 
         for name in ("fsync", "fdatasync"):
             monkeypatch.setattr(os, name, self._syncing(getattr(os, name)))
         for name in ("rename", "replace", "unlink", "rmdir"):
             monkeypatch.setattr(os, name, self._changing(getattr(os, name)))
-        monkeypatch.setattr(Segment, "sync", sync_segment)
         monkeypatch.setattr(Catalog, "_begin", begin_transaction)
+        monkeypatch.setattr(LogIndex, "_begin", begin_index_transaction)
 
-    def _know_order(self, catalog: Catalog) -> None:
-        assert catalog._env is not None
-        flags = catalog._env.flags()
+    def _know_order(self, env: Any) -> None:
+        assert env is not None
+        flags = env.flags()
         if not (flags["sync"] and flags["metasync"]) or flags["writemap"]:
-            self.refused.append("the catalog is opened so that LMDB promises no order")
+            self.refused.append("an LMDB file is opened so that LMDB promises no order")
 
     def _syncing(self, call: Callable[[int], None]) -> Callable[[int], None]:
         return lambda fd: self._sync(os.fstat(fd), lambda: call(fd))
@@ -321,7 +325,7 @@ class LossyDisk:
             return False
         self._opened.append(fd)
         kind = "log" if ".seg" in path.name else "checkpoint" if "checkpoints" in path.parts else "other"
-        self._files[os.fstat(fd).st_ino] = File(fd, "catalog" if path.name == CATALOG_NAME else kind)
+        self._files[os.fstat(fd).st_ino] = File(fd, "catalog" if path.name in (CATALOG_NAME, INDEX_NAME) else kind)
         return inode in self._files
 
     def _write_back(self) -> None:

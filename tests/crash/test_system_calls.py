@@ -22,12 +22,12 @@ from tests.crash.system_calls import Outcome, Trainers, demand_strace
 pytestmark = [pytest.mark.crash, pytest.mark.root]
 
 CALLS = (
-    "openat", "close", "write", "writev", "pwrite64", "lseek", "pread64", "ftruncate", "fallocate", "fsync", "fdatasync",
-    "msync", "rename", "mkdir", "rmdir", "unlink", "unlinkat", "flock", "fcntl", "fstatfs", "getdents64", "madvise",
+    "openat", "close", "write", "writev", "pwrite64", "pwritev", "lseek", "pread64", "preadv", "ftruncate", "fallocate",
+    "fsync", "fdatasync", "rename", "mkdir", "rmdir", "unlink", "unlinkat", "flock", "fcntl", "fstatfs", "getdents64", "madvise",
 )  # fmt: skip
 KILLS_ONLY = ("mmap", "munmap", "clone3", "futex")  # an error there is one of the memory or of the threads that Python needs
 VARIES = ("futex", "munmap", "mmap", "close", "clone3", "madvise")  # their number differs from run to run
-READS = ("openat", "pread64")
+READS = ("openat", "pread64", "preadv")
 UNTIL, END = 30, 40
 IS_SOAK = bool(os.environ.get("TRANLOGS_SOAK"))
 SEED = int(os.environ.get("TRANLOGS_SAMPLE", 1))  # its seed

@@ -20,7 +20,7 @@ from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoint import writer
 from tranlogs.config import JournalConfig
 from tranlogs.log import segment_file as segments
-from tranlogs.log.segment_file import Segment
+from tranlogs.log.segment_file import SegmentFile
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.testing.toy import ToyTrainer, open_toy
 
@@ -51,11 +51,11 @@ def opened(run: Path, files: str) -> ToyTrainer:
     return open_toy(run, sizes=SIZES, config=config, policy=every, retention=keep)
 
 
-def count_recycled(monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
+def count_recycled(monkeypatch: pytest.MonkeyPatch) -> list[SegmentFile]:
     """A list that gets the segments whose file is used again."""
-    recycle, recycled = segments.recycle, list[Segment]()
+    recycle, recycled = segments.recycle, list[SegmentFile]()
 
-    def reused(*given: Any) -> Segment | None:
+    def reused(*given: Any) -> SegmentFile | None:
         made = recycle(*given)
         recycled.extend([] if made is None else [made])
         return made

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,6 +132,12 @@ class LogIndex:
 
     # Writing: one thread.
 
+    @contextmanager
+    def _begin(self) -> Iterator[lmdb.Transaction]:
+        """A write transaction, durable at the end of the block."""
+        with self._env.begin(write=True) as txn:
+            yield txn
+
     def add(self, records: Iterable[IndexedRecord]) -> None:
         """Add records, in one transaction that is durable when this returns (commit point of `synced`).
 
@@ -152,7 +159,7 @@ class LogIndex:
         try:
             while True:
                 try:
-                    with self._env.begin(write=True) as txn:
+                    with self._begin() as txn:
                         for key, value in items:
                             txn.put(key, value)
                     return
@@ -173,7 +180,7 @@ class LogIndex:
         """
         wanted = set(kept)
         try:
-            with self._env.begin(write=True) as txn:
+            with self._begin() as txn:
                 cursor, left = txn.cursor(), _FORGOTTEN_MAX
                 found = cursor.first()
                 while found and left:
