@@ -174,11 +174,14 @@ def open_index(paths: JournalPaths, catalog: Catalog, run_id: str) -> LogIndex:
         LogUnavailable: it cannot be written.
     """
     try:
-        index = LogIndex.open(paths.log, run_id, writable=True)
-    except CorruptCatalog as error:
-        _log.info("%s; it is made anew from the segments", error)
-        set_aside(paths.log)
-        index = LogIndex.open(paths.log, run_id, writable=True)
+        try:
+            index = LogIndex.open(paths.log, run_id, writable=True)
+        except CorruptCatalog as error:
+            _log.info("%s; it is made anew from the segments", error)
+            set_aside(paths.log)
+            index = LogIndex.open(paths.log, run_id, writable=True)
+    except CannotRead as error:  # file handles or memory are used up: logging waits until that is over
+        raise LogUnavailable(str(error)) from error
     try:
         for row in catalog.segments():
             if row.state in ("open", "sealed"):
