@@ -10,9 +10,9 @@ What is modelled
   comes back with its content, a folder with what was left in it. Renames from one folder into another are not modelled
   (`refused` tells of them): a run has none.
 * The catalog and the log's index. LMDB writes the pages of a transaction, calls fdatasync, and writes the meta page through
-  a descriptor with O_DSYNC; no reader sees the transaction before that. (So it is without MDB_NOSYNC, MDB_NOMETASYNC and MDB_WRITEMAP, and
-  both are opened without.) Amid a commit the disk has the old meta page and any of the others, or all pages and
-  either meta page. In a meta page the bytes that a commit changes lie in one sector.
+  a descriptor with O_DSYNC; no reader sees the transaction before that. (So it is without MDB_NOSYNC, MDB_NOMETASYNC and
+  MDB_WRITEMAP, and both are opened without.) Amid a commit the disk has the old meta page and any of the others, or all
+  pages and either meta page. In a meta page the bytes that a commit changes lie in one sector.
 
 An image is taken at a call of any thread that syncs, renames, removes, or commits to the catalog, or at rest. All other such
 calls wait meanwhile, so that it is one moment. What memory maps and writes change goes on; it is not synced anyhow.

@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.crash, pytest.mark.root]
 
 CALLS = (
     "openat", "close", "write", "writev", "pwrite64", "pwritev", "lseek", "pread64", "preadv", "ftruncate", "fallocate",
-    "fsync", "fdatasync", "rename", "mkdir", "rmdir", "unlink", "unlinkat", "flock", "fcntl", "fstatfs", "getdents64", "madvise",
+    "fsync", "fdatasync", "rename", "mkdir", "rmdir", "unlink", "unlinkat", "flock", "fcntl", "fstatfs", "getdents64",
+    "madvise",
 )  # fmt: skip
 KILLS_ONLY = ("mmap", "munmap", "clone3", "futex")  # an error there is one of the memory or of the threads that Python needs
 VARIES = ("futex", "munmap", "mmap", "close", "clone3", "madvise")  # their number differs from run to run
