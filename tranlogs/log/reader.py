@@ -39,6 +39,7 @@ from .record import (
 
 _NO_LAYOUT = Layout(())
 _CACHED_MAX = 4096  # decoded records that others refer to
+_NAMES_MAX = 8  # of tensors that share a damaged piece, in a message
 _WINDOW_BYTES = 1 << 18  # read ahead at a time
 _AHEAD_MAX = 1 << 15  # larger reads are made one by one
 
@@ -337,7 +338,7 @@ class Entry:
         if not name:
             sizes = self.layout.sizes_in(self.absent, self.sparse)
             spans = zip(self.layout.names, self.starts(), sizes, strict=True)
-            name = next((name for name, at, size in spans if size and at < end and at + size > start), "")
+            name = _joined_names([name for name, at, size in spans if size and at < end and at + size > start])
         return CorruptRecord(self.reader.path, why, step=self.step, tensor=name or None)
 
 
@@ -576,6 +577,11 @@ def array_of(spec: TensorSpec, data: Bytes) -> Array:
 
 def _is_flat(piece: Piece | None) -> bool:
     return piece is not None and piece.kind == "flat"
+
+
+def _joined_names(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+    return ", ".join(names[:_NAMES_MAX]) + more
 
 
 def _running(sizes: Iterable[int]) -> list[int]:
