@@ -1,31 +1,22 @@
-"""Redo tensor by tensor: all steps of one parameter while it lies in the processor's cache.
+"""Redo tensor by tensor: a block of steps of one parameter while it lies in the processor's cache.
 
-Where a core is to spare a thread reads and checks the gradients ahead, while the optimizer works on those before. The bits
-are those of redoing step by step.
+The bits are those of redoing step by step.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
-import os
-import queue
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from tranlogs.errors import LogUnavailable
 from tranlogs.log.reader import Entry
 from tranlogs.recovery import Divergence
-from tranlogs.threads import start_thread
-from tranlogs.types import AnyArray, Bytes
 
-from .adapt import from_array
-from .stepping import amp_of, clip_again, without_hooks
+from .gradient_blocks import GradientBlocks, Gradients
+from .stepping import amp_of, clip_again, step_of, without_hooks
 
 if TYPE_CHECKING:
     from .state import TorchState
@@ -33,96 +24,50 @@ if TYPE_CHECKING:
 Decoded = tuple[Entry, dict[str, Any]]
 
 _BUNDLE_ELEMENTS = 262_144  # small tensors are redone together, so that Python's cost a call is shared
-_AHEAD_STEPS = 2
-_ALONE = -1  # the turn of what is not read ahead
-_AHEAD_BYTES_MAX = 64 << 20  # gradients larger than this are read one by one: memory for several is not taken
 
 
 class Bundle:
-    """Tensors of one parameter group that are redone together."""
+    """Tensors of one parameter group that are redone together, by an optimizer of their own.
+
+    Attributes:
+        group: index of the parameter group.
+        parameters: the tensors.
+        names: of them.
+        covered: (index in the fingerprint, name) of those that it covers.
+        hyper: the hyper-parameters that the optimizer has now.
+    """
 
     def __init__(self, group: int) -> None:
         self.group = group
         self.parameters: list[torch.Tensor] = []
         self.names: list[str] = []
-        self.elements = self.nbytes = 0
+        self.covered: list[tuple[int, str]] = []
+        self.elements = 0
+        self.hyper: dict[str, Any] | None = None
+        self.optimizer: Any = None
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
-        """One more."""
+        """Add a tensor."""
         self.parameters.append(parameter)
         self.names.append(name)
         self.elements += parameter.numel()
-        self.nbytes += parameter.nbytes
 
+    def prepare(self, whole: torch.optim.Optimizer, index: dict[str, int]) -> None:
+        """Make the optimizer: of the same class and with the same state as the one of all parameters."""
+        self.covered = [(index[name], name) for name in self.names if name in index]
+        options = {k: v for k, v in whole.param_groups[self.group].items() if k not in ("params", "param_names")}
+        self.optimizer = type(whole)([{"params": self.parameters, **options}], **_defaults(whole))
+        self.optimizer.state = whole.state
 
-class GradientReader:
-    """The gradients of a run of records, bundle by bundle; a thread reads ahead. Use it as a context."""
-
-    def __init__(self, run: list[Decoded], bundles: list[Bundle]) -> None:
-        self._run, self._bundles = run, bundles
-        self._present = [set(entry.tensor_names()) for entry, _ in run]
-        self._buffers: dict[tuple[int, int], Bytes] = {}  # by turn, and place in the bundle
-        self._ready: queue.Queue[_Portion] = queue.Queue(_AHEAD_STEPS)
-        self._is_stopped = threading.Event()
-        self._thread: threading.Thread | None = None  # None: read when asked
-
-    def __enter__(self) -> GradientReader:
-        if len(os.sched_getaffinity(0)) > torch.get_num_threads():  # without a spare core it would stall the kernels
-            with suppress(LogUnavailable):  # no thread is to be had
-                self._thread = start_thread("tranlogs-read", self._read_ahead)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_stopped.set()
-        while self._thread is not None and self._thread.is_alive():
-            with suppress(queue.Empty):
-                self._ready.get(timeout=0.01)  # it may wait for room
-
-    def of(self, bundle: Bundle, position: int) -> list[AnyArray | None]:
-        """The gradients of a bundle at a position of the run. They must be asked for in order.
-
-        Raises:
-            CorruptRecord: a gradient is damaged.
-        """
-        found = self._ready.get() if self._thread is not None else None
-        if isinstance(found, BaseException):
-            raise found
-        return found if found is not None else self._read(bundle, position, _ALONE)
-
-    def _read_ahead(self) -> None:
-        turns = itertools.cycle(range(_AHEAD_STEPS + 2))  # one is being read, one is in use
-        for bundle in self._bundles:
-            is_small = bundle.nbytes <= _AHEAD_BYTES_MAX
-            for position in range(len(self._run)):
-                try:
-                    portion: _Portion = self._read(bundle, position, next(turns)) if is_small else None
-                except Exception as error:
-                    portion = error
-                if self._is_stopped.is_set():
-                    return
-                self._ready.put(portion)
-                if isinstance(portion, Exception):
-                    return
-
-    def _read(self, bundle: Bundle, position: int, turn: int) -> list[AnyArray | None]:
-        return [self._gradient(position, f"grad/{name}", (turn, place)) for place, name in enumerate(bundle.names)]
-
-    def _gradient(self, position: int, name: str, where: tuple[int, int]) -> AnyArray | None:
-        if name not in self._present[position]:
-            return None
-        entry = self._run[position][0]
-        size = entry.nbytes_of(name)
-        buffer = self._buffers.get(where)
-        if buffer is None or buffer.nbytes < size:
-            buffer = self._buffers[where] = np.empty(size, np.uint8)
-        return entry.read(name, buffer)
-
-
-_Portion = list[AnyArray | None] | None | Exception  # None: too large to be read ahead
+    def set_hyper(self, hyper: dict[str, Any]) -> None:
+        """Set the hyper-parameters of a step, unless they are those of the step before."""
+        if hyper is not self.hyper:
+            self.optimizer.param_groups[0].update(hyper)
+            self.hyper = hyper
 
 
 class ByTensor:
-    """Redo a run of gradient records of one optimizer, a bundle of tensors at a time."""
+    """Redo a run of gradient records of one optimizer, a block of steps and a bundle of tensors at a time."""
 
     def __init__(self, state: TorchState, run: list[Decoded]) -> None:
         self.state, self.run = state, run
@@ -133,17 +78,25 @@ class ByTensor:
         self.first = len(run)  # position in the run of the first divergence
         self.tensor = ""
 
+    @torch.no_grad()
     def redo(self, tick: Callable[[int], None]) -> Divergence | None:
         """Apply the run; a Divergence if a fingerprint differs."""
         bundles = list(self._bundles())
-        total = sum(bundle.elements for bundle in bundles) or 1
+        for bundle in bundles:
+            bundle.prepare(self.optimizer, self.index)
+        step = step_of(type(self.optimizer))
         done = 0
-        with GradientReader(self.run, bundles) as gradients:
-            for bundle in bundles:
-                self._redo_bundle(bundle, gradients)
-                done += bundle.elements
-                tick(len(self.run) * done // total)
-        self._compare_untouched({id(p) for bundle in bundles for p in bundle.parameters})
+        with GradientBlocks([entry for entry, _ in self.run]) as blocks, without_hooks(self.optimizer):
+            for block in blocks:
+                recorded = [_Recorded(self, *self.run[done + i]) for i in range(len(block))]
+                for bundle in bundles:
+                    self._redo_bundle(bundle, step, done, block, recorded)
+                done += len(block)
+                tick(done)
+        for parameter in (parameter for bundle in bundles for parameter in bundle.parameters):
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()  # the memory is going to be read into again
+        self._compare_untouched({name for bundle in bundles for name in bundle.names})
         self.state.set_hyper(self.which, self.run[-1][1]["hyper"])
         self.state.fingerprint_kinds |= {body["fingerprint"] for _, body in self.run}
         if self.first == len(self.run):
@@ -163,50 +116,72 @@ class ByTensor:
             if bundle.parameters:
                 yield bundle
 
-    @torch.no_grad()
-    def _redo_bundle(self, bundle: Bundle, gradients: GradientReader) -> None:
-        whole = self.optimizer.param_groups[bundle.group]
-        options = {k: v for k, v in whole.items() if k not in ("params", "param_names")}
-        alone = type(self.optimizer)([{"params": bundle.parameters, **options}], **_defaults(self.optimizer))
-        alone.state = self.optimizer.state
-        target = alone.param_groups[0]
-        for position, (_, body) in enumerate(self.run):
-            for key, value in body["hyper"][bundle.group].items():
-                target[key] = value
-            for parameter, array in zip(bundle.parameters, gradients.of(bundle, position), strict=True):
-                parameter.grad = None if array is None else from_array(array)
-            clip_again([p for p in bundle.parameters if p.grad is not None], body)
-            with amp_of(alone, body), without_hooks(alone):
-                alone.step()
-            for name in bundle.names:
-                self._check(position, name)
-        for parameter in bundle.parameters:  # its memory is going to be read into again
-            parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+    def _redo_bundle(self, bundle: Bundle, step: Callable[[Any], Any], base: int, block: Sequence[Gradients],
+                     recorded: Sequence[_Recorded]) -> None:  # fmt: skip
+        optimizer, parameters, names, group = bundle.optimizer, bundle.parameters, bundle.names, bundle.group
+        for i, gradients in enumerate(block):
+            digests = recorded[i]
+            bundle.set_hyper(digests.body["hyper"][group])
+            for parameter, name in zip(parameters, names, strict=True):
+                parameter.grad = gradients.get(name)
+            if digests.is_plain:
+                step(optimizer)
+            else:
+                clip_again([p for p in parameters if p.grad is not None], digests.body)
+                with amp_of(optimizer, digests.body):
+                    step(optimizer)
+            if base + i < self.first and (tensor := digests.different(bundle.covered)) is not None:
+                self.first, self.tensor = base + i, tensor
 
-    def _check(self, position: int, name: str, whole: int | None = None) -> None:
-        """Compare one tensor after one step; `whole` is its full digest where that is known."""
-        entry, body = self.run[position]
-        index = self.index.get(name)
-        if index is None or position >= self.first or not entry.digests:
-            return
-        is_full = body["fingerprint"] == "full"
-        window = range(len(self.index)) if is_full else self.fingerprint.window(entry.step)
-        if index not in window:
-            return
-        if is_full:
-            now = self.fingerprint.one(index) if whole is None else whole
-        else:
-            now = int(self.fingerprint.sampled([index], entry.step)[0])
-        if now != np.frombuffer(entry.digests, "<u8")[window.index(index)]:
-            self.first, self.tensor = position, name
-
-    def _compare_untouched(self, done: set[int]) -> None:
+    def _compare_untouched(self, done: set[str]) -> None:
         """Parameters of other optimizers, and frozen ones, must be as recorded all along."""
-        for name, parameter in self.state.parameters.items():
-            if id(parameter) not in done and name in self.index:
-                whole = self.fingerprint.one(self.index[name])  # the same at every position
-                for position in range(len(self.run)):
-                    self._check(position, name, whole)
+        left = [(i, name) for name, i in self.index.items() if name not in done]
+        if not left:
+            return
+        whole = {i: self.fingerprint.one(i) for i, _ in left}  # the same at every position
+        for position in range(self.first):
+            tensor = _Recorded(self, *self.run[position]).different(left, whole)
+            if tensor is not None:
+                self.first, self.tensor = position, tensor
+                return
+
+
+class _Recorded:
+    """What the log says of one step: its body, and the fingerprint after it."""
+
+    def __init__(self, redo: ByTensor, entry: Entry, body: dict[str, Any]) -> None:
+        self.body, self._step, self._fingerprint = body, entry.step, redo.fingerprint
+        self.is_plain = body.get("clip") is None and not body.get("amp")
+        self._is_full = body["fingerprint"] == "full"
+        self._digests: list[int] = np.frombuffer(entry.digests, "<u8").tolist()
+        count = len(redo.index)
+        window = () if self._is_full or not self._digests else redo.fingerprint.window(entry.step)
+        self._places = {index: place for place, index in enumerate(window)}
+        is_complete = len(self._digests) == (count if self._is_full else len(window))
+        self._differs_anyway = bool(self._digests) and not is_complete
+
+    def different(self, covered: Sequence[tuple[int, str]], whole: dict[int, int] | None = None) -> str | None:
+        """Return the name of the first tensor that is not as recorded; None if all are.
+
+        Args:
+            covered: (index in the fingerprint, name) of the tensors that are compared.
+            whole: full digests, where they are known.
+        """
+        if not self._digests:
+            return None
+        if self._differs_anyway:
+            return "the number of parameters"
+        if self._is_full:
+            one, digests = self._fingerprint.one, self._digests
+            for index, name in covered:
+                if (one(index) if whole is None else whole[index]) != digests[index]:
+                    return name
+            return None
+        for index, name in covered:
+            place = self._places.get(index)
+            if place is not None and self._fingerprint.sampled([index], self._step)[0] != self._digests[place]:
+                return name
+        return None
 
 
 def _defaults(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -17,13 +17,14 @@ import numpy as np
 import torch
 
 from tranlogs.errors import CorruptRecord
-from tranlogs.log.reader import Entry
+from tranlogs.log.reader import Entry, SegmentReader
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery import Divergence
 from tranlogs.types import AnyArray
 
 from .adapt import DTYPES, from_array
 from .by_tensor import ByTensor, Decoded
+from .gradient_blocks import GradientMemory
 from .stepping import amp_of, clip_again, without_hooks
 
 if TYPE_CHECKING:
@@ -45,21 +46,35 @@ def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None
 
 def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
     divergence: Divergence | None = None
-    decoded = _without_covered(state, [(entry, state.decode(entry)) for entry in entries])
+    decoded = _without_covered(state, _decoded(state, entries))
     decoded = [(_whole(state, entry, body), body) if "share" in body else (entry, body) for entry, body in decoded]
     done = len(entries) - len(decoded)
     tick(done)
+    memory = GradientMemory()
     for run, by_tensor in _runs(state, decoded):
         if by_tensor:
             found = ByTensor(state, run).redo(partial(_tick_from, tick, done))
             divergence = divergence or found
         else:
             for i, (entry, body) in enumerate(run):
-                found = redo_one(state, entry, body)
+                found = redo_one(state, entry, body, memory)
                 divergence = divergence or found
                 tick(done + i + 1)
         done += len(run)
     return divergence
+
+
+def _decoded(state: TorchState, entries: Sequence[Entry]) -> list[Decoded]:
+    """The entries with their bodies; a body that several of them share is decoded once."""
+    bodies: dict[tuple[SegmentReader, int], dict[str, Any]] = {}
+    found = []
+    for entry in entries:
+        key = entry.reader, entry.body_key
+        body = bodies.get(key)
+        if body is None:
+            body = bodies[key] = state.decode(entry)
+        found.append((entry, body))
+    return found
 
 
 def _whole(state: TorchState, entry: Entry, body: dict[str, Any]) -> Entry:
@@ -98,11 +113,18 @@ def _runs(state: TorchState, decoded: list[Decoded]) -> Iterator[tuple[list[Deco
     """Cut the entries into runs that can be redone tensor by tensor, and the rest."""
     run: list[Decoded] = []
     eligible = False
+    known: dict[int, tuple[bool, Any]] = {}  # by body, until something is redone: an after-image may change the groups
     for item in decoded:
-        fits = _is_elementwise(state, *item)
-        if run and (fits != eligible or (fits and _signature(item) != _signature(run[-1]))):
+        entry, body = item
+        found = known.get(id(body))
+        if found is None or entry.kind != EntryKind.STEP:
+            found = known[id(body)] = _is_elementwise(state, entry, body), _signature(item)
+        fits, signature = found
+        if run and (fits != eligible or (fits and signature != _signature(run[-1]))):
             yield run, eligible and len(run) >= _STEPS_MIN
             run = []
+            known.clear()
+            fits = _is_elementwise(state, entry, body)
         eligible = fits
         run.append(item)
     if run:
@@ -127,10 +149,10 @@ def _share_memory(parameters: list[torch.Tensor]) -> bool:
 
 def _signature(item: Decoded) -> Any:
     _, body = item
-    return body["optimizer"], len(body["hyper"])
+    return body.get("optimizer"), len(body.get("hyper", ()))
 
 
-def redo_one(state: TorchState, entry: Entry, body: dict[str, Any]) -> Divergence | None:
+def redo_one(state: TorchState, entry: Entry, body: dict[str, Any], memory: GradientMemory) -> Divergence | None:
     """Apply one entry; a Divergence if the fingerprint differs afterwards."""
     with torch.no_grad():
         if entry.kind == EntryKind.IMAGE or body["record"] == "weights":
@@ -138,7 +160,7 @@ def redo_one(state: TorchState, entry: Entry, body: dict[str, Any]) -> Divergenc
             if body.get("is_stateless"):
                 state.stale.add(body["optimizer"])
         elif body["record"] == "gradients":
-            _step(state, entry, body)
+            _step(state, entry, body, memory)
         else:
             raise CorruptRecord(entry.reader.path, f"a record of unknown kind {body['record']!r}", step=entry.step)
     return _compare(state, entry, body) if entry.digests else None
@@ -170,15 +192,15 @@ def _state_of(entry: Entry, which: str, name: str, key: str) -> AnyArray | None:
     return entry.read(f"state/{which}/{name}/{key}")
 
 
-def _step(state: TorchState, entry: Entry, body: dict[str, Any]) -> None:
+def _step(state: TorchState, entry: Entry, body: dict[str, Any], memory: GradientMemory) -> None:
     optimizer = state.optimizers[body["optimizer"]]
     state.set_hyper(body["optimizer"], body["hyper"])
-    names = set(entry.tensor_names())
+    gradients = memory.read(entry)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in parameters:
-        name = f"grad/{state.name_of[id(parameter)]}"
-        array = entry.read(name) if name in names else None
-        parameter.grad = None if array is None else from_array(array).to(parameter.device)
+        gradient = gradients.get(state.name_of[id(parameter)])
+        # A copy lies in memory as torch aligns it: products of matrices may round otherwise elsewhere.
+        parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
     try:
         clip_again([p for p in parameters if p.grad is not None], body)
         with amp_of(optimizer, body), without_hooks(optimizer):

@@ -11,7 +11,7 @@ from tests.torch.lab import Attempt, differences, flatten
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
-from tranlogs_torch import by_tensor, redo
+from tranlogs_torch import by_tensor, gradient_blocks, redo
 
 STEPS, DAMAGED = 20, 13
 
@@ -36,7 +36,7 @@ def flip_a_bit_of(run: Path, name: str, step: int) -> None:
         with SegmentReader(path) as reader:
             for entry in reader.entries(scan(path, named[1])):
                 if entry.head.step == step and name in entry.tensor_names():
-                    at = entry.frames_of(name)[0].offset
+                    at = entry.location.payload_offset + entry.starts()[entry.slots_of(name)[0]]
                     with open(path, "r+b") as file:
                         file.seek(at)
                         (byte,) = file.read(1)
@@ -52,8 +52,7 @@ def test_recovery_lands_before_a_damaged_gradient(way: str, tmp_path: Path, monk
     train(Attempt(run, checkpoint_every=1000), STEPS)
     flip_a_bit_of(run, "grad/2.weight", DAMAGED)
     monkeypatch.setattr(by_tensor, "_BUNDLE_ELEMENTS", 50)
-    if way == "alone":
-        monkeypatch.setattr(by_tensor, "_AHEAD_BYTES_MAX", 0)
+    monkeypatch.setattr(gradient_blocks, "_AHEAD_BYTES_MIN", 0 if way == "ahead" else 1 << 30)
     if way == "step by step":
         monkeypatch.setattr(redo, "_ELEMENTWISE", set())
     again, right = Attempt(run), Attempt()

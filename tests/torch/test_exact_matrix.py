@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler
 from tests.torch.lab import Attempt, Outcome, differences, in_child, prove_exact
 from tests.torch.loops import Make, accumulating, adversarial, numbered, ordinary, per_epoch, split
 from tests.torch.nets import Mixed, loss_of, seed, tokens
-from tranlogs_torch import by_tensor, redo
+from tranlogs_torch import by_tensor, gradient_blocks, redo
 
 BATCHES = 13
 DIE_AT = (16, 18)  # ticks of the first and the second attempt; three ticks a batch, so that they end at steps 5 and 10
@@ -64,9 +64,11 @@ def test_both_orders_of_redo_give_the_same_bits(name: str, form: str, tmp_path: 
     trained = Attempt(tmp_path / "run", checkpoint_every=1000)
     script(trained)
     outcomes = []
-    for elementwise, ahead in ((redo._ELEMENTWISE, 1 << 20), (redo._ELEMENTWISE, 100), (set(), 0)):
+    monkeypatch.setattr(gradient_blocks, "_AHEAD_BYTES_MIN", 0)
+    for elementwise, ahead, steps in ((redo._ELEMENTWISE, 1 << 20, 3), (redo._ELEMENTWISE, -1, 5), (set(), 0, 1)):
         monkeypatch.setattr(redo, "_ELEMENTWISE", elementwise)
-        monkeypatch.setattr(by_tensor, "_AHEAD_BYTES_MAX", ahead)  # 100: some tensors are read ahead, some are not
+        monkeypatch.setattr(gradient_blocks, "_AHEAD_BYTES_MAX", ahead)
+        monkeypatch.setattr(gradient_blocks, "_BLOCK_STEPS_MAX", steps)
         monkeypatch.setattr(by_tensor, "_BUNDLE_ELEMENTS", 20)
         again = Attempt(tmp_path / "run")  # resumes at the end: nothing is left to train
         script(again)

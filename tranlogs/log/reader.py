@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from ..codec import tree
 from ..codec.compression import Codec, decompress
@@ -24,10 +25,23 @@ from ..errors import CannotRead, CorruptRecord
 from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec
 from .body import WHOLE, Row, merged, packed_parts
 from .layout import PIECE_BYTES_MAX, Layout, SparseForm, unpack_layout
-from .record import HEAD, Description, EntryKind, Head, Location, checksum_of, unpack_description, unpack_head
+from .record import (
+    HEAD,
+    Description,
+    EntryKind,
+    Head,
+    Location,
+    checksum_of,
+    packed_scalars,
+    unpack_description,
+    unpack_head,
+)
 
 _NO_LAYOUT = Layout(())
 _CACHED_MAX = 4096  # decoded records that others refer to
+_NAMES_MAX = 8  # of tensors that share a damaged piece, in a message
+_WINDOW_BYTES = 1 << 18  # read ahead at a time
+_AHEAD_MAX = 1 << 15  # larger reads are made one by one
 
 
 class Entry:
@@ -324,7 +338,7 @@ class Entry:
         if not name:
             sizes = self.layout.sizes_in(self.absent, self.sparse)
             spans = zip(self.layout.names, self.starts(), sizes, strict=True)
-            name = next((name for name, at, size in spans if size and at < end and at + size > start), "")
+            name = _joined_names([name for name, at, size in spans if size and at < end and at + size > start])
         return CorruptRecord(self.reader.path, why, step=self.step, tensor=name or None)
 
 
@@ -335,11 +349,15 @@ class SegmentReader(ReadFile):
         path: the file.
         locations: records of the segment whose descriptions the index has: a record that is damaged in the file is read
             from there.
+        reads_ahead: whether small reads are served from a window that is read ahead. All records that are read must have
+            been in the file before; neighbours are read together then.
     """
 
-    def __init__(self, path: Path, locations: Iterable[Location] = ()) -> None:
+    def __init__(self, path: Path, locations: Iterable[Location] = (), *, reads_ahead: bool = False) -> None:
         super().__init__(path)
         self.path = path
+        self._reads_ahead = reads_ahead
+        self._window: tuple[int, bytes] = 0, b""
         try:  # shared: a file that somebody reads is not recycled under him
             fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -377,6 +395,40 @@ class SegmentReader(ReadFile):
         except (ValueError, TypeError, AttributeError) as error:
             raise self._unreadable(location.head, error) from None
 
+    def scalars(self, location: Location) -> dict[str, float]:
+        """Return what a record has noted for curves; nothing else of it is decoded.
+
+        Raises:
+            CorruptRecord: its description is damaged.
+        """
+        try:
+            packed = packed_scalars(self._checked_description(location))
+            return dict(tree.decode(packed)) if packed else {}
+        except (ValueError, TypeError) as error:
+            raise self._unreadable(location.head, error) from None
+
+    def fill(self, into: Bytes, offset: int) -> str:
+        """Read bytes; see `ReadFile.fill`."""
+        size = into.nbytes
+        if self._reads_ahead and size <= _AHEAD_MAX:
+            data, at = self._ahead(offset, size)
+            if at + size <= len(data):
+                into.data[:] = memoryview(data)[at : at + size]
+                return ""
+        return super().fill(into, offset)
+
+    def _ahead(self, offset: int, size: int) -> tuple[bytes, int]:
+        """Return a window and the place in it of bytes at an offset; the file may end, or fail, before all are in it."""
+        base, data = self._window
+        if not base <= offset <= base + len(data) - size:
+            try:
+                data = os.pread(self.fd, _WINDOW_BYTES, offset)
+            except OSError:
+                return b"", 0
+            base = offset
+            self._window = base, data
+        return data, offset - base
+
     def raw(self, location: Location) -> tuple[bytes, bytes]:
         """Return a record's head and description as they are in the file.
 
@@ -386,17 +438,24 @@ class SegmentReader(ReadFile):
         return os.pread(self.fd, HEAD.size, location.offset), self._read_description(location)
 
     def _description(self, location: Location) -> Description:
-        head = location.head
-        data = location.description
-        if data is None or checksum_of(data) != head.description_sum:
-            data = self._read_description(location)
         try:
-            return unpack_description(data)
+            return unpack_description(self._checked_description(location))
         except ValueError as error:
-            raise self._unreadable(head, error) from None
+            raise self._unreadable(location.head, error) from None
+
+    def _checked_description(self, location: Location) -> bytes:
+        data = location.description
+        if data is None or checksum_of(data) != location.head.description_sum:
+            data = self._read_description(location)
+        return data
 
     def _read_description(self, location: Location) -> bytes:
         head = location.head
+        if self._reads_ahead and head.description_bytes <= _AHEAD_MAX:
+            window, at = self._ahead(location.offset + HEAD.size + head.payload_bytes, head.description_bytes)
+            data = window[at : at + head.description_bytes]
+            if len(data) == head.description_bytes and xxhash.xxh3_64_intdigest(data) == head.description_sum:
+                return data
         try:
             data = os.pread(self.fd, head.description_bytes, location.description_offset)
         except (OSError, OverflowError) as error:
@@ -520,6 +579,11 @@ def _is_flat(piece: Piece | None) -> bool:
     return piece is not None and piece.kind == "flat"
 
 
+def _joined_names(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+    return ", ".join(names[:_NAMES_MAX]) + more
+
+
 def _running(sizes: Iterable[int]) -> list[int]:
     starts, at = [], 0
     for size in sizes:
@@ -549,7 +613,7 @@ def _sparse_forms(data: bytes, layout: Layout) -> dict[int, SparseForm]:
 def _checked_pieces(entry: Entry, description: Description) -> list[int]:
     """Return where the pieces end; the lengths of all tables are compared before anything of their size is made."""
     layout, count = entry.layout, len(description.sums) // 8
-    total = sum(layout.sizes_in(entry.absent, entry.sparse))
+    total = layout.nbytes if not entry.absent and not entry.sparse else sum(layout.sizes_in(entry.absent, entry.sparse))
     if total != description.raw_bytes or len(description.sums) % 8 or total > count * PIECE_BYTES_MAX:
         raise ValueError(f"{description.raw_bytes} bytes in {count} pieces, where the layout has {total}")
     ends = layout.pieces(entry.absent, entry.sparse)

@@ -195,9 +195,24 @@ def unpack_description(data: bytes) -> Description:
         raise ValueError(f"its sections have {sum(lengths)} bytes, {len(data) - FIXED.size} are there")
     parts, at = [], FIXED.size
     for length in lengths:
-        parts.append(data[at : at + length])
+        parts.append(data[at : at + length] if length else b"")
         at += length
     return Description(layout_at, body_at, raw_bytes, *parts)
+
+
+def packed_scalars(data: bytes) -> bytes:
+    """Return the scalars' section of a description.
+
+    Raises:
+        ValueError: the lengths do not fit.
+    """
+    if len(data) < FIXED.size:
+        raise ValueError(f"{len(data)} bytes are no description")
+    scalars, body = FIXED.unpack_from(data)[-2:]
+    end = len(data) - body
+    if end - scalars < FIXED.size:
+        raise ValueError(f"its sections have more than {len(data)} bytes")
+    return data[end - scalars : end]
 
 
 def checksum_of(data: Bytes | bytes) -> int:

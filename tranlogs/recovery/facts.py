@@ -12,7 +12,7 @@ from ..errors import CorruptCatalog, CorruptRecord
 from ..log.index import LogIndex, open_if_sound
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Location
-from ..log.scanner import is_unbroken, scan
+from ..log.scanner import is_unbroken, is_whole, scan
 from ..rebuild import Found, read_files
 from .history import ScannedSegment
 from .protocol import Spare
@@ -52,10 +52,16 @@ class Facts:
         return max((row.number for row in self.timelines), default=1)
 
 
-def open_for_reading(folder: Path) -> Facts:
+def open_for_reading(folder: Path, *, indexed: bool = True) -> Facts:
     """Collect the facts about a journal: its catalog, what files there are besides, and what the log holds.
 
     Where the catalog is damaged, the files' own descriptions stand in for it.
+
+    Args:
+        folder: the journal's.
+        indexed: whether the index of the log, which is checked in full before it is opened, is asked about all segments.
+            Otherwise a sealed segment in which a scan finds every record is not looked up there. A record whose description
+            is damaged in its segment is then not replaced by what the index has of it.
 
     Raises:
         UnknownFormat: a newer version wrote the run.
@@ -73,32 +79,64 @@ def open_for_reading(folder: Path) -> Facts:
     timelines = {**found.timelines, **{row.number: row for row in known.timelines}}
     newest = max(timelines)
     segments, torn = [], []
-    index = open_if_sound(folder / "log", known.run_id, notes) if known.run_id else None
-    try:
+    with IndexLookup(folder / "log", known.run_id, notes, asks_always=indexed) as index:
         for row in newest_first([*known.segments, *found.segments]):
             if row.state != "retired":
                 segment = scan_segment(folder / "log" / row.file, row, notes, newest, index)
                 segments += [segment] if segment is not None else []
                 torn += [folder / "log" / row.file] if row.state == "sealed" and not _is_whole(segment, row) else []
-    finally:
-        if index is not None:
-            index.close()
     checkpoints = [row for row in known.checkpoints if row.state == "published"] + found.checkpoints
     checkpoints.sort(key=lambda row: (row.timeline, row.sequence))
     return Facts(checkpoints, segments, [timelines[number] for number in sorted(timelines)], known.watermarks, notes,
                  torn)  # fmt: skip
 
 
-def open_mended(folder: Path, spare: Spare | None) -> Facts:
+class IndexLookup:
+    """The index of a log, opened when a segment is looked up in it for the first time. Use it as a context.
+
+    Args:
+        folder: of the log.
+        run_id: of the run; an index of another run is not used, and none if it is not known.
+        notes: what is wrong with the index is appended here.
+        asks_always: see `open_for_reading`.
+    """
+
+    def __init__(self, folder: Path, run_id: str, notes: list[str], *, asks_always: bool) -> None:
+        self._folder, self._run_id, self._notes, self.asks_always = folder, run_id, notes, asks_always
+        self._index: LogIndex | None = None
+        self._is_opened = False
+
+    def __enter__(self) -> IndexLookup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._index is not None:
+            self._index.close()
+
+    def locations(self, segment_id: int) -> list[Location]:
+        """Return what the index has of a segment; nothing if it is missing or damaged."""
+        if not self._is_opened:
+            self._is_opened = True
+            self._index = open_if_sound(self._folder, self._run_id, self._notes) if self._run_id else None
+        if self._index is None:
+            return []
+        try:
+            return self._index.locations(segment_id)
+        except CorruptCatalog as error:
+            self._notes.append(f"{error}; the segment was scanned instead")
+            return []
+
+
+def open_mended(folder: Path, spare: Spare | None, *, indexed: bool = True) -> Facts:
     """The facts, after what of the log is torn was replaced as far as there are copies; the notes say what was.
 
     Raises:
         UnknownFormat: a newer version wrote the run.
     """
-    facts = open_for_reading(folder)
+    facts = open_for_reading(folder, indexed=indexed)
     told = mended(spare, facts.torn_paths)
     if told:
-        facts = open_for_reading(folder)
+        facts = open_for_reading(folder, indexed=indexed)
         facts.notes += told
     return facts
 
@@ -118,6 +156,8 @@ def mended_note(path: Path, source: str) -> str:
 def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
     if segment is None:
         return False
+    if is_whole(segment.locations, row.last_sequence):
+        return True
     found = {one.head.sequence for one in segment.locations if one.head.kind != EntryKind.SEGMENT}
     return len(found) >= row.last_sequence - row.base_sequence
 
@@ -165,7 +205,7 @@ def read_catalog(folder: Path) -> Listed:
 
 
 def scan_segment(path: Path, row: SegmentRow, notes: list[str], timeline: int = 1,
-                 index: LogIndex | None = None) -> ScannedSegment | None:  # fmt: skip
+                 index: IndexLookup | None = None) -> ScannedSegment | None:  # fmt: skip
     """The entries of one segment; None where it holds none because it was never written.
 
     Args:
@@ -178,7 +218,7 @@ def scan_segment(path: Path, row: SegmentRow, notes: list[str], timeline: int = 
     """
     last = row.last_sequence if row.state == "sealed" else 0
     try:
-        found = _located(path, row, last, notes, index)
+        found = _located(path, row, last, index)
     except OSError as error:
         if row.state != "ready":
             notes.append(f"{path}: it cannot be read ({error.strerror})")
@@ -194,16 +234,16 @@ def scan_segment(path: Path, row: SegmentRow, notes: list[str], timeline: int = 
     return ScannedSegment(row, path, found)
 
 
-def _located(path: Path, row: SegmentRow, last: int, notes: list[str], index: LogIndex | None) -> list[Location]:
+def _located(path: Path, row: SegmentRow, last: int, index: IndexLookup | None) -> list[Location]:
     """Return the records of a segment: as the index has them, and behind those by a scan of the file."""
-    known: list[Location] = []
-    if index is not None:
-        try:
-            known = index.locations(row.number)
-        except CorruptCatalog as error:
-            notes.append(f"{error}; the segment was scanned instead")
+    found: list[Location] | None = None
+    if index is None or (last and not index.asks_always):
+        found = scan(path, row.number, last_sequence=last or None)
+        if index is None or is_whole(found, last):
+            return found
+    known = index.locations(row.number)
     if not known or known[0].head.kind != EntryKind.SEGMENT or not is_unbroken(known):
-        return scan(path, row.number, last_sequence=last or None)
+        return scan(path, row.number, last_sequence=last or None) if found is None else found
     if last and known[-1].head.sequence >= last:
         with ReadFile(path):  # it is there, and may be read
             return known

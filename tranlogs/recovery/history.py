@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ..catalog import SegmentRow
 from ..lineage import Limits
@@ -20,9 +22,8 @@ class ScannedSegment:
     locations: Sequence[Location]
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One entry of the history and where it lies."""
+class Link(NamedTuple):
+    """One entry of the history and where it lies. A run has hundreds of thousands of them."""
 
     location: Location
     segment: ScannedSegment
@@ -42,7 +43,10 @@ class Link:
 
 @dataclass(slots=True)
 class History:
-    """Runs of entries, each chained without a hole; `holes` says what separates them."""
+    """Runs of entries, each chained without a hole; `holes` says what separates them.
+
+    Sequence numbers rise within a run, and from each run to the next.
+    """
 
     runs: list[list[Link]] = field(default_factory=list)
     holes: list[str] = field(default_factory=list)
@@ -50,13 +54,9 @@ class History:
     def after(self, sequence: int, chain: int) -> list[Link]:
         """The entries that follow the entry `sequence` with digest `chain`, up to the end of their run."""
         for run in self.runs:
-            for i, link in enumerate(run):
-                if link.sequence == sequence + 1:
-                    if link.location.head.chain == chain:
-                        return run[i:]
-                    break
-                if link.sequence > sequence + 1:
-                    break
+            first = bisect.bisect_left(run, sequence + 1, key=_sequence)
+            if first < len(run) and run[first].sequence == sequence + 1 and run[first].location.head.chain == chain:
+                return run[first:]
         return []
 
 
@@ -76,45 +76,44 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History
             head = location.head
             if head.kind == EntryKind.SEGMENT or (limit is not None and head.sequence > limit):
                 continue
-            _chain(history, Link(location, segment))
-    for timeline, limit in limits.items():
-        if limit is not None:
-            _cut(history, lambda link, t=timeline, m=limit: link.segment.row.timeline == t and link.sequence > m)
+            last = history.runs[-1][-1] if history.runs else None
+            if last is not None:
+                before = last.location.head
+                if before.digest == head.chain and before.sequence + 1 == head.sequence:
+                    history.runs[-1].append(Link(location, segment))
+                    continue
+                if head.sequence == before.sequence:
+                    continue  # a second copy of the same entry
+                history.holes.append(_hole(last, Link(location, segment)))
+            history.runs.append([Link(location, segment)])
     return history
 
 
+def _sequence(link: Link) -> int:
+    return link.location.head.sequence
+
+
 def _supersede(history: History, segment: ScannedSegment) -> None:
-    bases = [location.head.sequence for location in segment.locations if location.head.kind == EntryKind.SEGMENT]
-    firsts = [location.head.sequence - 1 for location in segment.locations if location.head.kind != EntryKind.SEGMENT]
-    if not bases and not firsts:
+    """Drop what lies behind the place where a segment goes on."""
+    heads = [location.head for location in segment.locations[:2]]
+    if not heads:
         return
-    base = min(bases + firsts)
-    _cut(history, lambda link: link.sequence > base)
+    base = min(head.sequence if head.kind == EntryKind.SEGMENT else head.sequence - 1 for head in heads)
+    while history.runs:
+        run = history.runs[-1]
+        del run[bisect.bisect_right(run, base, key=_sequence) :]
+        if run:
+            return
+        history.runs.pop()
 
 
-def _cut(history: History, gone: object) -> None:
-    assert callable(gone)
-    kept = [[link for link in run if not gone(link)] for run in history.runs]
-    history.runs = [run for run in kept if run]
-
-
-def _chain(history: History, link: Link) -> None:
-    head = link.location.head
-    last = history.runs[-1][-1] if history.runs else None
-    if last is not None and last.location.head.sequence + 1 == head.sequence and last.location.head.digest == head.chain:
-        history.runs[-1].append(link)
-        return
-    if last is not None:
-        if head.sequence == last.sequence:
-            return  # a second copy of the same entry
-        if last.segment is link.segment:
-            history.holes.append(
-                f"{link.segment.path}: entries {last.sequence + 1} to {head.sequence - 1} (after step {last.step}) are "
-                "damaged or missing"
-            )
-        else:
-            history.holes.append(
-                f"between {last.segment.path.name} and {link.segment.path.name}: steps {last.step + 1} to {head.step - 1} "
-                "are not in the log"
-            )
-    history.runs.append([link])
+def _hole(last: Link, link: Link) -> str:
+    if last.segment is link.segment:
+        return (
+            f"{link.segment.path}: entries {last.sequence + 1} to {link.sequence - 1} (after step {last.step}) are "
+            "damaged or missing"
+        )
+    return (
+        f"between {last.segment.path.name} and {link.segment.path.name}: steps {last.step + 1} to {link.step - 1} "
+        "are not in the log"
+    )

@@ -11,6 +11,7 @@ any         none                -                                refused: nothin
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ def plan_recovery(checkpoints: Sequence[CheckpointRow], history: History, limits
 
 
 def _sound(links: list[Link], last_good: dict[int, int]) -> list[Link]:
-    for i, link in enumerate(links):
+    for i, link in enumerate(links if last_good else ()):
         limit = last_good.get(link.segment.row.ordinal)
         if limit is not None and link.sequence > limit:
             return links[:i]
@@ -107,8 +108,13 @@ def _end(option: tuple[CheckpointRow, list[Link]]) -> int:
 
 
 def is_later(history: History, checkpoints: Sequence[CheckpointRow], position: Position) -> bool:
-    behind = any(link.kind == EntryKind.BOUNDARY and link.sequence > position.sequence for run in history.runs for link in run)
-    return behind or any(row.sequence > position.sequence for row in checkpoints)
+    """Return True if a boundary or a checkpoint lies behind a position."""
+    for link in itertools.chain.from_iterable(reversed(run) for run in reversed(history.runs)):
+        if link.sequence <= position.sequence:
+            break
+        if link.kind == EntryKind.BOUNDARY:
+            return True
+    return any(row.sequence > position.sequence for row in checkpoints)
 
 
 def _nothing(usable: Sequence[CheckpointRow], broken: Collection[str], step: int | None) -> str:

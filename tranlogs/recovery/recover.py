@@ -77,7 +77,7 @@ def recover(folder: Path, state: Recoverable, *, step: int | None = None, sequen
         StateMismatch: `state` does not fit the run; nothing was touched.
         RecoveryError: no sound checkpoint is left, or `step` is not covered.
     """
-    facts = open_mended(folder, spare)
+    facts = open_mended(folder, spare, indexed=False)
     if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
         return None
     rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]
@@ -86,6 +86,7 @@ def recover(folder: Path, state: Recoverable, *, step: int | None = None, sequen
     broken: dict[str, str] = {}
     last_good: dict[int, int] = {}
     notes = list(facts.notes)
+    is_indexed = False
     for _ in range(_ATTEMPTS_MAX):
         plan = plan_recovery(rows, history, limits, timeline=facts.timeline, step=step, sequence=sequence,
                              broken=broken, last_good=last_good)  # fmt: skip
@@ -104,7 +105,9 @@ def recover(folder: Path, state: Recoverable, *, step: int | None = None, sequen
             broken[plan.checkpoint.name] = str(error)
         except DamagedEntry as damage:
             _log.warning("%s", damage.error)
-            if _is_mended(spare, damage.link.segment.path, notes):
+            is_mended = _is_mended(spare, damage.link.segment.path, notes)
+            if is_mended or (not is_indexed and damage.error.tensor is None):  # the index may have a description, no tensors
+                is_indexed = True
                 history = build_history(open_for_reading(folder).segments, limits)
                 continue
             notes.append(str(damage.error))
@@ -179,18 +182,14 @@ def carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], pr
         scalars = list(scalars)
         log_bytes = 0
         replayed, total = 0, sum(link.kind == EntryKind.STEP for link in plan.links)
-        for links, entries in chunks(plan.links):
-            log_bytes += sum(entry.stored_bytes for entry in entries)
-            scalars += [(entry.step, entry.scalars) for entry in entries if entry.kind == EntryKind.BOUNDARY]
-            steps = [entry for entry in entries if entry.kind in (EntryKind.STEP, EntryKind.IMAGE)]
-            diverged = _redo(state, steps, links, _ticker(progress, replayed, total))
-            replayed += sum(entry.kind == EntryKind.STEP for entry in steps)
+        for links, entries, noted in chunks(plan.links):
+            diverged = _redo(state, entries, links, _ticker(progress, replayed, total))
+            replayed += sum(entry.kind == EntryKind.STEP for entry in entries)
+            scalars += noted
             divergence = divergence or diverged
-            for link, entry in zip(links, entries, strict=True):
-                if entry.kind == EntryKind.BOUNDARY and link is plan.links[-1]:
-                    body, parts = _decoded(state, entry, link), entry.parts()
         if plan.links:
-            assert body is not None
+            body, parts = _landing(state, plan.links[-1])
+            log_bytes = sum(link.location.head.payload_bytes for link in plan.links)
             state.set_auxiliary({**body, **before})
         hit("recovery.replayed")
     end = time.monotonic()
@@ -216,38 +215,56 @@ def _ticker(progress: Progress | None, base: int, total: int) -> Callable[[int],
     return tick
 
 
-def _decoded(state: Recoverable, entry: Entry, link: Link) -> Any:
+def _landing(state: Recoverable, link: Link) -> tuple[Any, dict[str, bytes]]:
+    """The body of the boundary on which a plan lands, and its parts."""
     try:
-        return state.decode(entry)
+        with SegmentReader(link.segment.path, link.segment.locations) as reader:
+            entry = reader.decode(link.location)
+            return state.decode(entry), entry.parts()
     except CorruptRecord as error:
         raise DamagedEntry(link, error) from None
+    except OSError as error:
+        raise DamagedEntry(link, CorruptRecord(link.segment.path, str(error), step=link.step)) from None
 
 
-def chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry]]]:
-    """Entries decoded in order, so many at a time, with their files open meanwhile."""
+def chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry], Noted]]:
+    """Decode records in order, so many at a time, with their files open meanwhile.
+
+    Yields:
+        The links of steps and after-images, their records, and what the boundaries between them have noted.
+
+    Raises:
+        DamagedEntry: the description of a record is damaged.
+    """
     at = 0
     readers: dict[int, SegmentReader] = {}
     with ExitStack() as stack:
         while at < len(links):
+            noted: Noted = []
             chunk, entries, frames = [], [], 0
             used: set[int] = set()
             while at < len(links) and frames < _CHUNK_FRAMES and len(used) <= _CHUNK_SEGMENTS:
                 link = links[at]
-                ordinal = link.segment.row.ordinal
+                location, segment = link
+                ordinal = segment.row.ordinal
                 try:
                     if ordinal not in readers:
-                        readers[ordinal] = stack.enter_context(SegmentReader(link.segment.path, link.segment.locations))
-                    entry = readers[ordinal].decode(link.location)
+                        reader = SegmentReader(segment.path, segment.locations, reads_ahead=True)
+                        readers[ordinal] = stack.enter_context(reader)
+                    used.add(ordinal)
+                    if location.head.kind == EntryKind.BOUNDARY:
+                        noted.append((location.head.step, readers[ordinal].scalars(location)))
+                    else:
+                        entry = readers[ordinal].decode(location)
+                        chunk.append(link)
+                        entries.append(entry)
+                        frames += len(entry.layout) + 4
                 except CorruptRecord as error:
                     raise DamagedEntry(link, error) from None
                 except OSError as error:
-                    raise DamagedEntry(link, CorruptRecord(link.segment.path, str(error), step=link.step)) from None
-                used.add(ordinal)
-                chunk.append(link)
-                entries.append(entry)
-                frames += len(entry.layout) + 4
+                    raise DamagedEntry(link, CorruptRecord(segment.path, str(error), step=link.step)) from None
                 at += 1
-            yield chunk, entries
+            yield chunk, entries, noted
             for ordinal in [o for o in readers if at >= len(links) or o != links[at].segment.row.ordinal]:
                 readers.pop(ordinal).close()
 

@@ -84,8 +84,7 @@ class Routes:
                 continue
             with suppress(CorruptCheckpoint, DamagedEntry), Checkpoint(self._folder / "checkpoints" / row.name) as checkpoint:
                 body = checkpoint.meta()["boundary"]
-                noted = [(entry.step, entry.scalars) for _, entries in chunks(links[:end]) for entry in entries
-                         if entry.kind == EntryKind.BOUNDARY]  # fmt: skip
+                noted = [one for _, _, some in chunks(links[:end]) for one in some]
                 return {key: body[key] for key in ("scalars",) if key in body}, noted
         return {}, []
 
