@@ -44,10 +44,10 @@ class Run:
 
     def _place(self, kind: EntryKind, sequence: int, chain: int) -> Head:
         segment = self.segments[-1]
-        head = unpack_head(pack_head(segment.row.ordinal, sequence, self.step, kind, b"", chain))
+        head = unpack_head(pack_head(segment.row.ordinal, sequence, self.step, kind, 0, b"", chain))
         assert head is not None
         assert isinstance(segment.locations, list)
-        segment.locations.append(Location(head, 0, 4096))
+        segment.locations.append(Location(head, 0))
         return head
 
     def log(self, *kinds: EntryKind) -> Run:

@@ -14,16 +14,16 @@ import pytest
 from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.checkpoint.layout import MANIFEST, open_manifest, seal_manifest
-from tranlogs.codec import entry as entry_codec
 from tranlogs.config import JournalConfig
 from tranlogs.errors import NotARun, UnknownFormat
+from tranlogs.log import record
 from tranlogs.log.reader import Entry, SegmentReader
-from tranlogs.log.record import HEAD, PAGE_HEADER_BYTES, EntryKind, Location
+from tranlogs.log.record import HEAD, EntryKind, Location
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.recovery.history import ScannedSegment
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.testing.abandon import abandoned_copy
-from tranlogs.testing.damage import copy_live
+from tranlogs.testing.damage import copy_live, tensor_span
 from tranlogs.testing.faults import failing
 from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs.verify import Checked, Problem, verify_journal, verify_run
@@ -101,8 +101,7 @@ def test_verify_changes_nothing(run: Path) -> None:
 
 def test_damaged_tensor_is_named_with_file_step_and_name(run: Path) -> None:
     path, _, entry = entry_of(run, EntryKind.STEP, 61)
-    [frame] = entry.frames_of("grad/w2")
-    invert(path, frame.offset + 1000)
+    invert(path, tensor_span(entry, "grad/w2")[0] + 1000)
     [problem] = problems_of(run)
     assert (problem.path, problem.step, problem.tensor) == (path, 61, "grad/w2")
     assert str(problem) == f"{path}: step 61: tensor grad/w2: the checksum of its bytes differs"
@@ -110,14 +109,14 @@ def test_damaged_tensor_is_named_with_file_step_and_name(run: Path) -> None:
 
 def test_damaged_description_is_named_with_its_step(run: Path) -> None:
     path, location, _ = entry_of(run, EntryKind.STEP, 61)
-    invert(path, location.offset + 5)
+    invert(path, location.description_offset + 5)
     problems = problems_of(run)
     assert (problems[0].path, problems[0].step, problems[0].what) == (path, 61, "the checksum of its description differs")
 
 
 def test_missing_entry_is_named_with_its_step(run: Path) -> None:
     path, location, _ = entry_of(run, EntryKind.STEP, 62)
-    overwrite(path, location.offset - HEAD.size, b"\0" * HEAD.size)
+    overwrite(path, location.offset, b"\0" * HEAD.size)
     problems = problems_of(run)
     assert (problems[0].path, problems[0].step) == (path, 62)
     assert problems[0].what == f"entry {location.head.sequence} is damaged or missing"
@@ -125,7 +124,7 @@ def test_missing_entry_is_named_with_its_step(run: Path) -> None:
 
 def test_missing_end_of_a_sealed_segment_is_named(run: Path) -> None:
     path, location, _ = entry_of(run, EntryKind.BOUNDARY, 66)
-    overwrite(path, location.offset - HEAD.size, b"\0" * HEAD.size)
+    overwrite(path, location.offset, b"\0" * HEAD.size)
     problems = problems_of(run)
     assert [problem.path for problem in problems] == [path, run / "rank0" / "log"]
     assert problems[1].what == "it ends at step 65, and step 66 had been committed"
@@ -203,7 +202,7 @@ def test_abandoned_entries_are_no_problem(run: Path) -> None:
     trainer.recover(step=62)
     trainer.train(63)
     trainer.journal.close()
-    overwrite(path, location.offset - HEAD.size, b"\0" * HEAD.size)
+    overwrite(path, location.offset, b"\0" * HEAD.size)
     assert not problems_of(run)
 
 
@@ -211,13 +210,13 @@ def test_unknown_version_is_refused_by_name(memory_path: Path, monkeypatch: pyte
     trainer = open_run(memory_path / "run")
     trainer.recover()
     trainer.train(5)
-    monkeypatch.setattr(entry_codec, "FORMAT_VERSION", 7)
+    monkeypatch.setattr(record, "FORMAT_VERSION", 7)
     trainer.train(8)
     monkeypatch.undo()
     trainer.journal.close()
     [problem] = [problem for problem in problems_of(memory_path / "run") if problem.path.suffix == ".seg"]
     assert problem.what == "format version 7 is unknown: a newer TranLogs wrote it"
-    with pytest.raises(UnknownFormat, match=r"\.seg: format version 7; this TranLogs reads up to 1"):
+    with pytest.raises(UnknownFormat, match=r"\.seg: format version 7; this TranLogs reads up to 2"):
         open_for_reading(memory_path / "run" / "rank0")
 
 
@@ -235,7 +234,7 @@ def test_unknown_version_of_another_part_is_refused_by_name(run: Path, part: str
             tables.put("run", replace(row, format=7))
         catalog.close()
     assert Problem(path, "format version 7 is unknown: a newer TranLogs wrote it") in problems_of(run)
-    with pytest.raises(UnknownFormat, match=f"{path}: format version 7; this TranLogs reads up to 1"):
+    with pytest.raises(UnknownFormat, match=f"{path}: format version 7; this TranLogs reads up to 2"):
         recovered_step(run)
 
 
@@ -246,8 +245,8 @@ def test_run_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_unreadable_sector_is_named_and_the_rest_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _, entry = entry_of(run, EntryKind.STEP, 66)
-    [frame] = entry.frames_of("grad/w2")
-    bad = range(frame.offset // 4096 * 4096 + 4096, frame.offset // 4096 * 4096 + 8192)
+    page = tensor_span(entry, "grad/w2")[0] // 4096 * 4096
+    bad = range(page + 4096, page + 8192)
 
     def failing(read: Callable[..., Any]) -> Callable[..., Any]:
         def call(fd: int, what: Any, offset: int) -> Any:
@@ -304,8 +303,8 @@ def test_a_checkpoint_that_was_never_listed_and_is_overtaken_makes_no_hole(memor
         assert wal is not None
         wal.roll()
         while not any(row.state == "sealed" and row.last_step == until for row in trainer.journal.catalog.segments()):
-            with wal._wake:
-                wal._wake.notify_all()
+            with wal._lock:
+                wal._lock.notify_all()
             time.sleep(0.001)
 
     def taken(trainer: ToyTrainer, until: int) -> None:
