@@ -409,4 +409,4 @@ def test_the_digest_of_a_head_is_what_the_next_names() -> None:
     run = Run().steps(1)
     locations = run.segments[0].locations
     assert locations[2].head.chain == locations[1].head.digest
-    assert locations[1].head.digest == digest(pack_head(1, 1, 1, STEP, b"", 0))
+    assert locations[1].head.digest == digest(pack_head(1, 1, 1, STEP, 0, b"", 0))
