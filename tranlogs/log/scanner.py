@@ -95,7 +95,7 @@ def _scanned(fd: int, segment_id: int, start: int, last_sequence: int | None) ->
             found = _search(fd, segment_id, at, size, newest)
             if found is None:
                 return
-            at = found
+            at, window = found, b""  # what the window has may be older than what was found
             continue
         location = Location(head, at)
         at = location.end  # behind the file's end if that was truncated
