@@ -17,6 +17,7 @@ from tranlogs.checkpoint.layout import MANIFEST, open_manifest, seal_manifest
 from tranlogs.config import JournalConfig
 from tranlogs.errors import NotARun, UnknownFormat
 from tranlogs.log import record
+from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import Entry, SegmentReader
 from tranlogs.log.record import HEAD, EntryKind, Location
 from tranlogs.recovery.facts import open_for_reading
@@ -61,6 +62,11 @@ def problems_of(run: Path) -> list[Problem]:
 def newest_segment(run: Path) -> ScannedSegment:
     segments = open_for_reading(run / "rank0").segments
     return max(segments, key=lambda segment: segment.row.ordinal)
+
+
+def free_bytes(segment: ScannedSegment) -> int:
+    """Allocated behind the last record: `close` gives that of the last segment back."""
+    return segment.path.stat().st_size - segment.locations[-1].end
 
 
 def entry_of(run: Path, kind: EntryKind, step: int) -> tuple[Path, Location, Entry]:
@@ -130,15 +136,19 @@ def test_missing_end_of_a_sealed_segment_is_named(run: Path) -> None:
     assert problems[1].what == "it ends at step 65, and step 66 had been committed"
 
 
-def test_damaged_page_length_hides_no_entry(run: Path) -> None:
+@pytest.mark.parametrize("with_index", [True, False])
+def test_damaged_first_head_hides_no_entry(run: Path, with_index: bool) -> None:
     segment = newest_segment(run)
-    first = segment.locations[0].offset - HEAD.size - PAGE_HEADER_BYTES
-    overwrite(segment.path, first + 12, b"\xff\xff\x00\x00")
-    assert not problems_of(run)
+    overwrite(segment.path, segment.locations[0].offset + 36, b"\xff\xff\xff\xff")  # the length of its description
+    if not with_index:
+        (run / "rank0" / "log" / INDEX_NAME).unlink()
+    [problem] = problems_of(run)
+    assert (problem.path, problem.what) == (segment.path, "its first entry is damaged or missing")
     assert recovered_step(run) == 66
 
 
-def test_damaged_page_length_hides_no_entry_of_an_open_segment(memory_path: Path) -> None:
+@pytest.mark.parametrize("with_index", [True, False])
+def test_damaged_first_head_hides_no_entry_of_an_open_segment(memory_path: Path, with_index: bool) -> None:
     trainer = open_run(memory_path / "run")
     trainer.recover()
     trainer.train(30)
@@ -147,8 +157,9 @@ def test_damaged_page_length_hides_no_entry_of_an_open_segment(memory_path: Path
     segments = open_for_reading(memory_path / "copy" / "rank0").segments
     assert any(segment.row.state != "sealed" for segment in segments)
     for segment in segments:
-        first = segment.locations[0].offset - HEAD.size - PAGE_HEADER_BYTES
-        overwrite(segment.path, first + 12, b"\xff\xff\x00\x00")
+        overwrite(segment.path, segment.locations[0].offset + 40, b"\xff\xff\xff\xff")  # the length of its payload
+    if not with_index:
+        (memory_path / "copy" / "rank0" / "log" / INDEX_NAME).unlink()
     assert recovered_step(memory_path / "copy") == 30
 
 
@@ -178,7 +189,7 @@ def test_missing_file_is_named(run: Path, pattern: str) -> None:
 
 @pytest.mark.parametrize("change", [-4096, 4096])
 def test_file_of_another_size_is_named(run: Path, change: int) -> None:
-    path = newest_segment(run).path
+    path = next(segment.path for segment in open_for_reading(run / "rank0").segments if free_bytes(segment) > 4096)
     os.truncate(path, path.stat().st_size + change)
     assert [problem.path for problem in problems_of(run)] == [path]
 
@@ -191,9 +202,9 @@ def test_stale_catalog_is_named(run: Path) -> None:
     trainer.train(70)
     trainer.journal.close()
     catalog.write_bytes(stale)
-    [problem] = problems_of(run)
-    assert problem.path == catalog
-    assert "up to step 70, is not in it" in problem.what
+    problems = problems_of(run)
+    assert {problem.path for problem in problems} == {catalog}
+    assert "up to step 70, is not in it" in problems[-1].what
 
 
 def test_abandoned_entries_are_no_problem(run: Path) -> None:
@@ -294,7 +305,7 @@ def test_a_checkpoint_that_was_never_listed_and_is_overtaken_makes_no_hole(memor
     """What the log has behind it was pruned: the trainer knew of newer ones alone."""
 
     def opened(run: Path) -> ToyTrainer:
-        config = JournalConfig(segment_bytes=1 << 20)
+        config = JournalConfig(segment_bytes=4 << 20)
         return open_toy(run, config=config, policy=EverySteps(1000), retention=KeepLatest(1))
 
     def sealed(trainer: ToyTrainer, until: int) -> None:
