@@ -438,15 +438,21 @@ def test_steps_logged_into_recycled_files_come_back(tmp_path: Path) -> None:
     for step in range(1, 31):
         append_step(log, step, 2000)
         position = log.position
+        if step % 5 == 0:  # `close` would truncate the last one, which is not used again then
+            log.roll()
     log.close()
     assert bare.catalog is not None
     with bare.catalog.transaction() as tables:
         for row in tables.rows("segment/", SegmentRow):
             tables.put(segment_key(row.ordinal), SegmentRow(row.ordinal, row.segment_id, row.file, row.size, "retired"))
-    log = bare.open(position)
+    before = {path.stat().st_ino for path in (tmp_path / "log").glob("*.seg")}
+    log, used_again = bare.open(position), set[int]()
     for step in range(31, 61):
         append_step(log, step, 2000)
+        assert log._segment is not None
+        used_again |= before & {log._segment.path.stat().st_ino}
         log.roll()
     log.close()
+    assert len(used_again) >= SPARE_FILES_MAX
     assert bare.contents() == [entry for step in range(31, 61) for entry in expected_step(step, 2000)]
     bare.close()
