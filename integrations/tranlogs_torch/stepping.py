@@ -55,8 +55,9 @@ def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 def step_of(kind: type[torch.optim.Optimizer]) -> Callable[[Any], Any]:
     """Return the `step` of a class without the wrapper that torch puts around it for hooks and the profiler."""
-    step: Any = kind.step
-    return getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+    step: Callable[[Any], Any] = kind.step
+    unwrapped: Callable[[Any], Any] = getattr(step, "__wrapped__", step)
+    return unwrapped if getattr(step, "hooked", False) else step
 
 
 def can_nest(optimizer: torch.optim.Optimizer) -> bool:

@@ -15,6 +15,7 @@ from tranlogs.log.reader import Entry, SegmentReader
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery.facts import open_for_reading, read_catalog
 from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.testing.damage import tensor_span
 from tranlogs.testing.toy import ToyState, ToyTrainer, open_toy, uninterrupted
 from tranlogs.verify import Problem, verify_run
 
@@ -38,6 +39,17 @@ def entries_of(run: Path) -> list[Entry]:
     for segment in open_for_reading(run / "rank0").segments:
         with SegmentReader(segment.path) as reader:
             found += list(reader.entries(list(segment.locations)))
+    return found
+
+
+def boundary_arrays(run: Path) -> list[tuple[Path, int, list[int]]]:
+    """Return file, step and the offsets of the body's large arrays of each boundary."""
+    found = []
+    for segment in open_for_reading(run / "rank0").segments:
+        with SegmentReader(segment.path) as reader:
+            for entry in reader.entries(segment.locations):
+                if entry.kind == EntryKind.BOUNDARY:
+                    found.append((segment.path, entry.step, [offset for _, offset, *_ in entry.arrays()]))
     return found
 
 
@@ -105,9 +117,9 @@ def test_damaged_checkpoint_no_longer_counts_as_one_that_is_kept(memory_path: Pa
 
 def test_landing_steps_back_over_boundaries_that_share_a_damaged_array(memory_path: Path, restores: list[int]) -> None:
     run = trained(memory_path / "run", 29, every=1000)
-    boundaries = [entry for entry in entries_of(run) if entry.kind == EntryKind.BOUNDARY]
-    [shared] = {entry.frames[entry.named].offset for entry in boundaries if entry.step >= 20}
-    invert(boundaries[-1].reader.path, shared + 100)
+    boundaries = boundary_arrays(run)
+    [shared] = {offset for _, step, offsets in boundaries if step >= 20 for offset in offsets}
+    invert(boundaries[-1][0], shared + 100)
     trainer = recovered(run)
     assert trainer.journal.step == 19
     assert restores == [0, 0]  # not one for each of the ten boundaries that it steps over
@@ -116,9 +128,8 @@ def test_landing_steps_back_over_boundaries_that_share_a_damaged_array(memory_pa
 
 def test_all_landings_damaged_falls_back_to_the_checkpoint(memory_path: Path) -> None:
     run = trained(memory_path / "run", 9, every=1000)
-    boundaries = [entry for entry in entries_of(run) if entry.kind == EntryKind.BOUNDARY]
-    for offset in {entry.frames[entry.named].offset for entry in boundaries}:
-        invert(boundaries[0].reader.path, offset)
+    for path, offset in {(path, offset) for path, _, offsets in boundary_arrays(run) for offset in offsets}:
+        invert(path, offset)
     trainer = recovered(run)
     assert trainer.journal.step == 0
     trainer.journal.close()
@@ -127,7 +138,7 @@ def test_all_landings_damaged_falls_back_to_the_checkpoint(memory_path: Path) ->
 def test_steps_behind_damage_stay_on_their_own_timeline(memory_path: Path) -> None:
     run = trained(memory_path / "run", 30, every=1000)
     [entry] = [entry for entry in entries_of(run) if (entry.kind, entry.step) == (EntryKind.STEP, 25)]
-    invert(entry.reader.path, entry.frames_of("grad/w2")[0].offset)
+    invert(entry.reader.path, tensor_span(entry, "grad/w2")[0])
     trainer = recovered(run)
     assert trainer.journal.step == 24
     assert trainer.journal.timeline == 2
@@ -141,19 +152,19 @@ def test_steps_behind_damage_stay_on_their_own_timeline(memory_path: Path) -> No
 def test_loss_at_the_end_of_the_log_is_said(memory_path: Path) -> None:
     run = trained(memory_path / "run", 30, every=1000)
     [entry] = [entry for entry in entries_of(run) if (entry.kind, entry.step) == (EntryKind.STEP, 29)]
-    invert(entry.reader.path, entry.frames_of("grad/w1")[0].offset)
+    invert(entry.reader.path, tensor_span(entry, "grad/w2")[0])
     trainer = open_run(run)
     report = trainer.recover()
     assert report.step == 28
     assert "step 30 had been committed; what is left of the log ends at step 28" in report.notes
-    assert any("step 29: tensor grad/w1: the checksum of its bytes differs" in note for note in report.notes)
+    assert any("step 29: tensor grad/w2: the checksum of its bytes differs" in note for note in report.notes)
     trainer.journal.close()
 
 
 def test_damaged_step_is_refused_when_it_is_asked_for(memory_path: Path) -> None:
     run = trained(memory_path / "run", 30, every=1000)
     [entry] = [entry for entry in entries_of(run) if (entry.kind, entry.step) == (EntryKind.STEP, 25)]
-    invert(entry.reader.path, entry.frames_of("grad/w2")[0].offset)
+    invert(entry.reader.path, tensor_span(entry, "grad/w2")[0])
     trainer = open_run(run)
     with pytest.raises(RecoveryError, match="step 27 is not covered: no sound boundary lies there"):
         trainer.recover(step=27)

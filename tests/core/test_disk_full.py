@@ -77,7 +77,7 @@ def roll(trainer: ToyTrainer) -> None:
 def wait_prepared(trainer: ToyTrainer) -> None:
     """Until the next log file is made, or is known not to be."""
     until = time.monotonic() + 60
-    while (wal := trainer.journal._wal) is not None and wal._pipeline._ready is None and wal._pipeline._failure is None:
+    while (wal := trainer.journal._wal) is not None and wal._preallocator._ready is None and wal._preallocator._failure is None:
         assert time.monotonic() < until
         time.sleep(0.001)
 

@@ -33,7 +33,7 @@ def outcome(name: str = "log.write") -> int:
     ("log.write=enospc@2+", [0, errno.ENOSPC, errno.ENOSPC, errno.ENOSPC]),
     ("log.sync=eio", [0, 0, 0, 0]),
     ("", [0, 0, 0, 0]),
-    ("log.sync=eio,wal.put=eio@2", [0, errno.EIO, 0, 0]),
+    ("log.sync=eio,log.write=eio@2", [0, errno.EIO, 0, 0]),
 ])  # fmt: skip
 def test_a_rule_fires_when_it_says(rule: str, outcomes: list[int]) -> None:
     with failing(rule):
@@ -43,7 +43,7 @@ def test_a_rule_fires_when_it_says(rule: str, outcomes: list[int]) -> None:
 
 
 def test_the_error_names_the_point() -> None:
-    with failing("log.sync=eio"), pytest.raises(OSError, match=r"failpoint wal\.sync"):
+    with failing("log.sync=eio"), pytest.raises(OSError, match=r"failpoint log\.sync"):
         failpoints.hit("log.sync")
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tranlogs.config import QUEUE_JOBS_MAX
+from tranlogs.errors import LogUnavailable
 from tranlogs.journal.handover import BufferPool, HandOver
-from tranlogs.journal.writers import QueuedRecord, wait_for
-from tranlogs.types import Array, SparseArray, Staged, dense
+from tranlogs.journal.writers import QueuedRecord, QueuedWriter, held
+from tranlogs.log.layout import Layout, Payload
+from tranlogs.log.record import EntryKind
+from tranlogs.testing.bare_log import BareLog
+from tranlogs.testing.faults import failing
+from tranlogs.types import Array, SparseArray, TensorSpec, dense
 
 
 @pytest.fixture
@@ -130,34 +136,97 @@ def test_a_pool_holds_no_more_than_was_out_at_once() -> None:
     assert {id(pool.copy(values(700)).data) for _ in range(4)} == {id(array.data) for array in steady}
 
 
-def test_a_record_copies_when_it_is_given_and_an_aborted_one_gives_back(handover: HandOver) -> None:
+def test_a_payload_is_copied_when_it_is_given_and_an_aborted_one_gives_back(handover: HandOver) -> None:
     source = np.ones(64, np.uint8)
     indices = dense(np.arange(4).reshape(1, 4))
-    record = QueuedRecord(handover)
-    record.add("w", dense(source))
-    record.add("none", None)
-    record.add("sparse", SparseArray((9, 64), indices, dense(source.reshape(4, 16)), True))
+    sparse = SparseArray((9, 64), indices, dense(source.reshape(4, 16)), True)
+    given = Payload.of([("w", dense(source)), ("none", None), ("sparse", sparse)])
+    record = QueuedRecord(held(handover.pool, given))
     source[:] = 2
-    (_, first), (_, none), (_, sparse) = record.tensors
-    assert isinstance(first, Array)
-    assert isinstance(sparse, SparseArray)
-    assert none is None
-    assert (first.data == 1).all()
-    assert (sparse.values.data == 1).all()
-    assert sparse.is_coalesced
+    payload = record.payload
+    assert (payload.layout, payload.absent, payload.sparse) == (given.layout, {1}, given.sparse)
+    first, second, third = payload.buffers
+    assert (first == 1).all()
+    assert second.tobytes() == indices.data.tobytes()
+    assert (third == 1).all()
+    record.wait()  # a copy: there is nothing to wait for
     record.abort()
-    assert (record.is_open, record.tensors) == (False, [])
-    assert handover.pool.free_bytes == 64 + 64 + 32
+    assert not record.is_open
+    assert handover.pool.free_bytes == 64 + 32 + 64
+    record.abort()
+    assert handover.pool.free_bytes == 64 + 32 + 64
 
 
-def test_arrays_on_their_way_are_neither_copied_nor_pooled(handover: HandOver) -> None:
+def test_a_payload_on_its_way_is_neither_copied_nor_pooled(handover: HandOver) -> None:
     there: list[str] = []
-    array = Staged("uint8", (4,), np.zeros(4, np.uint8), arrived=lambda: there.append("arrived"))
-    record = QueuedRecord(handover)
-    record.add("grad/w", array)
-    assert record.tensors == [("grad/w", array)]
+    buffer = np.zeros(4, np.uint8)
+    payload = Payload(Layout([TensorSpec("grad/w", "uint8", (4,))]), [buffer], wait=lambda: there.append("arrived"),
+                      release=lambda: there.append("released"))  # fmt: skip
+    record = QueuedRecord(held(handover.pool, payload))
+    assert record.payload is payload
     assert there == []
-    wait_for([array, values(3), None])
-    assert there == ["arrived"]
     record.abort()
+    record.abort()
+    assert there == ["released"]
     assert handover.pool.free_bytes == 0
+
+
+def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_the_write(
+    tmp_path: Path, handover: HandOver
+) -> None:
+    bare = BareLog(tmp_path)
+    log, gate, order = bare.open(), threading.Event(), []
+    writer, buffer = QueuedWriter(log, handover), np.zeros(4, np.uint8)
+
+    def wait() -> None:
+        gate.wait()
+        order.append("arrived")
+
+    payload = Payload(Layout([TensorSpec("grad/w", "uint8", (4,))]), [buffer], wait=wait,
+                      release=lambda: order.append(f"released at {log.position.sequence}"))  # fmt: skip
+    record = writer.begin(payload)
+    writer.commit(record, 1, {"lr": 1}, b"digests", None)
+    assert not record.is_open
+    assert log.position.sequence == 0  # the training thread waited for nothing
+    buffer[:] = [1, 2, 3, 4]
+    gate.set()
+    handover.drain()
+    assert order == ["arrived", "released at 1"]
+    log.close()
+    assert bare.contents() == [(EntryKind.STEP, 1, {"grad/w": bytes([1, 2, 3, 4])}, {"lr": 1})]
+    bare.close()
+
+
+def test_what_a_queued_body_refers_to_may_change(tmp_path: Path, handover: HandOver) -> None:
+    bare = BareLog(tmp_path)
+    log, gate = bare.open(), threading.Event()
+    writer, far = QueuedWriter(log, handover), np.arange(5000)
+    handover.submit(0, gate.wait)
+    values = np.ones(3)
+    writer.append(EntryKind.BOUNDARY, 1, Payload.of([("w", dense(values))]), {"ema": far}, b"", None, {"loss": 1.0})
+    far[:] = 0
+    values[:] = 0
+    gate.set()
+    handover.drain()
+    log.close()
+    ((_, _, tensors, body),) = bare.contents()
+    assert tensors == {"w": np.ones(3).tobytes()}
+    assert np.array_equal(body["ema"], np.arange(5000))
+    assert handover.pool.free_bytes == 24 + 40_000
+    bare.close()
+
+
+def test_a_failed_write_refuses_what_comes_after_it(tmp_path: Path, handover: HandOver) -> None:
+    bare = BareLog(tmp_path)
+    log = bare.open()
+    writer = QueuedWriter(log, handover)
+    with failing("log.before_commit=enospc"):
+        writer.append(EntryKind.BOUNDARY, 1, Payload.of([]), {}, b"", None, None)
+        handover.drain()
+    record = writer.begin(Payload.of([("w", values(64))]))
+    with pytest.raises(LogUnavailable, match=r"log\.before_commit"):
+        writer.commit(record, 2, {}, b"", None)
+    record.abort()
+    handover.reset()
+    log.close()
+    bare.close()

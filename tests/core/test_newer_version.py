@@ -10,9 +10,9 @@ import pytest
 
 from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoint.layout import MANIFEST, open_manifest, seal_manifest
-from tranlogs.codec import entry as entry_codec
 from tranlogs.config import JournalConfig
 from tranlogs.errors import UnknownFormat
+from tranlogs.log import record
 from tranlogs.retention import EverySteps
 from tranlogs.testing.abandon import abandoned_copy
 from tranlogs.testing.toy import ToyTrainer, open_toy
@@ -68,7 +68,7 @@ def test_a_newer_run_is_refused_and_not_touched(
     trainer.train(9)
     with monkeypatch.context() as patch:
         if part is new_segment:
-            patch.setattr(entry_codec, "FORMAT_VERSION", 7)
+            patch.setattr(record, "FORMAT_VERSION", 7)
         trainer.train(13)
     left = memory_path / "left"
     if end == "killed":
@@ -78,7 +78,7 @@ def test_a_newer_run_is_refused_and_not_touched(
         (memory_path / "run").rename(left)
     part(left)
     before = content(left)
-    with pytest.raises(UnknownFormat, match=r"format version 7; this TranLogs reads up to 1\. Upgrade TranLogs"):
+    with pytest.raises(UnknownFormat, match=r"format version 7; this TranLogs reads up to 2\. Upgrade TranLogs"):
         train(left)
     after = content(left)
     assert {path: after.get(path) == data for path, data in before.items()} == dict.fromkeys(before, True)

@@ -52,7 +52,7 @@ def test_a_piece_comes_back_from_log_and_checkpoint_with_its_place(tmp_path: Pat
             entry = reader.decode(location)
             if entry.kind == EntryKind.STEP:
                 assert_same(entry.read("grad/w"), kind)
-                assert_same(entry.pieces("grad/w")[0], kind)
+                assert_same(entry.read_slot(entry.slots_of("grad/w")[0]), kind)
 
 
 def assert_same(found: object, kind: str) -> None:

@@ -44,10 +44,10 @@ class Run:
 
     def _place(self, kind: EntryKind, sequence: int, chain: int) -> Head:
         segment = self.segments[-1]
-        head = unpack_head(pack_head(segment.row.ordinal, sequence, self.step, kind, b"", chain))
+        head = unpack_head(pack_head(segment.row.ordinal, sequence, self.step, kind, 0, b"", chain))
         assert head is not None
         assert isinstance(segment.locations, list)
-        segment.locations.append(Location(head, 0, 4096))
+        segment.locations.append(Location(head, 0))
         return head
 
     def log(self, *kinds: EntryKind) -> Run:
@@ -409,4 +409,4 @@ def test_the_digest_of_a_head_is_what_the_next_names() -> None:
     run = Run().steps(1)
     locations = run.segments[0].locations
     assert locations[2].head.chain == locations[1].head.digest
-    assert locations[1].head.digest == digest(pack_head(1, 1, 1, STEP, b"", 0))
+    assert locations[1].head.digest == digest(pack_head(1, 1, 1, STEP, 0, b"", 0))

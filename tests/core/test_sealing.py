@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tranlogs.wal import lease, log
-from tranlogs.wal.lease import SealLease
 
 from tranlogs.clock import SystemClock
 from tranlogs.config import MIB, JournalConfig
+from tranlogs.log import group_commit, sealing
+from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.record import EntryKind
+from tranlogs.log.sealing import SealLease
 from tranlogs.testing.bare_log import BareLog
 from tranlogs.testing.clock import FakeClock
 from tranlogs.types import dense
@@ -23,8 +24,8 @@ DATA = dense(np.arange(5000, dtype=np.float32))
 
 @pytest.fixture(autouse=True)
 def looked_at_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "CATALOG_SECONDS", 0.0)
-    monkeypatch.setattr(log, "CATALOG_SECONDS", 0.001)
+    monkeypatch.setattr(sealing, "CATALOG_SECONDS", 0.0)
+    monkeypatch.setattr(group_commit, "CATALOG_SECONDS", 0.001)
 
 
 def ask(bare: BareLog, age: float, until: float) -> None:
@@ -89,7 +90,7 @@ def test_nothing_is_sealed_where_nothing_was_written(tmp_path: Path) -> None:
     bare = BareLog(tmp_path, clock=SystemClock())
     made = bare.open()
     ask(bare, 0.001, SystemClock().now() + 60)
-    made.append(EntryKind.BOUNDARY, 1, [("a", DATA)], {})
+    made.append(EntryKind.BOUNDARY, 1, Payload.of([("a", DATA)]), {})
     wait_until(lambda: sealed(bare) == 1)
     for _ in range(50):
         threading.Event().wait(0.002)
@@ -116,18 +117,18 @@ def test_sealing_from_behind_loses_no_entry_that_is_being_written(tmp_path: Path
     def seal() -> None:
         while not done.is_set():
             made._seal_old()
-            with made._wake:
-                made._wake.notify_all()
+            with made._lock:
+                made._lock.notify_all()
 
-    sealing = threading.Thread(target=seal)
-    sealing.start()
+    sealer = threading.Thread(target=seal)
+    sealer.start()
     try:
         for step in range(1, 201):
-            made.append(EntryKind.STEP, step, [("a", DATA)], {"n": step})
-            made.append(EntryKind.BOUNDARY, step, [], {"n": step})
+            made.append(EntryKind.STEP, step, Payload.of([("a", DATA)]), made.encoder.whole({"n": step}, None))
+            made.append(EntryKind.BOUNDARY, step, NO_TENSORS, made.encoder.parts({"n": step}, None))
     finally:
         done.set()
-        sealing.join()
+        sealer.join()
         made.close()
     found = [(link.kind, link.step) for link in bare.links() if link.kind in (EntryKind.STEP, EntryKind.BOUNDARY)]
     assert found == [(kind, step) for step in range(1, 201) for kind in (EntryKind.STEP, EntryKind.BOUNDARY)]
@@ -140,17 +141,17 @@ def test_segments_that_are_sealed_early_become_small_and_grow_again(tmp_path: Pa
     made = bare.open()
     ask(bare, 1e-9, SystemClock().now() + 600)
     for step in range(1, 8):
-        made.append(EntryKind.STEP, step, [("a", DATA)], {})
-        made.append(EntryKind.BOUNDARY, step, [], {})
+        made.append(EntryKind.STEP, step, Payload.of([("a", DATA)]), made.encoder.whole({}, None))
+        made.append(EntryKind.BOUNDARY, step, NO_TENSORS, made.encoder.parts({}, None))
         wait_until(lambda step=step: sealed(bare) >= step)
     assert bare.catalog is not None
     small = [row for row in bare.catalog.segments() if row.state == "sealed"][-1]
     assert small.size < 16 * MIB
     ask(bare, 1.0, 0.0)
-    large = dense(np.zeros(MIB, np.uint8))
+    large = dense(np.random.default_rng(0).integers(0, 256, MIB, np.uint8))
     for step in itertools.count(8):  # when the request's end is seen is up to the clock
-        made.append(EntryKind.STEP, step, [("a", large)], {})
-        made.append(EntryKind.BOUNDARY, step, [], {})
+        made.append(EntryKind.STEP, step, Payload.of([("a", large)]), made.encoder.whole({}, None))
+        made.append(EntryKind.BOUNDARY, step, NO_TENSORS, made.encoder.parts({}, None))
         if any(row.size >= 16 * MIB for row in bare.catalog.segments() if row.ordinal > small.ordinal):
             break
         assert step < 1000, "they do not grow"

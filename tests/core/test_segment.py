@@ -8,7 +8,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import lmdb
 import numpy as np
 import pytest
 
@@ -18,20 +17,24 @@ from tranlogs.errors import LogUnavailable
 from tranlogs.log import segment_file as files
 from tranlogs.log.preallocator import Preallocator, delete_segment
 from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record import HEAD, EntryKind, extent_end, pack_head
 from tranlogs.log.scanner import scan
 from tranlogs.testing.bare_log import BareLog, append_step, expected_step
 from tranlogs.testing.clock import FakeClock
 from tranlogs.testing.faults import failing
 
-VALUE = np.arange(4096, dtype=np.uint8)
-FIRST_PAGE = 3  # of a value; two pages of metas, one of the tree
+VALUE = np.random.default_rng(0).integers(0, 256, 4000, np.uint8)
 
 
-def put(segment: files.Segment, sequence: int, value: np.ndarray = VALUE) -> int:
-    txn = segment.begin(sequence)
-    page = txn.put(value)
-    txn.commit()
-    return page
+def put(segment: files.SegmentFile, sequence: int, value: np.ndarray = VALUE) -> int:
+    """Write a record; returns where it starts."""
+    at = segment.used_bytes
+    description = b"description"
+    head = pack_head(segment.segment_id, sequence, sequence, EntryKind.STEP, value.nbytes, description, 0)
+    segment.write([value, description], at + len(head))
+    segment.write_head(head, at)
+    segment.used_bytes = extent_end(at, value.nbytes, len(description))
+    return at
 
 
 def test_all_blocks_are_allocated_before_the_first_entry(tmp_path: Path) -> None:
@@ -39,68 +42,78 @@ def test_all_blocks_are_allocated_before_the_first_entry(tmp_path: Path) -> None
     segment = files.create(path, 1, 2, 3 * MIB)
     stat = path.stat()
     assert (stat.st_size, stat.st_blocks * 512 >= 3 * MIB) == (3 * MIB, True)
-    assert Path(f"{path}-lock").stat().st_blocks > 0
+    assert not any(path.read_bytes())
+    assert (segment.used_bytes, segment.size) == (0, 3 * MIB)
     segment.close()
     assert sorted(tmp_path.iterdir()) == [path]
 
 
-def test_a_value_lies_at_the_page_that_put_says(tmp_path: Path) -> None:
+def test_bytes_lie_where_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / files.segment_name(1, 2)
     segment = files.create(path, 1, 2, MIB)
-    pages = [put(segment, sequence) for sequence in range(1, 20)]
+    offsets = [put(segment, sequence) for sequence in range(1, 20)]
     segment.close()
     raw = path.read_bytes()
-    assert len(set(pages)) == len(pages)
-    assert all(raw[page * 4096 + 16 :][: VALUE.nbytes] == VALUE.tobytes() for page in pages)
+    assert len(raw) == MIB
+    assert all(offset % 64 == 0 and raw[offset + 64 :][: VALUE.nbytes] == VALUE.tobytes() for offset in offsets)
+    assert [location.offset for location in scan(path, 2)] == offsets
 
 
-def test_lmdb_s_own_tree_agrees(tmp_path: Path) -> None:
-    path = tmp_path / files.segment_name(1, 2)
-    segment = files.create(path, 1, 2, MIB)
-    for sequence in range(1, 20):
-        put(segment, sequence)
-    segment.close()
-    with (
-        lmdb.open(str(path), subdir=False, readonly=True, lock=False, map_size=MIB, lib_version=0) as env,
-        env.begin() as txn,
-    ):
-        assert [bytes(value) for _, value in txn.cursor()] == [VALUE.tobytes()] * 19
-
-
-def test_a_sequence_that_is_not_the_newest_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 511, 512, 513, 1500])
+def test_many_buffers_are_written_one_after_another(tmp_path: Path, count: int) -> None:
+    """One system call takes 1,024 of them at most."""
     segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
-    put(segment, 5)
-    txn = segment.begin(5)
-    with pytest.raises(LogUnavailable, match="not the newest"):
-        txn.put(VALUE)
-    txn.abort()
-    assert put(segment, 6) > 0
+    buffers = [np.random.default_rng(i).integers(0, 256, i % 7, np.uint8) for i in range(count)]
+    segment.write(buffers, 77)
+    segment.close()
+    wanted = b"".join(buffer.tobytes() for buffer in buffers)
+    assert segment.path.read_bytes()[77:][: len(wanted)] == wanted
+
+
+@pytest.mark.parametrize("most", [1, 3, 100])
+def test_a_write_that_stops_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
+
+    def short(fd: int, views: list[memoryview], offset: int) -> int:
+        return os.pwrite(fd, b"".join(views)[:most], offset)
+
+    monkeypatch.setattr(os, "pwritev", short)
+    segment.write([b"first", b"", np.arange(200, dtype=np.uint8), b"last"], 10)
+    segment.close()
+    wanted = b"first" + bytes(range(200)) + b"last"
+    assert segment.path.read_bytes()[10:][: len(wanted)] == wanted
+
+
+def test_a_write_that_writes_nothing_is_an_error_and_not_a_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
+    monkeypatch.setattr(os, "pwritev", lambda fd, views, offset: 0)
+    with pytest.raises(OSError, match="nothing could be written"):
+        segment.write([b"x"], 0)
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: 10)
+    with pytest.raises(OSError, match="the head of a record could not be written"):
+        segment.write_head(bytes(64), 0)
     segment.close()
 
 
-@pytest.mark.parametrize(("nbytes", "values"), [(MIB, 1), (3 * MIB, 200), (100_000, 20), (5_000_000, 2)])
-def test_what_has_room_fits(tmp_path: Path, nbytes: int, values: int) -> None:
-    size = files.bytes_needed(nbytes, values)
-    segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, size)
+def test_what_has_room_fits_and_what_has_not_makes_the_file_larger(tmp_path: Path) -> None:
+    segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
     sequence = 0
-    while segment.has_room(nbytes, values):
+    while segment.has_room(64 + VALUE.nbytes + 64):
         sequence += 1
-        txn = segment.begin(sequence)
-        for part in range(values):
-            txn.put(np.full(max(nbytes // values, 2048), part % 256, np.uint8))
-        txn.commit()
-    assert sequence >= 1
-    assert segment.used_bytes <= size
-    segment.close()
-
-
-def test_a_full_segment_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
-    segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
-    txn = segment.begin(1)
-    with pytest.raises(lmdb.MapFullError):
-        txn.put(np.zeros(2 * MIB, np.uint8))
-    txn.abort()
-    assert put(segment, 1) > 0
+        put(segment, sequence)
+    assert sequence > 200
+    assert segment.used_bytes <= segment.size == segment.path.stat().st_size == MIB
+    assert segment.has_room(MIB - segment.used_bytes)
+    assert not segment.has_room(MIB - segment.used_bytes + 1)
+    segment.extend(MIB)
+    assert segment.size == MIB
+    segment.extend(MIB + 100_000)
+    stat = segment.path.stat()
+    assert (segment.size, stat.st_size, stat.st_blocks * 512 >= stat.st_size) == (MIB + 100_000, MIB + 100_000, True)
+    segment.truncate()
+    assert segment.size == segment.path.stat().st_size == segment.used_bytes
+    assert len(scan(segment.path, 2)) == sequence
     segment.close()
 
 
@@ -153,10 +166,11 @@ def test_a_recycled_file_is_empty_and_holds_no_old_entry(tmp_path: Path) -> None
     segment = files.recycle(spare, path, 9, 222, row.size)
     assert segment is not None
     assert not spare.exists()
-    assert segment.used_bytes == 2 * 4096
+    assert segment.used_bytes == 0
     assert scan(path, 222) == []
-    pages = [put(segment, sequence) for sequence in range(1, 5)]
-    assert min(pages) == FIRST_PAGE
+    offsets = [put(segment, sequence) for sequence in range(1, 5)]
+    assert offsets[0] == 0
+    assert [location.offset for location in scan(path, 222)] == offsets
     assert len(scan(path, row.number)) > 40  # the old entries are still in the file, and nobody takes them for new ones
     segment.close()
     bare.close()
@@ -164,14 +178,61 @@ def test_a_recycled_file_is_empty_and_holds_no_old_entry(tmp_path: Path) -> None
 
 def test_recycling_can_be_repeated_after_a_crash_in_the_middle(tmp_path: Path) -> None:
     spare, path = used_spare(tmp_path), tmp_path / files.segment_name(2, 222)
-    with failing("log.recycle=eio"), pytest.raises(LogUnavailable, match="cannot be reused"):
+    with failing("log.recycle=eio"), pytest.raises(LogUnavailable, match="cannot be used again"):
         files.recycle(spare, path, 2, 222, MIB)
     assert spare.exists()
     segment = files.recycle(spare, path, 2, 222, MIB)
     assert segment is not None
-    assert put(segment, 1) == FIRST_PAGE
+    assert put(segment, 1) == 0
     segment.close()
     assert sorted(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("change", ["truncated", "holes"])
+def test_a_recycled_file_has_all_its_blocks_again(tmp_path: Path, change: str) -> None:
+    spare, path = used_spare(tmp_path), tmp_path / files.segment_name(2, 222)
+    os.truncate(spare, 0 if change == "holes" else 5000)
+    os.truncate(spare, MIB if change == "holes" else 5000)
+    segment = files.recycle(spare, path, 2, 222, MIB)
+    assert segment is not None
+    stat = path.stat()
+    assert (segment.size, stat.st_size, stat.st_blocks * 512 >= MIB) == (MIB, MIB, True)
+    segment.close()
+
+
+def test_records_of_a_former_life_end_no_scan_and_enter_none(tmp_path: Path) -> None:
+    """Old heads lie behind, and also within, what was written since: at the very places where the next record is looked for."""
+    spare, path = used_spare(tmp_path), tmp_path / files.segment_name(2, 222)
+    segment = files.recycle(spare, path, 2, 222, MIB)
+    assert segment is not None
+    assert files.was_written(path, 111)
+    offsets = []
+    for sequence in range(1, 20):
+        offsets.append(put(segment, sequence))
+        assert [location.offset for location in scan(path, 222)] == offsets
+        assert [location.head.sequence for location in scan(path, 111)] == list(range(sequence + 1, 50))
+    segment.close()
+
+
+def test_whether_a_file_was_written_is_told_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / files.segment_name(1, 111)
+    segment = files.create(path, 1, 111, MIB)
+    assert not files.was_written(path, 111)
+    put(segment, 1)
+    segment.close()
+    assert files.was_written(path, 111)
+    assert not files.was_written(path, 222)  # used again, and nothing written yet
+    with path.open("r+b") as file:
+        file.seek(20)
+        file.write(b"\xff")
+    assert files.was_written(path, 111)  # damaged: somebody's record, which must not be thrown away
+    assert files.was_written(path, 222)
+    with path.open("r+b") as file:
+        file.write(bytes(HEAD.size))
+    assert not files.was_written(path, 111)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        files.was_written(path, 111)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -214,6 +275,20 @@ def test_a_file_that_somebody_reads_is_not_recycled(tmp_path: Path) -> None:
     segment.close()
 
 
+def test_a_retired_file_is_deleted_unless_somebody_reads_it(tmp_path: Path) -> None:
+    spare = used_spare(tmp_path)
+    fd = os.open(spare, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    assert not files.delete(spare)
+    assert spare.exists()
+    os.close(fd)
+    with failing("log.unlink=eio"), pytest.raises(OSError, match="log.unlink"):
+        files.delete(spare)
+    assert files.delete(spare)
+    assert not spare.exists()
+    assert files.delete(spare)
+
+
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
     made = Catalog.open(tmp_path, writable=True)
@@ -234,7 +309,7 @@ def retired(folder: Path, catalog: Catalog, count: int, size: int = MIB) -> list
 
 
 def pipeline(folder: Path, catalog: Catalog, size: int = MIB) -> Preallocator:
-    return Preallocator(folder, catalog, FakeClock(), size, populates_recycled=True)
+    return Preallocator(folder, catalog, FakeClock(), size)
 
 
 def test_the_next_segment_is_in_the_catalog_before_it_is_handed_out(tmp_path: Path, catalog: Catalog) -> None:
@@ -308,7 +383,7 @@ def test_a_failed_preparation_is_told_and_tried_again(tmp_path: Path, catalog: C
         with pytest.raises(LogUnavailable, match="failpoint"):
             line.take()
     segment = line.take()
-    assert put(segment, 1) == FIRST_PAGE
+    assert put(segment, 1) == 0
     line.stop()
     segment.close()
     assert [path.name for path in tmp_path.glob("*.seg")] == [segment.path.name]
@@ -338,7 +413,7 @@ def test_a_failure_of_long_ago_is_not_told_when_the_disk_works_again(tmp_path: P
             while line._failure is None:
                 line._changed.wait()
     segment = line.take()
-    assert put(segment, 1) == FIRST_PAGE
+    assert put(segment, 1) == 0
     line.stop()
     segment.close()
 
@@ -363,15 +438,21 @@ def test_steps_logged_into_recycled_files_come_back(tmp_path: Path) -> None:
     for step in range(1, 31):
         append_step(log, step, 2000)
         position = log.position
+        if step % 5 == 0:  # `close` would truncate the last one, which is not used again then
+            log.roll()
     log.close()
     assert bare.catalog is not None
     with bare.catalog.transaction() as tables:
         for row in tables.rows("segment/", SegmentRow):
             tables.put(segment_key(row.ordinal), SegmentRow(row.ordinal, row.segment_id, row.file, row.size, "retired"))
-    log = bare.open(position)
+    before = {path.stat().st_ino for path in (tmp_path / "log").glob("*.seg")}
+    log, used_again = bare.open(position), set[int]()
     for step in range(31, 61):
         append_step(log, step, 2000)
+        assert log._segment is not None
+        used_again |= before & {log._segment.path.stat().st_ino}
         log.roll()
     log.close()
+    assert len(used_again) >= SPARE_FILES_MAX
     assert bare.contents() == [entry for step in range(31, 61) for entry in expected_step(step, 2000)]
     bare.close()

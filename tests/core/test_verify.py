@@ -14,16 +14,17 @@ import pytest
 from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.checkpoint.layout import MANIFEST, open_manifest, seal_manifest
-from tranlogs.codec import entry as entry_codec
 from tranlogs.config import JournalConfig
 from tranlogs.errors import NotARun, UnknownFormat
+from tranlogs.log import record
+from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import Entry, SegmentReader
-from tranlogs.log.record import HEAD, PAGE_HEADER_BYTES, EntryKind, Location
+from tranlogs.log.record import HEAD, EntryKind, Location
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.recovery.history import ScannedSegment
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.testing.abandon import abandoned_copy
-from tranlogs.testing.damage import copy_live
+from tranlogs.testing.damage import copy_live, tensor_span
 from tranlogs.testing.faults import failing
 from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs.verify import Checked, Problem, verify_journal, verify_run
@@ -61,6 +62,11 @@ def problems_of(run: Path) -> list[Problem]:
 def newest_segment(run: Path) -> ScannedSegment:
     segments = open_for_reading(run / "rank0").segments
     return max(segments, key=lambda segment: segment.row.ordinal)
+
+
+def free_bytes(segment: ScannedSegment) -> int:
+    """Allocated behind the last record: `close` gives that of the last segment back."""
+    return segment.path.stat().st_size - segment.locations[-1].end
 
 
 def entry_of(run: Path, kind: EntryKind, step: int) -> tuple[Path, Location, Entry]:
@@ -101,8 +107,7 @@ def test_verify_changes_nothing(run: Path) -> None:
 
 def test_damaged_tensor_is_named_with_file_step_and_name(run: Path) -> None:
     path, _, entry = entry_of(run, EntryKind.STEP, 61)
-    [frame] = entry.frames_of("grad/w2")
-    invert(path, frame.offset + 1000)
+    invert(path, tensor_span(entry, "grad/w2")[0] + 1000)
     [problem] = problems_of(run)
     assert (problem.path, problem.step, problem.tensor) == (path, 61, "grad/w2")
     assert str(problem) == f"{path}: step 61: tensor grad/w2: the checksum of its bytes differs"
@@ -110,14 +115,14 @@ def test_damaged_tensor_is_named_with_file_step_and_name(run: Path) -> None:
 
 def test_damaged_description_is_named_with_its_step(run: Path) -> None:
     path, location, _ = entry_of(run, EntryKind.STEP, 61)
-    invert(path, location.offset + 5)
+    invert(path, location.description_offset + 5)
     problems = problems_of(run)
     assert (problems[0].path, problems[0].step, problems[0].what) == (path, 61, "the checksum of its description differs")
 
 
 def test_missing_entry_is_named_with_its_step(run: Path) -> None:
     path, location, _ = entry_of(run, EntryKind.STEP, 62)
-    overwrite(path, location.offset - HEAD.size, b"\0" * HEAD.size)
+    overwrite(path, location.offset, b"\0" * HEAD.size)
     problems = problems_of(run)
     assert (problems[0].path, problems[0].step) == (path, 62)
     assert problems[0].what == f"entry {location.head.sequence} is damaged or missing"
@@ -125,21 +130,25 @@ def test_missing_entry_is_named_with_its_step(run: Path) -> None:
 
 def test_missing_end_of_a_sealed_segment_is_named(run: Path) -> None:
     path, location, _ = entry_of(run, EntryKind.BOUNDARY, 66)
-    overwrite(path, location.offset - HEAD.size, b"\0" * HEAD.size)
+    overwrite(path, location.offset, b"\0" * HEAD.size)
     problems = problems_of(run)
     assert [problem.path for problem in problems] == [path, run / "rank0" / "log"]
     assert problems[1].what == "it ends at step 65, and step 66 had been committed"
 
 
-def test_damaged_page_length_hides_no_entry(run: Path) -> None:
+@pytest.mark.parametrize("with_index", [True, False])
+def test_damaged_first_head_hides_no_entry(run: Path, with_index: bool) -> None:
     segment = newest_segment(run)
-    first = segment.locations[0].offset - HEAD.size - PAGE_HEADER_BYTES
-    overwrite(segment.path, first + 12, b"\xff\xff\x00\x00")
-    assert not problems_of(run)
+    overwrite(segment.path, segment.locations[0].offset + 36, b"\xff\xff\xff\xff")  # the length of its description
+    if not with_index:
+        (run / "rank0" / "log" / INDEX_NAME).unlink()
+    [problem] = problems_of(run)
+    assert (problem.path, problem.what) == (segment.path, "its first entry is damaged or missing")
     assert recovered_step(run) == 66
 
 
-def test_damaged_page_length_hides_no_entry_of_an_open_segment(memory_path: Path) -> None:
+@pytest.mark.parametrize("with_index", [True, False])
+def test_damaged_first_head_hides_no_entry_of_an_open_segment(memory_path: Path, with_index: bool) -> None:
     trainer = open_run(memory_path / "run")
     trainer.recover()
     trainer.train(30)
@@ -148,8 +157,9 @@ def test_damaged_page_length_hides_no_entry_of_an_open_segment(memory_path: Path
     segments = open_for_reading(memory_path / "copy" / "rank0").segments
     assert any(segment.row.state != "sealed" for segment in segments)
     for segment in segments:
-        first = segment.locations[0].offset - HEAD.size - PAGE_HEADER_BYTES
-        overwrite(segment.path, first + 12, b"\xff\xff\x00\x00")
+        overwrite(segment.path, segment.locations[0].offset + 40, b"\xff\xff\xff\xff")  # the length of its payload
+    if not with_index:
+        (memory_path / "copy" / "rank0" / "log" / INDEX_NAME).unlink()
     assert recovered_step(memory_path / "copy") == 30
 
 
@@ -179,7 +189,7 @@ def test_missing_file_is_named(run: Path, pattern: str) -> None:
 
 @pytest.mark.parametrize("change", [-4096, 4096])
 def test_file_of_another_size_is_named(run: Path, change: int) -> None:
-    path = newest_segment(run).path
+    path = next(segment.path for segment in open_for_reading(run / "rank0").segments if free_bytes(segment) > 4096)
     os.truncate(path, path.stat().st_size + change)
     assert [problem.path for problem in problems_of(run)] == [path]
 
@@ -192,9 +202,9 @@ def test_stale_catalog_is_named(run: Path) -> None:
     trainer.train(70)
     trainer.journal.close()
     catalog.write_bytes(stale)
-    [problem] = problems_of(run)
-    assert problem.path == catalog
-    assert "up to step 70, is not in it" in problem.what
+    problems = problems_of(run)
+    assert {problem.path for problem in problems} == {catalog}
+    assert "up to step 70, is not in it" in problems[-1].what
 
 
 def test_abandoned_entries_are_no_problem(run: Path) -> None:
@@ -203,7 +213,7 @@ def test_abandoned_entries_are_no_problem(run: Path) -> None:
     trainer.recover(step=62)
     trainer.train(63)
     trainer.journal.close()
-    overwrite(path, location.offset - HEAD.size, b"\0" * HEAD.size)
+    overwrite(path, location.offset, b"\0" * HEAD.size)
     assert not problems_of(run)
 
 
@@ -211,13 +221,13 @@ def test_unknown_version_is_refused_by_name(memory_path: Path, monkeypatch: pyte
     trainer = open_run(memory_path / "run")
     trainer.recover()
     trainer.train(5)
-    monkeypatch.setattr(entry_codec, "FORMAT_VERSION", 7)
+    monkeypatch.setattr(record, "FORMAT_VERSION", 7)
     trainer.train(8)
     monkeypatch.undo()
     trainer.journal.close()
     [problem] = [problem for problem in problems_of(memory_path / "run") if problem.path.suffix == ".seg"]
     assert problem.what == "format version 7 is unknown: a newer TranLogs wrote it"
-    with pytest.raises(UnknownFormat, match=r"\.seg: format version 7; this TranLogs reads up to 1"):
+    with pytest.raises(UnknownFormat, match=r"\.seg: format version 7; this TranLogs reads up to 2"):
         open_for_reading(memory_path / "run" / "rank0")
 
 
@@ -235,7 +245,7 @@ def test_unknown_version_of_another_part_is_refused_by_name(run: Path, part: str
             tables.put("run", replace(row, format=7))
         catalog.close()
     assert Problem(path, "format version 7 is unknown: a newer TranLogs wrote it") in problems_of(run)
-    with pytest.raises(UnknownFormat, match=f"{path}: format version 7; this TranLogs reads up to 1"):
+    with pytest.raises(UnknownFormat, match=f"{path}: format version 7; this TranLogs reads up to 2"):
         recovered_step(run)
 
 
@@ -246,8 +256,8 @@ def test_run_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_unreadable_sector_is_named_and_the_rest_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _, entry = entry_of(run, EntryKind.STEP, 66)
-    [frame] = entry.frames_of("grad/w2")
-    bad = range(frame.offset // 4096 * 4096 + 4096, frame.offset // 4096 * 4096 + 8192)
+    page = tensor_span(entry, "grad/w2")[0] // 4096 * 4096
+    bad = range(page + 4096, page + 8192)
 
     def failing(read: Callable[..., Any]) -> Callable[..., Any]:
         def call(fd: int, what: Any, offset: int) -> Any:
@@ -295,7 +305,7 @@ def test_a_checkpoint_that_was_never_listed_and_is_overtaken_makes_no_hole(memor
     """What the log has behind it was pruned: the trainer knew of newer ones alone."""
 
     def opened(run: Path) -> ToyTrainer:
-        config = JournalConfig(segment_bytes=1 << 20)
+        config = JournalConfig(segment_bytes=4 << 20)
         return open_toy(run, config=config, policy=EverySteps(1000), retention=KeepLatest(1))
 
     def sealed(trainer: ToyTrainer, until: int) -> None:
@@ -304,8 +314,8 @@ def test_a_checkpoint_that_was_never_listed_and_is_overtaken_makes_no_hole(memor
         assert wal is not None
         wal.roll()
         while not any(row.state == "sealed" and row.last_step == until for row in trainer.journal.catalog.segments()):
-            with wal._wake:
-                wal._wake.notify_all()
+            with wal._lock:
+                wal._lock.notify_all()
             time.sleep(0.001)
 
     def taken(trainer: ToyTrainer, until: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,15 +45,34 @@ def scan(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | No
             # second scan sees it, unless it is damaged.
             last = found[-1].head.sequence
             found = [one for one in _scanned(file.fd, segment_id, start, None) if one.head.sequence <= last]
+    refuse_newer(path, found)
+    return found
+
+
+def refuse_newer(path: Path, found: Iterable[Location]) -> None:
+    """Check the versions of records.
+
+    Raises:
+        UnknownFormat: one was written by a newer version.
+    """
     for location in found:
         if location.head.version != FORMAT_VERSION:
             raise UnknownFormat(path, location.head.version, FORMAT_VERSION)
-    return found
 
 
 def is_unbroken(found: Sequence[Location]) -> bool:
     """Return True if no sequence number is missing between the first and the last."""
     return all(b.head.sequence - a.head.sequence <= 1 for a, b in itertools.pairwise(found))
+
+
+def is_contiguous(found: Sequence[Location]) -> bool:
+    """Return True if these records follow each other without gaps from the start of their file on."""
+    return bool(
+        found
+        and (found[0].offset, found[0].head.kind) == (0, EntryKind.SEGMENT)
+        and all(b.offset == a.end for a, b in itertools.pairwise(found))
+        and is_unbroken(found)
+    )
 
 
 def is_whole(found: Sequence[Location], last_sequence: int) -> bool:
@@ -76,7 +95,7 @@ def _scanned(fd: int, segment_id: int, start: int, last_sequence: int | None) ->
             found = _search(fd, segment_id, at, size, newest)
             if found is None:
                 return
-            at = found
+            at, window = found, b""  # what the window has may be older than what was found
             continue
         location = Location(head, at)
         at = location.end  # behind the file's end if that was truncated

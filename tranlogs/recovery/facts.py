@@ -12,7 +12,7 @@ from ..errors import CorruptCatalog, CorruptRecord
 from ..log.index import LogIndex, open_if_sound
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Location
-from ..log.scanner import is_unbroken, is_whole, scan
+from ..log.scanner import is_contiguous, is_whole, refuse_newer, scan
 from ..rebuild import Found, read_files
 from .history import ScannedSegment
 from .protocol import Spare
@@ -242,7 +242,8 @@ def _located(path: Path, row: SegmentRow, last: int, index: IndexLookup | None) 
         if index is None or is_whole(found, last):
             return found
     known = index.locations(row.number)
-    if not known or known[0].head.kind != EntryKind.SEGMENT or not is_unbroken(known):
+    refuse_newer(path, known)
+    if not is_contiguous(known):  # the offsets in the index have no checksum: each follows from the record before it
         return scan(path, row.number, last_sequence=last or None) if found is None else found
     if last and known[-1].head.sequence >= last:
         with ReadFile(path):  # it is there, and may be read

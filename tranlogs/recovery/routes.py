@@ -11,7 +11,7 @@ from typing import Any
 from ..catalog import CheckpointRow
 from ..checkpoint import Checkpoint
 from ..errors import CorruptCheckpoint
-from ..log.record import EntryKind, Position
+from ..log.record import Position
 from .agreement import Base
 from .eras import Settled
 from .history import Link

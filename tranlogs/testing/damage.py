@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..log.reader import Entry
+
 Span = tuple[int, int]  # bytes from, to
 Damage = Callable[[Path, random.Random, Span], str]
 
@@ -86,6 +88,15 @@ def _overwrite(path: Path, span: Span, rnd: random.Random, verb: str, make: Call
         file.seek(at)
         file.write(make(count))
     return f"bytes {at} to {at + count} of {path.name} {verb}"
+
+
+def tensor_span(entry: Entry, name: str) -> Span:
+    """Return where the bytes of a tensor lie in the segment's file; its record must not be compressed."""
+    assert not any(piece["codec"] != "raw" for piece in entry.described_pieces()), "stored bytes are others than the tensor's"
+    slots, starts = entry.slots_of(name), entry.starts()
+    sizes = entry.layout.sizes_in(entry.absent, entry.sparse)
+    at = entry.location.payload_offset
+    return at + starts[slots[0]], at + starts[slots[-1]] + sizes[slots[-1]]
 
 
 def copy_live(run: Path, to: Path, *without: str) -> Path:

@@ -45,7 +45,7 @@ def test_a_writer_that_overtakes_the_scan_leaves_no_holes(
             return data
         return read(fd, size, offset)
 
-    monkeypatch.setattr("tranlogs.wal.scan.os.pread", pread)
+    monkeypatch.setattr("tranlogs.log.scanner.os.pread", pread)
     found = scan(path, segment_id)
     monkeypatch.undo()
     written = scan(path, segment_id)

@@ -1,0 +1,347 @@
+"""The scanner: finds what was committed by plain reads, and nothing else."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tranlogs.catalog import SegmentRow
+from tranlogs.config import FORMAT_VERSION, META_BYTES_MAX, MIB, JournalConfig
+from tranlogs.errors import CorruptRecord, UnknownFormat
+from tranlogs.log import segment_file as files
+from tranlogs.log.layout import Payload
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record import HEAD, MAGIC, EntryKind, Location, checksum_of, pack_head
+from tranlogs.log.scanner import scan
+from tranlogs.testing.bare_log import BareLog, append_step
+from tranlogs.types import dense
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[BareLog]:
+    made = BareLog(tmp_path)
+    yield made
+    made.close()
+
+
+def only_segment(bare: BareLog) -> tuple[Path, SegmentRow]:
+    assert bare.catalog is not None
+    (row,) = [row for row in bare.catalog.segments() if row.state != "ready"]
+    return bare.folder / "log" / row.file, row
+
+
+def filled(bare: BareLog, steps: int = 10, size: int = 3000) -> tuple[Path, SegmentRow]:
+    log = bare.open()
+    for step in range(1, steps + 1):
+        append_step(log, step, size)
+    log.close()
+    return only_segment(bare)
+
+
+def sequences(found: list[Location]) -> list[int]:
+    return [location.head.sequence for location in found]
+
+
+def test_entries_come_in_order_and_are_chained(bare: BareLog) -> None:
+    path, row = filled(bare)
+    found = scan(path, row.number)
+    assert sequences(found) == list(range(21))
+    assert found[0].head.kind == EntryKind.SEGMENT
+    assert [location.head.kind for location in found[1:3]] == [EntryKind.STEP, EntryKind.BOUNDARY]
+    for before, after in itertools.pairwise(found[1:]):
+        assert after.head.chain == before.head.digest
+
+
+def test_leaping_finds_the_same(bare: BareLog) -> None:
+    bare.config = JournalConfig(durability="process", segment_bytes=8 * MIB)
+    path, row = filled(bare, steps=20, size=20_000)
+    assert scan(path, row.number, last_sequence=row.last_sequence) == scan(path, row.number)
+
+
+def test_entries_of_another_segment_are_passed_over(bare: BareLog) -> None:
+    path, row = filled(bare)
+    assert scan(path, row.number ^ 1) == []
+
+
+def test_an_entry_being_written_and_an_aborted_one_are_not_found(bare: BareLog) -> None:
+    log = bare.open()
+    append_step(log, 1, 3000)
+    assert log._segment is not None
+    path, segment_id = log._segment.path, log._segment.segment_id
+    fields = (segment_id, 3, 2, int(EntryKind.STEP), FORMAT_VERSION, 0, 1, 0, 0, 0)
+    raw = HEAD.pack(MAGIC, 0, *fields).ljust(4096, b"\0")
+    noise = np.random.default_rng(0).standard_normal(6000)
+    writer = log.begin(Payload.of([("w", dense(noise)), ("looks like a head", dense(np.frombuffer(raw, np.uint8)))]))
+    writer.wait()
+    assert path.read_bytes().index(raw[:64]) % 64 == 0
+    assert sequences(scan(path, segment_id)) == [0, 1, 2]
+    writer.abort()
+    assert sequences(scan(path, segment_id)) == [0, 1, 2]
+    append_step(log, 2, 10)
+    assert sequences(scan(path, segment_id)) == [0, 1, 2, 3, 4]
+    log.close()
+
+
+def test_a_killed_writer_s_entry_is_not_found(bare: BareLog, tmp_path: Path) -> None:
+    """All is written, and only the head is missing, or a part of it (which no killed process leaves, but a power cut may)."""
+    log = bare.open()
+    append_step(log, 1, 3000)
+    segment = log._segment
+    assert segment is not None
+    description = b"description"
+    head = pack_head(segment.segment_id, 3, 2, EntryKind.STEP, 100, description, log.position.chain)
+    segment.write([np.ones(100, np.uint8), description], segment.used_bytes + HEAD.size)
+    for written in (0, 4, 32, HEAD.size - 1):
+        copy = tmp_path / "copy"
+        raw = bytearray(segment.path.read_bytes())
+        raw[segment.used_bytes : segment.used_bytes + written] = head[:written]
+        copy.write_bytes(raw)
+        assert sequences(scan(copy, segment.segment_id)) == [0, 1, 2]
+    segment.write_head(head, segment.used_bytes)
+    assert sequences(scan(segment.path, segment.segment_id)) == [0, 1, 2, 3]
+    log.close()
+
+
+def test_bytes_of_a_tensor_are_never_taken_for_an_entry(bare: BareLog) -> None:
+    """A tensor that holds a whole segment of another run, at all offsets in a block."""
+    path, row = filled(bare, steps=5, size=500)
+    other = np.fromfile(path, np.uint8)[: row.used_bytes]
+    second = BareLog(bare.folder / "second")
+    log = second.open()
+    tensors = [(f"w{shift}", dense(np.roll(other, shift))) for shift in range(0, 64, 8)]
+    log.append(EntryKind.STEP, 1, Payload.of(tensors), log.encoder.whole({}, None))
+    log.close()
+    path, row = only_segment(second)
+    assert sequences(scan(path, row.number)) == [0, 1]
+    assert sequences(scan(path, row.number, last_sequence=1)) == [0, 1]
+    second.close()
+
+
+def test_a_newer_version_is_refused_by_name(bare: BareLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tranlogs.log.record.FORMAT_VERSION", FORMAT_VERSION + 6)
+    path, row = filled(bare)
+    with pytest.raises(UnknownFormat, match=rf"{path.name}: format version {FORMAT_VERSION + 6}"):
+        scan(path, row.number)
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        scan(tmp_path / "x.seg", 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4095, 4096, 8193])
+def test_short_and_empty_files_hold_nothing(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "x.seg"
+    path.write_bytes(b"\1" * size)
+    assert scan(path, 1) == []
+    assert scan(path, 1, last_sequence=7) == []
+
+
+def test_a_truncated_file_gives_what_is_left(bare: BareLog) -> None:
+    path, row = filled(bare)
+    found = scan(path, row.number)
+    for size in (found[7].end - 1, found[7].offset + HEAD.size, found[7].offset + HEAD.size - 1, found[7].offset):
+        with path.open("r+b") as file:
+            file.truncate(size)
+        left = 8 if size >= found[7].offset + HEAD.size else 7  # whose bytes are missing is for the reader to say
+        assert scan(path, row.number, last_sequence=row.last_sequence) == scan(path, row.number) == found[:left]
+
+
+def sealed_head(raw: bytes, **changes: tuple[int, str, int]) -> bytes:
+    """A head with other fields, (offset, format, value) each, whose checksum holds again."""
+    made = bytearray(raw)
+    for offset, form, value in changes.values():
+        struct.pack_into(form, made, offset, value)
+    checksum = checksum_of(bytes(made[:4]) + bytes(4) + bytes(made[8:])) & 0xFFFFFFFF
+    made[4:8] = checksum.to_bytes(4, "little")
+    return bytes(made)
+
+
+@pytest.mark.parametrize("payload", [0, 64, 1 << 20, (1 << 63) - 1, (1 << 64) - 1])
+@pytest.mark.parametrize("description", [0, 1000, META_BYTES_MAX])
+def test_a_length_that_lies_under_a_valid_checksum_hides_the_entries_behind_it_at_most(
+    bare: BareLog, payload: int, description: int
+) -> None:
+    path, row = filled(bare)
+    found = scan(path, row.number)
+    victim = found[5]
+    raw = path.read_bytes()[victim.offset : victim.offset + HEAD.size]
+    with path.open("r+b") as file:
+        file.seek(victim.offset)
+        file.write(sealed_head(raw, payload=(40, "<Q", payload), description=(36, "<I", description)))
+    for last in (None, row.last_sequence):
+        left = scan(path, row.number, last_sequence=last)
+        assert left[:5] == found[:5]
+        assert all(location in found or location.offset == victim.offset for location in left)
+        with SegmentReader(path) as reader, pytest.raises(CorruptRecord):
+            reader.decode(left[5])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_damaged_head_in_the_middle_hides_no_other(bare: BareLog, count: int) -> None:
+    path, row = filled(bare)
+    found = scan(path, row.number)
+    with path.open("r+b") as file:
+        for victim in found[6 : 6 + count]:
+            file.seek(victim.offset)
+            file.write(b"\xa5" * HEAD.size)
+    assert scan(path, row.number) == found[:6] + found[6 + count :]
+    assert scan(path, row.number, last_sequence=row.last_sequence) == found[:6] + found[6 + count :]
+    assert scan(path, row.number, start=found[6].offset) == found[6 + count :]
+
+
+def test_an_older_head_behind_the_newest_is_passed_over(bare: BareLog) -> None:
+    """A record of this segment whose place was never written again, as a rolled-back disk block has it."""
+    path, row = filled(bare)
+    found = scan(path, row.number)
+    raw = path.read_bytes()[found[3].offset : found[4].end]
+    with path.open("r+b") as file:
+        file.seek(found[-1].end)
+        file.write(raw)
+    assert scan(path, row.number) == found
+
+
+def test_a_scan_starts_where_it_is_told(bare: BareLog) -> None:
+    path, row = filled(bare)
+    found = scan(path, row.number)
+    for i, location in enumerate(found):
+        assert scan(path, row.number, start=location.offset) == found[i:]
+        assert scan(path, row.number, start=location.offset, last_sequence=row.last_sequence) == found[i:]
+    assert scan(path, row.number, start=found[-1].end) == []
+    assert scan(path, row.number, start=1 << 40) == []
+
+
+def test_an_unreadable_sector_hides_what_it_holds_and_no_more(bare: BareLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, row = filled(bare, steps=30)
+    found = scan(path, row.number)
+    bad = range(found[20].offset // 4096 * 4096, found[20].offset // 4096 * 4096 + 4096)
+    read = os.pread
+
+    def failing(fd: int, size: int, offset: int) -> bytes:
+        if offset < bad.stop and offset + size > bad.start:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", failing)
+    left = scan(path, row.number)
+    hidden = [location for location in found if location.offset < bad.stop and location.offset + HEAD.size > bad.start]
+    assert hidden
+    assert left == [location for location in found if location not in hidden]
+
+
+@given(st.lists(st.tuples(st.sampled_from([EntryKind.STEP, EntryKind.IMAGE, EntryKind.BOUNDARY]), st.integers(0, 300)),
+                min_size=1, max_size=25), st.data())  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_random_damage_of_random_records_gives_no_wrong_record_and_no_other_error(
+    tmp_path_factory: pytest.TempPathFactory, records: list[tuple[EntryKind, int]], data: st.DataObject
+) -> None:
+    """What is found and read without CorruptRecord is what was written, whatever happened to the file."""
+    path, written = _written(tmp_path_factory.mktemp("random"), records)
+    raw = bytearray(path.read_bytes())
+    end = written[-1][0].end
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, end - 1))
+        kind = data.draw(st.sampled_from(["flip", "zero", "noise", "copy", "cut"]))
+        if kind == "flip":
+            raw[at % len(raw)] ^= data.draw(st.integers(1, 255))
+        elif kind == "cut":
+            del raw[max(at, 1) :]
+        else:
+            start = data.draw(st.integers(0, end - 1)) // 64 * 64
+            length = data.draw(st.sampled_from([1, 8, 64, 500]))
+            other = {"zero": bytes(length), "noise": b"\xa5" * length, "copy": bytes(raw[start : start + length])}[kind]
+            at = at // 64 * 64 if kind == "copy" else at
+            raw[at : at + len(other)] = other
+    path.write_bytes(raw)
+    sound = {location.head: values for location, values in written}
+    for last in (None, len(records)):
+        for location in scan(path, SEGMENT_ID, last_sequence=last):
+            assert location.head in sound
+            with SegmentReader(path) as reader:
+                try:
+                    entry = reader.decode(location)
+                    values, body = entry.read_all().tobytes(), entry.body()
+                except CorruptRecord:
+                    continue
+            assert (values, body) == sound[location.head]
+
+
+SEGMENT_ID = 0x1234_5678_9ABC_DEF0
+
+
+def _written(folder: Path, records: list[tuple[EntryKind, int]]) -> tuple[Path, list[tuple[Location, tuple[bytes, object]]]]:
+    """A segment with random records, and what each holds."""
+    bare = BareLog(folder)
+    log = bare.open()
+    contents: list[tuple[bytes, object]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "new_segment_id", lambda: SEGMENT_ID)
+        for sequence, (kind, size) in enumerate(records, 1):
+            values = np.random.default_rng(sequence).integers(0, 256, size, np.uint8)
+            body = {"n": sequence % 3, "words": ["constant"] * 20}
+            encoded = log.encoder.parts(body, None) if kind == EntryKind.BOUNDARY else log.encoder.whole(body, None)
+            log.append(kind, sequence, Payload.of([("w", dense(values))]), encoded)
+            contents.append((values.tobytes(), body))
+        assert log._segment is not None
+        path, segment_id = log._segment.path, log._segment.segment_id
+        log.close()
+    bare.close()
+    raw = path.read_bytes()
+    if segment_id != SEGMENT_ID:  # it was prepared before
+        raw = _renamed(raw, scan(path, segment_id), SEGMENT_ID)
+        path.write_bytes(raw)
+    found = scan(path, SEGMENT_ID)
+    first = (b"", None)
+    with SegmentReader(path) as reader:
+        first = (b"", reader.decode(found[0]).body())
+    return path, list(zip(found, [first, *contents], strict=True))
+
+
+def _renamed(raw: bytes, found: list[Location], segment_id: int) -> bytes:
+    made = bytearray(raw)
+    for location in found:
+        at = location.offset
+        made[at : at + HEAD.size] = sealed_head(bytes(made[at : at + HEAD.size]), segment_id=(8, "<Q", segment_id))
+    return bytes(made)
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_damage_takes_nothing_away_but_the_entry_it_hits(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    path, row, found = _damage_case(tmp_path_factory)
+    victim = data.draw(st.integers(1, len(found) - 1))
+    at = found[victim].offset + data.draw(st.integers(0, HEAD.size - 1))
+    with path.open("r+b") as file:
+        file.seek(at)
+        before = file.read(1)
+        file.seek(at)
+        file.write(bytes([before[0] ^ data.draw(st.integers(1, 255))]))
+    try:
+        left = sequences(scan(path, row.number, last_sequence=row.last_sequence))
+        assert set(left) >= set(sequences(found)) - {found[victim].head.sequence}
+        assert left == sorted(set(left))
+    finally:
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(before)
+
+
+_cases: list[tuple[Path, SegmentRow, list[Location]]] = []
+
+
+def _damage_case(factory: pytest.TempPathFactory) -> tuple[Path, SegmentRow, list[Location]]:
+    if not _cases:
+        bare = BareLog(factory.mktemp("damage"))
+        path, row = filled(bare, steps=12, size=3000)
+        bare.close()
+        _cases.append((path, row, scan(path, row.number)))
+    return _cases[0]
