@@ -15,8 +15,9 @@ import torch
 import xxhash
 
 from tranlogs.codec import tree
+from tranlogs.errors import LogUnavailable
 from tranlogs.journal.writers import StepRecord
-from tranlogs.log.layout import Payload
+from tranlogs.log.layout import Layout, Payload
 from tranlogs.types import AnyArray, Array
 from tranlogs.wal.entry_writer import Tensor
 
@@ -27,7 +28,7 @@ from .gradients import mark_used
 from .redundancy import forget_places, own_of
 from .rehearsal import Rehearsal
 from .scaler import ScalerWatch
-from .shards import array_of, is_elementwise, is_part, local, placed, settled
+from .shards import array_of, is_elementwise, is_part, local, placed, settled, spec_of
 from .stepping import can_nest, is_nested
 
 if TYPE_CHECKING:
@@ -210,14 +211,30 @@ class Member:
         self._share = None if session.together is None else session.together.share(self, found)
         if self._share is not None:
             found = [(portion.name, portion.tensor) for portion in self._share]
-        gradients = [gradient for _, gradient in found]
-        contents: Iterable[AnyArray]
-        contents = map(to_array, gradients) if session.staging is None else session.staging.bring(gradients)
+        if session.staging is not None:
+            self._record = self._stage(found, owners)
+            return
+        contents: Iterable[AnyArray] = (to_array(gradient) for _, gradient in found)
         if self._share is not None:
             contents = (portion.placed(content) for portion, content in zip(self._share, contents, strict=True))
         else:
             contents = (placed(content, owner) for content, owner in zip(contents, owners, strict=True))
         self._record = session.journal.begin_step(Payload.of(zip((name for name, _ in found), contents, strict=True)))
+
+    def _stage(self, found: list[tuple[str, torch.Tensor]], owners: list[torch.Tensor]) -> StepRecord | None:
+        """Start the record with gradients that are on their way from a device; None where logging is suspended."""
+        session = self.session
+        if session.staging is None or session.journal.is_suspended:
+            return None
+        if self._share is not None:
+            layout = Layout(portion.spec() for portion in self._share)
+        else:
+            layout = Layout(spec_of(name, gradient, owner) for (name, gradient), owner in zip(found, owners, strict=True))
+        try:
+            return session.journal.begin_step(session.staging.stage(layout, [gradient for _, gradient in found]))
+        except LogUnavailable as error:
+            session.journal.suspend(error)
+            return None
 
     def _after_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._is_nested():

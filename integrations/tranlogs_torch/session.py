@@ -103,6 +103,8 @@ class Session:
         self.shipping, self.spare = ship_along(url if is_own else None, self.journal.paths), Spare(self.journal.paths, url)
         self._parting = Parting(self.journal, self.shipping.wait, on_signal, grace)
         self.staging = Staging() if config.handover == "thread" else None
+        if self.staging is not None:
+            self.state.convert = self.staging.to_array
         self.shells: dict[str, Any] = {}
         self.scalars = ScalarHistory()
         self.steps_since_boundary = 0  # steps and after-images
