@@ -263,7 +263,8 @@ class Member:
             body["copies"] = session.together.copies
         digests = session.digests().tobytes()
         if self._is_image:
-            session.journal.append_step(Payload.of(self._image(body)), body, digests)
+            payload = session.after_image(self._image(body), every_step=self.log == "weights")
+            session.journal.append_step(payload or Payload.of(()), body, digests)  # without one it only counts the step
         else:
             session.journal.commit_step(self._record, body, digests)
         self._record, self._captures = None, 0
@@ -272,10 +273,10 @@ class Member:
 
     def _image(self, body: dict[str, Any]) -> list[Tensor]:
         """After-image: the parameters, and the optimizer's state unless the user does without."""
-        session = self.session
-        tensors: list[Tensor] = [(f"param/{session.state.name_of[id(p)]}", array_of(p, p)) for p in self.parameters()]
+        session, convert = self.session, self.session.state.convert
+        tensors: list[Tensor] = [(f"param/{session.state.name_of[id(p)]}", array_of(p, p, convert)) for p in self.parameters()]
         if self.with_state:
-            found, rest = session.state.state_tensors(self.name)
+            found, rest = session.state.state_tensors(self.name, convert)
             tensors += found
             body["state"] = {self.name: rest}
         else:

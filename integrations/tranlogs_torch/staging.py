@@ -26,7 +26,7 @@ Tensors on the CPU, on another device and sparse ones are copied to the host at 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,10 +35,11 @@ import torch
 
 from tranlogs import config
 from tranlogs.errors import LogUnavailable
+from tranlogs.log import layout as layouts
 from tranlogs.log.layout import Layout, Payload, SparseForm
 from tranlogs.types import AnyArray, Array, Bytes, DeviceArray, SparseArray, TensorSpec
 
-from .adapt import DTYPES, flat_bytes, spec_of, to_array
+from .adapt import DTYPES, flat_bytes, from_array, spec_of, to_array
 from .device.fetch import Window
 from .device.gather import Form, Gather, Places
 from .device.ring import Region, Ring
@@ -150,6 +151,40 @@ class Staging:
         self.statistics.nbytes += plan.places.nbytes
         self.statistics.device_bytes[str(plan.device)] = 2 * plan.lane.nbytes
         return Payload(layout, *plan.near_bytes(tensors, ring, lease.region), wait=lease.wait, release=lease.release)
+
+    def after_image(self, contents: Iterable[tuple[str, AnyArray | None]], *, every_step: bool) -> Payload:
+        """Return the payload of an after-image whose arrays `to_array` made.
+
+        One for every step is staged. Of a rare one the bytes are fetched into new memory instead, so that neither the ring
+        nor the buffers grow to the size of the whole state for its sake.
+
+        Raises:
+            LogUnavailable: as `stage` and `fetch`.
+        """
+        named = list(contents)
+        if not every_step:
+            return Payload.of(self._fetched(named))
+        absent = frozenset(i for i, (_, content) in enumerate(named) if content is None)
+        layout = Layout(_spec_of_content(name, content) for name, content in named)
+        tensors = [
+            content.source if isinstance(content, DeviceArray) else from_array(content)
+            for _, content in named if content is not None
+        ]  # fmt: skip
+        return self.stage(layout, tensors, absent)
+
+    def _fetched(self, named: list[tuple[str, AnyArray | None]]) -> list[tuple[str, AnyArray | None]]:
+        far = [content for _, content in named if isinstance(content, DeviceArray)]
+        memory = np.empty(sum(content.nbytes for content in far), np.uint8)
+        wanted: list[tuple[torch.Tensor, Bytes]] = []
+        hosts: dict[int, AnyArray] = {}
+        at = 0
+        for content in far:
+            data = memory[at : at + content.nbytes]
+            at += content.nbytes
+            wanted.append((_in_order_of(content.strides, content.source), data))
+            hosts[id(content)] = content.on_host(data)
+        self.fetch(wanted)
+        return [(name, hosts.get(id(content), content)) for name, content in named]
 
     def to_array(self, tensor: torch.Tensor) -> AnyArray:
         """Return what `adapt.to_array` does; of a dense tensor on a device, an array that many can be fetched of at once."""
@@ -441,6 +476,21 @@ def _form(spec: TensorSpec) -> Form:
     """Return how a dense tensor lies in a payload. The strides of a flat piece are those of the whole."""
     is_flat = spec.piece is not None and spec.piece.kind == "flat"
     return Form(DTYPES[spec.dtype], spec.local_shape, None if is_flat else spec.strides)
+
+
+def _spec_of_content(name: str, content: AnyArray | None) -> TensorSpec:
+    if content is None:
+        return TensorSpec(name, "uint8", (0,))
+    if isinstance(content, SparseArray):
+        return TensorSpec(name, content.dtype, tuple(content.shape))
+    return layouts.spec_of(name, content)
+
+
+def _in_order_of(strides: tuple[int, ...] | None, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with its dimensions permuted so that its C order is the storage order of dense strides."""
+    if strides is None:
+        return tensor
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda d: (-strides[d], -tensor.shape[d])))
 
 
 def _demand_fit(spec: TensorSpec, tensor: torch.Tensor) -> None:
