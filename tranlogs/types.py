@@ -95,6 +95,30 @@ class Staged(Array):
 
 
 @dataclass(slots=True, eq=False)
+class DeviceArray(Array):
+    """An array whose bytes are on a device; `data` is empty.
+
+    Attributes:
+        source: the framework's tensor.
+        fetch: copies the bytes of several sources into host memory, each in C order, and waits for them.
+    """
+
+    source: Any = field(kw_only=True)
+    fetch: Callable[[list[tuple[Any, Bytes]]], None] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        assert self.data.nbytes == 0, "the bytes are on a device"
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ITEMSIZE[self.dtype]
+
+    def on_host(self, data: Bytes) -> Array:
+        """Return the array with its bytes."""
+        return Array(self.dtype, self.shape, data, self.strides, self.is_tensor, self.whole, self.piece)
+
+
+@dataclass(slots=True, eq=False)
 class SparseArray:
     """A sparse COO tensor: indices [sparse_dim, nnz] (int64), values [nnz, ...]; order and the flag are kept."""
 

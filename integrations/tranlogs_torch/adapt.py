@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tranlogs.codec.tree import to_numpy
-from tranlogs.types import ITEMSIZE, AnyArray, Array, Bytes, Extension, SparseArray
+from tranlogs.types import ITEMSIZE, AnyArray, Array, Bytes, Extension, SparseArray, TensorSpec
 
 from .shards import local
 
@@ -44,6 +44,24 @@ def to_array(tensor: torch.Tensor) -> AnyArray:
     if ordered is None:
         return Array(name, shape, flat_bytes(tensor.contiguous()))
     return Array(name, shape, flat_bytes(ordered), odd_strides(tensor))
+
+
+def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
+    """Return the description that `to_array` would give a tensor, without a look at its bytes.
+
+    Raises:
+        TypeError: as `to_array`.
+    """
+    tensor = local(tensor).detach()
+    if tensor.layout not in (torch.strided, torch.sparse_coo) or tensor.dtype not in NAMES:
+        raise TypeError(f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}")
+    shape = tuple(tensor.shape)
+    if tensor.layout is torch.sparse_coo:
+        return TensorSpec(name, NAMES[tensor.dtype], shape)
+    if _in_storage_order(tensor) is None:
+        tensor = torch.empty_like(tensor, device="meta")  # with the strides of a clone
+    strides = odd_strides(tensor) if _in_storage_order(tensor) is not None else None
+    return TensorSpec(name, NAMES[tensor.dtype], shape, strides if 1 in shape or not tensor.is_contiguous() else None)
 
 
 def flat_bytes(tensor: torch.Tensor) -> Bytes:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from tranlogs.codec import tree
-from tranlogs.log.layout import Payload
+from tranlogs.errors import LogUnavailable
+from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.writer import Tensor
 from tranlogs.training.recorder import StepRecorder, is_same
 from tranlogs.types import AnyArray
@@ -220,7 +221,12 @@ class Member:
         self._is_image = self.log == "weights" or self._has_foreign_strides()
         if self._is_image:
             return
-        self.recorder.begin(self._payload())
+        try:
+            payload = self._payload()
+        except LogUnavailable as error:  # a full ring whose writer hangs
+            session.journal.suspend(error)
+            return
+        self.recorder.begin(payload)
 
     def _payload(self) -> Payload:
         """The gradients' bytes: by a plan, or one by one where there is none."""
@@ -241,9 +247,14 @@ class Member:
         self._share = None if session.together is None else session.together.share(self, found)
         if self._share is not None:
             found = [(portion.name, portion.tensor) for portion in self._share]
-        gradients = [gradient for _, gradient in found]
-        contents: Iterable[AnyArray]
-        contents = map(to_array, gradients) if session.staging is None else session.staging.bring(gradients)
+        if session.staging is not None:
+            if self._share is not None:
+                layout = Layout(portion.spec() for portion in self._share)
+            else:
+                owned = zip(found, present, strict=True)
+                layout = Layout(spec_of(name, gradient, owner) for (name, gradient), (_, owner) in owned)
+            return session.staging.stage(layout, [gradient for _, gradient in found])
+        contents: Iterable[AnyArray] = (to_array(gradient) for _, gradient in found)
         if self._share is not None:
             contents = (portion.placed(content) for portion, content in zip(self._share, contents, strict=True))
         else:
@@ -287,7 +298,8 @@ class Member:
             body["copies"] = session.together.copies
         digests = session.digests().tobytes()
         if self._is_image:
-            self.recorder.image(Payload.of(self._image(body)), body, digests)
+            payload = session.after_image(self._image(body), every_step=self.log == "weights")
+            self.recorder.image(payload or NO_TENSORS, body, digests)  # without one it only counts the step
         else:
             self.recorder.commit(body, digests)
         self._captures = 0
@@ -296,10 +308,10 @@ class Member:
 
     def _image(self, body: dict[str, Any]) -> list[Tensor]:
         """After-image: the parameters, and the optimizer's state unless the user does without."""
-        session = self.session
-        tensors: list[Tensor] = [(f"param/{session.state.name_of[id(p)]}", array_of(p, p)) for p in self.parameters()]
+        session, convert = self.session, self.session.state.convert
+        tensors: list[Tensor] = [(f"param/{session.state.name_of[id(p)]}", array_of(p, p, convert)) for p in self.parameters()]
         if self.with_state:
-            found, rest = session.state.state_tensors(self.name)
+            found, rest = session.state.state_tensors(self.name, convert)
             tensors += found
             body["state"] = {self.name: rest}
         else:

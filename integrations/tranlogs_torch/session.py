@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tranlogs.config import JournalConfig
-from tranlogs.errors import NotRecovered, RecoveryError, UsageError
+from tranlogs.errors import LogUnavailable, NotRecovered, RecoveryError, UsageError
 from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.beside import start_beside, store_of
 from tranlogs.journal.parting import GRACE_SECONDS, OnSignal, Parting, checked
@@ -104,6 +104,8 @@ class Session:
         self.shipping, self.spare = ship_along(url if is_own else None, self.journal.paths), Spare(self.journal.paths, url)
         self._parting = Parting(self.journal, self.shipping.wait, on_signal, grace)
         self.staging = Staging() if config.handover == "thread" else None
+        if self.staging is not None:
+            self.state.convert = self.staging.to_array
         self.shells: dict[str, Any] = {}
         self.scalars = ScalarHistory()
         self.steps_since_boundary = 0  # steps and after-images
@@ -432,13 +434,25 @@ class Session:
             state.refresh()
             names += [name for name in state.parameters if name not in covered]
             body["groups"] = {which: state.groups(which) for which in grown}
-        tensors: list[Tensor] = [(f"param/{name}", array_of(p, p)) for name in names for p in [state.parameters[name]]]
+        written = [(name, state.parameters[name]) for name in names]
+        tensors: list[Tensor] = [(f"param/{name}", array_of(p, p, state.convert)) for name, p in written]
         for which in touched:
-            found, body["state"][which] = state.state_tensors(which)
+            found, body["state"][which] = state.state_tensors(which, state.convert)
             tensors += found
-        self.journal.append_image(Payload.of(tensors), body)
+        if (payload := self.after_image(tensors, every_step=False)) is not None:
+            self.journal.append_image(payload, body)
         self.steps_since_boundary += 1
         self.writes.remember(step)
+
+    def after_image(self, tensors: list[Tensor], *, every_step: bool) -> Payload | None:
+        """Return the payload of an after-image; None where it cannot be brought from a device: logging is suspended then."""
+        if self.staging is None:
+            return Payload.of(tensors)
+        try:
+            return self.staging.after_image(tensors, every_step=every_step)
+        except LogUnavailable as error:
+            self.journal.suspend(error)
+            return None
 
     def _grown(self) -> list[str]:
         """Optimizers whose parameter groups are not those that the log knows."""

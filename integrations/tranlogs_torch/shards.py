@@ -9,14 +9,15 @@ Private names of torch that this module uses: `DTensor._local_tensor`, `compute_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from tranlogs.errors import UsageError
-from tranlogs.types import AnyArray, Array, Piece
+from tranlogs.types import AnyArray, Array, Piece, TensorSpec
 
 from .held import KNOWN, Place, empty_of, layout_of
 
@@ -84,11 +85,25 @@ def put_place(parameter: torch.Tensor, place: Place) -> None:
     setattr(parameter, _PLACE, place)
 
 
-def array_of(tensor: torch.Tensor, parameter: torch.Tensor) -> AnyArray:
-    """The bytes of what is laid out as a parameter (itself, its gradient, its state), told where in the whole they belong."""
+def array_of(tensor: torch.Tensor, parameter: torch.Tensor,
+             convert: Callable[[torch.Tensor], AnyArray] | None = None) -> AnyArray:  # fmt: skip
+    """The bytes of what is laid out as a parameter (itself, its gradient, its state), told where in the whole they belong.
+
+    `convert` makes an array of a tensor: `adapt.to_array` if it is None.
+    """
     from .adapt import to_array
 
-    return placed(to_array(tensor), parameter)
+    return placed((convert or to_array)(tensor), parameter)
+
+
+def spec_of(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> TensorSpec:
+    """Return the description of what is laid out as a parameter: `array_of` without its bytes."""
+    from . import adapt
+
+    spec, place = adapt.spec_of(name, tensor), place_of(parameter)
+    if place is None or spec.shape != place.piece.length or tensor.layout is not torch.strided:
+        return spec
+    return replace(spec, shape=place.whole, piece=place.piece)
 
 
 def placed(content: AnyArray, parameter: torch.Tensor) -> AnyArray:

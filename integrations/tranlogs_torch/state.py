@@ -35,6 +35,7 @@ from .shards import array_of, is_alike, is_dtensor, is_relaid, local
 from .shards import differences as place_differences
 
 Groups = list[dict[str, Any]]
+Convert = Callable[[torch.Tensor], AnyArray]
 
 
 class TorchState:
@@ -68,6 +69,7 @@ class TorchState:
         self.world = 1  # processes that train together
         self.is_shared = False  # whether weights and optimizer state are the same on all of them
         self.mirror: dict[int, bytes] = {}  # another rank's own part, for the checkpoint that is being taken
+        self.convert: Convert = to_array  # tensors of a snapshot; staging leaves those of a GPU there until they are copied
         self.built: dict[str, Any] | None = None  # this rank's own part, before a recovery touched it
 
     def refresh(self) -> None:
@@ -111,7 +113,7 @@ class TorchState:
         self.logged_members[which] = self.group_members(which)
         return {"params": names, "values": self.hyper(which)}
 
-    def state_tensors(self, which: str) -> tuple[list[Tensor], dict[str, Any]]:
+    def state_tensors(self, which: str, convert: Convert = to_array) -> tuple[list[Tensor], dict[str, Any]]:
         """An optimizer's state: its tensors by name, and the rest as a tree {parameter: [(key, value or None)]}."""
         tensors: list[Tensor] = []
         rest: dict[str, Any] = {}
@@ -127,7 +129,7 @@ class TorchState:
             items = []
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    tensors.append((f"state/{which}/{name}/{key}", _state_array(which, name, key, value, parameter)))
+                    tensors.append((f"state/{which}/{name}/{key}", _state_array(which, name, key, value, parameter, convert)))
                     items.append((key, None, value.device.type))
                 else:
                     items.append((key, value, ""))
@@ -152,13 +154,14 @@ class TorchState:
         )
 
     def snapshot(self, boundary: dict[str, Any]) -> Snapshot:
-        """All state, as views of live memory, with the boundary's body."""
-        tensors: dict[str, AnyArray] = {f"param/{name}": array_of(p, p) for name, p in self.parameters.items()}
+        """All state, as views of live memory or on its device, with the boundary's body."""
+        convert = self.convert
+        tensors: dict[str, AnyArray] = {f"param/{name}": array_of(p, p, convert) for name, p in self.parameters.items()}
         buffers = naming.named_buffers(self.modules)
-        tensors |= {f"buffer/{name}": to_array(b) for name, b in buffers.items()}
+        tensors |= {f"buffer/{name}": convert(b) for name, b in buffers.items()}
         optimizers: dict[str, Any] = {}
         for which, optimizer in self.optimizers.items():
-            found, rest = self.state_tensors(which)
+            found, rest = self.state_tensors(which, convert)
             tensors |= {name: array for name, array in found if array is not None}
             groups = self.groups(which)
             optimizers[which] = {"class": environment.class_name(optimizer), "groups": groups["values"],
@@ -375,12 +378,13 @@ class TorchState:
         return entry.body(make_array=make_array, make_extension=make_extension)
 
 
-def _state_array(which: str, name: str, key: str, value: torch.Tensor, parameter: torch.Tensor) -> AnyArray:
+def _state_array(which: str, name: str, key: str, value: torch.Tensor, parameter: torch.Tensor,
+                 convert: Convert) -> AnyArray:  # fmt: skip
     if is_alike(key, value, parameter):
-        return array_of(value, parameter)
+        return array_of(value, parameter, convert)
     if is_dtensor(value):
         raise UsageError(f"optimizer {which!r} keeps {key} of {name} sharded otherwise than the parameter, which is not stored")
-    return to_array(value)
+    return convert(value)
 
 
 def _is_plain(value: Any) -> bool:

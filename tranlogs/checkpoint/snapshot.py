@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..codec import tree
-from ..types import AnyArray, Array, Bytes, SparseArray
+from ..types import AnyArray, Array, Bytes, DeviceArray, SparseArray
 from .layout import to_c_order
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """Tensors by name and a tree of everything else. Before `SnapshotPool.hold` its arrays are views of live memory."""
+    """Tensors by name and a tree of everything else.
+
+    Before `SnapshotPool.hold` its arrays are views of live memory, or on a device (`DeviceArray`).
+    """
 
     tensors: dict[str, AnyArray]
     meta: dict[str, Any]
@@ -57,11 +61,18 @@ class SnapshotPool:
         if self._buffer.nbytes < total:
             self._buffer = np.empty(total, np.uint8)
         at = 0
+        far: dict[Callable[[list[tuple[Any, Bytes]]], None], list[tuple[Any, Bytes]]] = {}
         for i, (name, array) in enumerate(snapshot.flat):
             data = self._buffer[at : at + array.nbytes]
-            to_c_order(array, data)
-            snapshot.flat[i] = (name, replace(array, data=data))
             at += _aligned(array.nbytes)
+            if isinstance(array, DeviceArray):
+                far.setdefault(array.fetch, []).append((array.source, data))
+                snapshot.flat[i] = (name, array.on_host(data))
+            else:
+                to_c_order(array, data)
+                snapshot.flat[i] = (name, replace(array, data=data))
+        for fetch, wanted in far.items():
+            fetch(wanted)
         snapshot.tensors = {name: _without_data(content) for name, content in snapshot.tensors.items()}
 
 

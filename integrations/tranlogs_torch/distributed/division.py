@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import xxhash
 
-from tranlogs.types import AnyArray, Array, Piece, SparseArray
+from tranlogs.types import AnyArray, Array, Piece, SparseArray, TensorSpec
 
+from .. import adapt
 from ..adapt import memory_order, odd_strides, to_array
 
 Named = tuple[str, torch.Tensor]
@@ -27,6 +28,12 @@ class Portion:
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] | None = None
     piece: Piece | None = None
+
+    def spec(self) -> TensorSpec:
+        """Return the description of what is logged."""
+        if self.piece is None:
+            return adapt.spec_of(self.name, self.tensor)
+        return replace(adapt.spec_of(self.name, self.tensor), shape=self.shape, strides=self.strides, piece=self.piece)
 
     def placed(self, content: AnyArray) -> AnyArray:
         """The bytes of `tensor`, told where they belong."""
