@@ -30,9 +30,10 @@ from .adapt import Values
 from .architecture import compare_models, describe_model
 from .backends import make_backend
 from .data import Cursor, Position, describe_data, make_source, other_data
+from .plan import Look
 from .settings import Settings
 from .siblings import Siblings
-from .state import KerasState, Look, plain_attributes
+from .state import KerasState, plain_attributes
 from .steps import StepLog
 from .variables import Variables
 
@@ -70,6 +71,7 @@ class Session:
         self._is_waiting = False  # for the loop over batches in which the run stood
         self._is_new = True  # no boundary of this fit was written yet
         self._wants_checkpoint = self._has_reserved = False
+        self._has_been_surprised = False
         self._build()
         self.journal = self._open_journal()
         self.monitor = start_beside(settings.monitor, self.journal.paths)
@@ -147,8 +149,8 @@ class Session:
         self.seed = before["seed"] if before is not None else settings.seed_or_fresh()
         self.source = make_source(self._iterator, self.backend, seed=self.seed, data_order=settings.data_order,
                                   doubt=self._doubt, strategy=self.backend.strategy_of(model))  # fmt: skip
-        self.steps = StepLog(self.state, self.journal, self._expects, self._give_up)
-        self.steps.looks_before_steps = self.siblings.act_before_batches or not self.backend.watches_values
+        self.steps = StepLog(self.state, self.journal, self._expects, self._give_up, self._surprise)
+        self._plan_looks()
         self._data = describe_data(self._iterator.data_adapter, self.source)
         self._earlier: list[dict[str, Any]] = []  # histories of the run's fits before this one
         position = Position(fit=number)
@@ -165,6 +167,12 @@ class Session:
         self.cursor = Cursor(self._iterator, self.source, position, on_enter=self._enter, on_opened=self._opened,
                              on_empty=self._empty, on_passed=self.restore_siblings,
                              on_boundary=self.boundary)  # fmt: skip
+
+    def _plan_looks(self) -> None:
+        """Where in an epoch callbacks may write."""
+        steps, siblings, is_free = self.steps, self.siblings, not self.backend.watches_values
+        steps.looks_before_steps = is_free or siblings.write_before_batches
+        steps.looks_behind_steps = is_free or self._has_been_surprised or siblings.write_after_batches
 
     def _demand_data(self, before: dict[str, Any]) -> None:
         """Whether a place in the run's data can be one in these; and what is not as it was."""
@@ -369,7 +377,7 @@ class Session:
 
     def boundary(self, *, is_epoch_end: bool = False) -> None:
         """The loop wants its next batch: what came since the last one commits as one unit."""
-        look = self.steps.note_unit()
+        look = self.steps.note_unit(is_end=is_epoch_end)
         self.steps.steps_since_boundary = 0
         if not self._has_reserved and self.journal.step:
             self._has_reserved = True
@@ -426,6 +434,17 @@ class Session:
         self._log_weights()
         self._wants_checkpoint = True
 
+    def _surprise(self, name: str) -> None:
+        """A variable was written where nobody was known to: the log has the write, but not in its place among the steps."""
+        _log.warning(
+            "%s: %s was written between steps by something other than a callback of this fit. A checkpoint is taken, and "
+            "writes are looked for after each batch from here on",
+            self.run,
+            name,
+        )
+        self._has_been_surprised = self._wants_checkpoint = True
+        self._plan_looks()
+
     def _log_weights(self) -> None:
         self.state.log = "weights"
         self.variables.is_whole = True
@@ -446,7 +465,7 @@ class Session:
         has_stopped = bool(self.model.stop_training) and position.epoch + 1 < self._epochs
         position.epoch, position.batch, position.is_finished = position.epoch + 1, 0, True
         self.source.refresh()
-        body = self._read(self.steps.note_unit(), has_stopped=has_stopped)
+        body = self._read(self.steps.note_unit(is_end=True), has_stopped=has_stopped)
         if body is None:
             return
         body["metrics"] = {}  # should more epochs follow, they begin with metrics of their own
@@ -455,6 +474,7 @@ class Session:
 
     def release(self) -> None:
         """Give model, epoch iterator and run back."""
+        self.steps.close()
         self.backend.release()
         self.cursor.release()
         vars(self.model).pop("_get_metrics_result_or_logs", None)

@@ -22,6 +22,10 @@ from .fingerprint import digest
 
 _KERAS_OWN = {"_model", "params", "validation_data", "model"}
 _SKIPPED = (keras.callbacks.ProgbarLogger,)
+_BEFORE_BATCHES = ("on_train_batch_begin", "on_batch_begin")
+_AFTER_BATCHES = ("on_train_batch_end", "on_batch_end")
+# They have hooks of batches, which write no variable of the model.
+_READING = (keras.callbacks.ModelCheckpoint, keras.callbacks.TensorBoard, keras.callbacks.TerminateOnNaN)
 _HEAVY_BYTES = 1 << 16  # arrays larger than this are compared by digest: EarlyStopping keeps the best weights
 
 _DIGESTED_BYTES_MAX = 16 << 20
@@ -53,12 +57,17 @@ class Siblings:
         self.lost: set[str] = set()
 
     @property
-    def act_before_batches(self) -> bool:
-        """Whether any of them does something between a boundary and the step behind it."""
-        return any(
-            name in vars(callback) or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
-            for callback in self._named.values() for name in ("on_train_batch_begin", "on_batch_begin")
-        )  # fmt: skip
+    def write_before_batches(self) -> bool:
+        """Whether any of them may write variables between a boundary and the step behind it."""
+        return any(_has_hook(callback, *_BEFORE_BATCHES) for callback in self._writing())
+
+    @property
+    def write_after_batches(self) -> bool:
+        """Whether any of them may write variables between a step and the boundary behind it."""
+        return any(_has_hook(callback, *_AFTER_BATCHES) for callback in self._writing())
+
+    def _writing(self) -> list[Any]:
+        return [callback for callback in self._named.values() if type(callback) not in _READING]
 
     def read(self) -> State:
         """Their state now."""
@@ -155,6 +164,12 @@ def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
             name = f"{base}#{count}"
         found[name] = callback
     return found
+
+
+def _has_hook(callback: Any, *names: str) -> bool:
+    """Whether a callback has methods of these names that Keras's base class does not have."""
+    base = keras.callbacks.Callback
+    return any(name in vars(callback) or getattr(type(callback), name) is not getattr(base, name) for name in names)
 
 
 def _plain(callback: Any) -> dict[str, Any]:

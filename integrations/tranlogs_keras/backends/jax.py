@@ -43,13 +43,13 @@ class JaxBackend(Backend):
         if state is None or not state.write(variable, values):
             variable.assign(values)
 
-    def remember(self, variables: Sequence[Any], values: list[Values] | None = None) -> None:
+    def remember(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> None:
         self._held = self._current(variables)
 
     def forget(self) -> None:
         self._held = []
 
-    def changed(self, variables: Sequence[Any], values: list[Values] | None = None) -> list[int]:
+    def changed(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> list[int]:
         now = self._current(variables)
         if len(now) != len(self._held):
             return list(range(len(now)))
@@ -89,6 +89,15 @@ class JaxBackend(Backend):
 
     def to_host(self, gradient: Any) -> AnyArray:
         return to_array(np.asarray(gradient))
+
+    def forms_of(self, gradients: Gradients) -> list[Any] | None:
+        return [None if gradient is None else gradient.dtype for gradient in gradients]
+
+    def dtype_of(self, gradient: Any) -> str:
+        return str(gradient.dtype)
+
+    def host_of(self, tensors: Sequence[Any]) -> list[Values]:
+        return [np.asarray(tensor) for tensor in tensors]
 
     def to_device(self, array: AnyArray, form: tuple[str, str] | None) -> Any:
         return jax.numpy.asarray(from_array(array))

@@ -35,13 +35,13 @@ class TorchBackend(Backend):
         with torch.no_grad():
             variable.value.copy_(_tensor(values))
 
-    def remember(self, variables: Sequence[Any], values: list[Values] | None = None) -> None:
+    def remember(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> None:
         self._seen = _look(variables)
 
     def forget(self) -> None:
         self._seen = []
 
-    def changed(self, variables: Sequence[Any], values: list[Values] | None = None) -> list[int]:
+    def changed(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> list[int]:
         now = _look(variables)
         if len(now) != len(self._seen):
             return list(range(len(now)))
@@ -58,6 +58,15 @@ class TorchBackend(Backend):
 
     def to_host(self, gradient: Any) -> AnyArray:
         return to_array(_host(gradient.detach()))
+
+    def forms_of(self, gradients: Gradients) -> list[Any] | None:
+        return [None if gradient is None else gradient.dtype for gradient in gradients]
+
+    def dtype_of(self, gradient: Any) -> str:
+        return str(gradient.dtype).rpartition(".")[2]
+
+    def host_of(self, tensors: Sequence[Any]) -> list[Values]:
+        return [_host(tensor.detach()) for tensor in tensors]
 
     def to_device(self, array: AnyArray, form: tuple[str, str] | None) -> Any:
         from keras.src.backend.torch.core import get_device
