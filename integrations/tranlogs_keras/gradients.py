@@ -22,12 +22,16 @@ class GradientPayloads:
     Args:
         slots: of the variables, in the order of the gradients.
         backend: that computes them.
+
+    Attributes:
+        forms: of the last payload: what it does not tell of gradients that are sparse (`Backend.form_of`), by variable.
     """
 
     def __init__(self, slots: Sequence[Slot], backend: Backend) -> None:
         self._backend = backend
         self._slots = list(slots)
         self._names = ["grad/" + slot.name.partition("/")[2] for slot in slots]
+        self.forms: dict[str, tuple[str, str]] = {}
         self._forms: list[Any] | None = None  # what the layout was made for
         self._layout = Layout(())
         self._small: list[int] = []  # which gradients, in the order of the layout
@@ -36,6 +40,7 @@ class GradientPayloads:
 
     def payload(self, gradients: Gradients) -> Payload:
         """The payload of one step."""
+        self.forms = {}
         forms = self._backend.forms_of(gradients)
         if forms is None:
             return self._with_sparse(gradients)
@@ -70,6 +75,8 @@ class GradientPayloads:
         for i, gradient in enumerate(gradients):
             content = None if gradient is None else self._backend.to_host(gradient)
             specs.append(self._spec(i, None if content is None else content.dtype))
+            if (form := self._backend.form_of(gradient)) is not None:
+                self.forms[self._slots[i].name] = form
             if content is None:
                 absent.add(i)
             elif isinstance(content, SparseArray):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tranlogs.types import AnyArray
+from tranlogs.types import AnyArray, Array
 
 from . import private
-from .adapt import Values, to_array
-from .variables import Variables
+from .adapt import Values, flat_bytes
+from .variables import Slot, Variables
 
 
 class Look(NamedTuple):
@@ -51,8 +51,7 @@ class Plan:
         self.updated_variables = [slot.variable for slot in self.updated]
         self.watched = list(variables.watched_by(record))
         self.watched_variables = [slot.variable for slot in self.watched]
-        self._auxiliary = [slot.name for slot in variables.auxiliary]
-        self._metrics = [slot.name for slot in variables.metrics]
+        self._auxiliary, self._metrics = list(variables.auxiliary), list(variables.metrics)
         self.kept = [slot.variable for slot in [*variables.auxiliary, *variables.metrics]]
         self.kept += [] if self._seed is None else [self._seed]
         self.reads = [*self.updated_variables, *self.kept]
@@ -67,6 +66,10 @@ class Plan:
     def look_of(self, kept: Sequence[Values], watched: Sequence[Values] | None = None) -> Look:
         """Values under their names; `kept` of the variables of that name."""
         left: Iterator[Values] = iter(kept)
-        auxiliary = {name: to_array(next(left)) for name in self._auxiliary}
-        metrics = {name: to_array(next(left)) for name in self._metrics}
+        auxiliary = {slot.name: _array(slot, next(left)) for slot in self._auxiliary}
+        metrics = {slot.name: _array(slot, next(left)) for slot in self._metrics}
         return Look(watched, auxiliary, metrics, next(left, None))
+
+
+def _array(slot: Slot, values: Values) -> Array:
+    return Array(slot.dtype, values.shape, flat_bytes(values))

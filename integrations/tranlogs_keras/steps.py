@@ -63,6 +63,7 @@ class StepLog:
         self._frozen: Sequence[Values] = []  # what was last read of watched variables that no step changes
         self._behind: Sequence[Values] | None = None  # what the last step left of variables that only a boundary holds
         self._record: tuple[StepRecord | None, dict[str, Any], bytes] | None = None  # of the last step, to be committed
+        self._forms: dict[str, tuple[str, str]] = {}  # of the sparse gradients in the present record
         self._payloads: tuple[Plan, GradientPayloads] | None = None
         self._hashes: dict[str, int] = {}  # of what the log has, by name; weights only
         self._began = 0.0
@@ -133,7 +134,7 @@ class StepLog:
         self._has_applied = True
         if self._before:
             after = self._rehearse(gradients, after)
-        self._end_gradients(record, gradients, after)
+        self._end_gradients(record, after)
 
     def take_step(self, gradients: Gradients, values: Sequence[Values]) -> None:
         """Log the gradients of a step that was taken in one call, and what it has left."""
@@ -143,26 +144,26 @@ class StepLog:
         behind: Sequence[Values] | None = values[count:]
         if self._before:
             after, behind = self._rehearse_whole(gradients, after), None
-        self._end_gradients(record, gradients, after)
+        self._end_gradients(record, after)
         self._behind = behind
 
     def _payload(self, gradients: Gradients) -> Payload:
         plan = self.state.plan
         if self._payloads is None or self._payloads[0] is not plan:
             self._payloads = plan, GradientPayloads(self.state.variables.trained, self.backend)
-        return self._payloads[1].payload(gradients)
+        payload = self._payloads[1].payload(gradients)
+        self._forms = self._payloads[1].forms
+        return payload
 
-    def _end_gradients(self, record: StepRecord | None, gradients: Gradients, after: Sequence[Values]) -> None:
+    def _end_gradients(self, record: StepRecord | None, after: Sequence[Values]) -> None:
         if self._log_is_weights():  # from this step on
             if record is not None:
                 record.abort()
             self.end_step()
             return
         body = self._body("gradients", self.state.fingerprint.kind)
-        forms = {slot.name: form for slot, gradient in zip(self.state.variables.trained, gradients, strict=True)
-                 if gradient is not None and (form := self.backend.form_of(gradient)) is not None}  # fmt: skip
-        if forms:
-            body["forms"] = forms
+        if self._forms:
+            body["forms"] = self._forms
         if self.state.is_halved:
             body["halved"] = True
         body["hyper"] = self._rates(after)

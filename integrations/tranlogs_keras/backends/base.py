@@ -12,12 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from tranlogs.errors import UsageError
 from tranlogs.types import AnyArray, Bytes
 
-from ..adapt import Values
+from ..adapt import Values, flat_bytes
 
 Gradients = Sequence[Any]  # a backend's own tensors, None where a variable got no gradient
 
@@ -180,7 +178,7 @@ class Backend(ABC):
 
     def bytes_of(self, gradients: Sequence[Any]) -> list[Bytes]:
         """The memory of dense gradients, flat."""
-        return [np.ascontiguousarray(values).reshape(-1).view(np.uint8) for values in self.host_of(gradients)]
+        return [flat_bytes(values) for values in self.host_of(gradients)]
 
     def form_of(self, gradient: Any) -> tuple[str, str] | None:
         """What `to_host` does not tell of a sparse gradient: the dtypes of its indices and of its shape."""

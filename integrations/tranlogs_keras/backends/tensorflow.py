@@ -123,14 +123,14 @@ class TensorFlowBackend(Backend):
     # Gradients.
 
     def to_host(self, gradient: Any) -> AnyArray:
-        if not isinstance(gradient, tf.IndexedSlices):
+        if not _is_sparse(gradient):
             return to_array(_host(gradient))
         indices = np.asarray(gradient.indices)
         shape = tuple(int(n) for n in gradient.dense_shape)
         return SparseArray(shape, to_array(indices.astype(np.int64).reshape(1, -1)), to_array(_host(gradient.values)), False)
 
     def forms_of(self, gradients: Gradients) -> list[Any] | None:
-        if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        if any(map(_is_sparse, gradients)):
             return None
         return [None if gradient is None else gradient.dtype for gradient in gradients]
 
@@ -141,7 +141,7 @@ class TensorFlowBackend(Backend):
         return [_host(tensor) for tensor in tensors]
 
     def form_of(self, gradient: Any) -> tuple[str, str] | None:
-        if isinstance(gradient, tf.IndexedSlices):
+        if _is_sparse(gradient):
             return gradient.indices.dtype.name, gradient.dense_shape.dtype.name
         return None
 
@@ -341,13 +341,17 @@ def _is_same_memory(a: Values, b: Values) -> bool:
     return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
 
 
+def _is_sparse(gradient: Any) -> bool:
+    return type(gradient) is tf.IndexedSlices  # asking with isinstance takes twenty microseconds
+
+
 def _kind(gradient: Any) -> Any:
-    return (gradient.indices.dtype, gradient.values.dtype) if isinstance(gradient, tf.IndexedSlices) else gradient.dtype
+    return (gradient.indices.dtype, gradient.values.dtype) if _is_sparse(gradient) else gradient.dtype
 
 
 def _signature(gradient: Any, variable: Any) -> Any:
     """A gradient's form: the number of a sparse one's rows is left open, so that batches of all sizes share a function."""
-    if isinstance(gradient, tf.IndexedSlices):
+    if _is_sparse(gradient):
         return tf.IndexedSlicesSpec(tf.TensorShape(variable.shape), gradient.values.dtype, gradient.indices.dtype,
                                     gradient.dense_shape.dtype, tf.TensorShape([None]))  # fmt: skip
     return tf.TensorSpec(variable.shape, gradient.dtype)
