@@ -80,12 +80,10 @@ def has_drawn(before: dict[str, Any], after: dict[str, Any], backend: Backend) -
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(_is_same(x, y) for x, y in zip(a, b))
-    if isinstance(a, tuple) and isinstance(b, tuple):
+    if a is b or type(a) is not type(b):
+        return a is b
+    if isinstance(a, np.ndarray):
+        return bool(a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes())
+    if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(_is_same(x, y) for x, y in zip(a, b))
     return bool(a == b)

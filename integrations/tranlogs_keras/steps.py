@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 from tranlogs.journal import Journal
@@ -59,6 +60,7 @@ class StepLog:
         self._is_rehearsed = self._has_applied = False
         self._is_halved = False  # the present step is taken in two calls
         self._schedules: list[Any] = []  # of the optimizers, or their rates
+        self._attributes: list[Any] = []  # of the optimizers, when they were last read
         self._before: list[Values] = []
         self._frozen: Sequence[Values] = []  # what was last read of watched variables that no step changes
         self._behind: Sequence[Values] | None = None  # what the last step left of variables that only a boundary holds
@@ -125,16 +127,24 @@ class StepLog:
             self.backend.apply(gradients)
             self.end_step()
             return
-        record = self.journal.begin_step(self._payload(gradients))
         self.backend.forget()
+        if self.backend.is_asynchronous and not self._is_inner_look():  # the update follows while the gradients are written
+            after = self.backend.apply(gradients, self.state.plan.updated_variables)
+            record = self.journal.begin_step(self._payload(gradients))
+        else:
+            record = self.journal.begin_step(self._payload(gradients))
+            after = self._apply_timed(gradients)
+        if self._before:
+            after = self._rehearse(gradients, after)
+        self._end_gradients(record, after)
+
+    def _apply_timed(self, gradients: Gradients) -> Sequence[Values]:
         start = time.perf_counter()
         after = self.backend.apply(gradients, self.state.plan.updated_variables)
         if self._has_applied:  # the first time, it is made
             self.journal.observe_step(time.perf_counter() - start)
         self._has_applied = True
-        if self._before:
-            after = self._rehearse(gradients, after)
-        self._end_gradients(record, after)
+        return after
 
     def take_step(self, gradients: Gradients, values: Sequence[Values]) -> None:
         """Log the gradients of a step that was taken in one call, and what it has left."""
@@ -196,12 +206,20 @@ class StepLog:
 
     def _body(self, record: str, fingerprint: str) -> dict[str, Any]:
         body: dict[str, Any] = {"record": record, "fingerprint": fingerprint}
-        if self.backend.is_eager:
+        if self.backend.is_eager and self._attributes_may_differ():
             now = plain_attributes(self.state.variables.optimizers)
             if now != self.state.optimizer_attributes:
                 self.state.optimizer_attributes = now
                 body["attributes"] = now
         return body
+
+    def _attributes_may_differ(self) -> bool:
+        """Whether any attribute of an optimizer is another object than at the last step."""
+        held = [value for optimizer in self.state.variables.optimizers.values() for owner in private.layers_of(optimizer)
+                for value in vars(owner).values()]  # fmt: skip
+        is_same = len(held) == len(self._attributes) and all(map(is_, held, self._attributes))
+        self._attributes = held
+        return not is_same
 
     def _rates(self, values: Sequence[Values]) -> list[dict[str, float]]:
         """The learning rates that are plain numbers, for `tranlogs log`; redo has them from the log of writes."""

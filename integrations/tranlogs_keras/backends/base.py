@@ -65,6 +65,7 @@ class Backend(ABC):
         is_eager: whether a change of an optimizer's plain attribute takes effect at the next step.
         needs_a_step: whether `fit` fails in an epoch that is resumed after its last batch.
         is_prefetching: whether batches are drawn ahead by threads that share the random number generators.
+        is_asynchronous: whether `apply` returns before the update is computed, and even before the gradients are.
         combines: whether a step can be taken in one call into the framework.
         sees_inner_writes: whether `changed` tells in the middle of a step what the train step has written.
         watches_values: whether writes are noticed by reading values; a read of many costs as much as a read of one there.
@@ -74,6 +75,7 @@ class Backend(ABC):
     is_eager = False
     needs_a_step = False
     is_prefetching = False
+    is_asynchronous = False
     combines = False
     sees_inner_writes = True
     watches_values = False
