@@ -9,15 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from tranlogs.codec.tree import to_numpy
-from tranlogs.types import AnyArray, Array
+from tranlogs.types import AnyArray, Array, Bytes
 
 Values = npt.NDArray[Any]
 
 
 def to_array(values: Values) -> Array:
     """A view of C-contiguous values (else of a copy), whatever their dtype."""
-    flat = np.ascontiguousarray(values).reshape(-1)
-    return Array(values.dtype.name, values.shape, flat.view(np.uint8), is_tensor=True)
+    return Array(values.dtype.name, values.shape, flat_bytes(values))
+
+
+def flat_bytes(values: Values) -> Bytes:
+    """A view of C-contiguous values (else of a copy) as bytes."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
 def from_array(array: AnyArray) -> Values:

@@ -17,7 +17,7 @@ import xxhash
 
 from tranlogs.errors import UsageError
 
-from .adapt import Values
+from .adapt import Values, flat_bytes
 
 Mode = Literal["auto", "full", "sample"]
 Digests = npt.NDArray[np.uint64]
@@ -52,9 +52,9 @@ class Fingerprint:
     def digests(self, values: Sequence[Values], step: int, kind: str | None = None) -> Digests:
         """One number a variable (full), or one a variable of this step's window (sample)."""
         if (kind or self.kind) == "sample":
-            return np.array([_digest(_some(_bytes_of(values[i]), step)) for i in window(len(values), step)], np.uint64)
+            return np.array([_digest(_some(flat_bytes(values[i]), step)) for i in window(len(values), step)], np.uint64)
         start = time.perf_counter()
-        found = np.array([_digest(_bytes_of(value)) for value in values], np.uint64)
+        found = np.array([_digest(flat_bytes(value)) for value in values], np.uint64)
         self._look_seconds.append(time.perf_counter() - start)
         return found
 
@@ -75,18 +75,14 @@ def window(count: int, step: int) -> list[int]:
 
 def digest(values: Values) -> int:
     """Digest of all bytes of one value."""
-    return _digest(_bytes_of(values))
-
-
-def _bytes_of(values: Values) -> npt.NDArray[np.uint8]:
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return _digest(flat_bytes(values))
 
 
 def _digest(data: npt.NDArray[np.uint8]) -> int:
-    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(data).data) if data.size else 0
+    return xxhash.xxh3_64_intdigest(data.data) if data.size else 0
 
 
 def _some(data: npt.NDArray[np.uint8], step: int) -> npt.NDArray[np.uint8]:
     """Bytes all over the memory, in time every one; an odd stride meets every byte of a number."""
     stride = max(1, len(data) // _BYTES) | 1
-    return data[step % stride :: stride]
+    return data[step % stride :: stride].copy()

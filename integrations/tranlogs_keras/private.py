@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -45,11 +46,13 @@ __all__ = [
     "global_seed_state",
     "has_own_train_step",
     "is_built",
+    "layers_of",
     "learning_rate_of",
     "leave_undecayed",
     "make_global_seed",
     "own_non_trainable",
     "symbolic_build",
+    "tensors_of",
     "trained_by",
     "tree",
     "undecayed",
@@ -153,6 +156,17 @@ def learning_rate_of(optimizer: Any) -> Any:
 def trained_by(optimizer: Any) -> list[Any]:
     """The variables that a built optimizer updates, in the order of the gradients that it takes."""
     return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
+
+
+def layers_of(optimizer: Any) -> list[Any]:
+    """An optimizer, and the one that it wraps, if it wraps one."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return [optimizer] if inner is None else [optimizer, inner]
+
+
+def tensors_of(variables: Iterable[Any]) -> list[Any]:
+    """The tensors of variables on PyTorch; `Variable.value` would ask for each in which scopes of Keras it is called."""
+    return [variable._value for variable in variables]
 
 
 def undecayed(optimizer: Any) -> list[Any]:

@@ -47,7 +47,7 @@ def _write_image(state: KerasState, entry: Entry) -> None:
         state.backend.assign(slots[name].variable, from_array(array))
 
 
-def _update(state: KerasState, entry: Entry, body: dict[str, Any]) -> list[Values]:
+def _update(state: KerasState, entry: Entry, body: dict[str, Any]) -> Sequence[Values]:
     """The very call that the live step made, down to what it reads."""
     names, forms = set(entry.tensor_names()), body.get("forms", {})
     gradients = []
@@ -55,12 +55,13 @@ def _update(state: KerasState, entry: Entry, body: dict[str, Any]) -> list[Value
         name = "grad/" + slot.name.partition("/")[2]
         array = entry.read(name) if name in names else None
         gradients.append(None if array is None else state.backend.to_device(array, forms.get(slot.name)))
+    state.is_halved |= body.get("halved", False)
     if "attributes" in body:
         state.set_attributes(body["attributes"])
-    return state.backend.apply(gradients, [slot.variable for slot in state.variables.changed_by("gradients")])
+    return state.backend.apply(gradients, state.plan.updated_variables)
 
 
-def _compare(state: KerasState, entry: Entry, body: dict[str, Any], values: list[Values] | None) -> Divergence | None:
+def _compare(state: KerasState, entry: Entry, body: dict[str, Any], values: Sequence[Values] | None) -> Divergence | None:
     recorded, kind = np.frombuffer(entry.digests, "<u8"), body["fingerprint"]
     slots = state.variables.changed_by(body["record"])
     state.fingerprint_kinds.add(kind)

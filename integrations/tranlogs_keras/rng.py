@@ -16,14 +16,35 @@ from .backends import Backend
 _WORDS = struct.Struct("<625I")
 
 
-def get_rng(backend: Backend, keras_seed: Values | None = None) -> dict[str, Any]:
-    """The state of all of them, encodable; `keras_seed`, where the state of Keras's own was just read."""
-    version, words, gauss = random.getstate()
-    kind, key, position, has_gauss, cached = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
-        "python": (version, _WORDS.pack(*words), gauss),
-        "numpy": (kind, key, position, has_gauss, cached),
-    }
+class Generators:
+    """Reads the state of all of them again and again. What has not changed is the same object as before."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._python: Any = None  # as Python gives it
+        self._state: dict[str, Any] = {}
+
+    def read(self, keras_seed: Values | None = None) -> dict[str, Any]:
+        """The state of all, encodable; `keras_seed`, where the state of Keras's own was just read."""
+        before, python = self._state, random.getstate()
+        now = {"python": before["python"] if python == self._python else _packed(python), **_others(self._backend, keras_seed)}
+        self._python = python
+        self._state = {name: before[name] if _is_same(before.get(name), value) else value for name, value in now.items()}
+        return self._state
+
+
+def get_rng(backend: Backend) -> dict[str, Any]:
+    """The state of all of them, encodable."""
+    return {"python": _packed(random.getstate()), **_others(backend, None)}
+
+
+def _packed(python: Any) -> tuple[Any, ...]:
+    version, words, gauss = python
+    return version, _WORDS.pack(*words), gauss
+
+
+def _others(backend: Backend, keras_seed: Values | None) -> dict[str, Any]:
+    state: dict[str, Any] = {"numpy": np.random.get_state(legacy=True)}
     torch = sys.modules.get("torch")
     if torch is not None:  # a DataLoader may feed any backend
         state["torch"] = torch.get_rng_state().numpy()
@@ -59,8 +80,10 @@ def has_drawn(before: dict[str, Any], after: dict[str, Any], backend: Backend) -
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return bool(np.array_equal(a, b))
-    if isinstance(a, tuple) and isinstance(b, tuple):
+    if a is b or type(a) is not type(b):
+        return a is b
+    if isinstance(a, np.ndarray):
+        return bool(a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes())
+    if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(_is_same(x, y) for x, y in zip(a, b))
     return bool(a == b)

@@ -30,14 +30,17 @@ from .adapt import Values
 from .architecture import compare_models, describe_model
 from .backends import make_backend
 from .data import Cursor, Position, describe_data, make_source, other_data
+from .parts import Parts, found_under
+from .plan import Look
 from .settings import Settings
 from .siblings import Siblings
-from .state import KerasState, Look, plain_attributes
+from .state import KerasState, plain_attributes
 from .steps import StepLog
 from .variables import Variables
 
 _log = logging.getLogger("tranlogs")
 
+_RNG, _CALLBACK = "rng.", "callback."  # names of a boundary's parts begin with them
 _SMALL_BYTES = 1 << 16  # variables that are kept aside between recovery and the first batch
 
 
@@ -67,9 +70,12 @@ class Session:
         self._has_told: set[str] = set()
         self._environment: dict[str, Any] = {}  # filled before anything is written
         self._landed: Recovered | None = None
+        self._generators, self._parts = rng.Generators(self.backend), Parts()
+        self._is_end = True  # of an epoch or of the fit, at the present boundary
         self._is_waiting = False  # for the loop over batches in which the run stood
         self._is_new = True  # no boundary of this fit was written yet
         self._wants_checkpoint = self._has_reserved = False
+        self._has_been_surprised = False
         self._build()
         self.journal = self._open_journal()
         self.monitor = start_beside(settings.monitor, self.journal.paths)
@@ -147,8 +153,8 @@ class Session:
         self.seed = before["seed"] if before is not None else settings.seed_or_fresh()
         self.source = make_source(self._iterator, self.backend, seed=self.seed, data_order=settings.data_order,
                                   doubt=self._doubt, strategy=self.backend.strategy_of(model))  # fmt: skip
-        self.steps = StepLog(self.state, self.journal, self._expects, self._give_up)
-        self.steps.looks_before_steps = self.siblings.act_before_batches or not self.backend.watches_values
+        self.steps = StepLog(self.state, self.journal, self._expects, self._give_up, self._surprise)
+        self._plan_looks()
         self._data = describe_data(self._iterator.data_adapter, self.source)
         self._earlier: list[dict[str, Any]] = []  # histories of the run's fits before this one
         position = Position(fit=number)
@@ -165,6 +171,12 @@ class Session:
         self.cursor = Cursor(self._iterator, self.source, position, on_enter=self._enter, on_opened=self._opened,
                              on_empty=self._empty, on_passed=self.restore_siblings,
                              on_boundary=self.boundary)  # fmt: skip
+
+    def _plan_looks(self) -> None:
+        """Where in an epoch callbacks may write."""
+        steps, siblings, is_free = self.steps, self.siblings, not self.backend.watches_values
+        steps.looks_before_steps = is_free or siblings.write_before_batches
+        steps.looks_behind_steps = is_free or self._has_been_surprised or siblings.write_after_batches
 
     def _demand_data(self, before: dict[str, Any]) -> None:
         """Whether a place in the run's data can be one in these; and what is not as it was."""
@@ -225,7 +237,7 @@ class Session:
         # The chain starts anew: nothing links this fit's log with the one before but the checkpoint at its beginning.
         position = replace(found.position, sequence=found.position.sequence + 1, chain=secrets.randbits(64))
         self.journal.go_on_from(position, new_timeline=found.plan.has_later, damaged=found.damaged)
-        end = {"history": nothing.body["siblings"].get("History", {}), "step": found.position.step}
+        end = {"history": nothing.body.get(f"{_CALLBACK}History", {}), "step": found.position.step}
         self._earlier = [*nothing.body.get("earlier", []), end]
         self.settings.retention.steps.update(fit["step"] for fit in self._earlier)
         return int(nothing.body["position"]["total"])
@@ -294,7 +306,7 @@ class Session:
     def restore_siblings(self) -> None:
         """After the other callbacks' `on_train_begin`, which has reset them."""
         if self._landed is not None:
-            self.siblings.write(self.state.body["siblings"])
+            self.siblings.write(found_under(_CALLBACK, self.state.body))
         elif self.is_skipped and self.cursor.position.fit < len(self._earlier):
             self.siblings.write({"History": self._earlier[self.cursor.position.fit]["history"]})
 
@@ -323,12 +335,12 @@ class Session:
         body, position = self.state.body, self.cursor.position
         self._undo_writes()
         self.state.set_auxiliary(body)
-        self.siblings.write(body["siblings"])
+        self.siblings.write(found_under(_CALLBACK, body))
         self.source.write(body["source"])
         kept, taken = self.state.kept
         if (taken["fit"], taken["passes"]) == (position.fit, position.passes):
             self.source.write_from_checkpoint(kept, taken["seen"])
-        rng.set_rng(body["rng"], self.backend)
+        rng.set_rng(found_under(_RNG, body), self.backend)
         position.is_finished = False
         self.steps.remember()
 
@@ -347,7 +359,7 @@ class Session:
 
     def _opened(self) -> None:
         if self.cursor.position.seen:
-            rng.set_rng(self.state.body["rng"], self.backend, but_python=not self.source.sets_rng)
+            rng.set_rng(found_under(_RNG, self.state.body), self.backend, but_python=not self.source.sets_rng)
 
     def _expects(self) -> bool:
         """A step is to be taken. If no batch was handed out for it, this fit has failed, and another one runs without us."""
@@ -369,7 +381,8 @@ class Session:
 
     def boundary(self, *, is_epoch_end: bool = False) -> None:
         """The loop wants its next batch: what came since the last one commits as one unit."""
-        look = self.steps.note_unit()
+        self._is_end = is_epoch_end
+        look = self.steps.note_unit(is_end=is_epoch_end)
         self.steps.steps_since_boundary = 0
         if not self._has_reserved and self.journal.step:
             self._has_reserved = True
@@ -398,15 +411,17 @@ class Session:
             return None
 
     def _body(self, look: Look, has_stopped: bool) -> dict[str, Any]:
-        now = rng.get_rng(self.backend, look.seed)
+        now, parts = self._generators.read(look.seed), self._parts
         return {
-            "position": self.cursor.position.as_dict(), "auxiliary": look.auxiliary, "metrics": look.metrics, "rng": now,
-            "siblings": self._read_siblings(), "source": self.source.read(now), "seed": self.seed,
-            "log": self.state.log, "has_stopped": has_stopped, "data": self._data, "earlier": self._earlier,
+            "position": self.cursor.position.as_dict(), "auxiliary": look.auxiliary, "metrics": look.metrics,
+            "log": self.state.log, "has_stopped": has_stopped, "seed": parts.of("seed", self.seed),
+            "data": parts.of("data", self._data), "earlier": parts.of("earlier", self._earlier),
+            "source": parts.of("source", self.source.read(now)), **parts.under(_RNG, now),
+            **parts.under(_CALLBACK, self._read_siblings()),
         }  # fmt: skip
 
     def _read_siblings(self) -> dict[str, dict[str, Any]]:
-        found = self.siblings.read()
+        found = self.siblings.read(is_end=self._is_end)
         for lost in sorted(self.siblings.lost - self._has_told):
             self._has_told.add(lost)
             self._doubt(f"{lost} has changed, and is of a kind that cannot be stored: it is not brought back", False)
@@ -426,6 +441,17 @@ class Session:
         self._log_weights()
         self._wants_checkpoint = True
 
+    def _surprise(self, name: str) -> None:
+        """A variable was written where nobody was known to: the log has the write, but not in its place among the steps."""
+        _log.warning(
+            "%s: %s was written between steps by something other than a callback of this fit. A checkpoint is taken, and "
+            "writes are looked for after each batch from here on",
+            self.run,
+            name,
+        )
+        self._has_been_surprised = self._wants_checkpoint = True
+        self._plan_looks()
+
     def _log_weights(self) -> None:
         self.state.log = "weights"
         self.variables.is_whole = True
@@ -438,7 +464,7 @@ class Session:
         if self.is_skipped:
             return
         if self.is_complete and self._is_waiting:  # nothing was trained; what the script draws behind is what it drew then
-            rng.set_rng(self.state.body["rng"], self.backend)
+            rng.set_rng(found_under(_RNG, self.state.body), self.backend)
             return
         position = self.cursor.position
         if self.cursor.is_amid and self.steps.steps_since_boundary:  # a callback stopped training
@@ -446,7 +472,8 @@ class Session:
         has_stopped = bool(self.model.stop_training) and position.epoch + 1 < self._epochs
         position.epoch, position.batch, position.is_finished = position.epoch + 1, 0, True
         self.source.refresh()
-        body = self._read(self.steps.note_unit(), has_stopped=has_stopped)
+        self._is_end = True
+        body = self._read(self.steps.note_unit(is_end=True), has_stopped=has_stopped)
         if body is None:
             return
         body["metrics"] = {}  # should more epochs follow, they begin with metrics of their own
@@ -455,6 +482,7 @@ class Session:
 
     def release(self) -> None:
         """Give model, epoch iterator and run back."""
+        self.steps.close()
         self.backend.release()
         self.cursor.release()
         vars(self.model).pop("_get_metrics_result_or_logs", None)

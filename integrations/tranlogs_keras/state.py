@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import keras
 
@@ -14,28 +14,13 @@ from tranlogs.recovery import Divergence
 from tranlogs.types import AnyArray
 
 from . import environment, private
-from .adapt import Values, from_array, to_array
+from .adapt import from_array, to_array
 from .backends import Backend
 from .fingerprint import Fingerprint, Mode
+from .plan import Look, Plan
 from .variables import Variables, matched
 
 LogKind = Literal["gradients", "weights"]
-
-
-class Look(NamedTuple):
-    """Values of variables at a boundary.
-
-    Attributes:
-        watched: of what callbacks may write; None where writes are noticed otherwise.
-        auxiliary: of what the forward pass writes, by name.
-        metrics: of the running metrics, by name.
-        seed: of Keras's global seed generator, if there is one.
-    """
-
-    watched: list[Values] | None
-    auxiliary: Mapping[str, AnyArray]
-    metrics: Mapping[str, AnyArray]
-    seed: Values | None
 
 
 class KerasState:
@@ -46,6 +31,7 @@ class KerasState:
         body: the body of the boundary that was landed on.
         optimizer_attributes: plain attributes of the optimizer that the log knows (an eager backend heeds them).
         fingerprint_kinds: the kinds that redo has compared.
+        is_halved: steps are taken in two calls, since the update gives other bits in one call with its step.
     """
 
     def __init__(self, variables: Variables, backend: Backend, log: LogKind, fingerprint: Mode) -> None:
@@ -55,6 +41,8 @@ class KerasState:
         self.body: dict[str, Any] = {}
         self.kept: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # a checkpoint's own share of the data, and its position
         self.optimizer_attributes: dict[str, Any] = {}
+        self.is_halved = False
+        self._plan: Plan | None = None
         self.environment: dict[str, Any] = {}  # as it is now
         self.recorded_environment: dict[str, Any] = {}
         self.about: dict[str, Any] = {}  # what a checkpoint tells of the model besides its variables
@@ -68,16 +56,19 @@ class KerasState:
         slots = self.variables.everything_but_metrics
         return sum(value.nbytes for value in self.backend.values_of([slot.variable for slot in slots]))
 
+    @property
+    def plan(self) -> Plan:
+        """What steps and boundaries read."""
+        if self._plan is None or not self._plan.is_of(self.variables, self.log):
+            self._plan = Plan(self.variables, self.log)
+        return self._plan
+
     def look(self) -> Look:
         """What a boundary needs of the variables, in one read."""
-        variables, seed = self.variables, private.global_seed_state()
-        watched = variables.watched_by(self.log) if self.backend.watches_values else []
-        slots = [*watched, *variables.auxiliary, *variables.metrics]
-        read = self.backend.values_of([slot.variable for slot in slots] + ([] if seed is None else [seed]))
-        written = iter(read[len(watched) :])
-        auxiliary = {slot.name: to_array(next(written)) for slot in variables.auxiliary}
-        metrics = {slot.name: to_array(next(written)) for slot in variables.metrics}
-        return Look(read[: len(watched)] if self.backend.watches_values else None, auxiliary, metrics, next(written, None))
+        plan = self.plan
+        watched = plan.watched_variables if self.backend.watches_values else []
+        read = self.backend.values_of([*watched, *plan.kept])
+        return plan.look_of(read[len(watched) :], read[: len(watched)] if self.backend.watches_values else None)
 
     def snapshot(self, boundary: dict[str, Any], kept: dict[str, Any]) -> Snapshot:
         """All state, as views of live memory, with the boundary's body and what the source of data keeps besides."""
@@ -86,7 +77,7 @@ class KerasState:
         tensors: dict[str, AnyArray] = {slot.name: to_array(value) for slot, value in zip(slots, values, strict=True)}
         listed = [(slot.name, slot.dtype, slot.shape) for slot in [*slots, *self.variables.metrics]]
         return Snapshot(tensors, {"variables": listed, "trained": [slot.name for slot in self.variables.trained],
-                                  "log": self.log, "attributes": self.optimizer_attributes,
+                                  "log": self.log, "attributes": self.optimizer_attributes, "halved": self.is_halved,
                                   "schedules": self.schedules(), "boundary": boundary, "kept": kept, **self.about})  # fmt: skip
 
     def schedules(self) -> dict[str, str]:
@@ -127,6 +118,7 @@ class KerasState:
         self.recorded_environment = checkpoint.manifest["environment"]
         self.recorded_about = {key: meta[key] for key in ("architecture", "optimizers")}
         self.fingerprint_kinds.clear()
+        self.is_halved = meta["halved"]
         self.notes += self.backend.set_back(self.recorded_environment)
         recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"]]
         slots, _ = matched(recorded, [*self.variables.everything_but_metrics, *self.variables.metrics])

@@ -8,11 +8,14 @@ The first steps of a gradient log are taken twice, to see that gradients are all
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 from tranlogs.journal import Journal
+from tranlogs.journal.writers import StepRecord
 from tranlogs.log.layout import Payload
 from tranlogs.log.writer import Tensor
 
@@ -20,13 +23,16 @@ from . import private
 from .adapt import Values, same_bits, to_array
 from .backends import Gradients
 from .fingerprint import digest
-from .state import KerasState, Look, plain_attributes
-from .variables import Slot
+from .gradients import GradientPayloads
+from .plan import Look, Plan
+from .state import KerasState, plain_attributes
 
 _log = logging.getLogger("tranlogs")
 
-_REHEARSALS = 2  # steps that are taken twice
+_REHEARSALS = 3  # steps that are taken twice: the first in two calls, the others in one where the backend can
 _LOOKS, _LOOK_INSIDE = {4, 8, 16, 32}, 64  # steps, and every so many, in which writes of the train step are looked for
+_LOOK_SHARE = 0.01  # of the time between boundaries, for looks where nothing is known to write
+_UNITS_MIN, _UNITS_MAX = 4, 1000  # between two of those
 
 
 class StepLog:
@@ -37,30 +43,47 @@ class StepLog:
         journal: where records go.
         expects: whether a batch was handed out; asked once a batch.
         give_up: called with a reason where gradients turn out not to be enough: weights are logged from the next step on.
+        surprise: called with a name where a variable was written that nobody was known to write.
 
     Attributes:
         steps_since_boundary: steps and after-images.
         looks_before_steps: whether anything may write between a boundary and the step behind it.
+        looks_behind_steps: whether anything may write between a step and the boundary behind it.
     """
 
-    def __init__(self, state: KerasState, journal: Journal, expects: Callable[[], bool],
-                 give_up: Callable[[str], None]) -> None:  # fmt: skip
+    def __init__(self, state: KerasState, journal: Journal, expects: Callable[[], bool], give_up: Callable[[str], None],
+                 surprise: Callable[[str], None]) -> None:  # fmt: skip
         self.state, self.backend, self.journal, self._give_up = state, state.backend, journal, give_up
-        self._expects = expects
+        self._expects, self._surprise = expects, surprise
         self.steps_since_boundary = 0
-        self.looks_before_steps = True
-        self._is_rehearsed = False
+        self.looks_before_steps = self.looks_behind_steps = True
+        self._is_rehearsed = self._has_applied = False
+        self._is_halved = False  # the present step is taken in two calls
         self._schedules: list[Any] = []  # of the optimizers, or their rates
+        self._attributes: list[Any] = []  # of the optimizers, when they were last read
         self._before: list[Values] = []
-        self._frozen: list[Values] = []  # what was last read of watched variables that no step changes
+        self._frozen: Sequence[Values] = []  # what was last read of watched variables that no step changes
+        self._behind: Sequence[Values] | None = None  # what the last step left of variables that only a boundary holds
+        self._record: tuple[StepRecord | None, dict[str, Any], bytes] | None = None  # of the last step, to be committed
+        self._forms: dict[str, tuple[str, str]] = {}  # of the sparse gradients in the present record
+        self._payloads: tuple[Plan, GradientPayloads] | None = None
         self._hashes: dict[str, int] = {}  # of what the log has, by name; weights only
         self._began = 0.0
+        self._units, self._units_between = 0, 16  # since the last look, and between two
+        self._look_seconds, self._last_unit = 0.0, 0.0
 
     def remember(self) -> None:
         """All state is as the log has it."""
+        self._behind = None
         self._hold(self._watched_values())
         if self._log_is_weights():
             self._hashes = self._hashed(self._updated_values())
+
+    def close(self) -> None:
+        """The fit has ended, by an exception perhaps: a step that no boundary follows is not committed."""
+        record, self._record = self._record, None
+        if record is not None and record[0] is not None:
+            record[0].abort()
 
     # Steps (called by taps).
 
@@ -69,15 +92,33 @@ class StepLog:
 
     def begin_step(self) -> None:
         """Log what was written since the last step, and by none."""
+        self._commit()  # there is a step without a boundary behind it where an execution has several
         self._began = time.perf_counter()
-        if self.backend.is_eager and not self._log_is_weights():
-            self._find_other_schedules()
         if self._log_is_weights():
             self.backend.forget()  # the step's own record will hold whatever has changed
-        elif self.looks_before_steps:
+            return
+        step = self.journal.step
+        if self.backend.is_eager:
+            self._find_other_schedules()
+        if self.looks_before_steps:
             self._note_writes(self._watched_values())
-        if not self._log_is_weights() and self.journal.step < _REHEARSALS and not self._is_rehearsed:
+        self._behind = None
+        if step < _REHEARSALS and not self._is_rehearsed:
             self._before = [value.copy() for value in self._updated_values()]
+        looks_inside = self.backend.sees_inner_writes and (step == 0 or step in _LOOKS or step % _LOOK_INSIDE == 0)
+        self._is_halved = looks_inside or self.state.is_halved or not self.backend.combines
+        if not self._is_halved:
+            self.backend.forget()
+
+    def wants_halves(self) -> bool:
+        return self._is_halved or self._log_is_weights()
+
+    def reads(self) -> Sequence[Any]:
+        return self.state.plan.reads
+
+    def drop_step(self) -> None:
+        self._before = []
+        self.remember()
 
     def take_gradients(self, gradients: Gradients) -> None:
         """Log the gradients, then apply them."""
@@ -86,37 +127,72 @@ class StepLog:
             self.backend.apply(gradients)
             self.end_step()
             return
-        updated = [slot.variable for slot in self._slots()]
-        slots = self.state.variables.trained
-        named = [(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True) if gradient is not None]
-        contents = [self.backend.to_host(gradient) for _, gradient in named]
-        names = ("grad/" + slot.name.partition("/")[2] for slot, _ in named)
-        record = self.journal.begin_step(Payload.of(zip(names, contents, strict=True)))
-        body = self._body("gradients", self.state.fingerprint.kind)
-        forms = {slot.name: form for slot, gradient in named if (form := self.backend.form_of(gradient)) is not None}
-        if forms:
-            body["forms"] = forms
         self.backend.forget()
-        start = time.perf_counter()
-        after = self.backend.apply(gradients, updated)
-        self.journal.observe_step(time.perf_counter() - start)
+        if self.backend.is_asynchronous and not self._is_inner_look():  # the update follows while the gradients are written
+            after = self.backend.apply(gradients, self.state.plan.updated_variables)
+            record = self.journal.begin_step(self._payload(gradients))
+        else:
+            record = self.journal.begin_step(self._payload(gradients))
+            after = self._apply_timed(gradients)
         if self._before:
             after = self._rehearse(gradients, after)
-        if self._log_is_weights():
+        self._end_gradients(record, after)
+
+    def _apply_timed(self, gradients: Gradients) -> Sequence[Values]:
+        start = time.perf_counter()
+        after = self.backend.apply(gradients, self.state.plan.updated_variables)
+        if self._has_applied:  # the first time, it is made
+            self.journal.observe_step(time.perf_counter() - start)
+        self._has_applied = True
+        return after
+
+    def take_step(self, gradients: Gradients, values: Sequence[Values]) -> None:
+        """Log the gradients of a step that was taken in one call, and what it has left."""
+        count = len(self.state.plan.updated)
+        record = self.journal.begin_step(self._payload(gradients))
+        after: Sequence[Values] = values[:count]
+        behind: Sequence[Values] | None = values[count:]
+        if self._before:
+            after, behind = self._rehearse_whole(gradients, after), None
+        self._end_gradients(record, after)
+        self._behind = behind
+
+    def _payload(self, gradients: Gradients) -> Payload:
+        plan = self.state.plan
+        if self._payloads is None or self._payloads[0] is not plan:
+            self._payloads = plan, GradientPayloads(self.state.variables.trained, self.backend)
+        payload = self._payloads[1].payload(gradients)
+        self._forms = self._payloads[1].forms
+        return payload
+
+    def _end_gradients(self, record: StepRecord | None, after: Sequence[Values]) -> None:
+        if self._log_is_weights():  # from this step on
             if record is not None:
                 record.abort()
             self.end_step()
             return
+        body = self._body("gradients", self.state.fingerprint.kind)
+        if self._forms:
+            body["forms"] = self._forms
+        if self.state.is_halved:
+            body["halved"] = True
         body["hyper"] = self._rates(after)
-        self.journal.commit_step(record, body, self.state.fingerprint.digests(after, self.journal.step + 1).tobytes())
-        self._hold([*after, *self._frozen])
+        self._record = record, body, self.state.fingerprint.digests(after, self.journal.step + 1).tobytes()
+        self._hold(after if not len(self._frozen) else [*after, *self._frozen])
         self._after_step()
+
+    def _commit(self) -> None:
+        """Commit the record of the last step. It may be written until here, while other callbacks have their turn."""
+        record, self._record = self._record, None
+        if record is not None:
+            self.journal.commit_step(*record)
 
     def _log_is_weights(self) -> bool:
         return self.state.log == "weights"
 
     def end_step(self) -> None:
         """Log what a whole step has changed."""
+        self._commit()
         if self.state.variables.has_grown():
             self.state.variables.refresh()
         values = self._updated_values()
@@ -130,43 +206,67 @@ class StepLog:
 
     def _body(self, record: str, fingerprint: str) -> dict[str, Any]:
         body: dict[str, Any] = {"record": record, "fingerprint": fingerprint}
-        if self.backend.is_eager:
+        if self.backend.is_eager and self._attributes_may_differ():
             now = plain_attributes(self.state.variables.optimizers)
             if now != self.state.optimizer_attributes:
                 self.state.optimizer_attributes = now
                 body["attributes"] = now
         return body
 
-    def _rates(self, values: list[Values]) -> list[dict[str, float]]:
+    def _attributes_may_differ(self) -> bool:
+        """Whether any attribute of an optimizer is another object than at the last step."""
+        held = [value for optimizer in self.state.variables.optimizers.values() for owner in private.layers_of(optimizer)
+                for value in vars(owner).values()]  # fmt: skip
+        is_same = len(held) == len(self._attributes) and all(map(is_, held, self._attributes))
+        self._attributes = held
+        return not is_same
+
+    def _rates(self, values: Sequence[Values]) -> list[dict[str, float]]:
         """The learning rates that are plain numbers, for `tranlogs log`; redo has them from the log of writes."""
-        rates = [private.learning_rate_of(optimizer) for optimizer in self.state.variables.optimizers.values()]
-        places = {id(slot.variable): i for i, slot in enumerate(self._slots())}
-        return [{"lr": float(values[places[id(rate)]])} for rate in rates if id(rate) in places]
+        return [{"lr": float(values[place])} for place in self.state.plan.rates]
 
     def _after_step(self) -> None:
         self.steps_since_boundary += 1
         self.state.fingerprint.fit_budget(time.perf_counter() - self._began)
 
-    def _slots(self) -> list[Slot]:
-        return self.state.variables.changed_by(self.state.log)
-
-    def _updated_values(self) -> list[Values]:
-        return self.backend.values_of([slot.variable for slot in self._slots()])
+    def _updated_values(self) -> Sequence[Values]:
+        return self.backend.values_of(self.state.plan.updated_variables)
 
     # Writes that no step made.
 
-    def note_unit(self) -> Look:
-        """At a boundary: log what was written behind the last step, and by none."""
-        if self.state.variables.has_grown():
+    def note_unit(self, *, is_end: bool = False) -> Look:
+        """At a boundary: log what was written behind the last step, and by none.
+
+        `is_end`: of an epoch or a fit, where callbacks of all kinds have had their turn.
+        """
+        self._commit()
+        self._units += 1
+        must_look = is_end or self.looks_behind_steps or not self.backend.watches_values or self._log_is_weights()
+        if self._behind is not None and not must_look and self._units < self._units_between:
+            return self.state.plan.look_of(self._behind)
+        start = time.perf_counter()
+        if (is_end or self._log_is_weights()) and self.state.variables.has_grown():
             self.state.variables.refresh()
         look = self.state.look()
-        self._note_writes(look.watched)
+        written = self._note_writes(look.watched)
+        if written and not must_look and self._behind is not None:
+            self._surprise(written[0])
+        self._plan_looks(start)
         return look
 
-    def _note_writes(self, values: list[Values] | None) -> None:
+    def _plan_looks(self, start: float) -> None:
+        """Where nothing is known to write, look so seldom that it costs next to nothing."""
+        now = time.perf_counter()
+        seconds = now - start
+        self._look_seconds = min(self._look_seconds, seconds) if self._look_seconds else seconds
+        unit = (now - self._last_unit) / self._units if self._last_unit else seconds
+        self._units_between = min(max(_UNITS_MIN, math.ceil(self._look_seconds / (_LOOK_SHARE * unit))), _UNITS_MAX)
+        self._units, self._last_unit = 0, now
+
+    def _note_writes(self, values: Sequence[Values] | None) -> list[str]:
         """Log an after-image of whatever changed since the last look and not by a step; `values` of what is watched."""
-        slots = self._watched()
-        variables = [slot.variable for slot in slots]
+        plan = self.state.plan
+        slots, variables = plan.watched, plan.watched_variables
         changed = self.backend.changed(variables, values)
         if changed and self._log_is_weights():
             self._append_image(self._changed(self._updated_values()))
@@ -175,6 +275,7 @@ class StepLog:
             self._append_image([(slots[i].name, to_array(value)) for i, value in zip(changed, read, strict=True)])
         if changed or values is not None:
             self._hold(values)
+        return [slots[i].name for i in changed]
 
     def _append_image(self, tensors: list[Tensor]) -> None:
         if tensors and not self.journal.is_suspended:  # else a checkpoint will hold it all
@@ -185,41 +286,38 @@ class StepLog:
         """Names of what was written since `remember`."""
         if self._log_is_weights():
             return [name for name, value in self._hashed(self._updated_values()).items() if self._hashes.get(name) != value]
-        slots = self._watched()
-        return [slots[i].name for i in self.backend.changed([slot.variable for slot in slots])]
+        plan = self.state.plan
+        return [plan.watched[i].name for i in self.backend.changed(plan.watched_variables)]
 
-    def _watched(self) -> list[Slot]:
-        return self.state.variables.watched_by(self.state.log)
+    def _watched_values(self) -> Sequence[Values] | None:
+        return self.backend.values_of(self.state.plan.watched_variables) if self.backend.watches_values else None
 
-    def _watched_values(self) -> list[Values] | None:
-        return self.backend.values_of([slot.variable for slot in self._watched()]) if self.backend.watches_values else None
-
-    def _hold(self, values: list[Values] | None) -> None:
+    def _hold(self, values: Sequence[Values] | None) -> None:
         """What is watched is as the log has it."""
-        self.backend.remember([slot.variable for slot in self._watched()], values)
-        self._frozen = [] if values is None else values[len(self._slots()) :]
+        self.backend.remember(self.state.plan.watched_variables, values)
+        self._frozen = [] if values is None else values[len(self.state.plan.updated) :]
 
-    def _changed(self, values: list[Values]) -> list[Tensor]:
+    def _changed(self, values: Sequence[Values]) -> list[Tensor]:
         """After-images of all variables whose bytes are not those that the log has."""
-        slots, known = self._slots(), self._hashes
+        slots, known = self.state.plan.updated, self._hashes
         self._hashes = self._hashed(values)
         return [(slot.name, to_array(value)) for slot, value in zip(slots, values, strict=True)
                 if known.get(slot.name) != self._hashes[slot.name]]  # fmt: skip
 
-    def _hashed(self, values: list[Values]) -> dict[str, int]:
-        return {slot.name: digest(value) for slot, value in zip(self._slots(), values, strict=True)}
+    def _hashed(self, values: Sequence[Values]) -> dict[str, int]:
+        return {slot.name: digest(value) for slot, value in zip(self.state.plan.updated, values, strict=True)}
 
     # The first steps are taken twice.
 
     def _find_inner_writes(self) -> None:
         """Whether the train step itself wrote to what the update changes: looked for at each step where that costs nothing,
         else now and then."""
-        slots, step = self._slots(), self.journal.step
+        slots = self.state.plan.updated
         if self._before:
             now = self._updated_values()
             written = [slot.name for slot, a, b in zip(slots, self._before, now, strict=True) if not same_bits(a, b)]
-        elif self.backend.sees_inner_writes and (not self.backend.watches_values or step % _LOOK_INSIDE == 0 or step in _LOOKS):
-            changed = self.backend.changed([slot.variable for slot in self._watched()], self._watched_values())
+        elif self.backend.sees_inner_writes and (not self.backend.watches_values or self._is_inner_look()):
+            changed = self.backend.changed(self.state.plan.watched_variables, self._watched_values())
             written = [slots[i].name for i in changed if i < len(slots)]
         else:
             return
@@ -227,18 +325,38 @@ class StepLog:
             self._before = []
             self._doubt(f"train_step writes {written[0]} besides the optimizer's update")
 
-    def _rehearse(self, gradients: Gradients, after: list[Values]) -> list[Values]:
-        """Take the step again from the state before it: the same gradients must give the same bits."""
-        slots = self._slots()
+    def _is_inner_look(self) -> bool:
+        return self.journal.step in _LOOKS or self.journal.step % _LOOK_INSIDE == 0
+
+    def _rehearse(self, gradients: Gradients, after: Sequence[Values]) -> Sequence[Values]:
+        """Take the update again from the state before it: the same gradients must give the same bits."""
         wanted = [value.copy() for value in after]
-        self._set(self._before)
-        again = self.backend.apply(gradients, [slot.variable for slot in slots])
-        if not all(map(same_bits, wanted, again)):
-            first = next(slot.name for slot, a, b in zip(slots, wanted, again, strict=True) if not same_bits(a, b))
+        again = self._apply_again(gradients)
+        if (other := self._first_difference(wanted, again)) is not None:
             self._set(wanted)
-            self._doubt(f"the same gradients gave another {first} when the update was taken again")
+            self._doubt(f"the same gradients gave another {other} when the update was taken again")
         self._before = []
         return again
+
+    def _rehearse_whole(self, gradients: Gradients, after: Sequence[Values]) -> Sequence[Values]:
+        """The same after a step in one call. Where the update gives other bits within that than in redo, steps are taken in two
+        calls from here on; of this one, what redo gives is kept."""
+        wanted = [value.copy() for value in after]
+        again = self._apply_again(gradients)
+        if (other := self._first_difference(wanted, again)) is not None:
+            _log.debug("%s is another when its update is taken apart from the step: steps are taken in two calls", other)
+            self.state.is_halved = True
+            return self._rehearse(gradients, again)
+        self._before = []
+        return again
+
+    def _apply_again(self, gradients: Gradients) -> Sequence[Values]:
+        self._set(self._before)
+        return self.backend.apply(gradients, self.state.plan.updated_variables)
+
+    def _first_difference(self, wanted: Sequence[Values], found: Sequence[Values]) -> str | None:
+        slots = self.state.plan.updated
+        return next((slot.name for slot, a, b in zip(slots, wanted, found, strict=True) if not same_bits(a, b)), None)
 
     def _find_other_schedules(self) -> None:
         """Whether somebody has given an optimizer another learning-rate schedule, which no log of gradients tells."""
@@ -248,7 +366,7 @@ class StepLog:
         self._schedules = rates
 
     def _set(self, values: list[Values]) -> None:
-        for slot, value in zip(self._slots(), values, strict=True):
+        for slot, value in zip(self.state.plan.updated, values, strict=True):
             self.backend.assign(slot.variable, value)
 
     def _doubt(self, why: str) -> None:

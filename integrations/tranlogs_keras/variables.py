@@ -50,7 +50,10 @@ class Variables:
         auxiliary: those of them that the forward pass writes (BatchNorm's statistics, seeds): in every boundary.
         metrics: running state of the epoch's metrics: in every boundary.
         optimizers: by the attribute of the model that holds them.
+        version: how often they were looked for.
     """
+
+    version = 0
 
     def __init__(self, model: Any, backend: Backend, *, is_whole: bool) -> None:
         """`is_whole`: after-images are logged, so that every variable is the log's own business."""
@@ -63,6 +66,7 @@ class Variables:
     def refresh(self) -> None:
         """Look for them anew: an optimizer may have been built since."""
         model = self.model
+        self.version += 1
         self.optimizers = optimizers_of(model)
         trained = private.trained_by(model.optimizer)
         ids = set(map(id, trained))

@@ -16,7 +16,7 @@ import torch
 
 from tranlogs.codec import tree
 from tranlogs.errors import LogUnavailable
-from tranlogs.log.layout import NO_TENSORS, Payload
+from tranlogs.log.layout import NO_TENSORS, Layout, Payload
 from tranlogs.log.writer import Tensor
 from tranlogs.training.recorder import StepRecorder, is_same
 from tranlogs.types import AnyArray
@@ -31,7 +31,7 @@ from .plan import GradientPlans
 from .redundancy import forget_places, own_of
 from .rehearsal import Rehearsal
 from .scaler import ScalerWatch
-from .shards import array_of, is_elementwise, is_part, local, placed, settled
+from .shards import array_of, is_elementwise, is_part, local, placed, settled, spec_of
 from .stepping import can_nest, is_nested
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 The heart is the *tap*. Keras computes gradients and applies them in one executable, and there the compiler may fuse the
 two, so that the update uses numbers that no log can hold. The tap splits each step into two executables: Keras's own train
 step, whose `optimizer.apply` only hands the gradients out, and one compiled `apply`. The same `apply` runs in redo, on the
-same bits: replay is exact by construction.
+same bits: replay is exact by construction. Where the framework can keep the two apart within one call, a step is one call.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tranlogs.errors import UsageError
-from tranlogs.types import AnyArray
+from tranlogs.types import AnyArray, Bytes
 
-from ..adapt import Values
+from ..adapt import Values, flat_bytes
 
 Gradients = Sequence[Any]  # a backend's own tensors, None where a variable got no gradient
 
@@ -32,8 +32,24 @@ class Watcher(Protocol):
         """A step is about to be computed: what has been written since the last one was not written by a step."""
         ...
 
+    def wants_halves(self) -> bool:
+        """Whether this step must be taken in two calls, because what lies between gradients and update is to be looked at."""
+        ...
+
+    def reads(self) -> Sequence[Any]:
+        """The variables whose values a step taken in one call returns. The same object as long as they are the same."""
+        ...
+
     def take_gradients(self, gradients: Gradients) -> None:
         """The gradients are there: log them, and call `apply`."""
+        ...
+
+    def take_step(self, gradients: Gradients, values: Sequence[Values]) -> None:
+        """The step was taken in one call, which gave the gradients and, of the variables in `reads`, the values behind it."""
+        ...
+
+    def drop_step(self) -> None:
+        """The step that `begin_step` announced was not taken: the data are at their end."""
         ...
 
     def end_step(self) -> None:
@@ -49,6 +65,8 @@ class Backend(ABC):
         is_eager: whether a change of an optimizer's plain attribute takes effect at the next step.
         needs_a_step: whether `fit` fails in an epoch that is resumed after its last batch.
         is_prefetching: whether batches are drawn ahead by threads that share the random number generators.
+        is_asynchronous: whether `apply` returns before the update is computed, and even before the gradients are.
+        combines: whether a step can be taken in one call into the framework.
         sees_inner_writes: whether `changed` tells in the middle of a step what the train step has written.
         watches_values: whether writes are noticed by reading values; a read of many costs as much as a read of one there.
     """
@@ -57,6 +75,8 @@ class Backend(ABC):
     is_eager = False
     needs_a_step = False
     is_prefetching = False
+    is_asynchronous = False
+    combines = False
     sees_inner_writes = True
     watches_values = False
 
@@ -67,7 +87,7 @@ class Backend(ABC):
     # Values.
 
     @abstractmethod
-    def values_of(self, variables: Sequence[Any]) -> list[Values]:
+    def values_of(self, variables: Sequence[Any]) -> Sequence[Values]:
         """The variables' values as numpy sees them: views of memory that the next step may overwrite."""
 
     def value_of(self, variable: Any) -> Values:
@@ -85,7 +105,7 @@ class Backend(ABC):
     # Writes that no step made.
 
     @abstractmethod
-    def remember(self, variables: Sequence[Any], values: list[Values] | None = None) -> None:
+    def remember(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> None:
         """The variables are as the log has them; `values`, where they were just read."""
 
     @abstractmethod
@@ -93,7 +113,7 @@ class Backend(ABC):
         """They are about to be written on purpose: hold nothing that makes that dearer."""
 
     @abstractmethod
-    def changed(self, variables: Sequence[Any], values: list[Values] | None = None) -> list[int]:
+    def changed(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> list[int]:
         """Indices of variables that were, or may have been, written since `remember`; `values`, where they were just read."""
 
     # What distributes a model, and what its batches look like.
@@ -117,7 +137,7 @@ class Backend(ABC):
         self._model = model
 
     @abstractmethod
-    def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> list[Values]:
+    def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> Sequence[Values]:
         """The update, with the backend's own tensors; gives the values of some variables after it."""
 
     def tap(self, model: Any, watcher: Watcher, *, splits: bool) -> None:
@@ -145,6 +165,22 @@ class Backend(ABC):
     @abstractmethod
     def to_host(self, gradient: Any) -> AnyArray:
         """A gradient as the log takes it."""
+
+    @abstractmethod
+    def forms_of(self, gradients: Gradients) -> list[Any] | None:
+        """What the layout of a record depends on, comparable from step to step; None where some gradients are sparse."""
+
+    @abstractmethod
+    def dtype_of(self, gradient: Any) -> str:
+        """As numpy calls it."""
+
+    @abstractmethod
+    def host_of(self, tensors: Sequence[Any]) -> list[Values]:
+        """Dense gradients as numpy sees them."""
+
+    def bytes_of(self, gradients: Sequence[Any]) -> list[Bytes]:
+        """The memory of dense gradients, flat."""
+        return [flat_bytes(values) for values in self.host_of(gradients)]
 
     def form_of(self, gradient: Any) -> tuple[str, str] | None:
         """What `to_host` does not tell of a sparse gradient: the dtypes of its indices and of its shape."""

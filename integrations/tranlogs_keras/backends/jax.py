@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from operator import is_
+from typing import Any, overload
 
 import jax
+import keras
 import numpy as np
 
 from tranlogs.types import AnyArray
@@ -20,6 +22,7 @@ class JaxBackend(Backend):
 
     name = "jax"
     needs_a_step = True  # its fit reports the logs of the last step, and fails where none was taken
+    is_asynchronous = True
     sees_inner_writes = False  # all arrays are others after each train step
     _tapped: JaxTap | None
 
@@ -28,8 +31,8 @@ class JaxBackend(Backend):
         self._apply: Any = None
         self._held: list[Any] = []
 
-    def values_of(self, variables: Sequence[Any]) -> list[Values]:
-        return [np.asarray(value) for value in self._current(variables)]
+    def values_of(self, variables: Sequence[Any]) -> Sequence[Values]:
+        return HostViews(self._current(variables))
 
     def _current(self, variables: Sequence[Any]) -> list[Any]:
         """Arrays of variables: of the tuple while `fit` has taken them from the model, which then holds none."""
@@ -43,13 +46,13 @@ class JaxBackend(Backend):
         if state is None or not state.write(variable, values):
             variable.assign(values)
 
-    def remember(self, variables: Sequence[Any], values: list[Values] | None = None) -> None:
+    def remember(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> None:
         self._held = self._current(variables)
 
     def forget(self) -> None:
         self._held = []
 
-    def changed(self, variables: Sequence[Any], values: list[Values] | None = None) -> list[int]:
+    def changed(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> list[int]:
         now = self._current(variables)
         if len(now) != len(self._held):
             return list(range(len(now)))
@@ -73,13 +76,12 @@ class JaxBackend(Backend):
         assert self._tapped is not None
         self._tapped.passes = True
 
-    def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> list[Values]:
+    def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> Sequence[Values]:
         optimizer, model = self._model.optimizer, self._model
         tapped = self._tapped
         if tapped is not None and tapped.state is not None:  # within a step
-            trained, others, owned, metrics = tapped.state.parts
-            trained, owned = self._apply(owned, list(gradients), trained)
-            tapped.state = State(model, (trained, others, owned, metrics))
+            trained, _, owned, _ = tapped.state.parts
+            tapped.state.update(*self._apply(owned, list(gradients), trained))
         else:
             trained, owned = self._apply([v.value for v in optimizer.variables], list(gradients),
                                          [v.value for v in model.trainable_variables])  # fmt: skip
@@ -89,6 +91,15 @@ class JaxBackend(Backend):
 
     def to_host(self, gradient: Any) -> AnyArray:
         return to_array(np.asarray(gradient))
+
+    def forms_of(self, gradients: Gradients) -> list[Any] | None:
+        return [None if gradient is None else gradient.dtype for gradient in gradients]
+
+    def dtype_of(self, gradient: Any) -> str:
+        return str(gradient.dtype)
+
+    def host_of(self, tensors: Sequence[Any]) -> list[Values]:
+        return [np.asarray(tensor) for tensor in tensors]
 
     def to_device(self, array: AnyArray, form: tuple[str, str] | None) -> Any:
         return jax.numpy.asarray(from_array(array))
@@ -100,25 +111,58 @@ class JaxBackend(Backend):
         }  # fmt: skip
 
 
-class State:
-    """What `fit` passes from step to step, and which variable each array stands for."""
+class HostViews(Sequence[Values]):
+    """Arrays as numpy sees them; one is waited for, or brought from its device, when it is asked for."""
 
-    def __init__(self, model: Any, parts: Any) -> None:
-        self.parts = tuple(list(part) for part in parts)
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        self._arrays = arrays
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    @overload
+    def __getitem__(self, index: int) -> Values: ...
+    @overload
+    def __getitem__(self, index: slice) -> HostViews: ...
+    def __getitem__(self, index: int | slice) -> Values | HostViews:
+        return HostViews(self._arrays[index]) if isinstance(index, slice) else np.asarray(self._arrays[index])
+
+    def __iter__(self) -> Iterator[Values]:
+        return map(np.asarray, self._arrays)
+
+
+class Places:
+    """Which array of what `fit` passes from step to step stands for which variable."""
+
+    def __init__(self, model: Any) -> None:
         owners = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables, model.metrics_variables)
-        self._places = {id(v): (part, i) for part, held in zip(self.parts, owners, strict=True) for i, v in enumerate(held)}
+        self.sizes = tuple(map(len, owners))
+        self.found = {id(v): (part, i) for part, held in enumerate(owners) for i, v in enumerate(held)}
+
+
+class State:
+    """What `fit` passes from step to step: trained variables, others of the model, the optimizer's, those of metrics."""
+
+    def __init__(self, parts: Any, places: Places) -> None:
+        self.parts = tuple(map(list, parts))
+        self._places = places.found
+
+    def update(self, trained: Any, owned: Any) -> None:
+        """What an update gives."""
+        _, others, _, metrics = self.parts
+        self.parts = list(trained), others, list(owned), metrics
 
     def read(self, variable: Any) -> Any:
         """A variable's value; of one that is not of the model (Keras's global seed), its own."""
-        part, i = self._places.get(id(variable), (None, 0))
-        return variable.value if part is None else part[i]
+        place = self._places.get(id(variable))
+        return variable.value if place is None else self.parts[place[0]][place[1]]
 
     def write(self, variable: Any, values: Values) -> bool:
         """Set a variable's value; False if it is not of the model."""
-        part, i = self._places.get(id(variable), (None, 0))
-        if part is not None:
-            part[i] = jax.numpy.asarray(values)
-        return part is not None
+        place = self._places.get(id(variable))
+        if place is not None:
+            self.parts[place[0]][place[1]] = jax.numpy.asarray(values)
+        return place is not None
 
 
 class JaxTap(Tap):
@@ -132,8 +176,11 @@ class JaxTap(Tap):
     def __init__(self, model: Any, watcher: Watcher, splits: bool) -> None:
         self._stash: list[list[Any]] | None = None  # while a train step is being traced
         self._state: State | None = None
+        self._places: Places | None = None
         self.passes = False
         super().__init__(model, watcher, splits)
+        is_compiled = model.jit_compile and not model.run_eagerly and keras.distribution.distribution() is None
+        self._half = jax.jit(self._first_half, donate_argnums=1) if splits and is_compiled else None
 
     def _put_between(self) -> None:
         self._replace(self._optimizer, "stateless_apply", self._take)
@@ -143,9 +190,12 @@ class JaxTap(Tap):
     def state(self) -> State | None:
         return None if getattr(self._model, "_jax_state_synced", True) else self._state
 
-    @state.setter
-    def state(self, state: State | None) -> None:
-        self._state = state
+    def _state_of(self, parts: Any) -> State:
+        places = self._places
+        if places is None or places.sizes != tuple(map(len, parts)):
+            places = self._places = Places(self._model)
+        self._state = State(parts, places)
+        return self._state
 
     def _take(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         if self._stash is None:
@@ -163,30 +213,44 @@ class JaxTap(Tap):
         check_one_update(len(found))
         return {"logs": logs, "gradients": found[0]}, state
 
-    def _steps(self, state: Any, iterator: Any) -> Any:
+    def _first_half(self, updated: Any, others: Any, data: Any) -> Any:
+        """A step up to its gradients. What only the update changes does not pass through: XLA would copy all of it."""
+        found, state = self._train_step((updated[0], others[0], updated[1], others[1]), data)
+        given, left = [*updated[0], *updated[1]], [*state[0], *state[2]]
+        is_passed_on = len(given) == len(left) and all(map(is_, given, left))
+        return found, None if is_passed_on else (state[0], state[2]), (state[1], state[3])
+
+    def _take_half(self, state: State, iterator: Any) -> tuple[Any, State]:
+        if self._half is None:
+            found, parts = self._one(state.parts, iterator)
+            return found, self._state_of(parts)
+        trained, others, owned, metrics = state.parts
+        found, updated, (others, metrics) = self._half((trained, owned), (others, metrics), next(iterator))
+        trained, owned = (trained, owned) if updated is None else updated
+        return found, self._state_of((trained, others, owned, metrics))
+
+    def _steps(self, parts: Any, iterator: Any) -> Any:
         if self.passes:
             self.passes = False
-            return {}, state
+            return {}, parts
         logs = None
         for _ in range(self._model.steps_per_execution):
-            self.state = State(self._model, state)
+            state = self._state_of(parts)
             self._watcher.begin_step()
             try:
-                found, state = self._one(state, iterator)
+                found, state = self._take_half(state, iterator)
             except StopIteration:
                 if logs is None:
                     raise
                 break
-            self.state = State(self._model, state)
             if self._splits:
                 self._watcher.take_gradients(found["gradients"])
                 logs = found["logs"]
             else:
                 self._watcher.end_step()
                 logs = found
-            assert self._state is not None
-            state = self._state.parts
-        return logs, state
+            parts = state.parts
+        return logs, parts
 
 
 def _is_same(a: Any, b: Any) -> bool:

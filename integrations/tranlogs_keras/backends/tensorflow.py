@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +18,7 @@ from ..private import trained_by
 from .base import Backend, Gradients, OneStep, Tap, Watcher, check_one_update
 
 _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
+_APART = {"_noinline": True}  # of a function: what calls it is optimized without it, and it without what calls it
 
 
 class TensorFlowBackend(Backend):
@@ -30,18 +31,19 @@ class TensorFlowBackend(Backend):
     def __init__(self) -> None:
         super().__init__()
         self._readers: dict[tuple[int, ...], tuple[Callable[[], Any], Any]] = {}
-        self._applies: dict[Any, tuple[Callable[[Any], Any], Any]] = {}
-        self._held: list[Values] = []  # views of what variables held: a variable that is written gets other memory
+        self._updates: dict[Any, Any] = {}  # by the form of the gradients
+        self._applies: dict[Any, tuple[Callable[[Any], Any], Any]] = {}  # by update, and what is read behind it
+        self._held: Sequence[Values] = []  # views of what variables held: a variable that is written gets other memory
 
     # Values.
 
-    def values_of(self, variables: Sequence[Any]) -> list[Values]:
+    def values_of(self, variables: Sequence[Any]) -> Sequence[Values]:
         if not variables:
             return []
         key = tuple(map(id, variables))
         if key not in self._readers:
             self._readers[key] = _reader(variables), list(variables)  # which keeps the ids theirs
-        return [_host(value) for value in self._readers[key][0]()]
+        return HostViews(self._readers[key][0]())
 
     def assign(self, variable: Any, values: Values) -> None:
         plain = _variable(variable)
@@ -51,13 +53,13 @@ class TensorFlowBackend(Backend):
         parts = getattr(_variable(variable), "values", None)
         return list(parts) if isinstance(parts, tuple) and len(parts) > 1 else [variable]
 
-    def remember(self, variables: Sequence[Any], values: list[Values] | None = None) -> None:
+    def remember(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> None:
         self._held = self.values_of(variables) if values is None else values
 
     def forget(self) -> None:
         self._held = []  # else the next write has to copy what is held
 
-    def changed(self, variables: Sequence[Any], values: list[Values] | None = None) -> list[int]:
+    def changed(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> list[int]:
         if len(self._held) != len(variables):
             return list(range(len(variables)))
         now = self.values_of(variables) if values is None else values
@@ -79,38 +81,41 @@ class TensorFlowBackend(Backend):
 
     def prepare_apply(self, model: Any) -> None:
         if self._model is not model:
+            self._updates.clear()
             self._applies.clear()
         super().prepare_apply(model)
         self.is_eager = bool(model.run_eagerly)
 
     def make_tap(self, model: Any, watcher: Watcher, splits: bool) -> Tap:
-        return TensorFlowTap(model, watcher, splits)
+        self.combines = not self.is_eager and self.strategy_of(model) is None
+        return TensorFlowTap(self, model, watcher, splits)
 
-    def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> list[Values]:
+    def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> Sequence[Values]:
         given = tuple(g for g in gradients if g is not None)
         mask = tuple(g is None for g in gradients)
         if self.is_eager:
-            self._update(given, mask)
+            self._apply_now(given, mask)
             return self.values_of(reading)
-        reads_itself = bool(reading) and not self._model.jit_compile  # XLA would copy what it reads
-        key = mask, tuple(map(_kind, given)), tuple(map(id, reading)) if reads_itself else ()
-        if key not in self._applies:  # one function a form of gradients, made of their forms alone: live and in redo the same
-            self._applies[key] = self._make_apply(given, mask, reading if reads_itself else ()), list(reading)
-        values = self._applies[key][0](given)
-        return [_host(value) for value in values] if reads_itself else self.values_of(reading)
+        update = self.update_of(given, mask)
+        key = update, tuple(map(id, reading))
+        if key not in self._applies:
+            self._applies[key] = _nested(update, reading), list(reading)
+        return HostViews(self._applies[key][0](given))
 
-    def _make_apply(self, given: tuple[Any, ...], mask: tuple[bool, ...], reading: Sequence[Any]) -> Callable[[Any], Any]:
-        plain = [_variable(v) for v in reading]
-
-        def apply(given: tuple[Any, ...]) -> list[Any]:
-            self._update(given, mask)
-            return [v.read_value() for v in plain]
-
-        made: Callable[[Any], Any] = tf.function(apply, input_signature=[tuple(map(_signature, given))],
-                                                 jit_compile=bool(self._model.jit_compile), autograph=False)  # fmt: skip
+    def update_of(self, given: tuple[Any, ...], mask: tuple[bool, ...]) -> Callable[[Any], Any]:
+        """The update as a function that no optimizer of graphs looks into: it computes the same wherever it is called from,
+        as long as it is called from within another function. One for each form of the gradients, made of their forms alone."""
+        key = mask, tuple(map(_kind, given))
+        if key not in self._updates:
+            variables = [v for v, is_none in zip(trained_by(self._model.optimizer), mask, strict=True) if not is_none]
+            signature = [tuple(_signature(g, v) for g, v in zip(given, variables, strict=True))]
+            self._updates[key] = tf.function(lambda given: self._apply_now(given, mask), input_signature=signature,
+                                             jit_compile=bool(self._model.jit_compile), autograph=False,
+                                             experimental_attributes=_APART)  # fmt: skip
+        made: Callable[[Any], Any] = self._updates[key]
         return made
 
-    def _update(self, given: tuple[Any, ...], mask: tuple[bool, ...]) -> None:
+    def _apply_now(self, given: tuple[Any, ...], mask: tuple[bool, ...]) -> None:
         optimizer, left = self._model.optimizer, iter(given)
         gradients = [None if is_none else next(left) for is_none in mask]
         type(optimizer).apply(optimizer, gradients, trained_by(optimizer))
@@ -118,14 +123,25 @@ class TensorFlowBackend(Backend):
     # Gradients.
 
     def to_host(self, gradient: Any) -> AnyArray:
-        if not isinstance(gradient, tf.IndexedSlices):
+        if not _is_sparse(gradient):
             return to_array(_host(gradient))
         indices = np.asarray(gradient.indices)
         shape = tuple(int(n) for n in gradient.dense_shape)
         return SparseArray(shape, to_array(indices.astype(np.int64).reshape(1, -1)), to_array(_host(gradient.values)), False)
 
+    def forms_of(self, gradients: Gradients) -> list[Any] | None:
+        if any(map(_is_sparse, gradients)):
+            return None
+        return [None if gradient is None else gradient.dtype for gradient in gradients]
+
+    def dtype_of(self, gradient: Any) -> str:
+        return str(gradient.dtype.name)
+
+    def host_of(self, tensors: Sequence[Any]) -> list[Values]:
+        return [_host(tensor) for tensor in tensors]
+
     def form_of(self, gradient: Any) -> tuple[str, str] | None:
-        if isinstance(gradient, tf.IndexedSlices):
+        if _is_sparse(gradient):
             return gradient.indices.dtype.name, gradient.dense_shape.dtype.name
         return None
 
@@ -153,13 +169,35 @@ class TensorFlowBackend(Backend):
         }  # fmt: skip
 
 
-class TensorFlowTap(Tap):
-    """Keras's train step with the gradients among its outputs."""
+class HostViews(Sequence[Values]):
+    """Tensors as numpy sees them; a tensor is only looked at, or brought from its device, when it is asked for."""
 
-    def __init__(self, model: Any, watcher: Watcher, splits: bool) -> None:
-        self._stash: list[tuple[Any, ...]] | None = None  # while a train step is being traced
-        self._mask: tuple[bool, ...] = ()
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @overload
+    def __getitem__(self, index: int) -> Values: ...
+    @overload
+    def __getitem__(self, index: slice) -> HostViews: ...
+    def __getitem__(self, index: int | slice) -> Values | HostViews:
+        return HostViews(self._tensors[index]) if isinstance(index, slice) else _host(self._tensors[index])
+
+    def __iter__(self) -> Iterator[Values]:
+        return map(_host, self._tensors)
+
+
+class TensorFlowTap(Tap):
+    """Keras's train step with the gradients among its outputs; where possible, both halves of a step in one graph."""
+
+    def __init__(self, backend: TensorFlowBackend, model: Any, watcher: Watcher, splits: bool) -> None:
+        self._backend = backend
+        self._stash: list[dict[str, Any]] | None = None  # while a train step is being traced
+        self._whole: WholeStep | None = None
         super().__init__(model, watcher, splits)
+        self._places = [str(i) for i in range(len(trained_by(self._optimizer)))] if splits else []
 
     def _put_between(self) -> None:
         self._replace(self._optimizer, "apply", self._take)
@@ -173,11 +211,9 @@ class TensorFlowTap(Tap):
         wanted = trained_by(self._optimizer)
         given = wanted if trainable_variables is None else list(trainable_variables)
         by_id = {id(v): g for v, g in zip(given, grads)}
-        ordered = [by_id.get(id(v)) for v in wanted]
         if len(given) != len(grads) or {id(v) for v in given} - {id(v) for v in wanted}:
             raise UsageError("train_step applies gradients to variables that the optimizer was not built for")
-        self._mask = tuple(g is None for g in ordered)
-        self._stash.append(tuple(g for g in ordered if g is not None))
+        self._stash.append({str(i): by_id[id(v)] for i, v in enumerate(wanted) if by_id.get(id(v)) is not None})
 
     def _train_step(self, data: Any) -> Any:
         self._stash = []
@@ -197,20 +233,86 @@ class TensorFlowTap(Tap):
                 try:
                     logs = self._step(iterator)
                 except _END_OF_DATA:
+                    self._watcher.drop_step()
                     if logs is None:
                         raise
                     break
         return logs
 
     def _step(self, iterator: Any) -> Any:
-        self._watcher.begin_step()
-        found = self._one(iterator)
+        watcher = self._watcher
+        watcher.begin_step()
         if not self._splits:
-            self._watcher.end_step()
+            found = self._one(iterator)
+            watcher.end_step()
             return found
-        given = iter(found["gradients"])
-        self._watcher.take_gradients([None if is_none else next(given) for is_none in self._mask])
-        return found["logs"]
+        if watcher.wants_halves() or not isinstance(iterator, tf.data.Iterator):
+            found = self._one(iterator)
+            watcher.take_gradients([found["gradients"].get(place) for place in self._places])
+            return found["logs"]
+        reads = watcher.reads()
+        if self._whole is None or self._whole.reads is not reads:
+            self._whole = WholeStep(self._one, self._update, reads)
+        logs, gradients, values = self._whole(iterator)
+        watcher.take_step([gradients.get(place) for place in self._places], HostViews(values))
+        return logs
+
+    def _update(self, gradients: dict[str, Any]) -> None:
+        given = [gradients.get(place) for place in self._places]
+        for gradient, variable in zip(given, trained_by(self._optimizer), strict=True):
+            if isinstance(gradient, tf.Tensor):
+                gradient.set_shape(variable.shape)
+        present = tuple(g for g in given if g is not None)
+        self._backend.update_of(present, tuple(g is None for g in given))(present)
+
+    def release(self) -> None:
+        self._whole = None
+        super().release()
+
+
+class WholeStep:
+    """A step in one call: Keras's train step and the update as two functions that are not inlined, side by side in a graph.
+
+    Args:
+        one: Keras's function of one step, with the gradients among its outputs.
+        update: applies them.
+        reads: variables whose values are wanted behind the step; see `Watcher.reads`.
+    """
+
+    def __init__(self, one: Callable[[Any], Any], update: Callable[[Any], None], reads: Sequence[Any]) -> None:
+        self.reads = reads
+        plain = [_variable(v) for v in reads]
+        step = tf.function(lambda data: one([data]), autograph=False, reduce_retracing=True, experimental_attributes=_APART)
+
+        def whole(iterator: Any) -> tuple[Any, Any, list[Any]]:
+            found = step(iterator.get_next())
+            update(found["gradients"])
+            return found["logs"], found["gradients"], [v.read_value() for v in plain]
+
+        self._function = tf.function(whole, autograph=False, reduce_retracing=True)
+        self._known: Any = None  # the iterator of the last call, and the function for its kind
+        self._concrete: Any = None
+
+    def __call__(self, iterator: Any) -> Any:
+        if iterator is not self._known:
+            found = self._function(iterator)
+            self._known, self._concrete = iterator, None
+            return found
+        if self._concrete is None:
+            self._concrete = self._function.get_concrete_function(iterator)
+        return self._concrete(iterator)
+
+
+def _nested(update: Callable[[Any], Any], reading: Sequence[Any]) -> Callable[[Any], Any]:
+    """The update within a function of its own, as it is in a step; which then reads some variables."""
+    plain = [_variable(v) for v in reading]
+
+    def apply(given: tuple[Any, ...]) -> list[Any]:
+        update(given)
+        return [v.read_value() for v in plain]
+
+    made: Callable[[Any], Any] = tf.function(apply, autograph=False, reduce_retracing=True)
+    return made
 
 
 def _reader(variables: Sequence[Any]) -> Callable[[], Any]:
@@ -239,14 +341,17 @@ def _is_same_memory(a: Values, b: Values) -> bool:
     return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
 
 
+def _is_sparse(gradient: Any) -> bool:
+    return type(gradient) is tf.IndexedSlices  # asking with isinstance takes twenty microseconds
+
+
 def _kind(gradient: Any) -> Any:
-    return (gradient.indices.dtype, gradient.values.dtype) if isinstance(gradient, tf.IndexedSlices) else gradient.dtype
+    return (gradient.indices.dtype, gradient.values.dtype) if _is_sparse(gradient) else gradient.dtype
 
 
-def _signature(gradient: Any) -> Any:
+def _signature(gradient: Any, variable: Any) -> Any:
     """A gradient's form: the number of a sparse one's rows is left open, so that batches of all sizes share a function."""
-    if isinstance(gradient, tf.IndexedSlices):
-        shape = tf.TensorShape([int(n) for n in gradient.dense_shape])
-        return tf.IndexedSlicesSpec(shape, gradient.values.dtype, gradient.indices.dtype, gradient.dense_shape.dtype,
-                                    tf.TensorShape([None]))  # fmt: skip
-    return tf.TensorSpec(gradient.shape, gradient.dtype)
+    if _is_sparse(gradient):
+        return tf.IndexedSlicesSpec(tf.TensorShape(variable.shape), gradient.values.dtype, gradient.indices.dtype,
+                                    gradient.dense_shape.dtype, tf.TensorShape([None]))  # fmt: skip
+    return tf.TensorSpec(variable.shape, gradient.dtype)

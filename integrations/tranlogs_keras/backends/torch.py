@@ -12,7 +12,7 @@ import torch
 from tranlogs.types import AnyArray
 
 from ..adapt import Values, from_array, to_array
-from ..private import trained_by
+from ..private import tensors_of, trained_by
 from .base import Backend, Gradients, Tap, Watcher, check_one_update
 
 _AS_UINT = {torch.bfloat16: (torch.uint16, ml_dtypes.bfloat16)}
@@ -26,26 +26,28 @@ class TorchBackend(Backend):
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: list[tuple[int, int]] = []
+        self._seen: tuple[list[int], list[int]] = [], []  # of variables as the log has them: see `_look`
 
     def values_of(self, variables: Sequence[Any]) -> list[Values]:
-        return [_host(v.value.detach()) for v in variables]
+        return [_host(tensor.detach()) for tensor in tensors_of(variables)]
 
     def assign(self, variable: Any, values: Values) -> None:
         with torch.no_grad():
             variable.value.copy_(_tensor(values))
 
-    def remember(self, variables: Sequence[Any], values: list[Values] | None = None) -> None:
+    def remember(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> None:
         self._seen = _look(variables)
 
     def forget(self) -> None:
-        self._seen = []
+        self._seen = [], []
 
-    def changed(self, variables: Sequence[Any], values: list[Values] | None = None) -> list[int]:
-        now = _look(variables)
-        if len(now) != len(self._seen):
-            return list(range(len(now)))
-        return [i for i, (a, b) in enumerate(zip(self._seen, now)) if a != b]
+    def changed(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> list[int]:
+        now, seen = _look(variables), self._seen
+        if now == seen:
+            return []
+        if len(seen[0]) != len(variables):
+            return list(range(len(variables)))
+        return [i for i, (a, b) in enumerate(zip(zip(*seen), zip(*now))) if a != b]
 
     def make_tap(self, model: Any, watcher: Watcher, splits: bool) -> Tap:
         return TorchTap(model, watcher, splits)
@@ -58,6 +60,15 @@ class TorchBackend(Backend):
 
     def to_host(self, gradient: Any) -> AnyArray:
         return to_array(_host(gradient.detach()))
+
+    def forms_of(self, gradients: Gradients) -> list[Any] | None:
+        return [None if gradient is None else gradient.dtype for gradient in gradients]
+
+    def dtype_of(self, gradient: Any) -> str:
+        return str(gradient.dtype).rpartition(".")[2]
+
+    def host_of(self, tensors: Sequence[Any]) -> list[Values]:
+        return [_host(tensor.detach()) for tensor in tensors]
 
     def to_device(self, array: AnyArray, form: tuple[str, str] | None) -> Any:
         from keras.src.backend.torch.core import get_device
@@ -105,20 +116,24 @@ class TorchTap(Tap):
         finally:
             del self._optimizer.apply
         check_one_update(self._updates)
-        self._watcher.take_gradients([v.value.grad for v in trained_by(self._optimizer)])
+        self._watcher.take_gradients([tensor.grad for tensor in tensors_of(trained_by(self._optimizer))])
         return logs
 
 
-def _look(variables: Sequence[Any]) -> list[tuple[int, int]]:
-    return [(v.value.data_ptr(), v.value._version) for v in variables]
+def _look(variables: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Where the variables' memory is, and how often torch has seen it written."""
+    tensors = tensors_of(variables)
+    return [tensor.data_ptr() for tensor in tensors], [tensor._version for tensor in tensors]
 
 
 def _host(tensor: torch.Tensor) -> Values:
-    tensor = tensor.cpu()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
     if tensor.dtype in _AS_UINT:
         between, dtype = _AS_UINT[tensor.dtype]
         return np.asarray(tensor.contiguous().view(between).numpy().view(dtype))
-    return np.asarray(tensor.numpy())
+    found: Values = tensor.numpy()
+    return found
 
 
 def _tensor(values: Values) -> torch.Tensor:

@@ -103,7 +103,7 @@ class PyDatasetBatches(Source):
     def refresh(self) -> None:
         self._look()
 
-    def read(self, rng_now: dict[str, Any]) -> dict[str, Any]:
+    def read_parts(self, rng_now: dict[str, Any]) -> dict[str, Any]:
         if self._unreadable is not None:
             raise self._unreadable
         if self._is_open and self._opened is None:

@@ -52,8 +52,17 @@ class Source:
     def refresh(self) -> None:
         """An epoch is over, and what its end has changed is to be kept."""
 
+    _last: dict[str, Any] = {}  # never written to
+
     def read(self, rng_now: dict[str, Any]) -> dict[str, Any]:
-        """What a boundary keeps of it."""
+        """What a boundary keeps of it: the same object as before where nothing has changed."""
+        now = self.read_parts(rng_now)
+        if now.keys() != self._last.keys() or any(now[name] is not self._last[name] for name in now):
+            self._last = now
+        return self._last
+
+    def read_parts(self, rng_now: dict[str, Any]) -> dict[str, Any]:
+        """The same, by name, made anew; no value is written to once it was given."""
         return {}
 
     def write(self, state: dict[str, Any]) -> None:
@@ -118,7 +127,7 @@ class Consumed(Source):
     def open_spare(self) -> None:
         iter(self._iterator._get_iterator())
 
-    def read(self, rng_now: dict[str, Any]) -> dict[str, Any]:
+    def read_parts(self, rng_now: dict[str, Any]) -> dict[str, Any]:
         return {"rng": self._opened_at, "first": self._first}
 
     def write(self, state: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ class TFDatasetBatches(Source):
     def close(self) -> None:
         self._batches = None
 
-    def read(self, rng_now: dict[str, Any]) -> dict[str, Any]:
+    def read_parts(self, rng_now: dict[str, Any]) -> dict[str, Any]:
         return {"opened": self._opened, "begun": self._begun}
 
     def write(self, state: dict[str, Any]) -> None:
