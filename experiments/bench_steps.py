@@ -97,7 +97,9 @@ class Logged(Plain):
         self.step()
 
     def warm(self) -> None:
-        """Log until log files are used again."""
+        """Log until log files are used again: with one thread, which the load of the machine cannot bring to a halt."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         for _ in range(_INTERVALS_WARM):
             for _ in range(self._interval):
                 gradients_given(self.work)
@@ -107,6 +109,7 @@ class Logged(Plain):
                 next(self._turns)
             self._checkpoint()
             self.settle()
+        torch.set_num_threads(threads)
         self._is_steady = True
 
     def settle(self) -> None:

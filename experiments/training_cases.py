@@ -71,7 +71,7 @@ def tiny() -> Work:
 
 def mlp() -> Work:
     """2.1 M parameters, 8.4 MB of gradients."""
-    return _perceptron([256, 1024, 1024, 768, 10], batch=256)
+    return _perceptron([256, 1024, 1024, 768, 10], batch=64)
 
 
 def wide() -> Work:

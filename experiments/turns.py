@@ -20,7 +20,7 @@ PLAIN, AGAIN = "plain", "plain again (noise)"
 _RESAMPLES = 1000
 
 
-def take_turns(arms: Mapping[str, Block], rounds: int, *, seconds_max: float, rounds_min: int = 3) -> Times:
+def take_turns(arms: Mapping[str, Block], rounds: int, *, seconds_max: float, rounds_min: int = 2) -> Times:
     """Let each arm do a block, round after round, until all rounds are done or the time is up.
 
     Args:
