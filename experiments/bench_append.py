@@ -67,18 +67,30 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
         for files, (append, copy) in seconds.items():
             statistics = {"median": np.median, "mean": np.mean, "p99": p99}
             ratios = {name: over(append, copy, statistic) for name, statistic in statistics.items()}
-            found["appends"].append({"durability": durability, "files": files, "count": len(append),
-                                     "memcpy_ms": float(np.median(copy)) * 1e3, **ratios})  # fmt: skip
+            found["appends"].append(
+                {
+                    "durability": durability,
+                    "files": files,
+                    "count": len(append),
+                    "memcpy_ms": float(np.median(copy)) * 1e3,
+                    **ratios,
+                }
+            )
             if files == "recycled":
-                found["figures"] += [Figure.of(f"append of 8.4 MB, {durability}, recycled files", f"{name} over memcpy",
-                                               ratios[name], "", goal).as_dict() for name, goal in _GOALS.items()]  # fmt: skip
+                found["figures"] += [
+                    Figure.of(
+                        f"append of 8.4 MB, {durability}, recycled files", f"{name} over memcpy", ratios[name], "", goal
+                    ).as_dict()
+                    for name, goal in _GOALS.items()
+                ]
             shown = "  ".join(f"{name} {value:.2f} [{low:.2f}-{high:.2f}]" for name, (value, low, high) in ratios.items())
             print(f"  {durability:8s} {files:9s} append over memcpy ({np.median(copy) * 1e3:.2f} ms): {shown}", flush=True)
     return found
 
 
-def _turns(run: Path, durability: Literal["process", "machine"], tensors: list[Any],
-           count: int) -> dict[str, tuple[list[float], list[float]]]:  # fmt: skip
+def _turns(
+    run: Path, durability: Literal["process", "machine"], tensors: list[Any], count: int
+) -> dict[str, tuple[list[float], list[float]]]:
     """Seconds of appends and of copies: fresh files during the first interval, recycled from the fourth checkpoint on."""
     target = [np.ones_like(tensor) for tensor in tensors]
     found: dict[str, tuple[list[float], list[float]]] = {"fresh": ([], []), "recycled": ([], [])}

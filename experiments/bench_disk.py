@@ -1,9 +1,10 @@
 """Bytes on disk of a young and of a closed run, and bytes that the device writes in steady state.
 
-Young: all that lies below the run's folder, over the logged payload and two segments of the run's own size. Closed: the same
-run after `close()`, without its checkpoints, over the payload. Written: over some seconds of appends with recycled log files, the sectors that
-/sys/dev/block/MAJOR:MINOR/stat counts, less what the device writes by itself in a quiet interval; and beside it the bytes that
-/proc/self/io counts, which are pages dirtied by this process whatever device they are for. Both start and end synced.
+Young: all that lies below the run's folder, over the logged payload and two segments of the run's own size.
+Closed: the same run after `close()`, without its checkpoints, over the payload.
+Written: over some seconds of appends with recycled log files, the sectors that /sys/dev/block/MAJOR:MINOR/stat counts, less
+what the device writes by itself in a quiet interval; and beside it the bytes that /proc/self/io counts, which are pages
+dirtied by this process whatever device they are for. Both start and end synced.
 """
 
 from __future__ import annotations
@@ -39,22 +40,27 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
             told = [_young(Path(folder) / f"{name}-{age}", make(), segment, age) for age in (ages[:2] if quick else ages)]
             found["young"] += [{"case": name, **one} for one in told]
             for one in told:
-                print(f"  {name}, {one['steps']:,} steps: payload {one['payload'] / MIB:.2f} MiB, young {one['young'] / MIB:.2f} "
-                      f"MiB, closed {one['closed'] / MIB:.2f} MiB, segment {segment / MIB:.0f} MiB", flush=True)  # fmt: skip
-            worst = max(one["young"] / (one["payload"] + 2 * segment) for one in told)
-            found["figures"].append(Figure.of(f"disk of a young run, {name}", "bytes over payload and two segments",
-                                              (worst, worst, worst), "", 1.0).as_dict())  # fmt: skip
-            last = told[-1]["closed"] / told[-1]["payload"]
-            found["figures"].append(Figure.of(f"disk of a closed run, {name}, {told[-1]['steps']:,} steps", "bytes over payload",
-                                              (last, last, last)).as_dict())  # fmt: skip
+                sizes = ", ".join(f"{key} {one[key] / MIB:.2f} MiB" for key in ("payload", "segment_bytes", "young", "closed"))
+                print(f"  {name}, {one['steps']:,} steps: {sizes}", flush=True)
+            young = max(one["young"] / (one["payload"] + 2 * segment) for one in told)
+            closed, steps = told[-1]["closed"] / told[-1]["payload"], told[-1]["steps"]
+            for case, what, ratio, goal in (
+                (f"disk of a young run, {name}", "bytes over payload and two segments", young, 1.0),
+                (f"disk of a closed run, {name}, {steps:,} steps", "bytes over payload", closed, None),
+            ):
+                found["figures"].append(Figure.of(case, what, (ratio, ratio, ratio), "", goal).as_dict())
         found["writes"] = [_writes(Path(folder) / f"writes-{i}", 40 if quick else 150) for i in range(1 if quick else 3)]
     for key, meter in (("device", "device"), ("process", "pages dirtied")):
         ratios = sorted(one[key] / one["payload"] for one in found["writes"] if one[key] is not None)
         if ratios:
             middle = ratios[len(ratios) // 2]
-            found["figures"].append(Figure.of(f"bytes written in steady state, {meter}", "over payload",
-                                              (middle, ratios[0], ratios[-1]), "", 1.15).as_dict())  # fmt: skip
-            print(f"  written in steady state, {meter}: {', '.join(f'{ratio:.3f}' for ratio in ratios)} of the payload", flush=True)
+            found["figures"].append(
+                Figure.of(
+                    f"bytes written in steady state, {meter}", "over payload", (middle, ratios[0], ratios[-1]), "", 1.15
+                ).as_dict()
+            )
+            shown = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+            print(f"  written in steady state, {meter}: {shown} of the payload", flush=True)
         else:
             print(f"  written in steady state, {meter}: not counted on this disk", flush=True)
     return found
@@ -71,10 +77,22 @@ def _young(run: Path, work: Work, segment_bytes: int, steps: int) -> dict[str, A
     time.sleep(0.3)  # what is made ready behind the log is made
     young = _on_disk(run)
     optimizer.close()
-    sizes = sorted(((p.stat().st_size, p.stat().st_blocks * _SECTOR, p.relative_to(run).as_posix()) for p in run.rglob("*")
-                    if p.is_file()), reverse=True)[:6]  # fmt: skip
-    return {"steps": steps, "payload": steps * work.step_bytes, "segment_bytes": segment_bytes, "young": young,
-            "closed": _on_disk(run, without="checkpoints"), "largest_files_closed": sizes}  # fmt: skip
+    sizes = sorted(
+        (
+            (p.stat().st_size, p.stat().st_blocks * _SECTOR, p.relative_to(run).as_posix())
+            for p in run.rglob("*")
+            if p.is_file()
+        ),
+        reverse=True,
+    )[:6]
+    return {
+        "steps": steps,
+        "payload": steps * work.step_bytes,
+        "segment_bytes": segment_bytes,
+        "young": young,
+        "closed": _on_disk(run, without="checkpoints"),
+        "largest_files_closed": sizes,
+    }
 
 
 def _on_disk(folder: Path, *, without: str = "") -> int:
@@ -105,8 +123,14 @@ def _writes(run: Path, steps: int) -> dict[str, Any]:
     appends.journal.close()
     payload = steps * sum(tensor.nbytes for tensor in tensors)
     on_device = None if before[0] is None or after[0] is None else after[0] - before[0] - quiet * seconds
-    return {"payload": payload, "device": on_device, "process": (after[1] - before[1]) or None, "seconds": seconds,
-            "quiet_bytes_per_second": quiet, "device_stat": None if device is None else str(device)}  # fmt: skip
+    return {
+        "payload": payload,
+        "device": on_device,
+        "process": (after[1] - before[1]) or None,
+        "seconds": seconds,
+        "quiet_bytes_per_second": quiet,
+        "device_stat": None if device is None else str(device),
+    }
 
 
 def _device_stat(folder: Path) -> Path | None:

@@ -2,7 +2,7 @@
 
 One process for each backend, since Keras chooses its backend as it is imported. There, an arm is a whole fit of the same model
 on the same arrays; fits take turns. A step's time goes from its beginning to that of the next one. The first steps of a fit do
-not count: functions are traced there, and the log fills fresh files; then checkpoints let go of log files, which are used again.
+not count: functions are traced there, and the log fills fresh files; then checkpoints let go of log files, which it reuses.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from figures import Figure
-from turns import AGAIN, PLAIN, compare, take_turns
+from fits import ARMS, figures, tell
+from turns import PLAIN, compare, take_turns
 
 _CHOICES = {  # backend, jit_compile
     "TensorFlow graph": ("tensorflow", False),
@@ -31,14 +31,14 @@ _CHOICES = {  # backend, jit_compile
     "torch": ("torch", False),
     "JAX": ("jax", True),
 }
-_ARMS: dict[str, dict[str, Any] | None] = {
-    PLAIN: None,
-    "logged, machine": {"durability": "machine"},
-    AGAIN: None,
-    "logged, process": {"durability": "process"},
+_LOG: dict[str, Any] = {
+    "log": "gradients",
+    "checkpoint_every": 30,
+    "keep": 1,
+    "segment_bytes": 32 << 20,
+    "verbose": False,
+    "on_signal": None,
 }
-_LOG: dict[str, Any] = {"log": "gradients", "checkpoint_every": 30, "keep": 1, "segment_bytes": 32 << 20, "verbose": False,
-                        "on_signal": None}  # fmt: skip
 _GOALS = 1.15, 1.05
 _BATCH = 64
 
@@ -57,16 +57,10 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
         if done.returncode:
             raise SystemExit(f"{name}: {done.stderr[-3000:]}")
         told = json.loads(done.stdout.splitlines()[-1])
-        found["cases"].append({"case": f"Keras on {name}, MLP of 0.5 M", **told})
-        steady = told["arms"]
-        for arm, chosen in _ARMS.items():
-            if chosen:
-                figure = Figure.of(f"Keras on {name}, MLP of 0.5 M, {arm}", "median", steady[arm]["median"], "", *_GOALS)
-                found["figures"].append(figure.as_dict())
-        print(f"  {name}: plain {steady[PLAIN]['ms']:.2f} ms", flush=True)
-        for arm, one in steady.items():
-            ratios = "  ".join(f"{key} {one[key][0]:.3f} [{one[key][1]:.3f}-{one[key][2]:.3f}]" for key in ("median", "mean", "p99"))
-            print(f"    {arm:24s} {ratios}", flush=True)
+        case = f"Keras on {name}, MLP of 0.5 M"
+        found["cases"].append({"case": case, **told})
+        found["figures"] += figures(case, told["arms"], *_GOALS)
+        tell(case, told["arms"])
     return found
 
 
@@ -83,7 +77,7 @@ def _child(*, jit: bool, quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
         blocks = {
             arm: partial(_fit, x, y, jit, None if chosen is None else {"run": Path(folder) / "run", **_LOG, **chosen}, dropped)
-            for arm, chosen in _ARMS.items()
+            for arm, chosen in ARMS.items()
         }
         blocks[PLAIN]()
         times = take_turns(blocks, 1 if quick else 6, seconds_max=45.0)
@@ -99,8 +93,9 @@ def _fit(x: Any, y: Any, jit: bool, settings: dict[str, Any] | None, dropped: in
     gc.collect()
     keras.utils.set_random_seed(0)
     layers = keras.layers
-    model = keras.Sequential([layers.Input((784,)), layers.Dense(512, activation="relu"), layers.Dense(256, activation="relu"),
-                              layers.Dense(10)])  # fmt: skip
+    model = keras.Sequential(
+        [layers.Input((784,)), layers.Dense(512, activation="relu"), layers.Dense(256, activation="relu"), layers.Dense(10)]
+    )
     model.compile("adamw", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"], jit_compile=jit)
     begun: list[float] = []
     clock = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: begun.append(perf_counter()))

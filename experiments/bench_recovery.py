@@ -47,17 +47,22 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
         died = subprocess.run([sys.executable, __file__, "--train", str(run), str(steps)], check=False).returncode
         if died != -signal.SIGKILL:
             raise SystemExit(f"the training child ended with {died}, expected death by SIGKILL")
-        found: dict[str, Any] = {"steps": steps, "seconds_trained": time.perf_counter() - start,
-                                 "run_bytes": sum(p.stat().st_blocks * 512 for p in run.rglob("*"))}  # fmt: skip
+        found: dict[str, Any] = {
+            "steps": steps,
+            "seconds_trained": time.perf_counter() - start,
+            "run_bytes": sum(p.stat().st_blocks * 512 for p in run.rglob("*")),
+        }
         found["commands"] = _commands(run, steps // 2, rounds=3 if quick else 7)
         found["recoveries"] = _recoveries(run, Path(folder) / "copy", copies=1 if quick else _COPIES)
     case = f"{steps:,} steps of 1,218 parameters"
     goals = (None, None) if quick else (10.0, 4.0)
     found["figures"] = [
         Figure.of(case, "recovery", spread([one["seconds"] for one in found["recoveries"]]), "s", *goals).as_dict(),
-        *(Figure.of(case, name, spread(seconds), "s", None if name.startswith("floor") else 0.5).as_dict()
-          for name, seconds in found["commands"].items()),
-    ]  # fmt: skip
+        *(
+            Figure.of(case, name, spread(seconds), "s", None if name.startswith("floor") else 0.5).as_dict()
+            for name, seconds in found["commands"].items()
+        ),
+    ]
     print(f"  trained and killed in {found['seconds_trained']:.0f} s, {found['run_bytes'] / 1e6:.0f} MB on disk", flush=True)
     return found
 
@@ -102,8 +107,9 @@ def _commands(run: Path, step: int, *, rounds: int) -> dict[str, list[float]]:
 def _train(run: Path, steps: int) -> None:
     """Log all steps with the same gradients, and die."""
     model = small()
-    optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), run, model, checkpoint_every=_NEVER,
-                                durability="process")  # fmt: skip
+    optimizer = LoggedOptimizer(
+        torch.optim.AdamW(model.parameters(), lr=1e-3), run, model, checkpoint_every=_NEVER, durability="process"
+    )
     optimizer.recover()
     for p in model.parameters():
         p.grad = torch.randn_like(p)
@@ -126,9 +132,18 @@ def _recover(run: Path) -> None:
     end = time.perf_counter()
     if not report.exact:
         raise AssertionError(f"recovery was not exact: {report}")
-    print(json.dumps({"seconds": end - start, "open": opened - start, "replay": report.seconds_replay,
-                      "rest": end - opened - report.seconds_replay, "replayed": report.replayed,
-                      "more_memory_bytes": _peak() - before}))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "seconds": end - start,
+                "open": opened - start,
+                "replay": report.seconds_replay,
+                "rest": end - opened - report.seconds_replay,
+                "replayed": report.replayed,
+                "more_memory_bytes": _peak() - before,
+            }
+        )
+    )
     optimizer.close()
 
 

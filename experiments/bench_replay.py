@@ -43,10 +43,14 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
             found["replays"].append({"case": name, "form": form, **told})
             case = f"{name}, {form} kernels"
             found["figures"].append(
-                Figure.of(case, "redone step over optimizer step", told["over_bare"], "", 1.0, 0.6).as_dict())  # fmt: skip
-            print(f"  {case}: redone {told['redone_ms']:.2f} ms, bare {told['bare_ms']:.2f} ms, computed "
-                  f"{told['computed_ms']:.2f} ms; over bare {told['over_bare'][0]:.2f} [{told['over_bare'][1]:.2f}-"
-                  f"{told['over_bare'][2]:.2f}], over computed {told['over_computed'][0]:.3f}", flush=True)  # fmt: skip
+                Figure.of(case, "redone step over optimizer step", told["over_bare"], "", 1.0, 0.6).as_dict()
+            )
+            print(
+                f"  {case}: redone {told['redone_ms']:.2f} ms, bare {told['bare_ms']:.2f} ms, computed "
+                f"{told['computed_ms']:.2f} ms; over bare {told['over_bare'][0]:.2f} [{told['over_bare'][1]:.2f}-"
+                f"{told['over_bare'][2]:.2f}], over computed {told['over_computed'][0]:.3f}",
+                flush=True,
+            )
     torch.set_num_threads(threads_before)
     return found
 
@@ -54,7 +58,8 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
 def _case(run: Path, make: Callable[[], Work], options: dict[str, Any], steps: int, *, rounds: int) -> dict[str, Any]:
     work = make()
     inner = AdamW(work.model.parameters(), lr=1e-3, **options)
-    with LoggedOptimizer(inner, run, work.model, checkpoint_every=_NEVER, durability="process", fingerprint="full") as optimizer:
+    settings: dict[str, Any] = {"checkpoint_every": _NEVER, "durability": "process", "fingerprint": "full"}
+    with LoggedOptimizer(inner, run, work.model, **settings) as optimizer:
         optimizer.recover()
         for _ in optimizer.steps(steps):
             gradients_given(work)
@@ -70,8 +75,10 @@ def _case(run: Path, make: Callable[[], Work], options: dict[str, Any], steps: i
         gradients_given(plain)
         alone.append(_median(bare.step, _BARE))
         computed.append(_median(partial(plain.compute, [bare]), _COMPUTED))
-    ms = {f"{name}_ms": 1e3 * sorted(values)[len(values) // 2]
-          for name, values in (("redone", redone), ("bare", alone), ("computed", computed))}  # fmt: skip
+    ms = {
+        f"{name}_ms": 1e3 * sorted(values)[len(values) // 2]
+        for name, values in (("redone", redone), ("bare", alone), ("computed", computed))
+    }
     return {"steps": steps, **ms, "over_bare": over(redone, alone), "over_computed": over(redone, computed)}
 
 

@@ -75,8 +75,9 @@ class Logged(Plain):
     def __init__(self, work: Work, run: Path, segment_bytes: int, **settings: Any) -> None:
         super().__init__(work)
         first, *rest = work.optimizers
-        self.logged = LoggedOptimizer(first, run, work.model, checkpoint_every=_NEVER, keep=1, segment_bytes=segment_bytes,
-                                      on_signal=None, **settings)  # fmt: skip
+        self.logged = LoggedOptimizer(
+            first, run, work.model, checkpoint_every=_NEVER, keep=1, segment_bytes=segment_bytes, on_signal=None, **settings
+        )
         others = [self.logged.also(other, f"other{i}") for i, other in enumerate(rest)]
         self.optimizers: list[Optimizer] = [self.logged, *others]
         self.logged.recover()
@@ -163,8 +164,13 @@ def _case(case: Case, threads: int) -> dict[str, Any]:
             if isinstance(arm, Logged):
                 arm.close()
         parameters = sum(p.numel() for p in arms[PLAIN].work.model.parameters())
-    return {"case": case.name, "threads": threads, "parameters": parameters, "steady": _compared(steady),
-            "fresh": _compared(fresh)}  # fmt: skip
+    return {
+        "case": case.name,
+        "threads": threads,
+        "parameters": parameters,
+        "steady": _compared(steady),
+        "fresh": _compared(fresh),
+    }
 
 
 def _blocks(arms: dict[str, Plain], case: Case) -> dict[str, Block]:
@@ -184,8 +190,11 @@ def _figures(case: Case, told: dict[str, Any]) -> Iterator[Figure]:
 
 
 def _print(told: dict[str, Any]) -> None:
-    print(f"  {told['case']}, {told['threads']} threads: plain {told['steady'][PLAIN]['ms']:.2f} ms, plain p99 over median "
-          f"{told['steady'][PLAIN]['plain_p99']:.2f}", flush=True)  # fmt: skip
+    print(
+        f"  {told['case']}, {told['threads']} threads: plain {told['steady'][PLAIN]['ms']:.2f} ms, plain p99 over median "
+        f"{told['steady'][PLAIN]['plain_p99']:.2f}",
+        flush=True,
+    )
     for state in ("steady", "fresh"):
         for name, one in told[state].items():
             if name != PLAIN:

@@ -17,9 +17,9 @@ def bench(results: dict[str, Any]) -> Lines:
     """All figures, whether they met their goals, and the parts that were measured."""
     figures = [figure for part in results.values() for figure in part.get("figures", [])]
     lines = prose("""
-        Figures and goals. Smaller is better. Values in brackets are quartiles: of a bootstrap over the rounds where arms took
-        turns, of the values where a whole process was timed. A median, mean or 99th percentile is over that of the plain arm
-        of the same rounds; "beyond" is a stricter goal. Steady state: log files are used again.""")
+        Figures and goals. Smaller is better; "beyond" is a stricter goal. A median, mean or 99th percentile is over that of the
+        plain arm of the same rounds. Brackets are quartiles: over the rounds for medians, of a bootstrap over the rounds for
+        means and percentiles, over the trials where whole processes were timed. Steady state: log files are used again.""")
     lines += table(["case", "figure", "measured", "goal", "", "beyond", ""], goal_rows(figures))
     for part, tell in _PARTS.items():
         if part in results:
@@ -36,8 +36,17 @@ def _steps(found: dict[str, Any]) -> Lines:
         for state in ("steady", "fresh"):
             for arm, one in case[state].items():
                 if arm != PLAIN:
-                    rows.append([case["case"], case["threads"], f"{case[state][PLAIN]['ms']:.2f}", state, arm, *_ratios(one),
-                                 _spread(one["added_ms"], 3)])  # fmt: skip
+                    rows.append(
+                        [
+                            case["case"],
+                            case["threads"],
+                            f"{case[state][PLAIN]['ms']:.2f}",
+                            state,
+                            arm,
+                            *_ratios(one),
+                            _spread(one["added_ms"], 3),
+                        ]
+                    )
     return lines + table(["case", "threads", "plain, ms", "files", "arm", *_HEAD], rows)
 
 
@@ -64,7 +73,11 @@ def _append(found: dict[str, Any]) -> Lines:
         An append of {found["bytes_per_record"] / 1e6:.1f} MB, 10 ms apart, over the median memcpy of the same bytes. Steps that
         take a checkpoint do not count.""")
     rows = [
-        [one["durability"], one["files"], one["count"], f"{one['memcpy_ms']:.2f}", *(_spread(one[key], 2) for key in _STATISTICS)]
+        [
+            *(one[key] for key in ("durability", "files", "count")),
+            f"{one['memcpy_ms']:.2f}",
+            *(_spread(one[key], 2) for key in _STATISTICS),
+        ]
         for one in found["appends"]
     ]
     return lines + table(["durability", "log files", "appends", "memcpy, ms", *_STATISTICS], rows)
@@ -72,18 +85,33 @@ def _append(found: dict[str, Any]) -> Lines:
 
 def _replay(found: dict[str, Any]) -> Lines:
     rows = [
-        [one["case"], one["form"], *(f"{one[key]:.2f}" for key in ("computed_ms", "bare_ms", "redone_ms")),
-         _spread(one["over_bare"], 2), _spread(one["over_computed"], 3)]
+        [
+            one["case"],
+            one["form"],
+            *(f"{one[key]:.2f}" for key in ("computed_ms", "bare_ms", "redone_ms")),
+            _spread(one["over_bare"], 2),
+            _spread(one["over_computed"], 3),
+        ]
         for one in found["replays"]
-    ]  # fmt: skip
-    return table(["model", "AdamW", "computed, ms", "optimizer alone, ms", "redone, ms", "redone over optimizer alone",
-                  "redone over computed"], rows)  # fmt: skip
+    ]
+    return table(
+        [
+            "model",
+            "AdamW",
+            "computed, ms",
+            "optimizer alone, ms",
+            "redone, ms",
+            "redone over optimizer alone",
+            "redone over computed",
+        ],
+        rows,
+    )
 
 
 def _recovery(found: dict[str, Any]) -> Lines:
     lines = prose(f"""
-        Recovery of a killed run of {found["steps"]:,} steps of 1,218 parameters, {found["run_bytes"] / 1e6:.0f} MB on disk; each
-        on a copy, in a process of its own.""")
+        Recovery of a killed run of {found["steps"]:,} steps of 1,218 parameters, {found["run_bytes"] / 1e6:.0f} MB on disk;
+        each on a copy, in a process of its own.""")
     rows = [
         [f"{one[key]:.2f}" for key in ("seconds", "open", "replay", "rest")] + [f"{one['more_memory_bytes'] / 1e6:.0f}"]
         for one in found["recoveries"]
@@ -94,17 +122,25 @@ def _recovery(found: dict[str, Any]) -> Lines:
 def _disk(found: dict[str, Any]) -> Lines:
     mib = 1 << 20
     rows = [
-        [one["case"], f"{one['steps']:,}", *(f"{one[key] / mib:.2f}" for key in ("payload", "segment_bytes", "young", "closed")),
-         ", ".join(f"{name} {size / mib:.2f}" for size, _, name in one["largest_files_closed"][:3])]
+        [
+            one["case"],
+            f"{one['steps']:,}",
+            *(f"{one[key] / mib:.2f}" for key in ("payload", "segment_bytes", "young", "closed")),
+            ", ".join(f"{name} {size / mib:.2f}" for size, _, name in one["largest_files_closed"][:3]),
+        ]
         for one in found["young"]
-    ]  # fmt: skip
-    lines = table(["run", "steps", "payload, MiB", "segment, MiB", "on disk, MiB", "after close, MiB",
-                   "largest files then, MiB"], rows)  # fmt: skip
+    ]
+    lines = table(
+        ["run", "steps", "payload, MiB", "segment, MiB", "on disk, MiB", "after close, MiB", "largest files then, MiB"], rows
+    )
     written = [
-        [f"{one['payload'] / 1e6:.0f}", *(_over(one[key], one["payload"]) for key in ("device", "process")),
-         f"{one['quiet_bytes_per_second'] / 1e6:.2f}"]
+        [
+            f"{one['payload'] / 1e6:.0f}",
+            *(_over(one[key], one["payload"]) for key in ("device", "process")),
+            f"{one['quiet_bytes_per_second'] / 1e6:.2f}",
+        ]
         for one in found["writes"]
-    ]  # fmt: skip
+    ]
     head = ["appended in steady state, MB", "device wrote, over that", "pages dirtied, over that", "device when quiet, MB/s"]
     return lines + table(head, written)
 
@@ -113,16 +149,28 @@ def _checkpoint(found: dict[str, Any]) -> Lines:
     memory = found["memory"]
     extra = (memory["logged_bytes"] - memory["plain_bytes"]) / 1e6
     stall = f"{found['stall_ms']:.1f} ms, {found['over_memcpy']['shown']} of a memcpy of the state"
-    return table(["a checkpoint", "measured"], [
-        ["stall of the training thread", stall],
-        ["more memory than plain training", f"{extra:.0f} MB at the peak; the state is {found['state_bytes'] / 1e6:.0f} MB"],
-    ])  # fmt: skip
+    return table(
+        ["a checkpoint", "measured"],
+        [
+            ["stall of the training thread", stall],
+            [
+                "more memory than plain training",
+                f"{extra:.0f} MB at the peak; the state is {found['state_bytes'] / 1e6:.0f} MB",
+            ],
+        ],
+    )
 
 
 _PARTS = {
-    "steps": _steps, "trainers": _trainers, "keras": _keras, "append": _append, "replay": _replay, "recovery": _recovery,
-    "disk": _disk, "checkpoint": _checkpoint,
-}  # fmt: skip
+    "steps": _steps,
+    "trainers": _trainers,
+    "keras": _keras,
+    "append": _append,
+    "replay": _replay,
+    "recovery": _recovery,
+    "disk": _disk,
+    "checkpoint": _checkpoint,
+}
 
 
 def _ratios(one: dict[str, Any]) -> list[str]:

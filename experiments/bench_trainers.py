@@ -22,19 +22,13 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from figures import Figure
+from fits import ARMS, figures, tell
 from training_cases import layers
-from turns import AGAIN, PLAIN, Block, compare, take_turns
+from turns import PLAIN, Block, compare, take_turns
 
 Fit = Callable[[int, "list[Any]"], "list[float]"]
 """Trains some steps with some callbacks; returns when each step began."""
 
-_ARMS: dict[str, dict[str, Any] | None] = {
-    PLAIN: None,
-    "logged, machine": {"durability": "machine"},
-    AGAIN: None,
-    "logged, process": {"durability": "process"},
-}
 _LOG: dict[str, Any] = {"checkpoint_every": 25, "keep": 1, "segment_bytes": 16 << 20, "verbose": False, "on_signal": None}
 _GOAL = 1.05
 _VOCABULARY, _LENGTH, _BATCH = 512, 48, 8
@@ -54,19 +48,12 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             blocks = {
                 arm: partial(_block, partial(fit(), steps), callback, chosen, Path(folder) / "run", dropped)
-                for arm, chosen in _ARMS.items()
+                for arm, chosen in ARMS.items()
             }
             told = _compared(blocks, rounds=1 if quick else 6, seconds_max=45.0)
         found["cases"].append({"case": name, "arms": told})
-        found["figures"] += [
-            Figure.of(f"{name}, {arm}", "median", told[arm]["median"], "", _GOAL).as_dict()
-            for arm, chosen in _ARMS.items()
-            if chosen
-        ]
-        print(f"  {name}: plain {told[PLAIN]['ms']:.1f} ms", flush=True)
-        for arm, one in told.items():
-            ratios = "  ".join(f"{key} {one[key][0]:.3f} [{one[key][1]:.3f}-{one[key][2]:.3f}]" for key in ("median", "mean", "p99"))
-            print(f"    {arm:24s} {ratios}", flush=True)
+        found["figures"] += figures(name, told, _GOAL)
+        tell(name, told)
     torch.set_num_threads(threads_before)
     return found
 
@@ -77,8 +64,13 @@ def _compared(blocks: dict[str, Block], *, rounds: int, seconds_max: float) -> d
     return {arm: compare(times, arm) for arm in times}
 
 
-def _block(fit: Callable[[list[Any]], list[float]], callback: Callable[..., Any], chosen: dict[str, Any] | None, run: Path,
-           dropped: int) -> list[float]:  # fmt: skip
+def _block(
+    fit: Callable[[list[Any]], list[float]],
+    callback: Callable[..., Any],
+    chosen: dict[str, Any] | None,
+    run: Path,
+    dropped: int,
+) -> list[float]:
     gc.collect()
     begun = fit([] if chosen is None else [callback()(run, **_LOG, **chosen)])
     shutil.rmtree(run, ignore_errors=True)
@@ -105,9 +97,16 @@ def _huggingface() -> Fit:
         config = transformers.GPT2Config(vocab_size=_VOCABULARY, n_positions=_LENGTH, n_embd=128, n_layer=2, n_head=4)
         clock = Clock()
         with tempfile.TemporaryDirectory() as folder:
-            arguments = transformers.TrainingArguments(folder, max_steps=steps, per_device_train_batch_size=_BATCH, report_to=[],
-                                                       save_strategy="no", logging_strategy="no", use_cpu=True,
-                                                       disable_tqdm=True)  # fmt: skip
+            arguments = transformers.TrainingArguments(
+                folder,
+                max_steps=steps,
+                per_device_train_batch_size=_BATCH,
+                report_to=[],
+                save_strategy="no",
+                logging_strategy="no",
+                use_cpu=True,
+                disable_tqdm=True,
+            )
             model = transformers.GPT2LMHeadModel(config)
             trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[clock, *callbacks])
             trainer.remove_callback(transformers.PrinterCallback)
@@ -149,9 +148,15 @@ def _lightning() -> Fit:
     def fit(steps: int, callbacks: list[Any]) -> list[float]:
         pl.seed_everything(0, verbose=False)
         clock = Clock()
-        trainer = pl.Trainer(max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False,
-                             callbacks=[clock, *callbacks], enable_progress_bar=False,
-                             enable_model_summary=False)  # fmt: skip
+        trainer = pl.Trainer(
+            max_steps=steps,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            callbacks=[clock, *callbacks],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
         trainer.fit(Perceptron(), DataLoader(data, batch_size=64, shuffle=True))
         return clock.begun
 

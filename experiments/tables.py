@@ -180,13 +180,11 @@ def keras_recovery(results: dict[str, Any]) -> Lines:
         Redone: a step in recovery over a computed one. Where that is near 1 or above, a model computes so little for each of
         its parameters that redoing a step is not faster than computing it: what the log saves there is the steps themselves,
         bit for bit, and no time.""")
-    rows = [
-        [backend, f"{name}, {case['parameters'] / 1e6:.2f} M", f"{case['computed'] * 1e3:.1f}",
-         f"{case['redone_over_computed']:.2f}"]
-        for backend, cases in _without_circumstances(results).items()
-        if backend != "kills"
-        for name, case in cases.items()
-    ]  # fmt: skip
+    rows = []
+    for backend, cases in _without_circumstances(results).items():
+        for name, case in cases.items() if backend != "kills" else ():
+            ratio, milliseconds = f"{case['redone_over_computed']:.2f}", f"{case['computed'] * 1e3:.1f}"
+            rows.append([backend, f"{name}, {case['parameters'] / 1e6:.2f} M", milliseconds, ratio])
     lines += table(["backend", "model", "computed, ms", "redone over computed"], rows)
     if "kills" in results:
         lines += prose("Batches that are trained again after a SIGKILL under TensorFlow, the one that was running among them:")

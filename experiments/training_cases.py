@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -157,11 +157,10 @@ CASES = (
 
 def shortened(cases: tuple[Case, ...]) -> Iterator[Case]:
     """The small cases with few rounds: they check the script, not the claim."""
-    from dataclasses import replace
-
     for case in cases:
         if case.make in (tiny, mlp, gan):
-            yield replace(case, rounds=3, fresh_rounds=1, steps=10, seconds_max=5.0, segment_bytes=min(case.segment_bytes, 16 * MIB))
+            segment_bytes = min(case.segment_bytes, 16 * MIB)
+            yield replace(case, rounds=3, fresh_rounds=1, steps=10, seconds_max=5.0, segment_bytes=segment_bytes)
 
 
 def gradients_given(work: Work) -> None:

@@ -1,7 +1,7 @@
 """Paired measurement: arms take turns in one process, block by block, and are compared round by round.
 
 An arm is a callable that does one block of steps and returns the seconds of each step that counts. A round is one block of
-each arm. Load that comes and goes falls on all arms of a round alike, so ratios between arms are resampled by rounds.
+each arm. Load that comes and goes falls on all arms of a round alike, so arms are compared round by round.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ def compare(times: Times, arm: str, plain: str = PLAIN) -> dict[str, Any]:
     """Compare an arm with the plain one.
 
     Returns:
-        `median` and `mean` (ratios), `p99` (over the plain p99) and `added_ms` (difference of medians), each as [value, lower
-        quartile, upper quartile]: the value is that of all steps, the quartiles are those of a bootstrap over the rounds.
-        `ms` is the arm's median step, `plain_p99` the plain p99 over the plain median, `rounds` and `steps` count.
+        `median` and `added_ms`: ratio and difference of the medians of two blocks, as the median over the rounds with its
+        quartiles, so that load which comes and goes falls out.
+        `mean` and `p99`: ratios of the means and of the 99th percentiles of all steps, with the quartiles of a bootstrap
+        over the rounds, since what is rare is in few of them.
+        `ms`: the arm's median step. `plain_p99`: the plain p99 over the plain median. `rounds`, `steps`: how many.
     """
     mine, base = _table(times[arm]), _table(times[plain])
-    statistics: dict[str, Callable[[Any, Any], float]] = {
-        "median": lambda a, b: np.median(a) / np.median(b),
-        "mean": lambda a, b: np.mean(a) / np.mean(b),
-        "p99": lambda a, b: np.quantile(a, 0.99) / np.quantile(b, 0.99),
-        "added_ms": lambda a, b: 1e3 * (np.median(a) - np.median(b)),
-    }
-    found: dict[str, Any] = {name: _spread(mine, base, statistic) for name, statistic in statistics.items()}
-    return found | {
+    middle, middle_base = np.median(mine, axis=1), np.median(base, axis=1)
+    return {
+        "median": spread(middle / middle_base),
+        "mean": _resampled(mine, base, lambda a, b: np.mean(a) / np.mean(b)),
+        "p99": _resampled(mine, base, lambda a, b: p99(a) / p99(b)),
+        "added_ms": spread(1e3 * (middle - middle_base)),
         "ms": float(np.median(mine) * 1e3),
-        "plain_p99": float(np.quantile(base, 0.99) / np.median(base)),
+        "plain_p99": float(p99(base) / np.median(base)),
         "rounds": len(mine),
         "steps": mine.size,
     }
@@ -65,11 +65,10 @@ def compare(times: Times, arm: str, plain: str = PLAIN) -> dict[str, Any]:
 
 def over(work: list[float], unit: list[float], statistic: Callable[[Any], Any] = np.median) -> tuple[float, float, float]:
     """Return a statistic of `work` over the median of `unit`, with the quartiles of a bootstrap over the pairs."""
-    found = _spread(np.array(work)[:, None], np.array(unit)[:, None], lambda a, b: statistic(a) / np.median(b))
-    return found[0], found[1], found[2]
+    return _resampled(np.array(work)[:, None], np.array(unit)[:, None], lambda a, b: statistic(a) / np.median(b))
 
 
-def spread(values: list[float]) -> tuple[float, float, float]:
+def spread(values: Any) -> tuple[float, float, float]:
     """Return the median and the quartiles of the values themselves."""
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
     return float(middle), float(low), float(high)
@@ -86,11 +85,9 @@ def _table(blocks: list[list[float]]) -> Any:
     return np.array([block[-length:] for block in blocks])
 
 
-def _spread(mine: Any, base: Any, statistic: Callable[[Any, Any], Any]) -> list[float]:
+def _resampled(mine: Any, base: Any, statistic: Callable[[Any, Any], Any]) -> tuple[float, float, float]:
+    """Return a statistic of both tables and the quartiles of it where their rows are drawn with replacement, in pairs."""
     chance = np.random.default_rng(0)
-    drawn = []
-    for _ in range(_RESAMPLES):
-        rounds = chance.integers(0, len(mine), len(mine))
-        drawn.append(statistic(mine[rounds], base[rounds]))
-    low, high = np.quantile(drawn, (0.25, 0.75))
-    return [float(statistic(mine, base)), float(low), float(high)]
+    draws = (chance.integers(0, len(mine), len(mine)) for _ in range(_RESAMPLES))
+    low, high = np.quantile([statistic(mine[rows], base[rows]) for rows in draws], (0.25, 0.75))
+    return float(statistic(mine, base)), float(low), float(high)
