@@ -148,7 +148,8 @@ def _disk(found: dict[str, Any]) -> Lines:
 def _checkpoint(found: dict[str, Any]) -> Lines:
     memory = found["memory"]
     extra = (memory["logged_bytes"] - memory["plain_bytes"]) / 1e6
-    stall = f"{found['stall_ms']:.1f} ms, {found['over_memcpy']['shown']} of a memcpy of the state"
+    ratio = _spread([found["over_memcpy"][key] for key in ("median", "q25", "q75")], 2)
+    stall = f"{found['stall_ms']:.1f} ms, {ratio} of a memcpy of the state"
     return table(
         ["a checkpoint", "measured"],
         [

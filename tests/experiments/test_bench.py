@@ -85,7 +85,7 @@ def test_verdict_compares_what_is_shown_with_the_goal(figures: Any, value: float
 @pytest.mark.slow
 def test_every_part_has_figures_with_their_quartiles(found: dict[str, Any]) -> None:
     assert set(found) == _PARTS | {"circumstances"}
-    for part in _PARTS - {"checkpoint"}:
+    for part in _PARTS:
         assert found[part]["figures"], part
         for figure in found[part]["figures"]:
             assert figure["low"] <= figure["high"], figure
@@ -103,7 +103,7 @@ def test_steps_are_timed_with_one_and_two_threads_on_fresh_and_recycled_files(fo
 @pytest.mark.slow
 def test_report_shows_every_figure_with_its_verdict(folder: Path, found: dict[str, Any]) -> None:
     page = (folder / "results.md").read_text()
-    figures = [figure for part in _PARTS for figure in found[part].get("figures", [])]
+    figures = [figure for part in _PARTS for figure in found[part]["figures"]]
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     for figure in figures:
         [row] = [row for row in rows if row.startswith(f"| {figure['case']} | {figure['what']} |")]
