@@ -37,11 +37,11 @@ class Plain:
     def __init__(self, work: Work) -> None:
         self.work, self.optimizers = work, list(work.optimizers)
 
-    def block(self, steps: int) -> list[float]:
-        """Do some steps; return the seconds of each but the first."""
+    def block(self, steps: int, seconds_max: float) -> list[float]:
+        """Do some steps, or fewer where they would take too long; return the seconds of each but the first."""
         self.prepare()
-        seconds = []
-        for _ in range(steps):
+        seconds: list[float] = []
+        while len(seconds) < steps and sum(seconds) < seconds_max:
             start = perf_counter()
             self.step()
             seconds.append(perf_counter() - start)
@@ -174,7 +174,7 @@ def _case(case: Case, threads: int) -> dict[str, Any]:
 
 
 def _blocks(arms: dict[str, Plain], case: Case) -> dict[str, Block]:
-    return {name: partial(arm.block, case.steps) for name, arm in arms.items()}
+    return {name: partial(arm.block, case.steps, case.seconds_max / 8) for name, arm in arms.items()}
 
 
 def _compared(times: Times) -> dict[str, Any]:

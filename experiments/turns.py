@@ -49,23 +49,25 @@ def compare(times: Times, arm: str, plain: str = PLAIN) -> dict[str, Any]:
         over the rounds, since what is rare is in few of them.
         `ms`: the arm's median step. `plain_p99`: the plain p99 over the plain median. `rounds`, `steps`: how many.
     """
-    mine, base = _table(times[arm]), _table(times[plain])
-    middle, middle_base = np.median(mine, axis=1), np.median(base, axis=1)
+    mine, base = ([np.array(block) for block in times[name]] for name in (arm, plain))
+    middle, middle_base = (np.array([np.median(block) for block in blocks]) for blocks in (mine, base))
+    every, every_base = np.concatenate(mine), np.concatenate(base)
     return {
         "median": spread(middle / middle_base),
         "mean": _resampled(mine, base, lambda a, b: np.mean(a) / np.mean(b)),
         "p99": _resampled(mine, base, lambda a, b: p99(a) / p99(b)),
         "added_ms": spread(1e3 * (middle - middle_base)),
-        "ms": float(np.median(mine) * 1e3),
-        "plain_p99": float(p99(base) / np.median(base)),
+        "ms": float(np.median(every) * 1e3),
+        "plain_p99": float(p99(every_base) / np.median(every_base)),
         "rounds": len(mine),
-        "steps": mine.size,
+        "steps": len(every),
     }
 
 
 def over(work: list[float], unit: list[float], statistic: Callable[[Any], Any] = np.median) -> tuple[float, float, float]:
     """Return a statistic of `work` over the median of `unit`, with the quartiles of a bootstrap over the pairs."""
-    return _resampled(np.array(work)[:, None], np.array(unit)[:, None], lambda a, b: statistic(a) / np.median(b))
+    pairs = ([np.array([seconds]) for seconds in values] for values in (work, unit))
+    return _resampled(*pairs, lambda a, b: statistic(a) / np.median(b))
 
 
 def spread(values: Any) -> tuple[float, float, float]:
@@ -79,15 +81,12 @@ def p99(values: Any) -> Any:
     return np.quantile(values, 0.99)
 
 
-def _table(blocks: list[list[float]]) -> Any:
-    """One row a block; a fit may have come out a step shorter than another."""
-    length = min(map(len, blocks))
-    return np.array([block[-length:] for block in blocks])
-
-
-def _resampled(mine: Any, base: Any, statistic: Callable[[Any, Any], Any]) -> tuple[float, float, float]:
-    """Return a statistic of both tables and the quartiles of it where their rows are drawn with replacement, in pairs."""
+def _resampled(mine: list[Any], base: list[Any], statistic: Callable[[Any, Any], Any]) -> tuple[float, float, float]:
+    """Return a statistic of all blocks and the quartiles of it where rounds are drawn with replacement."""
     chance = np.random.default_rng(0)
-    draws = (chance.integers(0, len(mine), len(mine)) for _ in range(_RESAMPLES))
-    low, high = np.quantile([statistic(mine[rows], base[rows]) for rows in draws], (0.25, 0.75))
-    return float(statistic(mine, base)), float(low), float(high)
+
+    def of(rounds: Any) -> float:
+        return float(statistic(*(np.concatenate([blocks[i] for i in rounds]) for blocks in (mine, base))))
+
+    low, high = np.quantile([of(chance.integers(0, len(mine), len(mine))) for _ in range(_RESAMPLES)], (0.25, 0.75))
+    return of(range(len(mine))), float(low), float(high)
