@@ -1,51 +1,57 @@
-"""The figures that the project is judged by, each a ratio taken in one run on the same work: `make bench`.
+"""The figures that the project is judged by, each with its goal, taken in pairs with the arms in turns: `make bench`.
 
-    overhead    a training step with logging over one without, beside torch.save and DCP async_save at every step
-    append      bandwidth of the log over a memcpy of the same bytes
-    replay      a redone step over a computed one, and over the bare optimizer step
+    steps       a logged training step over a plain one: PyTorch loops, a GAN; steady state and fresh files
+    trainers    the same in Hugging Face Trainer and Lightning
+    keras       the same in Keras' fit: TensorFlow (graph, XLA), torch, JAX
+    append      a record of 8.4 MB over a memcpy of the same bytes
+    replay      a redone step over the bare optimizer step
+    recovery    recovery over 100,000 small steps; `tranlogs status` and `tranlogs log --step` on that run
+    disk        bytes on disk of a young and of a closed run; bytes that the device writes in steady state
     checkpoint  stall of the training thread over a memcpy of the state; extra memory
-    recovery    time and memory of recovery over the length of the log; what a small model's step costs, part by part
 
-Each part also runs alone (`python experiments/bench_overhead.py`). Results go to experiments/results/bench.json.
+Each part also runs alone (`python experiments/bench_steps.py`). Results go to experiments/results/bench.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import time
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import bench_append
-import bench_checkpoint
-import bench_overhead
-import bench_recovery
-import bench_replay
-import torch
 from circumstances import Circumstances, write_results
+from figures import goal_rows
 
-PARTS = {
-    "overhead": bench_overhead.measure,
-    "append": bench_append.measure,
-    "replay": bench_replay.measure,
-    "checkpoint": bench_checkpoint.measure,
-    "recovery": bench_recovery.measure,
-}
+PARTS = ("steps", "trainers", "keras", "append", "replay", "recovery", "disk", "checkpoint")
+_HEAD = ("case", "figure", "measured", "goal", "", "beyond", "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="which parts (default: all)")
-    parser.add_argument("--quick", action="store_true", help="a small model and few rounds: checks the script, not the claim")
+    parser.add_argument("--quick", action="store_true", help="small models and few rounds: checks the scripts, not the claims")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bench.json")
     arguments = parser.parse_args()
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
     begun = Circumstances()
     results: dict[str, Any] = {}
     for part in arguments.parts or PARTS:
         print(f"== {part}", flush=True)
-        results[part] = PARTS[part](quick=arguments.quick)
-    write_results(arguments.out, results, begun)
+        start = time.monotonic()
+        measure: Callable[..., dict[str, Any]] = import_module(f"bench_{part}").measure
+        results[part] = measure(quick=arguments.quick) | {"seconds": round(time.monotonic() - start, 1)}
+        print(f"   {results[part]['seconds']:.0f} s", flush=True)
+        write_results(arguments.out, results, begun)
+    show([figure for part in results.values() for figure in part.get("figures", [])])
+
+
+def show(figures: list[dict[str, Any]]) -> None:
+    """Print all figures beside their goals."""
+    rows = [list(_HEAD), *goal_rows(figures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 if __name__ == "__main__":

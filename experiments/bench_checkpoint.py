@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import batches, model_and_text, quartiles, shown, timed
+from figures import Figure
+from measuring import batches, model_and_text, quartiles, timed
 
 from tranlogs_torch import LoggedOptimizer
 
@@ -21,7 +22,7 @@ from tranlogs_torch import LoggedOptimizer
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """Stall over memcpy; peak anonymous memory of a logged run less that of a plain one, in gradients and states."""
     found = _stall(quick=quick)
-    print(f"  stall of a checkpoint {found['stall_ms']:.1f} ms, {found['over_memcpy']['shown']} of a memcpy of the state")
+    print(f"  stall of a checkpoint {found['stall_ms']:.1f} ms, {found['over_memcpy']['median']:.2f} of a memcpy of the state")
     plain, logged = _peak("plain", quick=quick), _peak("logged", quick=quick)
     found["memory"] = {
         "plain_bytes": plain, "logged_bytes": logged, "gradient_bytes": found["gradient_bytes"],
@@ -31,6 +32,14 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
         f"  peak memory {plain / 1e6:.0f} MB plain, {logged / 1e6:.0f} MB logged: {(logged - plain) / 1e6:+.0f} MB, where the "
         f"gradients are {found['gradient_bytes'] / 1e6:.0f} MB and the state is {found['state_bytes'] / 1e6:.0f} MB"
     )
+    low, middle, high = (found["over_memcpy"][key] for key in ("q25", "median", "q75"))
+    extra, allowed = logged - plain, found["state_bytes"] + 2 * found["gradient_bytes"]
+    found["figures"] = [
+        Figure.of("a checkpoint", "stall over a memcpy of the state", (middle, low, high), "", 1.0).as_dict(),
+        Figure.of(
+            "logging and checkpoints", "more memory over gradients twice and state once", (extra / allowed,) * 3, "", 1.0
+        ).as_dict(),
+    ]
     return found
 
 
@@ -68,9 +77,11 @@ def _stall(*, quick: bool) -> dict[str, Any]:
         optimizer.close()
     ratios = [a / b for a, b in zip(stalls[2:], copies[2:], strict=True)]
     return {
-        "stall_ms": quartiles(stalls[2:])[1] * 1e3, "over_memcpy": {"median": quartiles(ratios)[1], "shown": shown(ratios, 2)},
-        "state_bytes": sum(a.nbytes for a in source), "gradient_bytes": sum(p.numel() * 4 for p in model.parameters()),
-    }  # fmt: skip
+        "stall_ms": quartiles(stalls[2:])[1] * 1e3,
+        "over_memcpy": dict(zip(("q25", "median", "q75"), quartiles(ratios), strict=True)),
+        "state_bytes": sum(a.nbytes for a in source),
+        "gradient_bytes": sum(p.numel() * 4 for p in model.parameters()),
+    }
 
 
 def _peak(kind: str, *, quick: bool) -> int:

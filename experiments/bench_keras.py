@@ -1,359 +1,120 @@
-"""What the Keras callback costs a step of `model.fit`, what a redone step costs over a computed one, and what a kill loses.
+"""What a log costs a step of Keras' `fit`: an MLP of 0.5 M parameters on TensorFlow (graph and XLA), torch and JAX.
 
-One process a backend, since Keras chooses its backend as it is imported. There, contenders train the same model on the same
-arrays and take turns in short fits, each with a run of its own; the first steps of a fit are not counted: a logged fit
-traces its functions anew, and takes the first two steps of a run twice. Each step's loss is read, as a progress bar does.
-
-Ratios are of step times to those of a fit without logging in the same turn. Redone steps are those of a fit that an
-exception has cut short and another model resumes: what one of them costs, and the whole replay with what is traced once.
-Kills (on TensorFlow): SIGKILL at a random batch; then the same script again, until it has trained a batch that the dead
-process had not. Lost are the batches that are trained again before that one.
+One process for each backend, since Keras chooses its backend as it is imported. There, an arm is a whole fit of the same model
+on the same arrays; fits take turns. A step's time goes from its beginning to that of the next one. The first steps of a fit do
+not count: functions are traced there, and the log fills fresh files; then checkpoints let go of log files, which it reuses.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
-import random
 import shutil
-import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
-from circumstances import Circumstances, write_results
+from fits import ARMS, figures, tell
+from turns import PLAIN, compare, take_turns
 
-BACKENDS = ("tensorflow", "torch", "jax")
-_PLAIN = "no logging"
-_NEVER = 10**9  # steps between checkpoints
-_BATCHES, _EPOCHS = 50, 40  # batches an epoch, where processes are killed
-_SAVE_FREQ = 20  # batches between the backups of BackupAndRestore
-_SECONDS_MAX = 120.0  # that one process may take to the batch that is waited for
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A model to train.
-
-    Attributes:
-        name: of the case.
-        build: makes the model, compiled.
-        shape: of a sample.
-        batch: samples in one.
-        steps: of a fit.
-        dropped: steps at its beginning that are not counted.
-        seconds: after which no further turn begins.
-        redone: steps before a fit is cut short.
-        variants: settings of the callback, by name.
-    """
-
-    name: str
-    build: Callable[[], Any]
-    shape: tuple[int, ...]
-    batch: int
-    steps: int
-    dropped: int
-    seconds: float
-    redone: int
-    variants: dict[str, dict[str, Any]]
-
-    def arrays(self, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Samples and labels for some steps."""
-        rng = np.random.default_rng(0)
-        count = steps * self.batch
-        return rng.standard_normal((count, *self.shape), np.float32), rng.integers(0, 10, count)
+_CHOICES = {  # backend, jit_compile
+    "TensorFlow graph": ("tensorflow", False),
+    "TensorFlow XLA": ("tensorflow", True),
+    "torch": ("torch", False),
+    "JAX": ("jax", True),
+}
+_LOG: dict[str, Any] = {
+    "log": "gradients",
+    "checkpoint_every": 30,
+    "keep": 1,
+    "segment_bytes": 32 << 20,
+    "verbose": False,
+    "on_signal": None,
+}
+_GOALS = 1.15, 1.05
+_BATCH = 64
 
 
-def cnn() -> Any:
-    """0.03 M parameters: what is measured is what a step costs whatever its size."""
-    from keras import layers
-
-    return _compiled([
-        layers.Input((16, 16, 3)), layers.Conv2D(16, 3, activation="relu"), layers.Conv2D(32, 3, activation="relu"),
-        layers.MaxPooling2D(), layers.Flatten(), layers.Dense(20, activation="relu"), layers.Dense(10),
-    ])  # fmt: skip
-
-
-def mlp() -> Any:
-    """10.5 M parameters: 42 MB of gradients a step."""
-    from keras import layers
-
-    wide = [layers.Dense(2048, activation="relu") for _ in range(3)]
-    return _compiled([layers.Input((1024,)), *wide, layers.Dense(10)])
-
-
-def _compiled(found: list[Any]) -> Any:
-    import keras
-
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(found)
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
-
-
-CASES = (
-    Case("cnn", cnn, (16, 16, 3), 32, 80, 20, 25.0, 120, {
-        "gradients, process": {"log": "gradients"},
-        "weights, process": {"log": "weights"},
-    }),
-    Case("mlp", mlp, (1024,), 128, 16, 6, 30.0, 12, {
-        "gradients, process, sampled fingerprints": {"log": "gradients", "fingerprint": "sample"},
-    }),
-)  # fmt: skip
-
-
-# The process of one backend.
-
-
-class Cut(Exception):
-    """Ends a fit."""
-
-
-def measure_backend(*, quick: bool) -> dict[str, Any]:
-    """All cases on the backend that Keras runs on: step times block by block, and seconds of redoing."""
-    found: dict[str, Any] = {}
-    for case in CASES:
-        if quick:
-            case = replace(case, steps=case.steps * 3 // 4, seconds=0.0, redone=case.redone // 2)
-        with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
-            times = _overhead(case, Path(folder))
-            redone = _redone(case, Path(folder) / "redone")
-        redone["computed"] = statistics.median(s for block in times[_PLAIN] for s in block)
-        found[case.name] = {"parameters": case.build().count_params(), "times": times, **redone}
-    return found
-
-
-def _overhead(case: Case, folder: Path) -> dict[str, list[list[float]]]:
-    """Seconds of the counted steps of each block, by contender."""
-    settings: dict[str, dict[str, Any] | None] = {_PLAIN: None, "no logging, again (noise)": None, **case.variants}
-    models = {name: case.build() for name in settings}
-    times: dict[str, list[list[float]]] = {name: [] for name in settings}
-    deadline = time.monotonic() + case.seconds
-    while not times[_PLAIN] or time.monotonic() < deadline:
-        for name, chosen in settings.items():
-            protect = [] if chosen is None else [_callback(folder / "run", **chosen)]
-            times[name].append(_fit(case, models[name], case.steps, protect)[case.dropped :])
-            shutil.rmtree(folder / "run", ignore_errors=True)
-    return times
-
-
-def _redone(case: Case, run: Path) -> dict[str, Any]:
-    """Cut a fit short, and resume it with another model: seconds of the replay, and of one step in it."""
-    settings = next(iter(case.variants.values()))
-    try:
-        _fit(case, case.build(), case.redone + 2, [_callback(run, **settings)], cut_after=case.redone)
-    except Cut:
-        pass
-    callback = _callback(run, **settings)
-    with _redo_watched() as begun:
-        _fit(case, case.build(), case.redone + 2, [callback])
-    report = callback.report
-    assert report.exact is not False, report
-    assert len(begun) == report.replayed > 2, report
-    redone = statistics.median(b - a for a, b in pairwise(begun[1:]))
-    return {"replayed": report.replayed, "seconds_replay": report.seconds_replay, "redone": redone}
-
-
-@contextmanager
-def _redo_watched() -> Iterator[list[float]]:
-    """When each redone step began."""
-    import tranlogs_keras.redo
-
-    begun: list[float] = []
-    update = tranlogs_keras.redo._update
-
-    def watched(*given: Any) -> Any:
-        begun.append(time.perf_counter())
-        return update(*given)
-
-    tranlogs_keras.redo._update = watched
-    try:
-        yield begun
-    finally:
-        tranlogs_keras.redo._update = update
-
-
-def _callback(run: Path, **settings: Any) -> Any:
-    from tranlogs_keras import TranLogsCallback
-
-    return TranLogsCallback(run, durability="process", checkpoint_every=_NEVER, verbose=False, **settings)
-
-
-def _fit(case: Case, model: Any, steps: int, callbacks: list[Any], *, cut_after: int | None = None) -> list[float]:
-    """One epoch of so many steps; how long each but the first took, from the end of the one before."""
-    import keras
-
-    ends: list[float] = []
-
-    def look(batch: int, logs: Any) -> None:
-        float(logs["loss"])
-        ends.append(time.perf_counter())
-        if len(ends) == cut_after:
-            raise Cut
-
-    x, y = case.arrays(steps)
-    clock = keras.callbacks.LambdaCallback(on_train_batch_end=look)
-    model.fit(x, y, batch_size=case.batch, verbose=0, callbacks=[*callbacks, clock])
-    return [b - a for a, b in pairwise(ends)]
-
-
-# A process that is killed.
-
-
-def train(which: str, folder: Path, progress: Path) -> None:
-    """Many epochs of the small model; a line for each batch: its number from the beginning of training, and the time."""
-    import keras
-
-    case, model = CASES[0], cnn()
-    file = os.open(progress, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    begun: list[int] = []
-    tell = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: begun.append(epoch),
-        on_train_batch_end=lambda batch, logs: os.write(file, f"{begun[-1] * _BATCHES + batch} {time.time()}\n".encode()),
-    )
-    protect: Any
-    if which == "tranlogs":
-        from tranlogs_keras import TranLogsCallback
-
-        protect = TranLogsCallback(folder, verbose=False)
-    else:
-        protect = keras.callbacks.BackupAndRestore(str(folder), save_freq=_SAVE_FREQ)
-    x, y = case.arrays(_BATCHES)
-    model.fit(x, y, batch_size=case.batch, epochs=_EPOCHS, verbose=0, callbacks=[protect, tell])
-
-
-def measure_kills(*, quick: bool) -> dict[str, Any]:
-    """Batches lost, and seconds from the script's start to the first new batch."""
-    chance = random.Random(0)
-    at = [chance.randrange(_SAVE_FREQ, 4 * _BATCHES) for _ in range(1 if quick else 3)]
-    found: dict[str, Any] = {}
-    for which in ("tranlogs", "BackupAndRestore"):
-        with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
-            told = [_kill(which, Path(folder) / str(i), batch) for i, batch in enumerate(at)]
-        found[which] = {key: [one[key] for one in told] for key in told[0]}
-    return found
-
-
-def _kill(which: str, folder: Path, batch: int) -> dict[str, Any]:
-    """Kill once the batch is done, and run the script again."""
-    folder.mkdir()
-    begun, done = _until(which, folder, folder / "first", batch)
-    last = done[-1][0]
-    begun_again, again = _until(which, folder, folder / "second", last + 1)
-    new = next(moment for number, moment in again if number > last)
-    return {"killed_after": last + 1, "lost": last + 1 - again[0][0], "seconds": new - begun_again,
-            "seconds_to_any": again[0][1] - begun_again, "seconds_fresh": done[0][1] - begun}  # fmt: skip
-
-
-def _until(which: str, folder: Path, progress: Path, batch: int) -> tuple[float, list[tuple[int, float]]]:
-    """Run the script until a batch is done, and kill it: when it began, and all batches that it has done."""
-    begun = time.time()
-    command = [sys.executable, __file__, "--train", which, str(folder / "run"), str(progress)]
-    with open(progress.with_suffix(".txt"), "w") as output:
-        process = subprocess.Popen(command, env=_environment("tensorflow"), stdout=output, stderr=output)
-    while not any(number >= batch for number, _ in _batches(progress)):
-        if process.poll() is not None or time.time() > begun + _SECONDS_MAX:
-            process.kill()
-            raise SystemExit(f"{which}: no batch {batch}: {progress.with_suffix('.txt').read_text()[-3000:]}")
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    return begun, _batches(progress)
-
-
-def _batches(progress: Path) -> list[tuple[int, float]]:
-    lines = progress.read_text().splitlines() if progress.exists() else []
-    return [(int(number), float(moment)) for number, moment in (line.split() for line in lines)]
-
-
-def _environment(backend: str) -> dict[str, str]:
+def environment(backend: str) -> dict[str, str]:
+    """Environment of a process in which Keras runs on a backend."""
     return os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 
 
-# The process that asks all others.
-
-
-def measure(*, quick: bool = False, backends: tuple[str, ...] = BACKENDS) -> dict[str, Any]:
-    """All of it, as a table and for the JSON."""
-    found: dict[str, Any] = {}
-    print("step time over that of no logging, median [quartiles] over blocks; redone over computed", flush=True)
-    for backend in backends:
-        command = [sys.executable, __file__, "--measure", *(["--quick"] if quick else [])]
-        done = subprocess.run(command, env=_environment(backend), capture_output=True, text=True)
+def measure(*, quick: bool = False) -> dict[str, Any]:
+    """Logged over plain steps, by backend."""
+    found: dict[str, Any] = {"figures": [], "cases": []}
+    for name, (backend, jit) in _CHOICES.items():
+        command = [sys.executable, __file__, "--child", *["--jit"] * jit, *["--quick"] * quick]
+        done = subprocess.run(command, env=environment(backend), capture_output=True, text=True)
         if done.returncode:
-            raise SystemExit(f"{backend}: {done.stderr[-3000:]}")
-        cases = json.loads(done.stdout.splitlines()[-1])
-        found[backend] = {name: _told(backend, name, case) for name, case in cases.items()}
-    if "tensorflow" in backends:
-        found["kills"] = measure_kills(quick=quick)
-        _tell_kills(found["kills"])
+            raise SystemExit(f"{name}: {done.stderr[-3000:]}")
+        told = json.loads(done.stdout.splitlines()[-1])
+        case = f"Keras on {name}, MLP of 0.5 M"
+        found["cases"].append({"case": case, **told})
+        found["figures"] += figures(case, told["arms"], *_GOALS)
+        tell(case, told["arms"])
     return found
 
 
-def _told(backend: str, name: str, case: dict[str, Any]) -> dict[str, Any]:
-    """Prints a case, and makes ratios of its times."""
-    from measuring import quartiles, shown  # with torch, which the processes of other backends do without
+def _child(*, jit: bool, quick: bool) -> dict[str, Any]:
+    """All arms on the backend that Keras runs on."""
+    if os.environ["KERAS_BACKEND"] == "torch":
+        import torch
 
-    times = case.pop("times")
-    print(f"{backend}, {name}, {case['parameters'] / 1e6:.2f} M parameters")
-    case["ratios"] = {}
-    for contender, blocks in times.items():
-        ratios = [quartiles(a)[1] / quartiles(b)[1] for a, b in zip(blocks, times[_PLAIN], strict=True)]
-        low, middle, high = quartiles(ratios)
-        seconds = quartiles([s for block in blocks for s in block])[1]
-        case["ratios"][contender] = {"median": middle, "q25": low, "q75": high, "seconds": seconds}
-        print(f"  {contender:42s} {shown(ratios)}   step {seconds * 1e3:.1f} ms")
-    case["redone_over_computed"] = case["redone"] / case["computed"]
-    case["replay_over_computed"] = case["seconds_replay"] / case["replayed"] / case["computed"]
-    print(
-        f"  redone {case['redone'] * 1e3:.1f} ms a step: {case['redone_over_computed']:.2f} of computing; {case['replayed']} "
-        f"steps in {case['seconds_replay']:.1f} s with what is traced once: {case['replay_over_computed']:.2f}",
-        flush=True,
+        torch.set_num_threads(1)
+    steps, dropped = (40, 20) if quick else (180, 60)
+    chance = np.random.default_rng(0)
+    x = chance.standard_normal((steps * _BATCH, 784), np.float32)
+    y = chance.integers(0, 10, steps * _BATCH)
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+        blocks = {
+            arm: partial(_fit, x, y, jit, None if chosen is None else {"run": Path(folder) / "run", **_LOG, **chosen}, dropped)
+            for arm, chosen in ARMS.items()
+        }
+        blocks[PLAIN]()
+        times = take_turns(blocks, 1 if quick else 6, seconds_max=45.0)
+    return {"arms": {arm: compare(times, arm) for arm in times}}
+
+
+def _fit(x: Any, y: Any, jit: bool, settings: dict[str, Any] | None, dropped: int) -> list[float]:
+    """One epoch with a fresh model; seconds of its steps, from the beginning of one to that of the next."""
+    import keras
+
+    from tranlogs_keras import TranLogsCallback
+
+    gc.collect()
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    model = keras.Sequential(
+        [layers.Input((784,)), layers.Dense(512, activation="relu"), layers.Dense(256, activation="relu"), layers.Dense(10)]
     )
-    return case
-
-
-def _tell_kills(kills: dict[str, Any]) -> None:
-    print(f"tensorflow, cnn, SIGKILL at a random batch; {_BATCHES} batches an epoch")
-    for which, told in kills.items():
-        print(
-            f"  {which:18s} batches lost {told['lost']} (killed after {told['killed_after']}); seconds to the first new one "
-            f"{[round(s, 1) for s in told['seconds']]} (a fresh start: {[round(s, 1) for s in told['seconds_fresh']]})"
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few rounds: checks the script, not the claim")
-    parser.add_argument("--backends", type=lambda text: tuple(text.split(",")), default=BACKENDS, help="separated by commas")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bench_keras.json")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.train:
-        which, folder, progress = arguments.train
-        train(which, Path(folder), Path(progress))
-        return
-    if arguments.measure:
-        print(json.dumps(measure_backend(quick=arguments.quick)))
-        return
-    unknown = set(arguments.backends) - set(BACKENDS)
-    if unknown:
-        parser.error(f"no such backend: {', '.join(sorted(unknown))}")
-    begun = Circumstances()
-    results = measure(quick=arguments.quick, backends=arguments.backends)
-    write_results(arguments.out, results, begun)
+    model.compile("adamw", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"], jit_compile=jit)
+    begun: list[float] = []
+    clock = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: begun.append(perf_counter()))
+    callbacks = [clock] if settings is None else [clock, TranLogsCallback(**settings)]
+    model.fit(x, y, batch_size=_BATCH, verbose=0, callbacks=callbacks)
+    del model
+    keras.utils.clear_session()
+    if settings is not None:
+        shutil.rmtree(settings["run"])
+    return [after - before for before, after in pairwise(begun)][dropped:]
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--jit", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(_child(jit=arguments.jit, quick=arguments.quick)))
+    else:
+        measure(quick=arguments.quick)

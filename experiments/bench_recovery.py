@@ -1,10 +1,18 @@
-"""What recovery takes as the log grows, and what its parts cost a step: fingerprints, and a tracked position in the data."""
+"""Recovery over a long log of small steps, and what the command line takes to look into that run.
+
+A child trains 1,218 parameters for 100,000 steps and dies by SIGKILL. Recovery is measured in fresh processes, each on a copy
+of the dead run. `tranlogs status` and `tranlogs log --step` are timed from outside, in turns with a Python that only imports
+numpy and typer: their floor.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import quartiles, shown
+from figures import Figure
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from turns import spread
 
 from tranlogs_torch import LoggedOptimizer
 
-LENGTHS, LENGTHS_QUICK = (1_000, 100_000), (200, 1_000)
+STEPS, STEPS_QUICK = 100_000, 1_000
+_COPIES, _SECONDS_MAX = 3, 60.0  # recoveries; after so many seconds no further one begins
+_NEVER = 10**9
 
 
 def small() -> nn.Module:
@@ -29,90 +39,128 @@ def small() -> nn.Module:
 
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
-    """Seconds and memory of a recovery by length of log; microseconds a step by what is on."""
-    found: dict[str, Any] = {}
-    for steps in LENGTHS_QUICK if quick else LENGTHS:
-        with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
-            run = Path(folder) / "run"
-            _log(run, steps)
-            size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
-            told = subprocess.run([sys.executable, __file__, "--recover", str(run)], check=True, capture_output=True, text=True)
-            seconds, replay, memory = map(float, told.stdout.split())
-        found[str(steps)] = {"seconds": seconds, "seconds_replay": replay, "peak_bytes": memory, "run_bytes": size}
-        print(f"  recovery over {steps:>7,} steps: {seconds:.2f} s, redoing {replay:.2f} s ({replay / steps * 1e6:.0f} us a "
-              f"step); {memory / 1e6:.0f} MB more memory; run {size / 1e6:.0f} MB")  # fmt: skip
-    found["step"] = _steps(200 if quick else 2000)
+    """Seconds of recovery by part, memory, and seconds of the commands."""
+    steps = STEPS_QUICK if quick else STEPS
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+        run = Path(folder) / "run"
+        start = time.perf_counter()
+        died = subprocess.run([sys.executable, __file__, "--train", str(run), str(steps)], check=False).returncode
+        if died != -signal.SIGKILL:
+            raise SystemExit(f"the training child ended with {died}, expected death by SIGKILL")
+        found: dict[str, Any] = {
+            "steps": steps,
+            "seconds_trained": time.perf_counter() - start,
+            "run_bytes": sum(p.stat().st_blocks * 512 for p in run.rglob("*")),
+        }
+        found["commands"] = _commands(run, steps // 2, rounds=3 if quick else 7)
+        found["recoveries"] = _recoveries(run, Path(folder) / "copy", copies=1 if quick else _COPIES)
+    case = f"{steps:,} steps of 1,218 parameters"
+    goals = (None, None) if quick else (10.0, 4.0)
+    found["figures"] = [
+        Figure.of(case, "recovery", spread([one["seconds"] for one in found["recoveries"]]), "s", *goals).as_dict(),
+        *(
+            Figure.of(case, name, spread(seconds), "s", None if name.startswith("floor") else 0.5).as_dict()
+            for name, seconds in found["commands"].items()
+        ),
+    ]
+    print(f"  trained and killed in {found['seconds_trained']:.0f} s, {found['run_bytes'] / 1e6:.0f} MB on disk", flush=True)
     return found
 
 
-def _log(run: Path, steps: int) -> None:
+def _recoveries(run: Path, copy: Path, *, copies: int) -> list[dict[str, float]]:
+    found: list[dict[str, float]] = []
+    deadline = time.monotonic() + _SECONDS_MAX
+    while len(found) < copies and (not found or time.monotonic() < deadline):
+        shutil.copytree(run, copy)
+        done = subprocess.run([sys.executable, __file__, "--recover", str(copy)], check=True, capture_output=True, text=True)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+        shutil.rmtree(copy)
+        print("  recovery: " + ", ".join(f"{key} {value:,.2f}" for key, value in found[-1].items()), flush=True)
+    return found
+
+
+def _commands(run: Path, step: int, *, rounds: int) -> dict[str, list[float]]:
+    """Wall seconds of whole processes."""
+    tranlogs = [sys.executable, "-m", "tranlogs"]
+    commands = {
+        "floor: Python with numpy and typer": [sys.executable, "-c", "import numpy, typer"],
+        "tranlogs status": [*tranlogs, "status", str(run)],
+        "tranlogs log --step": [*tranlogs, "log", str(run), "--step", str(step)],
+    }
+    found: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(rounds):
+        for name, command in commands.items():
+            start = time.perf_counter()
+            done = subprocess.run(command, capture_output=True, text=True)
+            found[name].append(time.perf_counter() - start)
+            if done.returncode:
+                raise SystemExit(f"{name} failed: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+    for name, seconds in found.items():
+        middle, low, high = spread(seconds)
+        print(f"  {name:36s} {middle:.2f} [{low:.2f}-{high:.2f}] s", flush=True)
+    return found
+
+
+# Child processes.
+
+
+def _train(run: Path, steps: int) -> None:
+    """Log all steps with the same gradients, and die."""
     model = small()
-    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with LoggedOptimizer(inner, run, model, checkpoint_every=10**9, durability="process") as optimizer:
-        optimizer.recover()
-        for _ in optimizer.steps(steps):
-            for p in model.parameters():
-                p.grad = torch.randn_like(p)
-            optimizer.step()
+    optimizer = LoggedOptimizer(
+        torch.optim.AdamW(model.parameters(), lr=1e-3), run, model, checkpoint_every=_NEVER, durability="process"
+    )
+    optimizer.recover()
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    turns = optimizer.steps(_NEVER)
+    for _ in range(steps):
+        next(turns)
+        optimizer.step()
+    next(turns)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _recover(run: Path) -> None:
-    """In a fresh process, so that the peak of memory is its own."""
+    """In a process of its own, whose peak of memory is that of recovery."""
     model = small()
-    optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), run, model)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    before, start = _peak(), time.perf_counter()
+    optimizer = LoggedOptimizer(inner, run, model)
+    opened = time.perf_counter()
     report = optimizer.recover()
-    seconds = time.perf_counter() - start
-    assert report.exact, report
-    print(seconds, report.seconds_replay, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+    end = time.perf_counter()
+    if not report.exact:
+        raise AssertionError(f"recovery was not exact: {report}")
+    print(
+        json.dumps(
+            {
+                "seconds": end - start,
+                "open": opened - start,
+                "replay": report.seconds_replay,
+                "rest": end - opened - report.seconds_replay,
+                "replayed": report.replayed,
+                "more_memory_bytes": _peak() - before,
+            }
+        )
+    )
     optimizer.close()
 
 
-def _steps(count: int) -> dict[str, float]:
-    """Median microseconds a turn of the same loop: not logged, with sampled and full fingerprints, over a tracked loader."""
-    times: dict[str, list[float]] = {"plain": [], "sampled": [], "full": [], "full, loader": []}
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
-        for turn in range(5):  # in turns: the machine may have other work
-            for name, values in times.items():
-                values.append(_turn(Path(folder) / f"{name}-{turn}", name, count))
-    for name, values in times.items():
-        print(f"  a step, {name:12s} {shown([v * 1e6 for v in values], 0)} us")
-    return {name: quartiles(values)[1] * 1e6 for name, values in times.items()}
-
-
-def _turn(run: Path, name: str, count: int) -> float:
-    model = small()
-    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = DataLoader(TensorDataset(torch.randn(4 * count, 16)), 4, shuffle=True)
-    logged = None
-    if name != "plain":
-        fingerprint: Any = "sample" if name == "sampled" else "full"
-        logged = optimizer = LoggedOptimizer(optimizer, run, model, durability="process", fingerprint=fingerprint)
-        if "loader" in name:
-            logged.track(loader=loader)
-        logged.recover()
-    batches = loader if logged is None or "loader" not in name else logged.batches(loader, until=count)
-    if logged is not None and "loader" not in name:
-        batches = (next(batches) for batches in [iter(loader)] for _ in logged.steps(count))
-    start = time.perf_counter()
-    for (x,) in batches:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    seconds = time.perf_counter() - start
-    if logged is not None:
-        logged.close()
-    return seconds / count
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--recover", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.recover:
         _recover(arguments.recover)
+    elif arguments.train:
+        _train(Path(arguments.train[0]), int(arguments.train[1]))
     else:
         measure(quick=arguments.quick)

@@ -1,92 +1,107 @@
-"""What a redone step costs: over a computed one, and over the bare optimizer step; tensor by tensor and step by step."""
+"""What a redone step costs over the bare optimizer step, and over a computed one.
+
+A redone step is `seconds_replay` of a recovery over its redone steps: reading, checksums, the update, comparing fingerprints.
+The bare step is that of a plain optimizer whose gradients are there. Both take turns, a recovery and a block of bare steps,
+then some computed steps. Every recovery is compared with the logged run, bit for bit.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
-from measuring import batches, model_and_text, quartiles, shown, timed
+from figures import Figure
+from torch.optim import AdamW
+from training_cases import Work, gpt, gradients_given, many, mlp, parameters_of
+from turns import over
 
-import tranlogs_torch.redo
 from tranlogs_torch import LoggedOptimizer
 
-_COMPUTED, _GIVEN = 10, 40  # steps
+_CASES = (("MLP, 2.1 M", mlp, 60), ("GPT, 10.7 M", gpt, 24), ("400 small tensors", many, 100))  # steps
+_FORMS: dict[str, dict[str, Any]] = {"default": {}, "fused": {"fused": True}}
+_NEVER, _BARE, _COMPUTED = 10**9, 20, 2
 
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
-    """Seconds a step: computed, bare optimizer step, redone in both orders, for the kernel forms of AdamW."""
-    found = {}
-    forms: dict[str, dict[str, Any]] = {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
-    for form, options in forms.items():
-        with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
-            found[form] = _form(Path(folder) / "run", options, quick=quick)
-        f = found[form]
-        print(
-            f"  {form:8s} computed {f['computed'] * 1e3:.0f} ms, optimizer {f['optimizer'] * 1e3:.1f} ms, redone "
-            f"{f['by_tensor'] * 1e3:.1f} ms by tensor, {f['by_step'] * 1e3:.1f} ms by step: 1/{1 / f['over_computed']:.0f} of "
-            f"computing, {f['over_optimizer']:.2f}x the optimizer step"
-        )
+    """Redone over bare and over computed steps, for two kernel forms of AdamW."""
+    found: dict[str, Any] = {"figures": [], "replays": []}
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for name, make, steps in _CASES:
+        if quick and make is not mlp:
+            continue
+        for form, options in _FORMS.items():
+            with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+                told = _case(Path(folder) / "run", make, options, steps // 3 if quick else steps, rounds=2 if quick else 5)
+            found["replays"].append({"case": name, "form": form, **told})
+            case = f"{name}, {form} kernels"
+            found["figures"].append(
+                Figure.of(case, "redone step over optimizer step", told["over_bare"], "", 1.0, 0.6).as_dict()
+            )
+            print(
+                f"  {case}: redone {told['redone_ms']:.2f} ms, bare {told['bare_ms']:.2f} ms, computed "
+                f"{told['computed_ms']:.2f} ms; over bare {told['over_bare'][0]:.2f} [{told['over_bare'][1]:.2f}-"
+                f"{told['over_bare'][2]:.2f}], over computed {told['over_computed'][0]:.3f}",
+                flush=True,
+            )
+    torch.set_num_threads(threads_before)
     return found
 
 
-def _form(run: Path, options: dict[str, Any], *, quick: bool) -> dict[str, Any]:
-    model, windows = model_and_text(quick=quick)
-    inner = torch.optim.AdamW(model.parameters(), lr=3e-4, **options)
-    optimizer = LoggedOptimizer(inner, run, model, checkpoint_every=10**6, durability="process", fingerprint="full")
-    optimizer.recover()
-    stream, computed, bare = batches(windows), [], []
-    for turn in optimizer.steps(_COMPUTED + _GIVEN):
-        if turn >= _COMPUTED:  # the replay does not ask where a gradient is from, and a long one is what is to be measured
-            for p in model.parameters():
-                p.grad = torch.randn_like(p) * 1e-3
+def _case(run: Path, make: Callable[[], Work], options: dict[str, Any], steps: int, *, rounds: int) -> dict[str, Any]:
+    work = make()
+    inner = AdamW(work.model.parameters(), lr=1e-3, **options)
+    settings: dict[str, Any] = {"checkpoint_every": _NEVER, "durability": "process", "fingerprint": "full"}
+    with LoggedOptimizer(inner, run, work.model, **settings) as optimizer:
+        optimizer.recover()
+        for _ in optimizer.steps(steps):
+            gradients_given(work)
             optimizer.step()
-            continue
-        text, following = next(stream)
-        with timed(computed):
-            model.loss(text, following).backward()  # type: ignore[operator]
-            optimizer.step()
-            optimizer.zero_grad()
-    final = [p.detach().clone() for p in model.parameters()]
+    final = parameters_of(work)
+    plain = make()
+    bare = AdamW(plain.model.parameters(), lr=1e-3, **options)
+    redone: list[float] = []
+    alone: list[float] = []
+    computed: list[float] = []
+    for _ in range(rounds):
+        redone.append(_replay(run, make(), options, final))
+        gradients_given(plain)
+        alone.append(_median(bare.step, _BARE))
+        computed.append(_median(partial(plain.compute, [bare]), _COMPUTED))
+    ms = {
+        f"{name}_ms": 1e3 * sorted(values)[len(values) // 2]
+        for name, values in (("redone", redone), ("bare", alone), ("computed", computed))
+    }
+    return {"steps": steps, **ms, "over_bare": over(redone, alone), "over_computed": over(redone, computed)}
+
+
+def _replay(run: Path, work: Work, options: dict[str, Any], final: list[torch.Tensor]) -> float:
+    """Seconds of a redone step in one recovery."""
+    optimizer = LoggedOptimizer(AdamW(work.model.parameters(), lr=1e-3, **options), run, work.model, durability="process")
+    report = optimizer.recover()
     optimizer.close()
-    plain = torch.optim.AdamW(model.parameters(), lr=0.0, **options)
-    for _ in range(8):  # after the run, so that the log's hooks are off
-        for p in model.parameters():
-            p.grad = torch.randn_like(p) * 1e-3
-        with timed(bare):
-            plain.step()
-    by_tensor, by_step = _replay(run, options, final, quick=quick), float("nan")
-    tranlogs_torch.redo._STEPS_MIN = 10**9
-    try:
-        by_step = _replay(run, options, final, quick=quick)
-    finally:
-        tranlogs_torch.redo._STEPS_MIN = 2
-    step, step_bare = quartiles(computed[2:])[1], quartiles(bare[2:])[1]
-    return {
-        "computed": step, "optimizer": step_bare, "by_tensor": by_tensor, "by_step": by_step, "shown": shown(computed),
-        "over_computed": by_tensor / step, "over_optimizer": by_tensor / step_bare,
-    }  # fmt: skip
+    if not report.exact or not all(torch.equal(a, b) for a, b in zip(work.model.parameters(), final, strict=True)):
+        raise AssertionError(f"the recovered parameters are not those of the logged run: {report}")
+    return report.seconds_replay / report.replayed
 
 
-def _replay(run: Path, options: dict[str, Any], final: list[torch.Tensor], *, quick: bool) -> float:
-    """Median seconds a redone step, over three recoveries; the loading of the checkpoint is not in it."""
-    times = []
-    for _ in range(3):
-        model, _ = model_and_text(quick=quick)
-        optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters(), lr=3e-4, **options), run, model)
-        report = optimizer.recover()
-        assert report.exact, report
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), final, strict=True))
-        times.append(optimizer.session.journal.replay_seconds_per_step)
-        optimizer.close()
-    return quartiles(times)[1]
+def _median(work: Callable[[], object], count: int) -> float:
+    seconds = []
+    for _ in range(count + 1):
+        start = perf_counter()
+        work()
+        seconds.append(perf_counter() - start)
+    return sorted(seconds[1:])[count // 2]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
     measure(quick=parser.parse_args().quick)

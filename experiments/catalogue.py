@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import bench_tables
 import peer_tables
 import tables
 
@@ -60,8 +61,8 @@ HEADINGS: dict[str, tuple[Experiment, ...]] = {
         Experiment("torchft", "Live healing", "torchft_heal.py", peer_tables.torchft, needs="torchft", packages=("torchft",)),
     ),
     "What TranLogs costs": (
-        Experiment("bench", "PyTorch: steps, log, replay, checkpoints, recovery", "bench.py", tables.bench),
-        Experiment("bench_keras", "Keras", "bench_keras.py", tables.bench_keras),
+        Experiment("bench", "Steps, log, replay, recovery, disk", "bench.py", bench_tables.bench),
+        Experiment("keras_recovery", "Keras: redone steps, and what a kill loses", "keras_recovery.py", tables.keras_recovery),
         Experiment("distributed", "Many processes", "bench_distributed.py", tables.distributed),
         Experiment("bench_monitor", "The monitor", "bench_monitor.py", tables.bench_monitor,
                    ("slowdown", "evaluation", "pruning", "idle")),  # its `storage` is an experiment of its own, above

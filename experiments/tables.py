@@ -174,78 +174,18 @@ def _lag(found: dict[str, Any]) -> Lines:
 # TranLogs's own costs.
 
 
-def bench(results: dict[str, Any]) -> Lines:
-    """The parts that were measured."""
-    parts = {"overhead": _overhead, "append": _append, "replay": _replay, "checkpoint": _checkpoint, "recovery": _recovery}
-    return [line for part, tell in parts.items() if part in results for line in tell(results[part])]
-
-
-def _overhead(found: dict[str, Any]) -> Lines:
-    lines = prose(f"""
-        A training step of a GPT of {found["parameters"] / 1e6:.1f} M parameters, over one without saving; medians
-        [quartiles] over blocks.""")
-    return lines + table(
-        ["saved at every step", "ratio", "ms a step", "MB a step"],
-        (
-            [name, _spread(ratio, 3), f"{ratio['seconds'] * 1e3:.0f}",
-             f"{found['bytes_per_step'][name] / 1e6:.1f}" if name in found["bytes_per_step"] else ""]
-            for name, ratio in found["ratios"].items()
-        ),
-    )  # fmt: skip
-
-
-def _append(found: dict[str, Any]) -> Lines:
-    rows = [[way, kind, _spread(ratio)] for way in ("process", "machine") for kind, ratio in found[way].items()]
-    return table(["durability", "log files", "bandwidth of the log over memcpy"], rows)
-
-
-def _replay(found: dict[str, Any]) -> Lines:
-    return table(
-        ["AdamW", "computed, ms", "optimizer alone, ms", "redone by tensor, ms", "by step, ms", "computed over redone"],
-        (
-            [form, *(f"{1e3 * about[key]:.1f}" for key in ("computed", "optimizer", "by_tensor", "by_step")),
-             f"{1 / about['over_computed']:.0f}"]
-            for form, about in found.items()
-        ),
-    )  # fmt: skip
-
-
-def _checkpoint(found: dict[str, Any]) -> Lines:
-    memory = found["memory"]
-    extra = (memory["logged_bytes"] - memory["plain_bytes"]) / 1e6
-    stall = f"{found['stall_ms']:.1f} ms, {found['over_memcpy']['shown']} of a memcpy of the state"
-    return table(["a checkpoint", "measured"], [
-        ["stall of the training thread", stall],
-        ["more memory than plain training", f"{extra:.0f} MB at the peak; the state is {found['state_bytes'] / 1e6:.0f} MB"],
-    ])  # fmt: skip
-
-
-def _recovery(found: dict[str, Any]) -> Lines:
-    lengths = {steps: about for steps, about in found.items() if steps != "step"}
-    lines = table(
-        ["recovery over so many steps of 1,218 parameters", "seconds", "redoing", "more memory", "run on disk"],
-        (
-            [f"{int(steps):,}", f"{about['seconds']:.1f}", f"{about['seconds_replay']:.1f}",
-             f"{about['peak_bytes'] / 1e6:.0f} MB", f"{about['run_bytes'] / 1e6:.0f} MB"]
-            for steps, about in lengths.items()
-        ),
-    )  # fmt: skip
-    return lines + table(["a step of this model", "µs"], ([name, f"{taken:.0f}"] for name, taken in found["step"].items()))
-
-
-def bench_keras(results: dict[str, Any]) -> Lines:
-    """Ratios by backend; kills."""
+def keras_recovery(results: dict[str, Any]) -> Lines:
+    """Redone steps by backend; kills."""
     lines = prose("""
-        A step of `model.fit` over one without logging, medians [quartiles]; redone: a step in recovery over a computed one.
-        Where that is near 1 or above, a model computes so little for each of its parameters that redoing a step is not faster
-        than computing it: what the log saves there is the steps themselves, bit for bit, and no time.""")
+        Redone: a step in recovery over a computed one. Where that is near 1 or above, a model computes so little for each of
+        its parameters that redoing a step is not faster than computing it: what the log saves there is the steps themselves,
+        bit for bit, and no time.""")
     rows = []
     for backend, cases in _without_circumstances(results).items():
         for name, case in cases.items() if backend != "kills" else ():
-            for contender, ratio in case["ratios"].items():
-                rows.append([backend, f"{name}, {case['parameters'] / 1e6:.2f} M", contender, _spread(ratio),
-                             f"{ratio['seconds'] * 1e3:.1f}", f"{case['redone_over_computed']:.2f}"])  # fmt: skip
-    lines += table(["backend", "model", "logging", "ratio", "ms a step", "redone"], rows)
+            ratio, milliseconds = f"{case['redone_over_computed']:.2f}", f"{case['computed'] * 1e3:.1f}"
+            rows.append([backend, f"{name}, {case['parameters'] / 1e6:.2f} M", milliseconds, ratio])
+    lines += table(["backend", "model", "computed, ms", "redone over computed"], rows)
     if "kills" in results:
         lines += prose("Batches that are trained again after a SIGKILL under TensorFlow, the one that was running among them:")
         kills = ([way, *(", ".join(map(str, several)) for several in (

@@ -1,0 +1,208 @@
+"""What a logged training step costs: PyTorch loops from tiny to stiff, with one thread and with two.
+
+Arms train the same model on the same data in one process and take turns in blocks of steps. A run begins on fresh log files:
+its first blocks are the figures of "fresh files". Then it logs until checkpoints have let go of several log files, and what
+follows is steady state: log files are used again. Checkpoints are taken between blocks, and what was not synced yet is waited
+for there, so that no arm pays for another; what a checkpoint costs is measured by bench_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from figures import Figure
+from torch.optim import Optimizer
+from training_cases import CASES, Case, Work, gradients_given, shortened
+from turns import AGAIN, PLAIN, Block, Times, compare, take_turns
+
+from tranlogs_torch import LoggedOptimizer
+
+MACHINE, PROCESS, WEIGHTS = "logged, machine", "logged, process", "logged by weights, machine"
+_INTERVALS_WARM = 4  # checkpoints before steady state
+_NEVER = 10**9
+_TITLES = {"median": "median", "mean": "mean", "p99": "p99 over plain p99", "added_ms": "added to the median"}
+
+
+class Plain:
+    """A loop without a log."""
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.optimizers = work, list(work.optimizers)
+
+    def block(self, steps: int, seconds_max: float) -> list[float]:
+        """Do some steps, or fewer where they would take too long; return the seconds of each but the first."""
+        self.prepare()
+        seconds: list[float] = []
+        while len(seconds) < steps and sum(seconds) < seconds_max:
+            start = perf_counter()
+            self.step()
+            seconds.append(perf_counter() - start)
+        self.settle()
+        return seconds
+
+    def prepare(self) -> None:
+        """Do a step that does not count."""
+        self.step()
+
+    def step(self) -> None:
+        """Do one step."""
+        self.work.compute(self.optimizers)
+
+    def settle(self) -> None:
+        """Wait for what is still being written."""
+
+
+class Logged(Plain):
+    """A loop with a log.
+
+    Args:
+        work: the loop.
+        run: folder of the run.
+        segment_bytes: size of a log file.
+        settings: of LoggedOptimizer.
+    """
+
+    _turns: Iterator[int]
+
+    def __init__(self, work: Work, run: Path, segment_bytes: int, **settings: Any) -> None:
+        super().__init__(work)
+        first, *rest = work.optimizers
+        self.logged = LoggedOptimizer(
+            first, run, work.model, checkpoint_every=_NEVER, keep=1, segment_bytes=segment_bytes, on_signal=None, **settings
+        )
+        others = [self.logged.also(other, f"other{i}") for i, other in enumerate(rest)]
+        self.optimizers: list[Optimizer] = [self.logged, *others]
+        self.logged.recover()
+        self._turns = self.logged.steps(_NEVER)
+        next(self._turns)
+        by_weights = settings.get("log") == "weights"
+        self._interval = max(8, -(-segment_bytes // (work.step_bytes * (3 if by_weights else 1))))  # steps
+        self._since, self._is_steady = 0, False
+
+    def step(self) -> None:
+        super().step()
+        next(self._turns)
+        self._since += 1
+
+    def prepare(self) -> None:
+        if self._is_steady and self._since >= self._interval:
+            self._checkpoint()
+        self.step()
+
+    def warm(self) -> None:
+        """Log until log files are used again: with one thread, which the load of the machine cannot bring to a halt."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        for _ in range(_INTERVALS_WARM):
+            for _ in range(self._interval):
+                gradients_given(self.work)
+                for optimizer in self.optimizers:
+                    optimizer.step()
+                self.work.model.zero_grad()
+                next(self._turns)
+            self._checkpoint()
+            self.settle()
+        torch.set_num_threads(threads)
+        self._is_steady = True
+
+    def settle(self) -> None:
+        self.logged.session.journal.wait_synced()
+        self.logged.session.journal.wait_checkpoint()
+
+    def close(self) -> None:
+        """Close the run."""
+        self._turns.close()  # type: ignore[attr-defined]
+        self.logged.close()
+
+    def _checkpoint(self) -> None:
+        self.logged.checkpoint()
+        self.step()
+        self.settle()
+        self._since = 0
+
+
+def measure(*, quick: bool = False) -> dict[str, Any]:
+    """Time all cases: figures against their goals, and all arms of all cases with their spread."""
+    cases = list(shortened(CASES)) if quick else CASES
+    found: dict[str, Any] = {"figures": [], "cases": []}
+    threads_before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for case in cases:
+            told = _case(case, threads)
+            found["cases"].append(told)
+            found["figures"] += [figure.as_dict() for figure in _figures(case, told)]
+            _print(told)
+    torch.set_num_threads(threads_before)
+    return found
+
+
+def _case(case: Case, threads: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+        settings: dict[str, dict[str, Any]] = {MACHINE: {"durability": "machine"}, PROCESS: {"durability": "process"}}
+        if case.weights:
+            settings[WEIGHTS] = {"durability": "machine", "log": "weights"}
+        arms: dict[str, Plain] = {PLAIN: Plain(case.make())}
+        for i, (name, chosen) in enumerate(settings.items()):
+            arms[name] = Logged(case.make(), Path(folder) / str(i), case.segment_bytes, **chosen)
+        fresh = take_turns(_blocks(arms, case), case.fresh_rounds, seconds_max=case.seconds_max / 2, rounds_min=1)
+        for arm in arms.values():
+            if isinstance(arm, Logged):
+                arm.warm()
+        arms[AGAIN] = Plain(case.make())
+        arms = {name: arms[name] for name in (PLAIN, MACHINE, AGAIN, *list(settings)[1:])}
+        steady = take_turns(_blocks(arms, case), case.rounds, seconds_max=case.seconds_max)
+        for arm in arms.values():
+            if isinstance(arm, Logged):
+                arm.close()
+        parameters = sum(p.numel() for p in arms[PLAIN].work.model.parameters())
+    return {
+        "case": case.name,
+        "threads": threads,
+        "parameters": parameters,
+        "steady": _compared(steady),
+        "fresh": _compared(fresh),
+    }
+
+
+def _blocks(arms: dict[str, Plain], case: Case) -> dict[str, Block]:
+    return {name: partial(arm.block, case.steps, case.seconds_max / 8) for name, arm in arms.items()}
+
+
+def _compared(times: Times) -> dict[str, Any]:
+    return {name: compare(times, name) for name in times}
+
+
+def _figures(case: Case, told: dict[str, Any]) -> Iterator[Figure]:
+    threads = f"{told['threads']} thread{'s' * (told['threads'] > 1)}"
+    for arm in (MACHINE, PROCESS):
+        for statistic, goals in case.goals.items():
+            unit = "ms" if statistic == "added_ms" else ""
+            yield Figure.of(f"{case.name}, {threads}, {arm}", _TITLES[statistic], told["steady"][arm][statistic], unit, *goals)
+
+
+def _print(told: dict[str, Any]) -> None:
+    print(
+        f"  {told['case']}, {told['threads']} threads: plain {told['steady'][PLAIN]['ms']:.2f} ms, plain p99 over median "
+        f"{told['steady'][PLAIN]['plain_p99']:.2f}",
+        flush=True,
+    )
+    for state in ("steady", "fresh"):
+        for name, one in told[state].items():
+            if name != PLAIN:
+                ratios = "  ".join(f"{key} {one[key][0]:.3f} [{one[key][1]:.3f}-{one[key][2]:.3f}]" for key in _TITLES)
+                print(f"    {state:6s} {name:28s} {ratios}   ({one['rounds']} x {one['steps'] // one['rounds']})", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    measure(quick=parser.parse_args().quick)

@@ -1,0 +1,175 @@
+"""The training loops that `make bench` times: from 1.2 thousand to 12.5 million parameters, AdamW, data made in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from measuring import batches, model_and_text
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import AdamW, Optimizer
+
+MIB = 1 << 20
+Compute = Callable[[list[Optimizer]], None]
+
+
+@dataclass(slots=True)
+class Work:
+    """A model in training.
+
+    Attributes:
+        model: all parameters.
+        optimizers: one, or those of a GAN, in the order in which they step.
+        compute: does one unit of training with the given optimizers, which may be logged ones.
+    """
+
+    model: nn.Module
+    optimizers: list[Optimizer]
+    compute: Compute
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of gradients that a step logs."""
+        return sum(p.nbytes for p in self.model.parameters())
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A training loop to time.
+
+    Attributes:
+        name: of the case.
+        make: makes the work, the same one each time.
+        steps: in a block.
+        rounds: of blocks in steady state.
+        fresh_rounds: of blocks at the beginning of a run, on fresh files.
+        seconds_max: after which no further round begins.
+        segment_bytes: size of a log file: that of a block or two, so that the ring of files is small.
+        goals: by statistic: the goal and, if there is one, the stricter goal.
+        weights: whether logging by weights is an arm, too.
+    """
+
+    name: str
+    make: Callable[[], Work]
+    steps: int
+    rounds: int
+    fresh_rounds: int
+    seconds_max: float
+    segment_bytes: int
+    goals: dict[str, tuple[float | None, float | None]]
+    weights: bool = False
+
+
+def tiny() -> Work:
+    """1,226 parameters: what a step costs whatever its size."""
+    return _perceptron([16, 32, 16, 10], batch=64)
+
+
+def mlp() -> Work:
+    """2.1 M parameters, 8.4 MB of gradients."""
+    return _perceptron([256, 1024, 1024, 768, 10], batch=64)
+
+
+def wide() -> Work:
+    """12.5 M parameters, 50 MB of gradients."""
+    return _perceptron([1024, 2560, 2560, 1280, 10], batch=32)
+
+
+def many() -> Work:
+    """400 tensors of 64 or 64 x 64 numbers."""
+    return _perceptron([*[64] * 200, 10], batch=64)
+
+
+def gpt() -> Work:
+    """A transformer of 10.7 M parameters on text, 8 windows of 128 characters a batch."""
+    model, windows = model_and_text(quick=False)
+    stream = batches(windows)
+
+    def compute(optimizers: list[Optimizer]) -> None:
+        text, following = next(stream)
+        model.loss(text[:8], following[:8]).backward()  # type: ignore[operator]
+        _step(optimizers[0])
+
+    return Work(model, [AdamW(model.parameters(), lr=3e-4)], compute)
+
+
+def gan() -> Work:
+    """A generator and a discriminator of 0.5 M parameters each, which step in turn."""
+    torch.manual_seed(0)
+    generator, discriminator = layers([64, 512, 512, 256]), layers([256, 512, 512, 1])
+    real = torch.randn(128, 256, generator=torch.Generator().manual_seed(1))
+    ones, zeros = torch.ones(128, 1), torch.zeros(128, 1)
+
+    def compute(optimizers: list[Optimizer]) -> None:
+        made = generator(torch.randn(128, 64))
+        judged = discriminator(real), discriminator(made.detach())
+        loss = F.binary_cross_entropy_with_logits(judged[0], ones) + F.binary_cross_entropy_with_logits(judged[1], zeros)
+        loss.backward()
+        _step(optimizers[0])
+        F.binary_cross_entropy_with_logits(discriminator(made), ones).backward()
+        _step(optimizers[1])
+        optimizers[0].zero_grad()
+
+    optimizers: list[Optimizer] = [AdamW(part.parameters(), lr=1e-3) for part in (discriminator, generator)]
+    return Work(nn.ModuleDict({"generator": generator, "discriminator": discriminator}), optimizers, compute)
+
+
+def layers(widths: list[int]) -> nn.Sequential:
+    """Linear layers with ReLU between them."""
+    found: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        found += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*found[:-1])
+
+
+def _perceptron(widths: list[int], *, batch: int) -> Work:
+    torch.manual_seed(0)
+    model = layers(widths)
+    chance = torch.Generator().manual_seed(1)
+    x = torch.randn(batch, widths[0], generator=chance)
+    y = torch.randint(0, widths[-1], (batch,), generator=chance)
+
+    def compute(optimizers: list[Optimizer]) -> None:
+        F.cross_entropy(model(x), y).backward()
+        _step(optimizers[0])
+
+    return Work(model, [AdamW(model.parameters(), lr=1e-3)], compute)
+
+
+def _step(optimizer: Optimizer) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+CASES = (
+    Case("tiny, 1.2 k parameters", tiny, 20, 200, 50, 20.0, 4 * MIB, {"added_ms": (0.25, 0.1)}),
+    Case("MLP, 2.1 M", mlp, 20, 18, 6, 30.0, 256 * MIB, {"median": (1.05, 1.01), "mean": (1.08, 1.03), "p99": (2.0, 1.3)}),
+    Case("wide, 12.5 M", wide, 10, 10, 3, 35.0, 512 * MIB, {"median": (1.05, None), "mean": (1.10, None), "p99": (2.0, None)}),
+    Case("400 small tensors", many, 20, 12, 4, 25.0, 128 * MIB, {"median": (1.10, 1.05)}),
+    Case("GPT, 10.7 M", gpt, 3, 6, 2, 60.0, 256 * MIB, {"median": (1.01, None)}, weights=True),
+    Case("GAN, two optimizers", gan, 20, 12, 4, 25.0, 64 * MIB, {"median": (1.05, None)}),
+)
+
+
+def shortened(cases: tuple[Case, ...]) -> Iterator[Case]:
+    """The small cases with few rounds: they check the script, not the claim."""
+    for case in cases:
+        if case.make in (tiny, mlp, gan):
+            segment_bytes = min(case.segment_bytes, 16 * MIB)
+            yield replace(case, rounds=3, fresh_rounds=1, steps=10, seconds_max=5.0, segment_bytes=segment_bytes)
+
+
+def gradients_given(work: Work) -> None:
+    """Put random gradients where the backward pass would; a log does not ask where a gradient is from."""
+    parameters: list[Any] = list(work.model.parameters())
+    for p in parameters:
+        p.grad = torch.randn_like(p) * 1e-3
+
+
+def parameters_of(work: Work) -> list[Tensor]:
+    """Copies of all parameters."""
+    return [p.detach().clone() for p in work.model.parameters()]
