@@ -67,7 +67,7 @@ def _compare(state: KerasState, entry: Entry, body: dict[str, Any], values: Sequ
     state.fingerprint_kinds.add(kind)
     if values is None:
         values = state.backend.values_of([slot.variable for slot in slots])
-    now = state.fingerprint.digests(values, entry.step, kind)
+    now = state.fingerprint.of(values, entry.step, kind)
     if len(now) != len(recorded):
         return Divergence(entry.step, "the number of variables")
     which = range(len(now)) if kind == "full" else window(len(slots), entry.step)

@@ -15,9 +15,9 @@ from operator import is_
 from typing import Any
 
 from tranlogs.journal import Journal
-from tranlogs.journal.writers import StepRecord
 from tranlogs.log.layout import Payload
 from tranlogs.log.writer import Tensor
+from tranlogs.training.recorder import StepRecorder
 
 from . import private
 from .adapt import Values, same_bits, to_array
@@ -64,7 +64,8 @@ class StepLog:
         self._before: list[Values] = []
         self._frozen: Sequence[Values] = []  # what was last read of watched variables that no step changes
         self._behind: Sequence[Values] | None = None  # what the last step left of variables that only a boundary holds
-        self._record: tuple[StepRecord | None, dict[str, Any], bytes] | None = None  # of the last step, to be committed
+        self._recorder = StepRecorder(journal)
+        self._taken: tuple[dict[str, Any], bytes] | None = None  # body and fingerprint of the last step, to be committed
         self._forms: dict[str, tuple[str, str]] = {}  # of the sparse gradients in the present record
         self._payloads: tuple[Plan, GradientPayloads] | None = None
         self._hashes: dict[str, int] = {}  # of what the log has, by name; weights only
@@ -81,9 +82,8 @@ class StepLog:
 
     def close(self) -> None:
         """The fit has ended, by an exception perhaps: a step that no boundary follows is not committed."""
-        record, self._record = self._record, None
-        if record is not None and record[0] is not None:
-            record[0].abort()
+        self._taken = None
+        self._recorder.drop()
 
     # Steps (called by taps).
 
@@ -130,13 +130,13 @@ class StepLog:
         self.backend.forget()
         if self.backend.is_asynchronous and not self._is_inner_look():  # the update follows while the gradients are written
             after = self.backend.apply(gradients, self.state.plan.updated_variables)
-            record = self.journal.begin_step(self._payload(gradients))
+            self._recorder.begin(self._payload(gradients))
         else:
-            record = self.journal.begin_step(self._payload(gradients))
+            self._recorder.begin(self._payload(gradients))
             after = self._apply_timed(gradients)
         if self._before:
             after = self._rehearse(gradients, after)
-        self._end_gradients(record, after)
+        self._end_gradients(after)
 
     def _apply_timed(self, gradients: Gradients) -> Sequence[Values]:
         start = time.perf_counter()
@@ -149,12 +149,12 @@ class StepLog:
     def take_step(self, gradients: Gradients, values: Sequence[Values]) -> None:
         """Log the gradients of a step that was taken in one call, and what it has left."""
         count = len(self.state.plan.updated)
-        record = self.journal.begin_step(self._payload(gradients))
+        self._recorder.begin(self._payload(gradients))
         after: Sequence[Values] = values[:count]
         behind: Sequence[Values] | None = values[count:]
         if self._before:
             after, behind = self._rehearse_whole(gradients, after), None
-        self._end_gradients(record, after)
+        self._end_gradients(after)
         self._behind = behind
 
     def _payload(self, gradients: Gradients) -> Payload:
@@ -165,10 +165,9 @@ class StepLog:
         self._forms = self._payloads[1].forms
         return payload
 
-    def _end_gradients(self, record: StepRecord | None, after: Sequence[Values]) -> None:
+    def _end_gradients(self, after: Sequence[Values]) -> None:
         if self._log_is_weights():  # from this step on
-            if record is not None:
-                record.abort()
+            self._recorder.drop()
             self.end_step()
             return
         body = self._body("gradients", self.state.fingerprint.kind)
@@ -177,15 +176,15 @@ class StepLog:
         if self.state.is_halved:
             body["halved"] = True
         body["hyper"] = self._rates(after)
-        self._record = record, body, self.state.fingerprint.digests(after, self.journal.step + 1).tobytes()
+        self._taken = body, self.state.fingerprint.of(after, self.journal.step + 1).tobytes()
         self._hold(after if not len(self._frozen) else [*after, *self._frozen])
         self._after_step()
 
     def _commit(self) -> None:
         """Commit the record of the last step. It may be written until here, while other callbacks have their turn."""
-        record, self._record = self._record, None
-        if record is not None:
-            self.journal.commit_step(*record)
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            self._recorder.commit(*taken)
 
     def _log_is_weights(self) -> bool:
         return self.state.log == "weights"
@@ -200,7 +199,7 @@ class StepLog:
         body = self._body("weights", "full")
         body["hyper"] = self._rates(values)
         digests = self.state.fingerprint.of_digests([*self._hashes.values()]).tobytes()
-        self.journal.append_step(Payload.of(tensors), body, digests)
+        self._recorder.image(Payload.of(tensors), body, digests)
         self._hold(values)
         self._after_step()
 

@@ -1,4 +1,4 @@
-"""Digests of tensors: the same numbers as a reference in numpy, however the work is divided, and every change of a word is seen."""
+"""Digests of tensors: the same numbers as a reference in numpy, however the work is divided; any change of a word is seen."""
 
 from __future__ import annotations
 

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from tests.torch import nets
 from tests.torch.lab import Attempt, prove_exact
+from tests.torch.payloads import contents_of
 from tests.torch.twin import Twin, devices
 from tranlogs.checkpoint import Snapshot, SnapshotPool
 from tranlogs.errors import LogUnavailable
-from tranlogs.log.layout import Layout, Payload, contents_of
+from tranlogs.log.layout import Layout, Payload
 from tranlogs.types import AnyArray, Array, DeviceArray, SparseArray, TensorSpec
 from tranlogs_torch import session
 from tranlogs_torch.adapt import from_array, spec_of

@@ -63,7 +63,7 @@ class StepRecorder:
     def _fixed(self, body: dict[str, Any]) -> Any:
         """Return a body in a form that is not encoded again if it is the one of the step before."""
         if self._body is None or not is_same(self._body[0], body):
-            self._body = dict(body), Fixed(dict(body))
+            self._body = copied(body), Fixed(body)
         return self._body[1]
 
 
@@ -84,9 +84,7 @@ class ReplayCheck:
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Return True if two plain values are equal for certain; tensors and arrays count as different unless they are the same."""
-    if a is b:
-        return True
+    """Return True if two plain values are equal for certain, to the bit; anything but plain values counts as different."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -94,6 +92,15 @@ def is_same(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(is_same, a, b))
     return isinstance(a, _PLAIN) and a == b and (a != 0 or str(a) == str(b))  # 0.0 and -0.0 are different bytes
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a plain value that no later change of a list or dict in it reaches."""
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    return tuple(map(copied, value)) if type(value) is tuple else value
 
 
 _PLAIN = (str, int, float, bool, bytes, type(None))
@@ -109,5 +116,5 @@ class Kept:
     def of(self, value: Any) -> Fixed:
         """Return the value as a `Fixed`: the one of before if it is equal to that."""
         if self._fixed is None or not self._is_equal(self._fixed.value, value):
-            self._fixed = Fixed(value)
+            self._fixed = Fixed(copied(value))
         return self._fixed
