@@ -16,7 +16,7 @@
     │   ├── CorruptCheckpoint      a checkpoint's file is missing or differs from its manifest
     │   ├── CorruptCatalog         the catalog cannot be read
     │   ├── CorruptObject          an object in a store is missing or is not what was sent
-    │   └── UnknownFormat          written by a newer (or foreign) version
+    │   └── UnknownFormat          written in a version of the format that this TranLogs does not read
     ├── RecoveryError              no sound checkpoint, or the wanted step is not covered
     ├── LogUnavailable             the log cannot be written now (disk full, I/O error)
     └── StoreUnavailable           a store does not answer, or not as it should; to be tried again
@@ -217,11 +217,16 @@ class CorruptObject(DataError):
 
 
 class UnknownFormat(DataError):
-    """Written by a version of TranLogs that this one does not know."""
+    """Written in a version of the format that this TranLogs does not read."""
 
     def __init__(self, path: object, version: object, known: int) -> None:
         self.version = version
-        super().__init__(path, f"format version {version}; this TranLogs reads up to {known}. Upgrade TranLogs")
+        advice = "upgrade TranLogs"
+        if isinstance(version, int) and version < known:
+            advice = ("that format was never released and is not read any more. Go on with the TranLogs that wrote the run, or "
+                      "export its state there (`tranlogs export`) and start a new run from that in another folder")  # fmt: skip
+        self.why = f"it is in format version {version}, and this TranLogs reads version {known}: {advice}"
+        super().__init__(path, self.why)
 
 
 class RecoveryError(TranLogsError):

@@ -74,7 +74,7 @@ def verify_journal(folder: Path) -> Iterator[Finding]:
     try:
         yield from _verify(folder)
     except UnknownFormat as error:
-        yield Problem(Path(str(error.path)), f"format version {error.version} is unknown: a newer TranLogs wrote it")
+        yield Problem(Path(str(error.path)), error.why)
 
 
 def _verify(folder: Path) -> Iterator[Finding]:

@@ -28,19 +28,13 @@ def itemsize(dtype: str) -> int:
 
 
 @dataclass
-class FarArray:
-    """An array of a tree whose bytes are elsewhere."""
-
-    index: int
-
-
-@dataclass
 class DocumentEntry:
     kind: str
     sequence: int
     step: int
     tensors: dict[str, Any] = field(default_factory=dict)  # bytes; (indices, values) of sparse ones; None
     body: Any = None
+    digests: bytes = b""
     scalars: dict[str, float] = field(default_factory=dict)
 
 
@@ -108,7 +102,7 @@ def _array(tag: str, data: memoryview, arrays: Any) -> tuple[Any, memoryview]:
         strides, data = struct.unpack_from(f"<{rank}q", data), data[8 * rank :]
     if tag == "A":
         (index,) = struct.unpack_from("<I", data)
-        return ("array", dtype, shape, strides, arrays(index)), data[4:]
+        return ("array", dtype, shape, strides, arrays(index, math.prod(shape) * itemsize(dtype))), data[4:]
     n = math.prod(shape) * itemsize(dtype)
     return ("array", dtype, shape, strides, bytes(data[:n])), data[n:]
 
@@ -119,90 +113,156 @@ class DocumentSegment:
     def __init__(self, path: Path) -> None:
         self.path, self.raw = path, path.read_bytes()
         self.segment_id = int(path.stem.split("-")[1], 16)
-        self.specs: dict[int, tuple[Any, ...]] = {}
-        self.keys: dict[int, bytes] = {}
-        for self.page_bytes in (4096, 16384, 32768, 65536):
-            self.heads = sorted(self._find_heads())
-            if self.heads:
-                break
+        self.places = self._find_records()
+        self.codecs: set[int] = set()  # that were met
 
-    def _find_heads(self) -> list[tuple[int, int]]:
-        found = []
-        for page in range(2, len(self.raw) // self.page_bytes):
-            at = page * self.page_bytes
-            number, _, flags, _ = struct.unpack_from("<QHHI", self.raw, at)
-            head = self.raw[at + 16 : at + 16 + 56]
-            if number != page or flags != 4 or head[:4] != b"TLE1":
-                continue
-            checksum, segment_id, sequence = struct.unpack_from("<IQQ", head, 4)
-            right = xxhash.xxh3_64_intdigest(head[:4] + bytes(4) + head[8:]) & 0xFFFFFFFF
-            if checksum == right and segment_id == self.segment_id:
-                assert head[33] == 1, f"version {head[33]}"
-                found.append((sequence, at + 16))
+    def _find_records(self) -> list[int]:
+        found, at = [], 0
+        while at + 64 <= len(self.raw):
+            if self._is_record(at):
+                found.append(at)
+                description, payload = struct.unpack_from("<IQ", self.raw, at + 36)
+                at += -(-(64 + payload + description) // 64) * 64
+            else:
+                at += 64
         return found
+
+    def _is_record(self, at: int) -> bool:
+        head = self.raw[at : at + 64]
+        checksum, segment_id = struct.unpack_from("<IQ", head, 4)
+        right = xxhash.xxh3_64_intdigest(head[:4] + bytes(4) + head[8:]) & 0xFFFFFFFF
+        if head[:4] != b"TLR2" or checksum != right or segment_id != self.segment_id:
+            return False
+        assert head[33] == 2, f"version {head[33]}"
+        return True
 
     def entries(self) -> list[DocumentEntry]:
-        """The first is the SEGMENT entry; the others are checked to be chained."""
+        """The first is the SEGMENT record; the others are checked to be chained."""
         found, chain = [], None
-        for sequence, at in self.heads:
-            head = self.raw[at : at + 56]
-            step, kind = struct.unpack_from("<QB", head, 24)
-            length, payload_sum, before = struct.unpack_from("<IQQ", head, 36)
-            payload = self.raw[at + 56 : at + 56 + length]
-            assert xxhash.xxh3_64_intdigest(payload) == payload_sum
+        for at in self.places:
+            head = self.raw[at : at + 64]
+            sequence, step, kind = struct.unpack_from("<QQB", head, 16)
+            (before,) = struct.unpack_from("<Q", head, 56)
             assert chain in (None, before)
             chain = before if KINDS[kind] == "SEGMENT" else xxhash.xxh3_64_intdigest(head)
-            found.append(self._entry(KINDS[kind], sequence, step, decode_tree(payload, None)))
+            found.append(self._entry(at, KINDS[kind], sequence, step))
         return found
 
-    def _entry(self, kind: str, sequence: int, step: int, payload: dict[str, Any]) -> DocumentEntry:
-        entry = DocumentEntry(kind, sequence, step, scalars=payload.get("scalars", {}))
-        for number, *spec in payload["specs"]:
-            self.specs[number] = tuple(spec)
-        frames = [struct.unpack_from("<IBBHQQQQQ", payload["frames"], at) for at in range(0, len(payload["frames"]), 48)]
-        body = payload["body"]
-        if "key" in payload:
-            xor, key = zstandard.ZstdDecompressor().decompress(body), self.keys[payload["key"]]
-            body = bytes(a ^ b for a, b in zip(xor, key, strict=True))
-        elif kind == "BOUNDARY":
-            self.keys[sequence] = body
-        entry.body = decode_tree(body, lambda index: self._frame(frames[index]))
-        for frame in frames[: payload["named"]]:
-            self._add(entry.tensors, frame)
+    def _sections(self, at: int) -> tuple[tuple[int, int, int], list[bytes]]:
+        assert self._is_record(at)
+        length, payload, total = struct.unpack_from("<IQQ", self.raw, at + 36)
+        description = self.raw[at + 64 + payload : at + 64 + payload + length]
+        assert xxhash.xxh3_64_intdigest(description) == total
+        fields, lengths = struct.unpack_from("<QQQ", description), struct.unpack_from("<8I", description, 24)
+        sections, start = [], 56
+        for size in lengths:
+            sections.append(description[start : start + size])
+            start += size
+        assert start == len(description)
+        return fields, sections
+
+    def _entry(self, at: int, kind: str, sequence: int, step: int) -> DocumentEntry:
+        (layout_at, body_at, nbytes), (_, absent, sparse, sums, codecs, digests, scalars, _) = self._sections(at)
+        entry = DocumentEntry(kind, sequence, step, digests=digests, scalars=decode_tree(scalars, None) if scalars else {})
+        if layout_at:
+            layout = decode_tree(self._sections(layout_at)[1][0], None)
+            forms = decode_tree(sparse, None) if sparse else {}
+            sizes = [self._size(i, spec, absent, forms) for i, spec in enumerate(layout)]
+            assert sum(sizes) == nbytes
+            data = self._undone(at + 64, cut(sizes), sums, codecs)
+            start = 0
+            for i, (spec, size) in enumerate(zip(layout, sizes, strict=True)):
+                self._add(entry.tensors, spec, data[start : start + size], forms.get(i), is_absent(absent, i))
+                start += size
+        parts = {name: self._part(name, part) for name, part in self._parts(body_at or at).items()}
+        entry.body = parts if kind == "BOUNDARY" else parts[""]
         return entry
 
-    def _add(self, tensors: dict[str, Any], frame: tuple[int, ...]) -> None:
-        name, part = self.specs[frame[0]][0], frame[1]
-        if part == 3:
-            tensors[name] = None
-        elif part == 1:
-            tensors[name] = (frame[3] & 0xFF, bool(frame[3] & 0x100), self._frame(frame))
-        elif part == 2:
-            tensors[name] = (*tensors[name], self._frame(frame))
-        else:
-            tensors[name] = tensors.get(name, b"") + self._frame(frame)
+    def _size(self, i: int, spec: Any, absent: bytes, forms: dict[int, Any]) -> int:
+        _, dtype, shape, _, piece = spec
+        if is_absent(absent, i):
+            return 0
+        if i in forms:
+            dimensions, nonzeros, _ = forms[i]
+            return int(dimensions * nonzeros * 8 + nonzeros * math.prod(shape[dimensions:]) * itemsize(dtype))
+        return math.prod(shape if piece is None else piece[2]) * itemsize(dtype)
 
-    def _frame(self, frame: tuple[int, ...]) -> bytes:
-        number, part, codec, flags, nonzeros, page, offset, stored, checksum = frame
-        _, dtype, shape, _, piece = self.specs[number]
-        at = page * self.page_bytes + 16 + offset
-        raw = self.raw[at : at + stored]
-        assert xxhash.xxh3_64_intdigest(raw) == checksum
-        dimensions = flags & 0xFF
-        size = math.prod(shape if piece is None else piece[2]) * itemsize(dtype)
-        if part == 1:
-            size = dimensions * nonzeros * 8
-        elif part == 2:
-            size = nonzeros * math.prod(shape[dimensions:]) * itemsize(dtype)
+    def _undone(self, at: int, sizes: list[int], sums: bytes, codecs: bytes) -> bytes:
+        assert len(sums) == 8 * len(sizes)
+        stored, kinds = sizes, bytes(len(sizes))
+        if codecs:
+            stored, kinds = list(struct.unpack_from(f"<{len(sizes)}I", codecs)), codecs[4 * len(sizes) :]
+        found = b""
+        for size, nbytes, codec, total in zip(sizes, stored, kinds, struct.unpack(f"<{len(sizes)}Q", sums), strict=True):
+            found += self._piece(at, nbytes, codec, total, size)
+            at += nbytes
+        return found
+
+    def _piece(self, at: int, nbytes: int, codec: int, total: int, size: int | None) -> bytes:
+        raw = self.raw[at : at + nbytes]
+        assert xxhash.xxh3_64_intdigest(raw) == total
+        self.codecs.add(codec)
         if codec == 1:
+            assert size is not None
             raw = bytes(size)
         elif codec == 2:
-            words = np.frombuffer(raw, "<u2").astype("<u4") << 16
-            raw = words.tobytes()
+            raw = (np.frombuffer(raw, "<u2").astype("<u4") << 16).tobytes()
         elif codec == 3:
             raw = zstandard.ZstdDecompressor().decompress(raw)
-        assert len(raw) == size
+        assert size in (None, len(raw))
         return raw
+
+    def _add(self, tensors: dict[str, Any], spec: Any, data: bytes, form: Any, missing: bool) -> None:
+        name = spec[0]
+        if missing:
+            tensors[name] = None
+        elif form is not None:
+            indices = form[0] * form[1] * 8
+            tensors[name] = (form[0], form[2], data[:indices], data[indices:])
+        else:
+            tensors[name] = tensors.get(name, b"") + data
+
+    def _parts(self, at: int) -> dict[str, Any]:
+        parts: dict[str, Any] = decode_tree(self._sections(at)[1][7], None)
+        return parts
+
+    def _part(self, name: str, part: Any) -> Any:
+        place, content, arrays = part
+        if place:
+            zero, full, places = self._parts(place)[name]
+            assert zero == 0
+            if content is None:
+                content = full
+            elif isinstance(content, tuple):
+                xor = zstandard.ZstdDecompressor().decompress(content[0])
+                content = bytes(a ^ b for a, b in zip(xor, full, strict=True))
+            arrays = places if arrays is None else arrays
+        return decode_tree(content, lambda index, size: self._far(arrays[index], size))
+
+    def _far(self, row: Any, size: int) -> bytes:
+        _, at, nbytes, total, codec = row
+        return self._piece(at, nbytes, codec, total, size)
+
+
+def is_absent(bits: bytes, i: int) -> bool:
+    return bool(bits) and bool(bits[i // 8] >> i % 8 & 1)
+
+
+def cut(sizes: list[int]) -> list[int]:
+    """Bytes of each piece."""
+    pieces, current = [], 0
+    for size in sizes:
+        if size >= 262_144 and current:
+            pieces.append(current)
+            current = 0
+        current += size
+        while current > 1_048_576:
+            pieces.append(1_048_576)
+            current -= 1_048_576
+        if size >= 262_144 and current:
+            pieces.append(current)
+            current = 0
+    return pieces + [current] * (current > 0)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -212,7 +272,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     end = text.rindex("}", 0, text.rindex('"xxh3_64"')) + 1
     inner = text[start:end].replace("\n ", "\n")
     assert xxhash.xxh3_64_hexdigest(inner.encode()) == outer["xxh3_64"]
-    assert outer["manifest"]["format"] == 1
+    assert outer["manifest"]["format"] == 2
     manifest: dict[str, Any] = outer["manifest"]
     return manifest
 
@@ -231,7 +291,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, bytes], Any
         assert xxhash.xxh3_64_hexdigest(tensors[name]) == about["xxh3_64"]
     meta = (folder / "meta.bin").read_bytes()
     assert (len(meta), xxhash.xxh3_64_hexdigest(meta)) == (manifest["meta"]["bytes"], manifest["meta"]["xxh3_64"])
-    return manifest, tensors, decode_tree(meta, lambda index: tensors[f"aux/{index:06d}"])
+    return manifest, tensors, decode_tree(meta, lambda index, _: tensors[f"aux/{index:06d}"])
 
 
 def checked_row(key: bytes, value: bytes) -> dict[str, Any]:

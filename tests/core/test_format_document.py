@@ -1,4 +1,4 @@
-"""docs/format.md says enough: a reader made from it alone gives what the product wrote; and version 1 stays readable."""
+"""docs/format.md says enough: a reader made from it alone gives what the product wrote; and version 2 stays readable."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tranlogs.catalog import Catalog
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.codec.compression import Codec
 from tranlogs.config import JournalConfig
+from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery.facts import open_for_reading
@@ -29,7 +30,7 @@ from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.types import Array, Extension, Piece, SparseArray, dense
 from tranlogs.verify import Problem, verify_run
 
-GOLDEN = Path(__file__).parent.parent / "data" / "run-format-1.tar.xz"
+GOLDEN = Path(__file__).parent.parent / "data" / "run-format-2.tar.xz"
 GOLDEN_STEPS = 12
 
 
@@ -62,7 +63,9 @@ def tensors() -> list[tuple[str, Any]]:
     return [
         ("raw", dense(noise)), ("zero", dense(np.zeros(3000))), ("high", dense(high)), ("mostly_zero", dense(mostly_zero)),
         ("none", None), ("turned", turned), ("box", box), ("flat", flat), ("sparse", sparse), ("empty", dense(np.zeros(0))),
-        ("scalar", dense(np.array(7, np.int64))), ("small", dense(np.arange(5, dtype=np.uint8))),
+        ("scalar", dense(np.array(7, np.int64))), ("large", dense(rng.standard_normal(400_000))),
+        ("zeros", dense(np.zeros(100_000))), ("bfloat16", dense(np.tile(high, 20))), ("rows", dense(np.tile(mostly_zero, 4))),
+        ("small", dense(np.arange(5, dtype=np.uint8))),
     ]  # fmt: skip
 
 
@@ -96,33 +99,38 @@ def comparable(value: Any) -> Any:
 
 def assert_reads_the_same(path: Path) -> set[int]:
     """Compare all of a segment; returns the codecs that it holds."""
-    entries = DocumentSegment(path).entries()
+    document = DocumentSegment(path)
+    entries = document.entries()
     [segment] = [segment for segment in open_for_reading(path.parent.parent).segments if segment.path == path]
-    codecs = set()
     with SegmentReader(path) as reader:
         for found, entry in zip(entries, reader.entries(list(segment.locations)), strict=True):
             head = (entry.kind.name, entry.head.sequence, entry.step, entry.scalars)
             assert (found.kind, found.sequence, found.step, found.scalars) == head
+            assert found.digests == entry.digests
             assert found.body == comparable(entry.body())
             assert list(found.tensors) == entry.tensor_names()
             for name, content in found.tensors.items():
-                codecs |= {frame.codec for frame in entry.frames_of(name)}
                 wanted = entry.read(name)
                 if isinstance(wanted, SparseArray):
                     parts = (wanted.indices.data.tobytes(), wanted.values.data.tobytes())
                     assert content == (wanted.indices.shape[0], wanted.is_coalesced, *parts)
                 else:
                     assert content == (None if wanted is None else wanted.data.tobytes())
-    return codecs
+    return document.codecs
 
 
 def test_every_form_of_record_is_read_from_the_document(tmp_path: Path) -> None:
     bare = BareLog(tmp_path / "rank0")
     log = bare.open()
+    encoder = log.encoder
     for step in range(1, 6):
-        log.append(EntryKind.STEP, step, tensors(), BODY)
-        log.append(EntryKind.IMAGE, step, tensors()[:2], {})
-        log.append(EntryKind.BOUNDARY, step, [], {"rng": list(range(step, 500)) + [0] * step, **BODY}, scalars={"loss": 0.5})
+        log.append(EntryKind.STEP, step, Payload.of(tensors()), encoder.whole(BODY, None), b"12345678")
+        log.append(EntryKind.STEP, step, Payload.of(tensors()[step:]), encoder.whole({"lr": 0.1}, None), b"x" * step)
+        log.append(EntryKind.IMAGE, step, Payload.of(tensors()[:2]), encoder.whole({}, None))
+        body = {"rng": list(range(step, 500)) + [0] * step, "changing": np.arange(4000.0) * (step // 2), **BODY}
+        log.append(EntryKind.BOUNDARY, step, NO_TENSORS, encoder.parts(body, None), scalars={"loss": 0.5})
+        if step == 3:
+            log.define_again()
     log.close()
     [path] = (tmp_path / "rank0" / "log").glob("*.seg")
     assert assert_reads_the_same(path) == set(Codec)
@@ -162,7 +170,7 @@ def assert_is_readable(run: Path) -> None:
 
 @pytest.fixture
 def golden(tmp_path: Path) -> Path:
-    """A run that was written when format version 1 was new."""
+    """A run that was written when format version 2 was new."""
     with tarfile.open(GOLDEN) as archive:
         archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
     return tmp_path / "run"
@@ -192,7 +200,7 @@ def write_golden(target: Path) -> None:
         trainer.recover(step)
         trainer.train(until)
         trainer.journal.close()
-    for name in ("owner.lock", "owner.json", "catalog.lmdb-lock"):
+    for name in ("owner.lock", "owner.json", "catalog.lmdb-lock", "log/records.lmdb-lock"):
         (target / "run" / "rank0" / name).unlink()
     with tarfile.open(target / GOLDEN.name, "w:xz") as archive:
         archive.add(target / "run", "run", filter=_anonymous)

@@ -21,6 +21,7 @@ from .record import ALIGNMENT, HEAD, MAGIC, EntryKind, Location, unpack_head
 
 _WINDOW_BYTES = 1 << 16  # read at a time while leaping: small records share a window
 _SEARCH_BYTES = 4 << 20  # read at a time while searching
+_LMDB, _LMDB_AT = bytes.fromhex("dec0efbe"), 16  # magic number of an LMDB file, and its offset
 _MAGIC_WORD = int.from_bytes(MAGIC, "little")
 
 
@@ -34,7 +35,7 @@ def scan(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | No
         last_sequence: number of the segment's last record, where that is known (it is sealed): nothing is looked for behind.
 
     Raises:
-        UnknownFormat: a record of this segment was written by a newer version.
+        UnknownFormat: a record of this segment was written by a newer version, or the file is in format 1.
         CannotRead: file handles, memory or rights are missing.
         OSError: the file cannot be opened.
     """
@@ -45,6 +46,8 @@ def scan(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | No
             # second scan sees it, unless it is damaged.
             last = found[-1].head.sequence
             found = [one for one in _scanned(file.fd, segment_id, start, None) if one.head.sequence <= last]
+        if not found and _pread(file.fd, len(_LMDB), _LMDB_AT) == _LMDB:  # segments of format 1 were LMDB files
+            raise UnknownFormat(path, 1, FORMAT_VERSION)
     refuse_newer(path, found)
     return found
 
