@@ -22,7 +22,7 @@ from .errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, LogUnavail
 from .lineage import Limits, is_on, lineage
 from .log.index import INDEX_NAME, LogIndex
 from .log.reader import SegmentReader
-from .log.record import EntryKind, Head, Location
+from .log.record import EntryKind, Head, Location, checksum_of
 from .log.scanner import scan
 from .rebuild import Found, is_overtaken
 from .recovery.facts import Listed, newest_first, read_catalog, read_unlisted, scan_segment
@@ -197,6 +197,8 @@ def _compared(index: LogIndex, path: Path, row: SegmentRow) -> Iterator[Finding]
             and (there.offset, there.head) != (location.offset, location.head)
         ):
             yield Problem(index.path, f"record {location.head.sequence} is another one in {path.name}", location.head.step)
+        elif location.description is not None and checksum_of(location.description) != location.head.description_sum:
+            yield Problem(index.path, f"the description of record {location.head.sequence} is damaged", location.head.step)
 
 
 def _verify_written_log(folder: Path, known: Listed) -> Iterator[Finding]:

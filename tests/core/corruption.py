@@ -3,9 +3,10 @@
     python corruption.py FOLDER BASE FIRST COUNT
     python corruption.py FOLDER metas FIRST COUNT
 
-The second form flips bit after bit of the two pages from which LMDB finds everything in the catalog, and then uses it.
+The second form flips bit after bit of the two pages from which LMDB finds everything in the catalog and in the log's index,
+and then uses them.
 Prints a line a case: its seed, what was broken, and how it ended ("failed" with a reason, else what happened).
-A base of the name "small-..." has small tensors, several of them in one value of the log, and takes a third of the time.
+A base of the name "small-..." has small tensors, several of them in one piece, and takes a third of the time.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from tranlogs.checkpoint.layout import MANIFEST
 from tranlogs.config import JournalConfig
 from tranlogs.errors import TranLogsError
 from tranlogs.lineage import lineage
+from tranlogs.log import record
+from tranlogs.log.index import INDEX_NAME, IndexedRecord, LogIndex
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import HEAD, PAGE_HEADER_BYTES, EntryKind, Location
+from tranlogs.log.record import HEAD, EntryKind, Location
 from tranlogs.recovery.facts import open_for_reading, read_catalog
 from tranlogs.recovery.history import build_history
 from tranlogs.retention import EverySteps, KeepLatest
@@ -143,8 +146,8 @@ class Base:
             with SegmentReader(segment.path) as reader:
                 for location in segment.locations:
                     if location.head.kind == EntryKind.SEGMENT or location in reachable:
-                        frames = [(frame.offset, frame.offset + frame.stored) for frame in reader.decode(location).frames]
-                        self.entries[segment.path.name].append(Place(location, frames))
+                        arrays = [(row[1], row[1] + row[2]) for row in reader.decode(location).arrays()]
+                        self.entries[segment.path.name].append(Place(location, arrays))
 
     def is_open(self, name: str) -> bool:
         """Whether a segment was not sealed: a log that ends earlier looks the same."""
@@ -156,15 +159,15 @@ class Base:
 
 
 class Place:
-    """Where an entry lies."""
+    """Where a record lies; `arrays` are those of its body, which may lie before it."""
 
-    def __init__(self, location: Location, frames: list[damage.Span]) -> None:
-        self.head, self.frames = location.head, frames
-        head, page = location.offset - HEAD.size, location.offset - HEAD.size - PAGE_HEADER_BYTES
-        self.finding = [(page, page + 8), (page + 10, page + 12), (head, location.offset)]  # number, flags, head
-        self.spans = [*self.finding, (location.offset, location.offset + location.head.length), *frames]
-        self.interesting = [page, page + 12, head, location.offset]
-        self.interesting += [at for start, _ in frames for at in (start, start // 4096 * 4096 + 12)]
+    def __init__(self, location: Location, arrays: list[damage.Span]) -> None:
+        self.head = location.head
+        start, payload, description = location.offset, location.payload_offset, location.description_offset
+        self.finding = [(start, payload)]
+        self.spans = [(start, description + self.head.description_bytes), *arrays]
+        self.interesting = [start, start + 36, start + 40, payload, description, description + 24]
+        self.interesting += [at for at, _ in arrays]
 
 
 def files_of(run: Path) -> list[Path]:
@@ -177,21 +180,35 @@ def choose(base: Base, run: Path, rnd: random.Random) -> tuple[list[Path], str, 
     files = files_of(run)
     segments = [path for path in files if path.suffix == ".seg"]
     checkpoints = [path for path in files if "checkpoints" in path.parts]
-    catalog = run / "rank0" / "catalog.lmdb"
-    kind = rnd.choices(("segment", "checkpoint", "catalog", "owner", "folder", "swap", "older"), (45, 20, 15, 4, 4, 6, 6))[0]
+    catalog, index = run / "rank0" / "catalog.lmdb", run / "rank0" / "log" / INDEX_NAME
+    kinds, weights = (
+        ("segment", "checkpoint", "catalog", "index", "owner", "folder", "swap", "older"),
+        (40, 16, 12, 16, 4, 4, 6, 8),
+    )
+    kind = rnd.choices(kinds, weights)[0]
     if kind == "folder":
         path = rnd.choice(sorted({path.parent for path in [*checkpoints, *segments]}))
         shutil.rmtree(path)
         return [path], f"{path.name} deleted", newest if path.name == "log" else LAST
     if kind == "swap":
-        alike = rnd.choice((segments, checkpoints, [catalog, *segments, *checkpoints]))
+        alike = rnd.choice((segments, checkpoints, [catalog, index, *segments, *checkpoints]))
         first, second = rnd.sample(alike, 2)
         return [first, second], damage.swap(first, second), 0
     if kind == "older":
         kept = [path for path in segments if (base.older / path.name).exists()]
-        return stale_catalog(run, rnd) if rnd.random() < 0.5 or not kept else older_segment(base, rnd.choice(kept))
+        return (
+            stale_file(run, rnd, rnd.choice((catalog, index)))
+            if rnd.random() < 0.5 or not kept
+            else older_segment(base, rnd.choice(kept))
+        )
+    if kind == "index" and rnd.random() < 0.4:
+        return lying_index(run, rnd, index)
+    if kind == "segment" and rnd.random() < 0.15:
+        return lying_length(base, rnd, rnd.choice(segments))
     others = [path for path in files if path.name.startswith("owner") or "lock" in path.name]
-    path = rnd.choice({"segment": segments, "checkpoint": checkpoints, "catalog": [catalog], "owner": others}[kind])
+    path = rnd.choice(
+        {"segment": segments, "checkpoint": checkpoints, "catalog": [catalog], "index": [index], "owner": others}[kind]
+    )
     size = path.stat().st_size
     span = (0, max(size, 1))
     if kind == "segment" and rnd.random() < 0.9:
@@ -199,7 +216,7 @@ def choose(base: Base, run: Path, rnd: random.Random) -> tuple[list[Path], str, 
         at = rnd.choice(rnd.choice(places).interesting) if places else 0
         used = max((stop for place in places for _, stop in place.spans), default=size)
         span = (at, min(size, at + 8)) if rnd.random() < 0.5 else (0, used)
-    if kind == "catalog" and rnd.random() < 0.5:
+    if kind in ("catalog", "index") and rnd.random() < 0.5:
         at = rnd.randrange(size // 4096) * 4096
         span = (at, at + 200)
     if size == 0:
@@ -214,9 +231,58 @@ def older_segment(base: Base, path: Path) -> tuple[list[Path], str, int]:
     return [path], f"{path.name} replaced by an older copy", OLDER
 
 
-def stale_catalog(run: Path, rnd: random.Random) -> tuple[list[Path], str, int]:
-    """The catalog as it was some steps ago: its rows are sound, but the files have gone on."""
-    catalog, until = run / "rank0" / "catalog.lmdb", LAST + rnd.choice((1, 5, 30))
+def lying_length(base: Base, rnd: random.Random, path: Path) -> tuple[list[Path], str, int]:
+    """A head whose lengths lie, with a checksum that is right."""
+    places = base.entries[path.name]
+    if not places:
+        return [path], "nothing", LAST
+    place = rnd.choice(places)
+    at, what = place.finding[0][0], rnd.choice((36, 40))
+    length = rnd.choice((0, 1, 64, 4096, 1 << 20, (1 << 28) - 1, (1 << 28) + 1, (1 << 31) - 1))
+    with path.open("r+b") as file:
+        raw = bytearray(file.read())
+        raw[at + what : at + what + (4 if what == 36 else 8)] = length.to_bytes(4 if what == 36 else 8, "little")
+        head = bytes(raw[at : at + 4]) + bytes(4) + bytes(raw[at + 8 : at + HEAD.size])
+        raw[at + 4 : at + 8] = (record.checksum_of(head) & 0xFFFFFFFF).to_bytes(4, "little")
+        file.seek(at)
+        file.write(raw[at : at + HEAD.size])
+    return [path], f"a length in the head at byte {at} of {path.name} garbled: {length}", base.checkpoints[0]
+
+
+def lying_index(run: Path, rnd: random.Random, path: Path) -> tuple[list[Path], str, int]:
+    """An index whose structure is sound and whose content is not: of another run, or with records that are not ours."""
+    catalog = read_catalog(run / "rank0")
+    if rnd.random() < 0.3:
+        path.unlink()
+        LogIndex.open(path.parent, "another", writable=True).close()
+        return [path], f"{path.name} of another run swapped in", LAST
+    index = LogIndex.open(path.parent, catalog.run_id, writable=True)
+    try:
+        row = rnd.choice([row for row in catalog.segments if row.state != "retired"])
+        found = index.locations(row.number)
+        if not found:
+            return [path], "nothing", LAST
+        victim = rnd.choice(found)
+        head = victim.head
+        how = rnd.choice(("offset", "description", "behind"))
+        if how == "behind":
+            index.forget_all_but(other.number for other in catalog.segments if other is not row)
+        else:
+            raw = (run / "rank0" / "log" / row.file).read_bytes()[victim.offset : victim.offset + HEAD.size]
+            offset, description = victim.offset, victim.description or b""
+            if how == "offset":
+                offset += 64
+            else:
+                description = rnd.randbytes(len(description))
+            index.add([IndexedRecord(row.number, head.sequence, head.step, offset, raw, description)])
+    finally:
+        index.close()
+    return [path], f"{path.name} garbled: {how} of a record", LAST
+
+
+def stale_file(run: Path, rnd: random.Random, catalog: Path) -> tuple[list[Path], str, int]:
+    """An LMDB file as it was some steps ago: its rows are sound, but the other files have gone on."""
+    until = LAST + rnd.choice((1, 5, 30))
     trainer = open_run(run)
     shutil.copyfile(catalog, run / "stale")
     trainer.recover()
@@ -240,7 +306,8 @@ def _matters(base: Base, before: Path, now: Path) -> bool:
         return before.suffix == ".seg" or before.name == "log" or "checkpoints" in before.parts
     old, new = before.read_bytes(), now.read_bytes()
     if before.suffix == ".seg":
-        return len(old) != len(new) or _entries_matter(base, before.name, old, new)
+        is_longer = base.is_open(before.name) and len(new) > len(old)  # a long record makes an open one longer, too
+        return (len(old) != len(new) and not is_longer) or _entries_matter(base, before.name, old, new)
     if before.name == MANIFEST:
         return bool(_as_json(old) != _as_json(new))
     return "checkpoints" in before.parts and old != new
@@ -324,12 +391,15 @@ def try_case(base: Base, run: Path, seed: int) -> dict[str, Any]:
     return case
 
 
-def try_meta_bit(folder: Path, sound: bytes, bit: int) -> dict[str, Any]:
+def try_meta_bit(folder: Path, sound: bytes, index_bytes: bytes, bit: int) -> dict[str, Any]:
     """Use a catalog in whose meta pages one bit differs."""
     page, at = divmod(bit // 8, META_BYTES)
     broken = bytearray(sound)
     broken[page * 4096 + at] ^= 1 << bit % 8
     (folder / CATALOG_NAME).write_bytes(broken)
+    broken = bytearray(index_bytes)
+    broken[page * 4096 + at] ^= 1 << bit % 8
+    (folder / INDEX_NAME).write_bytes(broken)
     case: dict[str, Any] = {"seed": bit, "damage": f"bit {bit % 8} of byte {at} of meta page {page}"}
     try:
         catalog = Catalog.open(folder, writable=True)
@@ -342,6 +412,17 @@ def try_meta_bit(folder: Path, sound: bytes, bit: int) -> dict[str, Any]:
             case["outcome"] = "used"
         finally:
             catalog.close()
+        index = LogIndex.open(folder, "run", writable=True)
+        try:
+            index.add(
+                [
+                    IndexedRecord(1, 10 + i, 10 + i, 64 * i, HEAD.pack(b"TLR2", *range(11)), b"description" * 30)
+                    for i in range(8)
+                ]
+            )
+            index.forget_all_but([2])
+        finally:
+            index.close()
     except TranLogsError:
         case["outcome"] = "refused"
     except BaseException:
@@ -376,8 +457,12 @@ def main(folder: str, name: str, first: str, count: str) -> None:
     if name == "metas":
         train_closed(Path(folder) / "run")
         sound = (Path(folder) / "run" / "rank0" / CATALOG_NAME).read_bytes()
+        index = LogIndex.open(Path(folder), "run", writable=True)
+        index.add([IndexedRecord(1, i, i, 64 * i, bytes(HEAD.size), b"description" * 30) for i in range(40)])
+        index.close()
+        indexed = (Path(folder) / INDEX_NAME).read_bytes()
         for bit in cases:
-            print(json.dumps(try_meta_bit(Path(folder), sound, bit)), flush=True)
+            print(json.dumps(try_meta_bit(Path(folder), sound, indexed, bit)), flush=True)
         return
     base = Base(name, Path(folder) / name)
     for seed in cases:

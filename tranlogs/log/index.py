@@ -213,13 +213,13 @@ class LogIndex:
                 is_there = cursor.prev() if cursor.set_range(key) else cursor.last()
                 if not is_there or cursor.key()[:8] != key[:8]:
                     return None
-                return self._location(segment_id, cursor.value())
+                return self._location(cursor.key(), cursor.value())
         except (lmdb.Error, ValueError, struct.error) as error:
             raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
 
-    def _location(self, segment_id: int, value: bytes) -> Location:
+    def _location(self, key: bytes, value: bytes) -> Location:
         head = unpack_head(value, _OFFSET.size)
-        if head is None or head.segment_id != segment_id:
+        if head is None or key != _KEY.pack(head.segment_id, head.step, head.sequence):
             raise CorruptCatalog(self.path, "one of its records is damaged")
         return Location(head, _OFFSET.unpack_from(value)[0], value[_OFFSET.size + HEAD.size :] or None)
 
@@ -253,7 +253,7 @@ class LogIndex:
             for key, value in cursor.iternext():
                 if key[:8] != prefix or key > last or len(key) != _KEY.size:
                     break
-                found.append(self._location(segment_id, value))
+                found.append(self._location(key, value))
         return found
 
 

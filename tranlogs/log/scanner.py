@@ -79,10 +79,15 @@ def is_contiguous(found: Sequence[Location]) -> bool:
 
 
 def is_whole(found: Sequence[Location], last_sequence: int) -> bool:
-    """Return True if these are all records of a segment that ends with `last_sequence`."""
-    return bool(
-        found and found[0].head.kind == EntryKind.SEGMENT and found[-1].head.sequence >= last_sequence and is_unbroken(found)
-    )
+    """Return True if these are all records of a segment that ends with `last_sequence`, each chained to the one before."""
+    if not found or found[0].head.kind != EntryKind.SEGMENT or found[-1].head.sequence < last_sequence:
+        return False
+    chain = found[0].head.chain
+    for before, location in itertools.pairwise(found):
+        if location.head.sequence != before.head.sequence + 1 or location.head.chain != chain:
+            return False
+        chain = location.head.digest
+    return True
 
 
 def _scanned(fd: int, segment_id: int, start: int, last_sequence: int | None) -> Iterator[Location]:
@@ -101,7 +106,8 @@ def _scanned(fd: int, segment_id: int, start: int, last_sequence: int | None) ->
             at, window = found, b""  # what the window has may be older than what was found
             continue
         location = Location(head, at)
-        at = location.end  # behind the file's end if that was truncated
+        # A record that does not fit into its file was cut off, or its lengths lie: there may be others behind its head.
+        at = location.end if location.end <= size + ALIGNMENT else at + ALIGNMENT
         newest = head.sequence
         yield location
 
