@@ -22,10 +22,10 @@ from .adapt import Values, flat_bytes
 Mode = Literal["auto", "full", "sample"]
 Digests = npt.NDArray[np.uint64]
 
-_WINDOW = 64  # variables looked at each step in sample mode
+_WINDOW = 16  # variables looked at each step in sample mode
 _BYTES = 256  # bytes of each, about
 _BUDGET = 0.03  # of a step
-_FREE_SECONDS = 0.0003  # a look cheaper than this is never too much
+_FREE_SECONDS = 0.00005  # a look cheaper than this is never too much
 _LOOKS = 16  # steps that are measured before a decision: the fastest counts, others may have been disturbed
 
 
