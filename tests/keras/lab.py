@@ -88,9 +88,10 @@ class Lab:
             raise AssertionError((folder / "server.txt").read_text()[-3000:])
 
     def start(self, function: str, **arguments: Any) -> Job:
-        """Begin a job: the name of a function in `scenario`, and its arguments (JSON)."""
+        """Begin a job: the name of a function in `scenario`, or of another module and a function in it, and its arguments."""
         result = self._folder / f"job-{next(self._numbers)}"
-        job = {"function": f"tests.keras.scenario.{function}", "arguments": arguments, "result": str(result)}
+        name = function if "." in function else f"scenario.{function}"
+        job = {"function": f"tests.keras.{name}", "arguments": arguments, "result": str(result)}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
