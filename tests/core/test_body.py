@@ -85,10 +85,12 @@ LARGE = [np.random.default_rng(i).integers(0, 256, OUT_OF_LINE_BYTES_MIN + i, np
 LARGE += [np.zeros(OUT_OF_LINE_BYTES_MIN, np.uint8)]
 FIXED = [tree.Fixed(value) for value in ({"constant": ["x"] * 100}, 7, LARGE[0])]
 values = st.one_of(
-    st.integers(-3, 3), st.sampled_from(LARGE), st.sampled_from(FIXED),
+    st.integers(-3, 3),
+    st.sampled_from(LARGE),
+    st.sampled_from(FIXED),
     st.lists(st.integers(0, 2), min_size=100, max_size=104),  # often of one length: stored as differences
     st.dictionaries(st.sampled_from("abc"), st.sampled_from([*LARGE, 1, "text"]), max_size=3),
-)  # fmt: skip
+)
 bodies = st.dictionaries(st.sampled_from(["rng", "loop", "ema", "data"]), values, max_size=4)
 
 
@@ -212,21 +214,40 @@ def test_parts_to_compare_with_are_those_that_are_stored() -> None:
     assert list(names_of({WHOLE: (0, b"", []), "rng": (0, b"", [])})) == ["rng"]
 
 
-@pytest.mark.parametrize("packed", [
-    [], {"a": (0, None, [])}, {"a": (0, b"", None)}, {"a": (-1, b"", [])}, {"a": (0, "text", [])}, {1: (0, b"", [])},
-    {"a": (0, b"")}, {"a": [0, b"", []]}, {"a": (0, b"", [("x", 1, 2, 3)])}, {"a": (0, b"", [("x", -1, 2, 3, 0)])},
-    {"a": (0, b"", [(1, 1, 2, 3, 0)])}, {"a": (64, (b"", b""), None)}, {"a": (64, ("text",), None)}, {"a": (True, b"", [])},
-    {"a": (0, b"", [("x", 1 << 64, 2, 3, 0)])},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "packed",
+    [
+        [],
+        {"a": (0, None, [])},
+        {"a": (0, b"", None)},
+        {"a": (-1, b"", [])},
+        {"a": (0, "text", [])},
+        {1: (0, b"", [])},
+        {"a": (0, b"")},
+        {"a": [0, b"", []]},
+        {"a": (0, b"", [("x", 1, 2, 3)])},
+        {"a": (0, b"", [("x", -1, 2, 3, 0)])},
+        {"a": (0, b"", [(1, 1, 2, 3, 0)])},
+        {"a": (64, (b"", b""), None)},
+        {"a": (64, ("text",), None)},
+        {"a": (True, b"", [])},
+        {"a": (0, b"", [("x", 1 << 64, 2, 3, 0)])},
+    ],
+)
 def test_malformed_parts_are_refused(packed: object) -> None:
     with pytest.raises(tree.MalformedTree):
         packed_parts(tree.encode(packed))
 
 
-@pytest.mark.parametrize(("part", "full"), [
-    ((64, None, None), (32, None, None)), ((64, None, None), (32, (b"x",), None)), ((64, None, None), (32, b"x", None)),
-    ((64, (b"\xff\xff",), None), (0, b"full", [])),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("part", "full"),
+    [
+        ((64, None, None), (32, None, None)),
+        ((64, None, None), (32, (b"x",), None)),
+        ((64, None, None), (32, b"x", None)),
+        ((64, (b"\xff\xff",), None), (0, b"full", [])),
+    ],
+)
 def test_parts_that_do_not_fit_together_are_refused(part: Any, full: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         merged(part, full)

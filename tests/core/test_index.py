@@ -45,6 +45,12 @@ def filled(index: LogIndex, segment_id: int, steps: range) -> None:
     index.add(record(segment_id, 2 * step + part, step) for step in steps for part in (0, 1))
 
 
+def fill_up(index: LogIndex, segment_id: int, first: int) -> None:
+    """Add records in small groups, many more than there is space for."""
+    for start in range(first, 100_000, 1000):
+        filled(index, segment_id, range(start, start + 1000))
+
+
 def sequences(index: LogIndex, segment_id: int, **limits: int) -> list[int]:
     return [location.head.sequence for location in index.locations(segment_id, **limits)]
 
@@ -71,8 +77,12 @@ def test_records_come_back_by_segment_and_step(index: LogIndex) -> None:
     assert sequences(index, 8) == []
 
 
-@given(st.lists(st.tuples(st.sampled_from([0, 1, 5, TOP - 1, TOP]), st.integers(0, 40), st.integers(0, 5)), max_size=60),
-       st.sampled_from([0, 1, 2, 5, TOP - 1, TOP]), st.integers(0, 41), st.integers(0, 41))  # fmt: skip
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1, 5, TOP - 1, TOP]), st.integers(0, 40), st.integers(0, 5)), max_size=60),
+    st.sampled_from([0, 1, 2, 5, TOP - 1, TOP]),
+    st.integers(0, 41),
+    st.integers(0, 41),
+)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_records_are_found_by_any_limits(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[int, int, int]], wanted: int, first: int, last: int
@@ -157,9 +167,7 @@ def test_a_missing_index_is_corrupt_for_a_reader_and_said_by_none(tmp_path: Path
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_an_index_of_another_run_or_version_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
-) -> None:
+def test_an_index_of_another_run_or_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool) -> None:
     LogIndex.open(tmp_path, "run", writable=True).close()
     with pytest.raises(CorruptCatalog, match="it belongs to another run"):
         LogIndex.open(tmp_path, "other", writable=writable)
@@ -246,7 +254,8 @@ for _ in sys.stdin:
 def test_another_process_reads_while_it_is_written_and_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "INDEX_BYTES", MIB // 4)
     made = LogIndex.open(tmp_path, "run", writable=True)
-    reader = subprocess.Popen([sys.executable, "-c", READER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", READER, str(tmp_path)]
+    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert reader.stdin is not None
     assert reader.stdout is not None
     assert reader.stdout.readline() == "open\n"
@@ -294,8 +303,7 @@ def test_a_full_disk_at_its_commit_is_an_error_and_it_goes_on_when_there_is_spac
         filled(made, 1, range(100))
         ballast = disks.fill(point)
         with pytest.raises(LogUnavailable, match=INDEX_NAME):
-            for first in range(100, 100_000, 1000):
-                filled(made, 1, range(first, first + 1000))
+            fill_up(made, 1, 100)
         found = sequences(made, 1)
         assert found == list(range(len(found)))
         assert len(found) >= 200
@@ -533,7 +541,9 @@ def test_pruned_segments_leave_the_index(memory_path: Path) -> None:
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_random_damage_of_the_index_gives_no_wrong_record(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_random_damage_of_the_index_gives_no_wrong_record(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     folder = tmp_path_factory.mktemp("damaged")
     made = LogIndex.open(folder, "run", writable=True)
     filled(made, 1, range(200))

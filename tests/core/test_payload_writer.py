@@ -82,9 +82,18 @@ def test_a_piece_that_lies_in_one_buffer_is_not_copied() -> None:
 
 @pytest.mark.parametrize("beside", [False, True])
 @settings(max_examples=25, deadline=None)
-@given(contents=st.lists(st.tuples(st.sampled_from(["noise", "zeros", "rows"]), st.sampled_from(
-    [0, 1, 300, 4096, 300_000, PIECE_BYTES_MAX, PIECE_BYTES_MAX + 4])), max_size=6))  # fmt: skip
-def test_any_payload_is_read_back(tmp_path_factory: pytest.TempPathFactory, beside: bool, contents: list[tuple[str, int]]) -> None:
+@given(
+    contents=st.lists(
+        st.tuples(
+            st.sampled_from(["noise", "zeros", "rows"]),
+            st.sampled_from([0, 1, 300, 4096, 300_000, PIECE_BYTES_MAX, PIECE_BYTES_MAX + 4]),
+        ),
+        max_size=6,
+    )
+)
+def test_any_payload_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, beside: bool, contents: list[tuple[str, int]]
+) -> None:
     arrays = []
     for i, (kind, size) in enumerate(contents):
         array = noise(size, i)
@@ -187,7 +196,7 @@ def test_a_failure_beside_is_raised_where_it_is_waited_for(segment: SegmentFile,
     with failing("log.write=enospc"):
         writer.start(hand_over.submit)
         writer.settle()
-    with pytest.raises(LogUnavailable, match="log.write"):
+    with pytest.raises(LogUnavailable, match=r"log\.write"):
         getattr(writer, method)()
     again = PieceWriter(payload_of(noise(2 * MIB)), segment, 0, Choices())
     again.start(hand_over.submit)  # the thread goes on

@@ -282,7 +282,7 @@ def test_a_retired_file_is_deleted_unless_somebody_reads_it(tmp_path: Path) -> N
     assert not files.delete(spare)
     assert spare.exists()
     os.close(fd)
-    with failing("log.unlink=eio"), pytest.raises(OSError, match="log.unlink"):
+    with failing("log.unlink=eio"), pytest.raises(OSError, match=r"log\.unlink"):
         files.delete(spare)
     assert files.delete(spare)
     assert not spare.exists()
