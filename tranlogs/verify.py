@@ -199,6 +199,10 @@ def _compared(index: LogIndex, path: Path, row: SegmentRow) -> Iterator[Finding]
             yield Problem(index.path, f"record {location.head.sequence} is another one in {path.name}", location.head.step)
         elif location.description is not None and checksum_of(location.description) != location.head.description_sum:
             yield Problem(index.path, f"the description of record {location.head.sequence} is damaged", location.head.step)
+    newest = max(found, default=-1)
+    lost = [one.head for one in indexed if one.head.sequence > newest and one.head.kind != EntryKind.SEGMENT]
+    if lost and row.state != "sealed":  # of a sealed one the catalog says where it ends
+        yield Problem(path, f"record {lost[0].sequence} and those behind it are in the index and not in the file", lost[0].step)
 
 
 def _verify_written_log(folder: Path, known: Listed) -> Iterator[Finding]:

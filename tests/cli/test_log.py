@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
 
@@ -62,9 +63,11 @@ def test_step_shows_the_record_in_full(cli: Cli, run: Path, step: int) -> None:
     assert (record["step"], record["kind"]) == (step, "gradients")
     tensors = {tensor["name"]: tensor for tensor in record["tensors"]}
     weight = tensors["grad/0.weight"]
-    assert (weight["dtype"], weight["shape"], weight["dense_bytes"]) == ("float32", [8, 4], 128)
-    assert weight["codec"] in ("raw", "zero", "high16", "zstd")
-    assert len(weight["checksum"]) == 16
+    assert (weight["dtype"], weight["shape"], weight["bytes"]) == ("float32", [8, 4], 128)
+    (piece,) = record["pieces"]  # small tensors share one
+    assert piece["bytes"] == sum(tensor["bytes"] for tensor in tensors.values())
+    assert piece["codec"] in ("raw", "zero", "high16", "zstd")
+    assert len(piece["checksum"]) == 16
     assert record["body"]["hyper"][1]["betas"] == [0.9, 0.999]
     assert record["body"]["fingerprint"] == "full"
 
@@ -92,13 +95,24 @@ def test_a_step_that_is_not_in_the_log_is_refused(cli: Cli, run: Path, step: int
     assert f"it holds steps 1 to {STEPS}" in called.err
 
 
+def test_a_record_that_is_damaged_in_its_file_is_shown_from_the_index(cli: Cli, run: Path) -> None:
+    whole = _records(cli, run)
+    path = segment_files(run)[0]
+    named = parse_segment_name(path.name)
+    assert named is not None
+    for location in scan(path, named[1]):
+        flip(path, location.description_offset + 30)
+    assert _records(cli, run) == whole
+
+
 def test_a_damaged_record_is_listed_as_damaged(cli: Cli, run: Path) -> None:
     whole = _records(cli, run)
     path = segment_files(run)[0]
     named = parse_segment_name(path.name)
     assert named is not None
     damaged = next(location for location in scan(path, named[1]) if location.head.step == 2)
-    flip(path, damaged.offset + 30)
+    flip(path, damaged.description_offset + 30)
+    (path.parent / INDEX_NAME).unlink()
     called = cli("log", run, "--json")
     assert called.code == 1
     records = {record["sequence"]: record for record in called.json["ranks"][0]["records"]}

@@ -40,7 +40,7 @@ def test_a_dry_run_shows_what_would_go_and_why_and_changes_nothing(cli: Cli, run
 
 def test_once_prunes_and_the_run_replays_to_the_same_bits(cli: Cli, run: Path, tmp_path: Path) -> None:
     assert cli("replay", run, "--out", tmp_path / "before.safetensors").code == 0
-    called = cli("monitor", run.parent, "--budget", "1MiB", "--once", "--json")
+    called = cli("monitor", run.parent, "--budget", "64KiB", "--once", "--json")
     assert called.code == 0
     assert len(called.json["journals"][0]["goes"]) == 2
     assert cli("replay", run, "--out", tmp_path / "after.safetensors").code == 0

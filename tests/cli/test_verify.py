@@ -12,6 +12,7 @@ from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind, Location
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
+from tranlogs.testing.damage import tensor_span
 
 from .conftest import STEPS, Cli, flip, segment_files
 
@@ -29,8 +30,7 @@ def _damage_tensor(run: Path, step: int, name: str) -> Path:
         for location in _locations(path):
             entry = reader.decode(location)
             if entry.kind == EntryKind.STEP and entry.step == step:
-                (frame,) = entry.frames_of(name)
-                flip(path, frame.offset)
+                flip(path, tensor_span(entry, name)[0])
                 return path
     raise AssertionError(f"no step {step}")
 
@@ -49,10 +49,12 @@ def test_a_damaged_tensor_is_named_with_file_step_and_name(cli: Cli, run: Path, 
     path = _damage_tensor(run, step, "grad/2.weight")
     called = cli("verify", run, "--json")
     assert called.code == 1
-    (problem,) = called.json["problems"]
-    assert (problem["path"], problem["step"], problem["tensor"]) == (str(path), step, "grad/2.weight")
+    problems = {problem["tensor"]: problem for problem in called.json["problems"]}
+    assert len(problems) == len(called.json["problems"]) == 6  # small tensors share a checksum, and are doubtful together
+    problem = problems["grad/2.weight"]
+    assert (problem["path"], problem["step"]) == (str(path), step)
     told = cli("verify", run)
-    assert "1 problem" in told.out
+    assert "6 problems" in told.out
     assert f"step {step}: tensor grad/2.weight: the checksum of its bytes differs" in " ".join(told.out.split())
 
 
@@ -68,7 +70,7 @@ def test_replay_goes_on_behind_a_hole(cli: Cli, run: Path) -> None:
     path = _damage_tensor(run, 3, "grad/0.bias")
     called = cli("verify", run, "--replay", "--json")
     assert called.code == 1
-    assert [problem["path"] for problem in called.json["problems"]] == [str(path)]
+    assert {(problem["path"], problem["step"]) for problem in called.json["problems"]} == {(str(path), 3)}
     replays = called.json["ranks"][0]["replays"]
     assert [(replay["checkpoint_step"], replay["step"], replay["exact"]) for replay in replays] == [
         (0, 2, True),

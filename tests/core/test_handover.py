@@ -160,8 +160,12 @@ def test_a_payload_is_copied_when_it_is_given_and_an_aborted_one_gives_back(hand
 def test_a_payload_on_its_way_is_neither_copied_nor_pooled(handover: HandOver) -> None:
     there: list[str] = []
     buffer = np.zeros(4, np.uint8)
-    payload = Payload(Layout([TensorSpec("grad/w", "uint8", (4,))]), [buffer], wait=lambda: there.append("arrived"),
-                      release=lambda: there.append("released"))  # fmt: skip
+    payload = Payload(
+        Layout([TensorSpec("grad/w", "uint8", (4,))]),
+        [buffer],
+        wait=lambda: there.append("arrived"),
+        release=lambda: there.append("released"),
+    )
     record = QueuedRecord(held(handover.pool, payload))
     assert record.payload is payload
     assert there == []
@@ -182,8 +186,12 @@ def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_
         gate.wait()
         order.append("arrived")
 
-    payload = Payload(Layout([TensorSpec("grad/w", "uint8", (4,))]), [buffer], wait=wait,
-                      release=lambda: order.append(f"released at {log.position.sequence}"))  # fmt: skip
+    payload = Payload(
+        Layout([TensorSpec("grad/w", "uint8", (4,))]),
+        [buffer],
+        wait=wait,
+        release=lambda: order.append(f"released at {log.position.sequence}"),
+    )
     record = writer.begin(payload)
     writer.commit(record, 1, {"lr": 1}, b"digests", None)
     assert not record.is_open

@@ -69,14 +69,26 @@ def test_a_tensor_description_comes_back(spec: TensorSpec) -> None:
     assert unpack_layout(pack_layout(Layout([spec]))).tensors == (spec,)
 
 
-@pytest.mark.parametrize("packed", [
-    None, (), ("w", "float33", (1,), None, None), (2, "float32", (1,), None, None),
-    ("w", "float32", 5, None, None), ("w", "float32", (-1,), None, None), ("w", "float32", (1.5,), None, None),
-    ("w", "float32", (2, 2), (1, 1), None), ("w", "float32", (2,), (1 << 40,), None),
-    ("w", "float32", (2,), None, ("box",)), ("w", "float32", (2,), None, ("box", (0,), ("x",))),
-    ("w", "float32", (8, 4), (1, 8), ("box", (4, 0), (4, 4))), ("w", "float32", (1,), None),
-    ("w", "float32", (1 << 47,), None, None), ("w", "float32", (True,), None, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "packed",
+    [
+        None,
+        (),
+        ("w", "float33", (1,), None, None),
+        (2, "float32", (1,), None, None),
+        ("w", "float32", 5, None, None),
+        ("w", "float32", (-1,), None, None),
+        ("w", "float32", (1.5,), None, None),
+        ("w", "float32", (2, 2), (1, 1), None),
+        ("w", "float32", (2,), (1 << 40,), None),
+        ("w", "float32", (2,), None, ("box",)),
+        ("w", "float32", (2,), None, ("box", (0,), ("x",))),
+        ("w", "float32", (8, 4), (1, 8), ("box", (4, 0), (4, 4))),
+        ("w", "float32", (1,), None),
+        ("w", "float32", (1 << 47,), None, None),
+        ("w", "float32", (True,), None, None),
+    ],
+)
 def test_a_malformed_tensor_description_is_refused(packed: object) -> None:
     with pytest.raises(tree.MalformedTree, match="a tensor description"):
         unpack_layout(tree.encode([packed]))

@@ -239,10 +239,19 @@ def test_many_tiny_tensors_share_a_layout_and_pieces(bare: BareLog) -> None:
     assert second.location.head.description_bytes < 300 + 13 * (2 * nbytes // PIECE_BYTES_MAX + 1)
 
 
-@pytest.mark.parametrize("nbytes", [
-    PIECE_OF_ITS_OWN - 1, PIECE_OF_ITS_OWN, PIECE_BYTES_MAX - 1, PIECE_BYTES_MAX, PIECE_BYTES_MAX + 1, 3 * PIECE_BYTES_MAX + 5,
-    HANDOVER_BYTES_MIN - 8, HANDOVER_BYTES_MIN - 7,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "nbytes",
+    [
+        PIECE_OF_ITS_OWN - 1,
+        PIECE_OF_ITS_OWN,
+        PIECE_BYTES_MAX - 1,
+        PIECE_BYTES_MAX,
+        PIECE_BYTES_MAX + 1,
+        3 * PIECE_BYTES_MAX + 5,
+        HANDOVER_BYTES_MIN - 8,
+        HANDOVER_BYTES_MIN - 7,
+    ],
+)
 def test_sizes_around_the_limits_come_back(bare: BareLog, nbytes: int) -> None:
     data = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     log = bare.open()
@@ -250,8 +259,9 @@ def test_sizes_around_the_limits_come_back(bare: BareLog, nbytes: int) -> None:
     log.append(EntryKind.STEP, 2, Payload.of([("a", dense(data)), ("b", dense(data[:7]))]), whole(log, {}))
     log.close()
     assert [tensors for _, _, tensors, _ in bare.contents()] == [
-        {"a": data.tobytes(), "b": data[:7].tobytes(), "c": data.tobytes()}, {"a": data.tobytes(), "b": data[:7].tobytes()},
-    ]  # fmt: skip
+        {"a": data.tobytes(), "b": data[:7].tobytes(), "c": data.tobytes()},
+        {"a": data.tobytes(), "b": data[:7].tobytes()},
+    ]
 
 
 def test_a_tensor_of_many_pieces_comes_back_whole_and_in_ranges(bare: BareLog) -> None:

@@ -82,8 +82,15 @@ def test_a_piece_that_lies_in_one_buffer_is_not_copied() -> None:
 
 @pytest.mark.parametrize("beside", [False, True])
 @settings(max_examples=25, deadline=None)
-@given(contents=st.lists(st.tuples(st.sampled_from(["noise", "zeros", "rows"]), st.sampled_from(
-    [0, 1, 300, 4096, 300_000, PIECE_BYTES_MAX, PIECE_BYTES_MAX + 4])), max_size=6))  # fmt: skip
+@given(
+    contents=st.lists(
+        st.tuples(
+            st.sampled_from(["noise", "zeros", "rows"]),
+            st.sampled_from([0, 1, 300, 4096, 300_000, PIECE_BYTES_MAX, PIECE_BYTES_MAX + 4]),
+        ),
+        max_size=6,
+    )
+)
 def test_any_payload_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, beside: bool, contents: list[tuple[str, int]]
 ) -> None:

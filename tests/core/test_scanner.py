@@ -238,8 +238,14 @@ def test_an_unreadable_sector_hides_what_it_holds_and_no_more(bare: BareLog, mon
     assert left == [location for location in found if location not in hidden]
 
 
-@given(st.lists(st.tuples(st.sampled_from([EntryKind.STEP, EntryKind.IMAGE, EntryKind.BOUNDARY]), st.integers(0, 300)),
-                min_size=1, max_size=25), st.data())  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([EntryKind.STEP, EntryKind.IMAGE, EntryKind.BOUNDARY]), st.integers(0, 300)),
+        min_size=1,
+        max_size=25,
+    ),
+    st.data(),
+)
 @settings(max_examples=150, deadline=None)
 def test_random_damage_of_random_records_gives_no_wrong_record_and_no_other_error(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[EntryKind, int]], data: st.DataObject

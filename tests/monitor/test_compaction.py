@@ -60,10 +60,10 @@ def seal(trainer: ToyTrainer) -> None:
     assert wal is not None
     count = sum(row.state == "sealed" for row in trainer.journal.catalog.segments())
     wal.roll()
-    with wal._wake:
+    with wal._lock:
         for _ in range(2000):
-            wal._wake.notify_all()
-            wal._wake.wait(0.005)
+            wal._lock.notify_all()
+            wal._lock.wait(0.005)
             if sum(row.state == "sealed" for row in trainer.journal.catalog.segments()) > count:
                 return
     pytest.fail("the segment was not sealed")

@@ -54,9 +54,9 @@ def settle(trainer: ToyTrainer) -> None:
     deadline = 2000
     while deadline and (sum(row.state == "sealed" for row in journal.catalog.segments()) < 6
                         or journal.catalog.watermarks().committed < 31):  # fmt: skip
-        with journal._wal._wake:
-            journal._wal._wake.notify_all()
-            journal._wal._wake.wait(0.005)
+        with journal._wal._lock:
+            journal._wal._lock.notify_all()
+            journal._wal._lock.wait(0.005)
         deadline -= 1
     assert deadline, "the segments were not sealed"
 

@@ -13,6 +13,7 @@ from tranlogs.checkpoint import Checkpoint
 from tranlogs.config import MIB
 from tranlogs.errors import StoreUnavailable
 from tranlogs.journal import JournalPaths
+from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.retention.keep import KeepAll
@@ -63,12 +64,19 @@ def harm_values(run: Path) -> str:
     path = last_segment(run)
     with SegmentReader(path) as reader:
         [segment] = [one for one in open_for_reading(run / "rank0").segments if one.path == path]
-        step = next(entry for entry in reader.entries(list(segment.locations)) if entry.frames and entry.step == STEPS)
-        invert(path, step.frames[-1].offset)
+        step = next(entry for entry in reader.entries(list(segment.locations)) if entry.raw_bytes and entry.step == STEPS)
+        invert(path, step.location.payload_offset + step.stored_bytes - 1)
     return path.name
 
 
 def harm_heads(run: Path) -> str:
+    """And the index, which has a copy of them."""
+    name = harm_heads_alone(run)
+    (run / "rank0" / "log" / INDEX_NAME).unlink()
+    return name
+
+
+def harm_heads_alone(run: Path) -> str:
     path = last_segment(run)
     [segment] = [one for one in open_for_reading(run / "rank0").segments if one.path == path]
     for location in segment.locations:
@@ -128,6 +136,14 @@ def test_no_step_is_lost_to_damage(run: Path, store: LocalStore, harm: Callable[
     trainer.journal.close()
     left = [str(one) for one in problems(run)]
     assert not [text for text in left if name in text], left
+
+
+def test_heads_that_the_index_has_need_no_copy(run: Path, store: LocalStore) -> None:
+    harm_heads_alone(run)
+    assert problems(run)
+    trainer, notes = recovered(run)
+    assert (trainer.journal.step, notes) == (STEPS, ())
+    trainer.journal.close()
 
 
 def test_without_a_copy_it_is_worked_around(run: Path, store: LocalStore) -> None:

@@ -175,13 +175,17 @@ def open_index(paths: JournalPaths, catalog: Catalog, run_id: str) -> LogIndex:
     """
     try:
         try:
-            index = LogIndex.open(paths.log, run_id, writable=True)
-        except CorruptCatalog as error:
+            return _open_complete_index(paths, catalog, run_id)
+        except CorruptCatalog as error:  # its file, or one of its records
             _log.info("%s; it is made anew from the segments", error)
             set_aside(paths.log)
-            index = LogIndex.open(paths.log, run_id, writable=True)
+            return _open_complete_index(paths, catalog, run_id)
     except CannotRead as error:  # file handles or memory are used up: logging waits until that is over
         raise LogUnavailable(str(error)) from error
+
+
+def _open_complete_index(paths: JournalPaths, catalog: Catalog, run_id: str) -> LogIndex:
+    index = LogIndex.open(paths.log, run_id, writable=True)
     try:
         for row in catalog.segments():
             if row.state in ("open", "sealed"):

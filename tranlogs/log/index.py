@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import lmdb
 
-from ..catalog.environment import open_environment, verify_file
-from ..config import FORMAT_VERSION, INDEX_BYTES, INDEX_BYTES_GROWN_MAX
+from ..catalog.environment import open_environment, reserve, verify_file
+from ..config import CATALOG_BYTES_RESERVED, FORMAT_VERSION, INDEX_BYTES, INDEX_BYTES_GROWN_MAX
 from ..errors import CorruptCatalog, LogUnavailable
 from ..failpoints import hit
 from ..threads import WaitableLock
@@ -60,6 +60,7 @@ class LogIndex:
         self.path, self.writable, self._env = path, writable, env
         self._inode = os.stat(path).st_ino
         self._map_bytes = INDEX_BYTES
+        self._page_bytes, self._allocated = int(env.stat()["psize"]), 0
         self._users = 1
         self._reading = WaitableLock()  # held while the map may not change its size
 
@@ -162,6 +163,7 @@ class LogIndex:
                     with self._begin() as txn:
                         for key, value in items:
                             txn.put(key, value)
+                    self._reserve()
                     return
                 except lmdb.MapFullError:
                     if self._map_bytes >= INDEX_BYTES_GROWN_MAX:
@@ -171,6 +173,13 @@ class LogIndex:
                         self._env.set_mapsize(self._map_bytes)
         except (lmdb.Error, OSError) as error:
             raise LogUnavailable(f"{self.path}: {error}") from error
+
+    def _reserve(self) -> None:
+        """Allocate space ahead, so that records that go into recycled segments are indexed on a full disk, too."""
+        used = (int(self._env.info()["last_pgno"]) + 1) * self._page_bytes
+        if used + CATALOG_BYTES_RESERVED // 2 > self._allocated:
+            reserve(self.path, self._env)
+            self._allocated = os.stat(self.path).st_size
 
     def forget_all_but(self, kept: Iterable[int]) -> bool:
         """Delete records of segments that are not `kept`, some at a time; True if nothing is left to delete.
