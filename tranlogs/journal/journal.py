@@ -533,7 +533,7 @@ class Journal:
 
     def _suspend(self, error: BaseException) -> None:
         """Stop logging, say so once, and let training go on."""
-        self._shut()
+        self._shut(truncates=False)  # on a full disk, a file of full size can be used again
         now = self.clock.monotonic()
         if self._suspension is None:
             self._suspension = Suspension.begin(in_words(error), self.step, self.clock.now(), now, self._ended)
@@ -554,7 +554,7 @@ class Journal:
         except _FAILURES as second:
             _log.debug("the incident could not be recorded: %s", second)
 
-    def _shut(self) -> BaseException | None:
+    def _shut(self, *, truncates: bool = True) -> BaseException | None:
         """End the log as well as possible and remember how far it came; gives what went wrong."""
         wal = self._wal
         failure: BaseException | None = None
@@ -562,7 +562,7 @@ class Journal:
             failure = self._handover.reset()
         if wal is not None:
             try:
-                wal.close()
+                wal.close(truncates=truncates)
             except _FAILURES as error:
                 failure = failure or error
             self._frontier = wal.position

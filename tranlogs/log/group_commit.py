@@ -66,7 +66,7 @@ class GroupCommit:
         self._sealing: list[tuple[SegmentFile, Position]] = []
         self._records: list[IndexedRecord] = []  # that the index does not have
         self._is_stopped = self._is_waiting = False
-        self._is_index_tidy = True
+        self._is_index_tidy = self._truncates = True
         self._catalog_at, self._catalog_step, self._indexed_at = 0.0, -1, clock.monotonic()
         self._thread = threading.Thread(target=self._work, name="tranlogs-sync", daemon=True)
 
@@ -132,8 +132,13 @@ class GroupCommit:
                 return False
         return self.failure is None
 
-    def stop(self) -> None:
-        """Finish what there is to do, and end the thread; what went wrong is in `failure`."""
+    def stop(self, *, truncates: bool = True) -> None:
+        """Finish what there is to do, and end the thread; what went wrong is in `failure`.
+
+        Args:
+            truncates: give back what the last segment does not need.
+        """
+        self._truncates = truncates
         self._stop()
         self._thread.join()
 
@@ -222,7 +227,7 @@ class GroupCommit:
 
     def _record_sealed(self, segment: SegmentFile, last: Position) -> None:
         hit("log.seal")
-        if self._is_stopped:
+        if self._is_stopped and self._truncates:
             segment.truncate()
         used, size = segment.used_bytes, segment.size
         segment.close()  # first: once the catalog says "sealed", the file may be retired and reused by other threads

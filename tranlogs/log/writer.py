@@ -372,15 +372,18 @@ class WriteAheadLog:
         """Wait until everything committed is synced; False after `timeout` seconds or a failure."""
         return self._group.wait_synced(timeout)
 
-    def close(self) -> None:
+    def close(self, *, truncates: bool = True) -> None:
         """Seal the open segment, sync, stop the threads.
+
+        Args:
+            truncates: give back what the last segment does not need; False where logging will go on and may need the file.
 
         Raises:
             LogUnavailable: that was not possible.
         """
         self.abort()
         self.roll()
-        self._group.stop()
+        self._group.stop(truncates=truncates)
         if self._hand_over is not None:
             self._hand_over.stop()
         failure = self._group.failure
