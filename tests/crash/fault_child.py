@@ -26,7 +26,7 @@ from tranlogs.config import JournalConfig
 from tranlogs.errors import TranLogsError
 from tranlogs.log import writer as log
 from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.toy import open_toy
+from tranlogs.testing.toy import ToyTrainer, open_toy
 
 STDOUT = socket.socket(fileno=1)
 
@@ -47,8 +47,12 @@ def train(job: dict[str, Any]) -> None:
     log.SEGMENT_RECORDS_WANTED = 1  # small segments
     clock = FakeClock()
     config = JournalConfig(durability=job["durability"], handover=job["handover"], segment_bytes=1 << 20)
+
+    def opened() -> ToyTrainer:
+        return open_toy(job["run"], sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepLatest(1), clock=clock)
+
     try:
-        trainer = open_toy(job["run"], sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepLatest(1), clock=clock)
+        trainer = opened()
         report = trainer.recover()
         for note in report.notes:
             say("warning", note)
@@ -72,8 +76,16 @@ def train(job: dict[str, Any]) -> None:
         say("trained")
         sys.stdin.readline()
     trainer.train(job["until"], behind)
+    if job["attach"] == "closing":
+        say("trained")
+        sys.stdin.readline()
+        journal.close()
     say("half")
     sys.stdin.readline()
+    if job["attach"] == "closing":
+        trainer = opened()
+        say("recovered", trainer.recover().step)
+        journal = trainer.journal
     for step in range(job["until"] + 1, job["end"] + 1):
         clock.advance(100.0)
         journal.wait_checkpoint()  # one that is still being written: logging does not resume before it is done

@@ -104,7 +104,7 @@ class Trainers:
             options: of strace, but for its output, which is beside the run.
             until: the last step under strace.
             end: the last step.
-            attach: whether strace is there from "opening" the run on, or from "training" on.
+            attach: whether strace is there from "opening" the run on, from "training" on, or while it is "closing".
             handover: of the journal.
             durability: of the journal.
             settles: whether all threads are idle between steps.
@@ -113,7 +113,7 @@ class Trainers:
         self._tell({**job, "durability": durability, "settles": settles})
         outcome, trace = Outcome(), run.with_suffix(".trace")
         pid = int(self._listen(outcome, "pid"))
-        if attach == "training":
+        if attach != "opening":
             self._listen(outcome, "trained")
         with attached(pid, *options, "-o", str(trace)):
             self._tell({})
