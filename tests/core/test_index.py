@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,22 +121,20 @@ def test_two_opens_in_one_process_are_one_environment(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_writer_waits_for_readers_of_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    LogIndex.open(tmp_path, "run", writable=True).close()
+def test_a_reader_of_the_process_goes_on_beside_a_writer(tmp_path: Path) -> None:
+    """Also one that an interrupt left open: it must not keep the log from being written."""
+    index = LogIndex.open(tmp_path, "run", writable=True)
+    filled(index, 1, range(1, 4))
+    index.close()
     reader = LogIndex.open(tmp_path, "run")
-    opened: list[LogIndex] = []
-    opening = threading.Thread(target=lambda: opened.append(LogIndex.open(tmp_path, "run", writable=True)))
-    opening.start()
-    opening.join(0.05)  # one that did not wait would have come by now
-    assert opening.is_alive()
-    reader.close()
-    opening.join()
-    assert opened[0].writable
-    opened[0].close()
-    reader = LogIndex.open(tmp_path, "run")
-    monkeypatch.setattr(index_module, "THREAD_SECONDS_MAX", 0.05)
-    with pytest.raises(LogUnavailable, match="it is being read in this process"):
-        LogIndex.open(tmp_path, "run", writable=True)
+    assert not reader.writable
+    writer = LogIndex.open(tmp_path, "run", writable=True)
+    assert writer is reader
+    assert writer.writable
+    filled(writer, 1, range(4, 6))
+    assert sequences(reader, 1) == [1, 2, 3, 4, 5]
+    writer.close()
+    assert sequences(reader, 1) == [1, 2, 3, 4, 5]
     reader.close()
 
 
