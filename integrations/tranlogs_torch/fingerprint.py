@@ -15,6 +15,7 @@ from tranlogs.training.fingerprint import Digests, Mode, some_bytes
 from tranlogs.types import Array, Bytes
 
 from .adapt import memory_order, to_array
+from .device.digests import DeviceDigests
 from .held import KNOWN
 from .shards import is_dtensor, local
 
@@ -30,7 +31,10 @@ class Fingerprint(base.Fingerprint):
     def __init__(self, tensors: Sequence[torch.Tensor], mode: Mode = "auto") -> None:
         self.tensors = list(tensors)
         self.on_cpu = all(t.device.type == "cpu" for t in self.tensors)
-        super().__init__(self.memory, len(self.tensors), mode, is_at_hand=self.on_cpu)
+        super().__init__(self.memory, len(self.tensors), mode)
+        if not self.on_cpu and self.kind == "full":  # the bytes stay where they are, and 8 of each tensor come
+            self.kind = "device"
+        self._device = DeviceDigests()
         self._is_plain = not any(map(is_dtensor, self.tensors))
         self._pointers: list[int] = []
         self._views: list[Bytes] = []
@@ -51,6 +55,9 @@ class Fingerprint(base.Fingerprint):
             is_kept = all(view.ctypes.data == pointer for view, pointer in zip(self._views, pointers, strict=True) if view.size)
             self._pointers = pointers if is_kept else []
         return self._views
+
+    def whole(self, kind: str) -> Digests:
+        return self._device.digests([t.data for t in self._local()]) if kind == "device" else super().whole(kind)
 
     def one(self, index: int) -> int:
         """Return the digest of all bytes of one tensor, without a look at where the others lie."""

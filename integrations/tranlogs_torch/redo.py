@@ -132,7 +132,7 @@ def _runs(state: TorchState, decoded: list[Decoded]) -> Iterator[tuple[list[Deco
 
 
 def _is_elementwise(state: TorchState, entry: Entry, body: dict[str, Any]) -> bool:
-    if entry.kind != EntryKind.STEP or body["record"] != "gradients":
+    if entry.kind != EntryKind.STEP or body["record"] != "gradients" or body["fingerprint"] == "device":
         return False
     optimizer = state.optimizers[body["optimizer"]]
     kind = type(optimizer)
@@ -216,7 +216,7 @@ def _compare(state: TorchState, entry: Entry, body: dict[str, Any]) -> Divergenc
     kind, names, fingerprint = body["fingerprint"], list(state.parameters), state.fingerprint
     state.fingerprint_kinds.add(kind)
     now = fingerprint.digests(entry.step, kind)
-    which = range(len(now)) if kind == "full" else fingerprint.window(entry.step)
+    which = fingerprint.window(entry.step) if kind == "sample" else range(len(now))
     if len(recorded) != len(now):
         return Divergence(entry.step, "the number of parameters")
     for i, a, b in zip(which, recorded, now, strict=True):

@@ -498,7 +498,7 @@ class Session:
         now = time.perf_counter()
         if self.steps_since_boundary:
             self.state.fingerprint.fit_budget((now - self._boundary_at) / self.steps_since_boundary)
-            if self.state.fingerprint.kind != "full":
+            if not self.state.fingerprint.is_whole:
                 self.writes.remember(self.journal.step)
         self._boundary_at = now
         self.steps_since_boundary = 0

@@ -38,7 +38,7 @@ class ForeignWrites:
     @property
     def known(self) -> bytes:
         """The digests of all parameters as the log holds them; empty where only some are looked at."""
-        return b"" if self._digests is None or self._state.fingerprint.kind != "full" else self._digests.tobytes()
+        return b"" if self._digests is None or not self._state.fingerprint.is_whole else self._digests.tobytes()
 
     def remember(self, step: int) -> None:
         """Take the state as it is now for what the log holds."""
@@ -57,7 +57,7 @@ class ForeignWrites:
             return []
         fingerprint = self._state.fingerprint
         found = self._traced()
-        if fingerprint.kind != "full":
+        if not fingerprint.is_whole:
             window = fingerprint.window(step)
             found |= {window[i] for i in np.flatnonzero(fingerprint.digests(step) != self._digests).tolist()}
         elif len(self._digests) == fingerprint.count:
@@ -79,7 +79,9 @@ class ForeignWrites:
         fingerprint, known = self._state.fingerprint, self._digests
         assert known is not None
         if place is None or self.looks.is_full(place, fingerprint.look_seconds, fingerprint.step_seconds):
-            return set(np.flatnonzero(fingerprint.digests(step, "full") != known).tolist())
+            return set(np.flatnonzero(fingerprint.digests(step) != known).tolist())
+        if fingerprint.kind != "full":
+            return set()
         return {i for i in self.looks.part(fingerprint.sizes) if fingerprint.one(i) != int(known[i])}
 
     def optimizers(self) -> list[str]:

@@ -74,7 +74,7 @@ def prove(run: Path, options: dict[str, Any], name: str, **about: bool) -> None:
     script(last)
     assert differences(last.outcome(), right.outcome()) == []
     assert last.reports[0].step > 0
-    assert last.reports[0].exact is (True if options["fingerprint"] == "full" else None)
+    assert last.reports[0].exact is (None if options["fingerprint"] == "sample" else True)
 
 
 @pytest.mark.parametrize("handover", ["thread", "direct"])

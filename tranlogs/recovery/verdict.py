@@ -13,7 +13,7 @@ def verdict(found: Recovered, kinds: Collection[str], *, of: str) -> tuple[bool 
 
     Args:
         found: the recovery.
-        kinds: of the fingerprints that were compared: "full", "sample".
+        kinds: of the fingerprints that were compared: "full", "sample", "device".
         of: what they are taken of ("parameters").
     """
     exact: bool | None = True

@@ -40,7 +40,7 @@ class Fingerprint:
         is_at_hand: False where the bytes would have to be fetched from a device.
 
     Attributes:
-        kind: "full" or "sample".
+        kind: "full", "sample", or what an integration computes of all bytes where they lie ("device").
     """
 
     def __init__(self, memory: Callable[[], Sequence[Bytes]], count: int, mode: Mode = "auto", *, sample_bytes: int = 64,
@@ -54,6 +54,11 @@ class Fingerprint:
         self._step_seconds: deque[float] = deque(maxlen=_LOOKS)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all bytes are looked at."""
+        return self.kind != "sample"
+
+    @property
     def look_seconds(self) -> float:
         """What a full look takes: the fastest of the last ones; 0 before the first."""
         return min(self._look_seconds, default=0.0)
@@ -65,12 +70,18 @@ class Fingerprint:
 
     def digests(self, step: int, kind: str | None = None) -> Digests:
         """Return one number a tensor (full), or one a tensor of this step's window (sample)."""
-        if (kind or self.kind) == "full":
-            start = time.perf_counter()
-            found = full_digests(self._memory())
-            self._look_seconds.append(time.perf_counter() - start)
-            return found
-        return self.sampled(self.window(step), step)
+        kind = kind or self.kind
+        if kind == "sample":
+            return self.sampled(self.window(step), step)
+        start = time.perf_counter()
+        found = self.whole(kind)
+        self._look_seconds.append(time.perf_counter() - start)
+        return found
+
+    def whole(self, kind: str) -> Digests:
+        """Return digests of all bytes, of a kind."""
+        assert kind == "full", f"fingerprints of the kind {kind!r}"
+        return full_digests(self._memory())
 
     def window(self, step: int) -> list[int]:
         """Return the tensors that are sampled at a step."""
@@ -88,7 +99,7 @@ class Fingerprint:
     def fit_budget(self, step_seconds: float) -> None:
         """Fall back to sampling where a full look costs too much of a step."""
         self._step_seconds.append(step_seconds)
-        if self._is_fixed or self.kind != "full":
+        if self._is_fixed or not self.is_whole:
             return
         look = self.look_seconds
         if len(self._step_seconds) == _LOOKS and look > _FREE_SECONDS and look > BUDGET * min(self._step_seconds):
