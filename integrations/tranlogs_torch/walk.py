@@ -27,6 +27,7 @@ class ModuleWalk:
         self._parts: dict[str, list[nn.Module]] = {}
         self._all: list[nn.Module] = []
         self._seen: list[Any] = []
+        self._counts: list[int] = []
         self._buffers: dict[str, torch.Tensor] = {}
 
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -40,21 +41,19 @@ class ModuleWalk:
         return {prefix: bytes(map(_is_training, parts)) for prefix, parts in self._parts.items()}
 
     def _look(self) -> None:
-        seen = self._structure()
-        if len(seen) == len(self._seen) and all(map(is_, seen, self._seen)):
+        counts, seen = self._structure()
+        if counts == self._counts and len(seen) == len(self._seen) and all(map(is_, seen, self._seen)):
             return
         self._parts = {prefix: list(module.modules()) for prefix, module in self._modules.items()}
         self._all = list(chain.from_iterable(self._parts.values()))
         self._buffers = naming.named_buffers(self._modules)
-        self._seen = self._structure()
+        self._counts, self._seen = self._structure()
 
-    def _structure(self) -> list[Any]:
-        """What stands where: children and buffers of all modules, with how many each has."""
+    def _structure(self) -> tuple[list[int], list[Any]]:
+        """How many children and buffers each module has, and which. (Large numbers are new objects, so values are compared.)"""
         children, buffers = [m._modules for m in self._all], [m._buffers for m in self._all]
-        return [
+        return [*map(len, children), *map(len, buffers)], [
             *self._modules.values(),
-            *map(len, children),
             *chain.from_iterable(map(dict.values, children)),
-            *map(len, buffers),
             *chain.from_iterable(map(dict.values, buffers)),
         ]

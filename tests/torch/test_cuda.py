@@ -6,17 +6,24 @@ import json
 import signal
 import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from tests.torch import nets
 from tests.torch.lab import Attempt, differences, uninterrupted
+from tranlogs.log.layout import Layout, Payload
+from tranlogs_torch.adapt import flat_bytes, spec_of
+from tranlogs_torch.device.digests import DeviceDigests
+from tranlogs_torch.staging import Staging
 
 ROOT = Path(__file__).parents[2]
 DEVICE = torch.device("cuda")
@@ -97,6 +104,95 @@ def test_gradients_that_are_overwritten_while_they_are_copied(tmp_path: Path) ->
 @pytest.mark.parametrize("options", [{"log": "weights"}, {"fingerprint": "auto"}], ids=str)
 def test_weights_and_sampled_fingerprints(options: dict[str, str], tmp_path: Path) -> None:
     prove(tmp_path / "run", options, "adamw fused")
+
+
+# Staging and digests on the device itself; their logic is tested on the twin (test_staging.py, test_device_digests.py).
+
+
+def test_staging_under_load_brings_what_the_gradients_were() -> None:
+    """Kernels overwrite the gradients right after each call, and the writer reads them late."""
+    gradients = [torch.empty(n, device=DEVICE, dtype=d) for n, d in
+                 ((1 << 22, torch.float32), (777, torch.bfloat16), ((1 << 20) + 1, torch.float32))]  # fmt: skip
+    layout = Layout(spec_of(f"t{i}", gradient) for i, gradient in enumerate(gradients))
+    staging = Staging()
+    busy = torch.randn(2048, 2048, device=DEVICE)
+    waiting: deque[tuple[int, Payload]] = deque()
+
+    def demand(step: int, payload: Payload) -> None:
+        assert payload.wait is not None
+        assert payload.release is not None
+        payload.wait()
+        expected = np.concatenate([to_host_bytes(torch.full_like(g, step % 100)) for g in gradients])
+        assert np.array_equal(np.concatenate(payload.buffers), expected), f"step {step}"
+        payload.release()
+
+    for step in range(60):
+        busy = torch.tanh(busy @ busy)  # the device is behind the host
+        torch._foreach_mul_(gradients, 0.0)
+        for gradient in gradients:
+            gradient.fill_(step % 100)
+        waiting.append((step, staging.stage(layout, gradients)))
+        for gradient in gradients:
+            gradient.fill_(float("nan"))
+        if len(waiting) == 2:
+            demand(*waiting.popleft())
+    while waiting:
+        demand(*waiting.popleft())
+    assert staging.statistics.payloads == 60
+
+
+def to_host_bytes(tensor: torch.Tensor) -> Any:
+    return flat_bytes(tensor.cpu())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8])
+def test_digests_are_those_of_the_cpu(dtype: torch.dtype) -> None:
+    shapes = [(), (1,), (0,), (255,), (257,), (1023, 1031), (3, 1 << 20)]
+    near = [(100 * torch.randn(shape)).to(dtype) for shape in shapes]
+    near += [near[-2].t(), near[-2][:, ::2], near[-1].reshape(-1)[1:]]
+    far = [tensor.to(DEVICE) for tensor in near[:7]]
+    far += [far[-2].t(), far[-2][:, ::2], far[-1].reshape(-1)[1:]]
+    wanted = DeviceDigests().digests(near).tolist()
+    for machine in (DeviceDigests(), DeviceDigests(1 << 14, 4096)):
+        assert machine.digests(far).tolist() == wanted
+        assert machine.digests(far).tolist() == wanted
+
+
+def test_snapshots_come_whole() -> None:
+    tensors = [torch.randn(3, 5, device=DEVICE).t(), torch.randn(20 << 20, device=DEVICE),
+               torch.randn(2048, 4096, device=DEVICE).t()]  # fmt: skip
+    staging = Staging()
+    targets = [np.empty(tensor.nbytes, np.uint8) for tensor in tensors]
+    staging.fetch(list(zip(tensors, targets, strict=True)))
+    for tensor, target in zip(tensors, targets, strict=True):
+        assert np.array_equal(target, to_host_bytes(tensor.contiguous()))
+
+
+def test_cost_of_staging_and_digests_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """For the gradients of a GPT-2 of 124 M: device time of the gather, host time of the call, seconds until all has come."""
+    sizes = [50257 * 768, 1024 * 768, *[n for _ in range(12) for n in (768, 768 * 2304, 2304, 768 * 768, 768 * 3072 * 2)]]
+    gradients = [torch.randn(n, device=DEVICE) for n in sizes]
+    layout = Layout(spec_of(f"t{i}", gradient) for i, gradient in enumerate(gradients))
+    staging, machine = Staging(), DeviceDigests()
+    calls, arrivals, digests = [], [], []
+    for _ in range(30):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        payload = staging.stage(layout, gradients)
+        calls.append(time.perf_counter() - start)
+        assert payload.wait is not None
+        assert payload.release is not None
+        payload.wait()
+        arrivals.append(time.perf_counter() - start)
+        payload.release()
+        start = time.perf_counter()
+        machine.digests(gradients)
+        digests.append(time.perf_counter() - start)
+    with capsys.disabled():
+        print(f"\n{torch.cuda.get_device_name()}, {payload.nbytes >> 20} MiB:")
+        for name, seconds in (("stage()", calls), ("arrived", arrivals), ("digests", digests)):
+            few, last = np.percentile(seconds[5:], [50, 99]) * 1000
+            print(f"  {name}: median {few:.2f} ms, p99 {last:.2f} ms")
 
 
 def main(job: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -320,13 +321,24 @@ def test_an_error_of_the_device_comes_to_the_writer_and_frees_the_space(twin: Tw
     assert_holds(read(staging.stage(layout, [torch.zeros(64)]))[0], torch.zeros(64))
 
 
+def test_a_buffer_is_overwritten_only_after_its_transfers(twin: Twin) -> None:
+    """Nobody waits on the host, so only the device's own waits make it do any transfer at all."""
+    staging = Staging(devices(twin), StagingLimits(transfer_bytes=48))
+    layout = layout_of([torch.empty(30)])
+    payloads = [staging.stage(layout, [torch.full((30,), float(step))]) for step in range(6)]
+    assert len(twin.allocated) == 2
+    assert twin.waited_in == []
+    for step, payload in enumerate(payloads):
+        assert_holds(read(payload)[0], torch.full((30,), float(step)))
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data(), st.integers(400, 3000))
 def test_any_order_that_streams_and_events_allow_is_right(data: st.DataObject, free: int) -> None:
     """Training's kernels are work of its stream here; they overwrite the gradients while earlier steps are transferred."""
     twin = Twin(is_training_eager=False, free=free)
     twin.draw = lambda: data.draw(st.booleans())
-    staging = Staging(devices(twin), TINY)
+    staging = Staging(devices(twin), replace(TINY, ring_bytes_min=512, ring_bytes_max=512))
     gradients = [torch.full((n,), -1.0, dtype=d) for n, d in ((10, torch.float32), (3, torch.bfloat16), (12, torch.float32))]
     layouts = [layout_of(gradients), layout_of(gradients[:2])]
     waiting: list[tuple[int, Payload]] = []

@@ -14,6 +14,7 @@ from torch import nn
 
 from tests.torch.lab import Attempt, copied, differences, in_child, prove_exact, uninterrupted
 from tests.torch.nets import seed
+from tranlogs_torch import fingerprint
 from tranlogs_torch.fingerprint import Fingerprint, StateWatch
 
 Write = Callable[[nn.Module, Any], None]
@@ -274,3 +275,46 @@ def test_watch_tells_a_new_tensor_from_one_that_took_its_place() -> None:
     for _ in range(3):  # an id may be used again, the contents are equal
         optimizer.state[parameter]["momentum_buffer"] = optimizer.state[parameter]["momentum_buffer"].clone()
     assert watch.changed()
+
+
+def test_watch_notices_a_write_past_the_counter_to_any_state_tensor() -> None:
+    """More tensors than are sampled in turn."""
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(20)])
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for parameter in model.parameters():
+        for key in ("exp_avg", "exp_avg_sq"):
+            watch, tensor = StateWatch(optimizer), optimizer.state[parameter][key]
+            watch.remember()
+            before = tensor.clone()
+            tensor.data.zero_()
+            assert watch.changed(), key
+            tensor.data.copy_(before)
+            watch.remember()
+            assert not watch.changed()
+
+
+def test_watch_of_much_state_reads_all_of_it_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "_FREE_SECONDS", 0.0)
+    parameters = [nn.Parameter(torch.zeros(4)) for _ in range(200)]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    for parameter in parameters:
+        parameter.grad = torch.ones(4)
+    optimizer.step()
+    watch, last = StateWatch(optimizer), optimizer.state[parameters[-1]]["momentum_buffer"]
+    for _ in range(33):
+        watch.remember()
+        assert not watch.changed()
+    noticed = 0
+    for _ in range(32):
+        watch.remember()
+        last.data.add_(1.0)
+        noticed += watch.changed()
+        last.data.sub_(1.0)
+    assert noticed >= 1
+    for _ in range(100):  # once such a write was found all is read at every look
+        watch.remember()
+        last.data.add_(1.0)
+        assert watch.changed()
