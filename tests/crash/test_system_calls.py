@@ -9,6 +9,7 @@ import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -22,13 +23,22 @@ from tests.crash.system_calls import Outcome, Trainers, demand_strace
 pytestmark = [pytest.mark.crash, pytest.mark.root]
 
 CALLS = (
-    "openat", "close", "write", "writev", "pwrite64", "pwritev", "lseek", "pread64", "preadv", "ftruncate", "fallocate",
-    "fsync", "fdatasync", "rename", "mkdir", "rmdir", "unlink", "unlinkat", "flock", "fcntl", "fstatfs", "getdents64",
-    "madvise",
+    "openat", "close", "write", "writev", "pwrite64", "pwritev", "pwritev2", "lseek", "pread64", "preadv", "preadv2",
+    "ftruncate", "fallocate", "fsync", "fdatasync", "rename", "mkdir", "rmdir", "unlink", "unlinkat", "flock", "fcntl",
+    "fstatfs", "getdents64", "madvise",
 )  # fmt: skip
 KILLS_ONLY = ("mmap", "munmap", "clone3", "futex")  # an error there is one of the memory or of the threads that Python needs
 VARIES = ("futex", "munmap", "mmap", "close", "clone3", "madvise")  # their number differs from run to run
-READS = ("openat", "pread64", "preadv")
+READS = ("openat", "pread64", "preadv", "preadv2")
+# Which of two names a call has is up to Python and the C library.
+NAMES = [{"pwritev", "pwritev2"}, {"preadv", "preadv2"}, {"unlink", "unlinkat"}]
+LIVES = ("opening", "recovering", "training", "closing")  # parts of a process's life in which a call is hit
+CHANGE_NOTHING = {  # on the disk
+    "access", "brk", "clone3", "exit", "exit_group", "faccessat2", "futex", "getpid", "getrandom", "gettid", "getuid", "ioctl",
+    "membarrier", "mmap", "mprotect", "munmap", "newfstatat", "read", "fstat", "stat", "statfs", "prlimit64", "readlink",
+    "restart_syscall", "rseq", "rt_sigaction", "rt_sigprocmask", "sched_getaffinity", "sched_yield", "select", "sendto",
+    "set_robust_list", "sysinfo", "uname", "clock_nanosleep", "mremap", "getcwd", "kill", "tgkill", "geteuid",
+}  # fmt: skip
 UNTIL, END = 30, 40
 IS_SOAK = bool(os.environ.get("TRANLOGS_SOAK"))
 SEED = int(os.environ.get("TRANLOGS_SAMPLE", 1))  # its seed
@@ -59,12 +69,39 @@ def state_sum(step: int) -> int:
     return Toy().expected(step)
 
 
+@dataclass(frozen=True)
+class Left:
+    """A run whose trainer was killed, and the step that it had committed."""
+
+    run: Path
+    committed: int
+
+
+@pytest.fixture(scope="module")
+def left(trainers: Trainers, tmp_path_factory: pytest.TempPathFactory) -> Left:
+    run = tmp_path_factory.mktemp("left") / "run"
+    outcome = trainers.run(run, "-e", "trace=fdatasync", "-e", "inject=fdatasync:signal=KILL:when=25", until=UNTIL, end=END)
+    assert outcome.was_killed
+    assert outcome.committed > 6  # there is a checkpoint, and steps behind it
+    return Left(run, outcome.committed)
+
+
+def trained(trainers: Trainers, run: Path, *options: str, life: str, handover: str, left: Left) -> Outcome:
+    """A trainer under strace in one part of its life; "recovering", it goes on with the run that was left."""
+    if life == "recovering":
+        shutil.copytree(left.run, run)
+    attach = "opening" if life == "recovering" else life
+    outcome = trainers.run(run, *options, until=UNTIL, end=END, attach=attach, handover=handover)
+    if life == "recovering":
+        outcome.committed = max(outcome.committed, left.committed)
+    return outcome
+
+
 @cache
-def passed(trainers: Trainers, folder: Path, attach: str, handover: str) -> dict[str, int]:
+def passed(trainers: Trainers, folder: Path, life: str, handover: str, left: Left) -> dict[str, int]:
     """How often at most a thread makes each call, in a run that nothing happens to."""
-    run = folder / f"{attach}-{handover}"
-    outcome = trainers.run(run, until=UNTIL, end=END, attach=attach,
-                           handover=handover)  # fmt: skip
+    run = folder / f"{life}-{handover}"
+    outcome = trained(trainers, run, life=life, handover=handover, left=left)
     assert (outcome.status, outcome.end) == (0, ["False", str(END), str(state_sum(END))])
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for thread, call in re.findall(r"^(\d+) +(\w+)\(", run.with_suffix(".trace").read_text(), re.MULTILINE):
@@ -77,9 +114,35 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("counted")
 
 
-def sample(trainers: Trainers, folder: Path, attach: str, call: str, *about: object) -> Iterator[tuple[int, str]]:
+@dataclass(frozen=True)
+class Sampler:
+    """Draws which calls are hit.
+
+    Attributes:
+        trainers: that count them.
+        folder: for the runs in which they are counted.
+        left: the run that is recovered.
+    """
+
+    trainers: Trainers
+    folder: Path
+    left: Left
+
+    def counts(self, life: str, handover: str) -> dict[str, int]:
+        """How often at most a thread makes each call in a part of its life."""
+        return passed(self.trainers, self.folder, life, handover, self.left)
+
+    def __call__(self, life: str, call: str, *about: object) -> Iterator[tuple[int, str]]:
+        return sample({handover: self.counts(life, handover).get(call, 0) for handover in HANDOVERS}, life, call, *about)
+
+
+@pytest.fixture(scope="module")
+def sampler(trainers: Trainers, counted: Path, left: Left) -> Sampler:
+    return Sampler(trainers, counted, left)
+
+
+def sample(counts: dict[str, int], attach: str, call: str, *about: object) -> Iterator[tuple[int, str]]:
     """Which calls are hit, and how records are handed over. It is the first thread to make so many."""
-    counts = {handover: passed(trainers, folder, attach, handover).get(call, 0) for handover in HANDOVERS}
     every = [(nth, handover) for handover, count in counts.items() for nth in range(1, count + 1)]
     if not IS_SOAK and every:
         print(f"repeat with TRANLOGS_SAMPLE={SEED}")
@@ -95,13 +158,13 @@ def assert_nothing_is_lost(judge: Judge, run: Path, said: int, fault: str, tries
     assert verdict["problems"] == []
 
 
-def killed_at(trainers: Trainers, folder: Path, call: str, nth: int, attach: str, handover: str) -> tuple[Path, Outcome]:
+def killed_at(sampler: Sampler, folder: Path, call: str, nth: int, life: str, handover: str) -> tuple[Path, Outcome]:
     """A run that was killed at the n-th call, or, where it makes fewer than the counted one did, at an earlier one."""
     while True:
         run = folder / f"run-{nth}-{handover}"
         inject = f"inject={call}:signal=KILL:when={nth}"
-        outcome = trainers.run(run, "-e", f"trace={call}", "-e", inject, until=UNTIL, end=END,
-                               attach=attach, handover=handover)  # fmt: skip
+        outcome = trained(sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life=life, handover=handover,
+                          left=sampler.left)  # fmt: skip
         print(f"{inject} {handover}: {outcome}")
         assert not outcome.failed
         if outcome.was_killed or nth == 1:
@@ -109,13 +172,27 @@ def killed_at(trainers: Trainers, folder: Path, call: str, nth: int, attach: str
         nth //= 2
 
 
-@pytest.mark.parametrize("attach", ["opening", "training"])
+def test_every_call_that_changes_a_file_is_hit(sampler: Sampler) -> None:
+    """A call that Python or LMDB makes under another name than the one that is waited for would not be hit at all."""
+    made = {life: set[str]().union(*(sampler.counts(life, handover) for handover in HANDOVERS)) for life in LIVES}
+    everywhere = set[str]().union(*made.values())
+    assert everywhere <= {*CALLS, *CHANGE_NOTHING}
+    for names in NAMES:
+        assert names & everywhere
+    for life in ("opening", "recovering", "training"):
+        assert {"pwrite64", "fdatasync", "fsync", "fallocate", "rename", "writev"} <= made[life]
+        assert made[life] & {"pwritev", "pwritev2"}
+    assert made["recovering"] & {"preadv", "preadv2"}
+    assert {"pwrite64", "fdatasync", "ftruncate"} <= made["closing"]
+
+
+@pytest.mark.parametrize("life", LIVES)
 @pytest.mark.parametrize("call", [*CALLS, *KILLS_ONLY])
 def test_a_kill_at_a_system_call_loses_nothing_committed(
-    trainers: Trainers, judge: Judge, counted: Path, memory_path: Path, call: str, attach: str
+    sampler: Sampler, judge: Judge, memory_path: Path, call: str, life: str
 ) -> None:
-    for nth, handover in sample(trainers, counted, attach, call):
-        run, outcome = killed_at(trainers, memory_path, call, nth, attach, handover)
+    for nth, handover in sampler(life, call):
+        run, outcome = killed_at(sampler, memory_path, call, nth, life, handover)
         assert outcome.was_killed or call in VARIES
         assert_nothing_is_lost(judge, run, outcome.committed, "SIGKILL at a system call", int(outcome.was_killed))
 
@@ -128,16 +205,17 @@ def assert_training_went_on(outcome: Outcome, end: int) -> None:
 
 @pytest.mark.parametrize("onwards", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+@pytest.mark.parametrize("life", ["training", "closing"])
 @pytest.mark.parametrize("call", CALLS)
 def test_training_goes_on_when_a_system_call_fails(
-    trainers: Trainers, judge: Judge, counted: Path, memory_path: Path, call: str, error: str, onwards: bool
+    sampler: Sampler, judge: Judge, memory_path: Path, call: str, life: str, error: str, onwards: bool
 ) -> None:
-    """And when it works again, logging resumes."""
-    for nth, handover in sample(trainers, counted, "training", call, error, onwards):
+    """And when it works again, logging resumes; a run that could not be closed in order is opened and gone on with."""
+    for nth, handover in sampler(life, call, error, onwards):
         run = memory_path / f"run-{nth}-{handover}"
         inject = f"inject={call}:error={error}:when={nth}" + ("+" if onwards else "")
-        outcome = trainers.run(run, "-e", f"trace={call}", "-e", inject, until=UNTIL, end=END,
-                               handover=handover)  # fmt: skip
+        outcome = trained(sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life=life, handover=handover,
+                          left=sampler.left)  # fmt: skip
         print(f"{inject} {handover}: {outcome}")
         assert_training_went_on(outcome, END)
         assert_nothing_is_lost(judge, run, END, "a system call fails while training", len(outcome.hit))
@@ -147,20 +225,17 @@ def test_training_goes_on_when_a_system_call_fails(
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"] if IS_SOAK else ["either"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_system_call_that_fails_while_a_run_is_opened_loses_nothing(
-    trainers: Trainers, judge: Judge, counted: Path, memory_path: Path, call: str, error: str, onwards: bool
+    sampler: Sampler, judge: Judge, memory_path: Path, call: str, error: str, onwards: bool
 ) -> None:
     """A run that a killed trainer left is opened, recovered and gone on with; if it is refused, then in words."""
     if error == "either":
         error = random.Random(repr((SEED, call, onwards))).choice(["ENOSPC", "EIO"])
-    left = memory_path / "left"
-    killed = trainers.run(left, "-e", "inject=fsync:signal=KILL:when=3", until=UNTIL, end=END)
-    assert killed.was_killed
-    for nth, handover in sample(trainers, counted, "opening", call, error, onwards, "left"):
+    killed = sampler.left
+    for nth, handover in sampler("recovering", call, error, onwards, "left"):
         run = memory_path / f"run-{nth}-{handover}"
-        shutil.copytree(left, run)
         inject = f"inject={call}:error={error}:when={nth}" + ("+" if onwards else "")
-        outcome = trainers.run(run, "-e", f"trace={call}", "-e", inject, until=UNTIL, end=END,
-                               attach="opening", handover=handover)  # fmt: skip
+        outcome = trained(sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life="recovering", handover=handover,
+                          left=killed)  # fmt: skip
         print(f"{killed}\n{inject} {handover}: {outcome}")
         if outcome.refused:
             assert not outcome.failed
