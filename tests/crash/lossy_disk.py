@@ -14,7 +14,7 @@ What is modelled
   MDB_WRITEMAP, and both are opened without.) Amid a commit the disk has the old meta page and any of the others, or all
   pages and either meta page. In a meta page the bytes that a commit changes lie in one sector.
 
-An image is taken at a call of any thread that syncs, renames, removes, or commits to the catalog, or at rest. All other such
+An image is taken at a call of any thread that syncs, renames, removes, or commits to an LMDB file, or at rest. All other such
 calls wait meanwhile, so that it is one moment. What memory maps and writes change goes on; it is not synced anyhow.
 """
 
@@ -40,6 +40,8 @@ from tranlogs.types import AnyArray
 
 PAGE = 4096
 _ZEROS = bytes(64 * PAGE)
+_LMDB_FILES = {CATALOG_NAME: "catalog", INDEX_NAME: "index"}
+_LMDB_KINDS = tuple(_LMDB_FILES.values())
 WRITES_BACK = 0.05  # the share of moments at which the disk writes pages back by itself
 
 Names = dict[str, int]  # of a folder, and the inodes behind them
@@ -50,7 +52,7 @@ class File:
     """A regular file; its descriptor reads it when its name is gone, too."""
 
     fd: int
-    kind: str  # "catalog" (an LMDB file), "checkpoint", "log" or "other"
+    kind: str  # "catalog" or "index" (LMDB files), "checkpoint", "log" or "other"
     disk: bytes = b""  # what the disk is sure to have
 
     def now(self) -> bytes:
@@ -149,7 +151,7 @@ class LossyDisk:
     def want(self, at: str, later: int) -> None:
         """Take an image at one of the next calls: on a file of a kind, of "names", or "any"."""
         with self._lock:
-            self._wanted = Wanted(at, later, must_tear=at in ("catalog", "checkpoint"))
+            self._wanted = Wanted(at, later, must_tear=at in (*_LMDB_KINDS, "checkpoint"))
 
     @property
     def is_waiting(self) -> bool:
@@ -240,13 +242,13 @@ class LossyDisk:
 
     @contextmanager
     def _committing(self, inode: int) -> Iterator[None]:
-        """Around a commit to the catalog. An image has all other files as they are before it: nobody sees it before its end."""
+        """Around a commit to an LMDB file. An image has other files as they are before it: nobody sees it before its end."""
         with self._lock:
             self._look()
             file, wanted = self._files[inode], self._wanted
             before, places = file.now(), dict[int, Path]()
-            if self._is_due("catalog"):
-                places = self._take("catalog", inode if wanted is not None and wanted.must_tear else None)
+            if self._is_due(file.kind):
+                places = self._take(file.kind, inode if wanted is not None and wanted.must_tear else None)
             yield
             now = file.now()
             if inode in places and not self._tear_commit(places[inode], file, before, now, wanted):
@@ -256,7 +258,7 @@ class LossyDisk:
             self._moment("any")
 
     def _tear_commit(self, place: Path, file: File, before: bytes, now: bytes, wanted: Wanted | None) -> bool:
-        """Put the catalog into an image; False where there is nothing to tear."""
+        """Put the LMDB file into an image; False where there is nothing to tear."""
         old = before[: 2 * PAGE] + now[2 * PAGE :]  # with the meta pages that it had
         changed = len(changed_pages(file.disk, old))
         if wanted is not None and wanted.must_tear:
@@ -267,8 +269,8 @@ class LossyDisk:
                 content, lost = self._torn(file.disk, old)
         else:
             content, lost = self._rnd.choice([(now, 0), (old, 0), self._torn(file.disk, old)])
-        self.lost["catalog"] += lost
-        self.kept["catalog"] += changed - lost
+        self.lost[file.kind] += lost
+        self.kept[file.kind] += changed - lost
         write_sparse(place, content)
         return True
 
@@ -288,7 +290,7 @@ class LossyDisk:
     def _may_lose(self, inode: int | None) -> bool:
         """Whether a file has something to lose."""
         file = None if inode is None else self._files[inode]
-        return file is not None and file.kind != "catalog" and len(changed_pages(file.disk, file.now())) > 0
+        return file is not None and file.kind not in _LMDB_KINDS and len(changed_pages(file.disk, file.now())) > 0
 
     def _is_due(self, at: str) -> bool:
         wanted = self._wanted
@@ -325,11 +327,11 @@ class LossyDisk:
             return False
         self._opened.append(fd)
         kind = "log" if ".seg" in path.name else "checkpoint" if "checkpoints" in path.parts else "other"
-        self._files[os.fstat(fd).st_ino] = File(fd, "catalog" if path.name in (CATALOG_NAME, INDEX_NAME) else kind)
+        self._files[os.fstat(fd).st_ino] = File(fd, _LMDB_FILES.get(path.name, kind))
         return inode in self._files
 
     def _write_back(self) -> None:
-        files = [file for file in self._files.values() if file.kind != "catalog"]  # which has an order of its own
+        files = [file for file in self._files.values() if file.kind not in _LMDB_KINDS]  # which have an order of their own
         if files:
             file = self._rnd.choice(files)
             file.disk, _ = self._torn(file.disk, file.now())
@@ -349,7 +351,7 @@ class LossyDisk:
             file = self._files.get(inode)
             if file is None:
                 path.mkdir(parents=True)
-            elif file.kind == "catalog":
+            elif file.kind in _LMDB_KINDS:
                 write_sparse(path, file.disk)
             else:
                 now = file.now()

@@ -1,6 +1,7 @@
 """A disk that loses or reorders what was written since its last sync, harsher than a power cut: all files of a run, and names.
 
-Images are taken at rest and at calls of any thread, so amid a sync, a checkpoint, pruning, recycling, a commit to the catalog.
+Images are taken at rest and at calls of any thread, so amid a sync, a checkpoint, pruning, recycling, a commit to the catalog
+or to the log's index.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tranlogs.testing.toy import ToyTrainer, open_toy
 pytestmark = pytest.mark.crash
 
 SIZES = (7, 3000, 5000)  # those of power_child.py
-MOMENTS = ("rest", "catalog", "checkpoint", "names", "log", "any", "catalog", "checkpoint", "names", "any")
+MOMENTS = ("rest", "catalog", "checkpoint", "names", "log", "index", "any", "catalog", "checkpoint", "names", "index", "any")
 ROUNDS = int(os.environ.get("TRANLOGS_ROUNDS", 1))
 SEED = int(os.environ["TRANLOGS_SEED"])
 
@@ -104,8 +105,8 @@ def test_synced_steps_survive_torn_pages(
     assert not [verdict["problems"] for verdict in found if verdict["problems"]]
     assert not disk.refused
     assert (len(recycled) > 0) == (files == "recycled")
-    assert min(disk.lost[kind] for kind in ("catalog", "checkpoint", "log", "names")) > 0
-    assert disk.kept["catalog"] > 0
+    assert min(disk.lost[kind] for kind in ("catalog", "index", "checkpoint", "log", "names")) > 0
+    assert min(disk.kept[kind] for kind in ("catalog", "index")) > 0
 
 
 @pytest.mark.parametrize("found", ["when the run is opened", "when its catalog is rebuilt", "when it is asked for again"])

@@ -43,7 +43,7 @@ def log(
 def _look(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
     from .records import list_records, read_history, show_records
 
-    history = read_history(folder)
+    history = read_history(folder, step=step, newest=limit)
     problems = list(history.problems)
     if step is None:
         records: Sequence[Any] = list(list_records(history, _newest(history, limit), problems))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..catalog import CheckpointRow
+from ..catalog import CheckpointRow, SegmentRow
 from ..errors import CorruptRecord
-from ..lineage import is_on, lineage
+from ..lineage import Limits, is_on, lineage
 from ..log.reader import Entry, SegmentReader
 from ..log.record import EntryKind
-from ..recovery.facts import open_for_reading
+from ..recovery.facts import Facts, open_for_reading
 from ..recovery.history import Link, build_history
 
 
@@ -27,15 +28,71 @@ class History:
     committed: int  # sequence number of the newest boundary
 
 
-def read_history(folder: Path) -> History:
-    """Find a journal's entries; nothing of them is decoded yet."""
-    facts = open_for_reading(folder)
+def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> History:
+    """Find a journal's entries; nothing of them is decoded yet.
+
+    Segments that hold nothing of what is asked for are not looked at, if the catalog says what they hold.
+
+    Args:
+        folder: the journal's.
+        step: the step whose entries are asked for; None for all steps.
+        newest: how many of the newest steps are asked for; 0 for all.
+    """
+    if step is not None or newest:
+        choice = _Choice(step, newest)
+        history = _history(open_for_reading(folder, index_use="if broken", choose=choice.choose), choice)
+        if choice.is_answered_by(history):
+            return history
+    return _history(open_for_reading(folder))
+
+
+def _history(facts: Facts, choice: _Choice | None = None) -> History:
     limits = lineage(facts.timelines, facts.timeline)
     found = build_history(facts.segments, limits)
-    links = [link for run in found.runs for link in run]
+    links = [link for run in found.runs for link in run if choice is None or choice.is_valid(link)]
     checkpoints = [row for row in facts.checkpoints if is_on(row, limits)]
     ends = [link.sequence for link in links if link.kind == EntryKind.BOUNDARY] + [row.sequence for row in checkpoints]
     return History(links, checkpoints, facts.notes, max(ends, default=0))
+
+
+class _Choice:
+    """The segments that can hold a step, or the newest steps, by what the catalog says; and always the end of the log."""
+
+    def __init__(self, step: int | None, newest: int) -> None:
+        self._step, self._newest = step, newest
+        self._ends: dict[int, int] = {}  # by ordinal: where a later segment goes on; what lies behind is void
+        self._is_all = True
+
+    def choose(self, rows: Sequence[SegmentRow], limits: Limits) -> set[int]:
+        """Return the ordinals of the segments; see `open_for_reading`."""
+        chosen: set[int] = set()
+        steps, end = 0, sys.maxsize
+        for row in sorted(rows, key=lambda row: -row.ordinal):
+            self._ends[row.ordinal] = end
+            if row.state != "sealed":
+                chosen.add(row.ordinal)
+            elif row.timeline in limits:
+                has_step = self._step is not None and row.base_step <= self._step <= row.last_step
+                if steps == 0 or steps < self._newest or has_step:
+                    chosen.add(row.ordinal)
+                else:
+                    self._is_all = False
+                steps += row.last_step - row.base_step
+                end = min(end, row.base_sequence)
+        return chosen
+
+    def is_valid(self, link: Link) -> bool:
+        """Return True if no segment that was not looked at supersedes an entry."""
+        return link.sequence <= self._ends.get(link.segment.row.ordinal, sys.maxsize)
+
+    def is_answered_by(self, history: History) -> bool:
+        """Return True if nothing else has to be looked at."""
+        links = history.links
+        if not any(link.kind == EntryKind.BOUNDARY for link in links):  # which entries are committed?
+            return False
+        if self._step is not None:
+            return any(link.step == self._step for link in links)
+        return self._is_all or len({link.step for link in links if link.kind == EntryKind.STEP}) >= self._newest
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ meanwhile can look damaged for a moment, so it is looked at again before a probl
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ..checkpoint import Checkpoint
 from ..errors import CorruptCatalog, CorruptCheckpoint, RecoveryError
 from ..journal import Owner, read_owner
 from ..journal.opening import is_in_memory
-from ..lineage import is_on, lineage
+from ..lineage import Limits, is_on, lineage
 from ..rebuild import read_files
 from ..recovery.alone import Alone
 from ..recovery.facts import newest_first, scan_segment
@@ -38,6 +38,8 @@ from ..recovery.plan import Plan, plan_recovery
 from ..retention.evaluation import newest_rows, protected_of, worth_of
 from ..retention.exposure import Exposure, exposures, has_store
 from .runs import settled
+
+_SCANNED_MAX = 10_000  # records; more would be felt
 
 
 @dataclass(slots=True)
@@ -168,10 +170,15 @@ def _look(folder: Path) -> Survey:
             found.problems.append(f"logging is suspended since step {incident.from_step}: {incident.why}")
     broken = _read_environment(found)
     limits = lineage(found.timelines, found.timeline)
-    scanned = _scan(found, limits, broken)
+    start = max((row.sequence for row in found.checkpoints if is_on(row, limits) and row.name not in broken), default=0)
+    unscanned = _taken_on_trust(found, limits, start)
+    scanned = _scan(found, start, unscanned)
+    plan = _plan_from_end(found, scanned, limits, unscanned, start) if unscanned else None
+    if unscanned and plan is None:
+        scanned = _scan(found, start, ())
     _measure(found, scanned)
     if found.checkpoints or any(len(segment.locations) > 1 for segment in scanned):
-        _plan(found, scanned, limits, broken)
+        _plan(found, scanned, limits, broken, plan)
     return found
 
 
@@ -234,18 +241,54 @@ def _read_environment(found: Survey) -> set[str]:
     return broken
 
 
-def _scan(found: Survey, limits: dict[int, int | None], broken: set[str]) -> list[ScannedSegment]:
+def _taken_on_trust(found: Survey, limits: Limits, start: int) -> list[SegmentRow]:
+    """Return the older segments behind an entry if the catalog says that they lead to the newer ones without a hole.
+
+    So many records as `_SCANNED_MAX` are scanned, which tells a hole between two of them; `tranlogs verify` reads them all.
+    """
+    rows = [row for row in found.segments if row.state == "sealed" and row.timeline in limits and row.last_sequence > start]
+    rows.sort(key=lambda row: row.ordinal)
+    records = 0
+    while rows and (records == 0 or records + _records(rows[-1]) <= _SCANNED_MAX):
+        records += _records(rows.pop())
+    behind = [row.base_sequence for row in rows[1:]]
+    is_unbroken = bool(rows) and rows[0].base_sequence <= start and behind == [row.last_sequence for row in rows[:-1]]
+    try:
+        is_there = all((found.folder / "log" / row.file).stat().st_size >= row.used_bytes for row in rows)
+    except OSError:
+        is_there = False
+    return rows if is_unbroken and is_there else []
+
+
+def _records(row: SegmentRow) -> int:
+    return row.last_sequence - row.base_sequence
+
+
+def _scan(found: Survey, start: int, unscanned: Collection[SegmentRow]) -> list[ScannedSegment]:
     """The entries behind the newest sound checkpoint: older segments are not needed to say where recovery leads."""
-    sound = [row.sequence for row in found.checkpoints if is_on(row, limits) and row.name not in broken]
-    start = max(sound, default=0)
-    scanned = []
+    scanned, left_out = [], {row.ordinal for row in unscanned}
     for row in newest_first(found.segments):
-        if row.state == "retired" or (row.state == "sealed" and row.last_sequence <= start):
+        if row.state == "retired" or (row.state == "sealed" and row.last_sequence <= start) or row.ordinal in left_out:
             continue
         segment = scan_segment(found.folder / "log" / row.file, row, found.problems, found.timeline)
         if segment is not None:
             scanned.append(segment)
     return scanned
+
+
+def _plan_from_end(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, unscanned: Sequence[SegmentRow],
+                   start: int) -> Plan | None:  # fmt: skip
+    """The plan if all entries of `unscanned` are there; None if what was scanned does not go on behind them."""
+    end, history = unscanned[-1], build_history(scanned, limits)
+    first = history.runs[0][0] if history.runs else None
+    if first is None or first.sequence != end.last_sequence + 1:
+        return None
+    newest = next((row for row in reversed(found.checkpoints) if row.sequence == start and is_on(row, limits)), None)
+    if newest is None:
+        return None
+    there = replace(newest, step=end.last_step, sequence=end.last_sequence, chain=f"{first.location.head.chain:016x}")
+    plan = plan_recovery([there], history, limits, timeline=found.timeline)
+    return replace(plan, checkpoint=newest) if plan.links else None
 
 
 def _measure(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
@@ -260,10 +303,10 @@ def _measure(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
                 used_bytes=max(location.end for location in locations))  # fmt: skip
 
 
-def _plan(found: Survey, scanned: Sequence[ScannedSegment], limits: dict[int, int | None], broken: set[str]) -> None:
+def _plan(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, broken: set[str], plan: Plan | None) -> None:
     history = build_history(scanned, limits)
     try:
-        found.plan = plan_recovery(found.checkpoints, history, limits, timeline=found.timeline, broken=broken)
+        found.plan = plan or plan_recovery(found.checkpoints, history, limits, timeline=found.timeline, broken=broken)
     except RecoveryError as error:
         found.problems.append(str(error))
         return

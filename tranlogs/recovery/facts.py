@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, PrunedRow, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
 from ..durable import ReadFile
 from ..errors import CorruptCatalog, CorruptRecord
+from ..lineage import Limits, lineage
 from ..log.index import LogIndex, open_if_sound
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Location
@@ -16,6 +18,8 @@ from ..log.scanner import is_contiguous, is_whole, refuse_newer, scan
 from ..rebuild import Found, read_files
 from .history import ScannedSegment
 from .protocol import Spare
+
+Choose = Callable[[Sequence[SegmentRow], Limits], Collection[int]]  # rows, and the newest lineage
 
 
 @dataclass(slots=True)
@@ -52,16 +56,20 @@ class Facts:
         return max((row.number for row in self.timelines), default=1)
 
 
-def open_for_reading(folder: Path, *, indexed: bool = True) -> Facts:
+IndexUse = Literal["always", "unless sealed", "if broken"]
+
+
+def open_for_reading(folder: Path, *, index_use: IndexUse = "always", choose: Choose | None = None) -> Facts:
     """Collect the facts about a journal: its catalog, what files there are besides, and what the log holds.
 
     Where the catalog is damaged, the files' own descriptions stand in for it.
 
     Args:
         folder: the journal's.
-        indexed: whether the index of the log, which is checked in full before it is opened, is asked about all segments.
-            Otherwise a sealed segment in which a scan finds every record is not looked up there. A record whose description
-            is damaged in its segment is then not replaced by what the index has of it.
+        index_use: which segments are looked up in the index of the log, which is checked in full before it is opened:
+            all; those that are not sealed, or lack records; those that lack records. The others are scanned. A record whose
+            description is damaged in its segment is then not replaced by what the index has of it.
+        choose: gives the ordinals of the segments that are looked at; all if it is left out.
 
     Raises:
         UnknownFormat: a newer version wrote the run.
@@ -79,9 +87,11 @@ def open_for_reading(folder: Path, *, indexed: bool = True) -> Facts:
     timelines = {**found.timelines, **{row.number: row for row in known.timelines}}
     newest = max(timelines)
     segments, torn = [], []
-    with IndexLookup(folder / "log", known.run_id, notes, asks_always=indexed) as index:
-        for row in newest_first([*known.segments, *found.segments]):
-            if row.state != "retired":
+    rows = [*known.segments, *found.segments]
+    chosen = {row.ordinal for row in rows} if choose is None else choose(rows, lineage(timelines.values(), newest))
+    with IndexLookup(folder / "log", known.run_id, notes, index_use) as index:
+        for row in newest_first(rows):
+            if row.state != "retired" and row.ordinal in chosen:
                 segment = scan_segment(folder / "log" / row.file, row, notes, newest, index)
                 segments += [segment] if segment is not None else []
                 torn += [folder / "log" / row.file] if row.state == "sealed" and not _is_whole(segment, row) else []
@@ -98,11 +108,11 @@ class IndexLookup:
         folder: of the log.
         run_id: of the run; an index of another run is not used, and none if it is not known.
         notes: what is wrong with the index is appended here.
-        asks_always: see `open_for_reading`.
+        use: see `open_for_reading`.
     """
 
-    def __init__(self, folder: Path, run_id: str, notes: list[str], *, asks_always: bool) -> None:
-        self._folder, self._run_id, self._notes, self.asks_always = folder, run_id, notes, asks_always
+    def __init__(self, folder: Path, run_id: str, notes: list[str], use: IndexUse) -> None:
+        self._folder, self._run_id, self._notes, self.use = folder, run_id, notes, use
         self._index: LogIndex | None = None
         self._is_opened = False
 
@@ -127,16 +137,16 @@ class IndexLookup:
             return []
 
 
-def open_mended(folder: Path, spare: Spare | None, *, indexed: bool = True) -> Facts:
+def open_mended(folder: Path, spare: Spare | None, *, index_use: IndexUse = "always") -> Facts:
     """The facts, after what of the log is torn was replaced as far as there are copies; the notes say what was.
 
     Raises:
         UnknownFormat: a newer version wrote the run.
     """
-    facts = open_for_reading(folder, indexed=indexed)
+    facts = open_for_reading(folder, index_use=index_use)
     told = mended(spare, facts.torn_paths)
     if told:
-        facts = open_for_reading(folder, indexed=indexed)
+        facts = open_for_reading(folder, index_use=index_use)
         facts.notes += told
     return facts
 
@@ -237,9 +247,9 @@ def scan_segment(path: Path, row: SegmentRow, notes: list[str], timeline: int = 
 def _located(path: Path, row: SegmentRow, last: int, index: IndexLookup | None) -> list[Location]:
     """Return the records of a segment: as the index has them, and behind those by a scan of the file."""
     found: list[Location] | None = None
-    if index is None or (last and not index.asks_always):
+    if index is None or index.use == "if broken" or (last and index.use == "unless sealed"):
         found = scan(path, row.number, last_sequence=last or None)
-        if index is None or is_whole(found, last):
+        if index is None or is_whole(found, last) or (row.state == "ready" and not found):
             return found
     known = index.locations(row.number)
     refuse_newer(path, known)

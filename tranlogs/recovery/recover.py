@@ -77,7 +77,7 @@ def recover(folder: Path, state: Recoverable, *, step: int | None = None, sequen
         StateMismatch: `state` does not fit the run; nothing was touched.
         RecoveryError: no sound checkpoint is left, or `step` is not covered.
     """
-    facts = open_mended(folder, spare, indexed=False)
+    facts = open_mended(folder, spare, index_use="unless sealed")
     if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
         return None
     rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]

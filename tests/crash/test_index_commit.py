@@ -1,0 +1,121 @@
+"""The power goes between the sync of a segment and the commit to the log's index that makes its records `synced`, or right
+behind that commit, and the disk has nothing that no sync covered: the records are there."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from tests.crash.judging import judging
+from tests.crash.lossy_disk import LossyDisk
+from tranlogs.config import JournalConfig
+from tranlogs.log.index import IndexedRecord, LogIndex
+from tranlogs.log.record import EntryKind, unpack_head
+from tranlogs.log.segment_file import SegmentFile
+from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.testing.toy import open_toy
+
+pytestmark = pytest.mark.crash
+
+SIZES = (7, 3000, 5000)  # those of power_child.py
+SEED = int(os.environ["TRANLOGS_SEED"])
+CUTS = 8 * int(os.environ.get("TRANLOGS_ROUNDS", 1))
+
+Moment = Literal["between", "behind"]
+
+
+class Cutter:
+    """Cuts the power at commits to the index.
+
+    Attributes:
+        cuts: the moment of each image of the disk, and the step of the newest boundary that was synced with its segment.
+    """
+
+    def __init__(self, disk: LossyDisk, chance: random.Random) -> None:
+        self._disk, self._chance, self.cuts = disk, chance, list[tuple[Moment, int]]()
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Cut around every few commits."""
+        add = LogIndex.add
+
+        def adding(index: LogIndex, records: Iterable[IndexedRecord]) -> None:
+            records = list(records)
+            step = max((one.step for one in records if _is_boundary(one)), default=0)
+            is_cut = step > 0 and len(self.cuts) < 2 * CUTS and self._chance.random() < 0.2
+            if is_cut:
+                self._cut("between", step)
+            add(index, records)
+            if is_cut:
+                self._cut("behind", step)
+
+        monkeypatch.setattr(LogIndex, "add", adding)
+
+    def _cut(self, moment: Moment, step: int) -> None:
+        self._disk.take()
+        self.cuts.append((moment, step))
+
+
+def _is_boundary(record: IndexedRecord) -> bool:
+    head = unpack_head(record.head)
+    return head is not None and head.kind == EntryKind.BOUNDARY
+
+
+def cut_run(folder: Path, monkeypatch: pytest.MonkeyPatch, handover: Any, fault: str | None) -> list[dict[str, Any]]:
+    """Train until the power was cut often enough; return the verdict on each image, with the moment of its cut.
+
+    Args:
+        folder: for the disk and its images.
+        monkeypatch: of the test.
+        handover: of the journal.
+        fault: under which the verdicts are taken down; None for a control.
+    """
+    chance, verdicts = random.Random(SEED), list[dict[str, Any]]()
+    print(f"repeat with TRANLOGS_SEED={SEED}")
+    (folder / "disk").mkdir()
+    disk = LossyDisk(folder / "disk", folder / "images", 0.0, chance)
+    disk.install(monkeypatch)
+    config = JournalConfig(durability="machine", segment_bytes=1 << 20, handover=handover)
+    trainer = open_toy(folder / "disk" / "run", sizes=SIZES, config=config, policy=EverySteps(9), retention=KeepLatest(1))
+    trainer.recover()
+    cutter = Cutter(disk, chance)
+    cutter.install(monkeypatch)
+    with judging(fault) as judge:
+        for _ in range(1000):
+            trainer.train(trainer.journal.step + 1)
+            if len(cutter.cuts) >= 2 * CUTS:
+                break
+        trainer.journal.close()
+        disk.close()
+        assert len(cutter.cuts) >= 2 * CUTS
+        for image, (moment, step) in zip(disk.images, cutter.cuts, strict=True):
+            verdicts.append({"moment": moment, **judge(image.folder / "run", step)})
+            print(step, verdicts[-1])
+            shutil.rmtree(image.folder)
+    assert not disk.refused
+    return verdicts
+
+
+@pytest.mark.parametrize("handover", ["direct", "thread"])
+def test_records_survive_a_power_cut_around_the_commit_to_the_index(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, handover: Any
+) -> None:
+    verdicts = cut_run(memory_path, monkeypatch, handover, "power cut around a commit to the log's index")
+    assert not [verdict["failed"] for verdict in verdicts if "failed" in verdict]
+    assert not [verdict["problems"] for verdict in verdicts if verdict["problems"]]
+    assert {verdict["moment"] for verdict in verdicts} == {"between", "behind"}
+    assert any(verdict["step"] == verdict["least"] for verdict in verdicts)  # what was written later was really lost
+
+
+def test_without_the_sync_of_the_segment_such_a_power_cut_loses_steps(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cuts are real: the index alone does not bring the tensors back."""
+    monkeypatch.setattr(SegmentFile, "sync", lambda segment: None)
+    verdicts = cut_run(memory_path, monkeypatch, "direct", None)
+    assert [verdict for verdict in verdicts if "was synced, and recovery landed on" in verdict.get("failed", "")]
