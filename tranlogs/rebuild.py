@@ -226,7 +226,7 @@ def _read_segment(path: Path, timeline: int, found: Found) -> SegmentRow | None:
 def _body(path: Path, first: Location) -> dict[str, Any] | None:
     """What a segment's first entry says; None where it is damaged."""
     try:
-        with SegmentReader(path) as reader:
+        with SegmentReader(path, uses_index=False) as reader:
             body = reader.decode(first).body()
             return body if isinstance(body, dict) else None
     except (CorruptRecord, OSError):

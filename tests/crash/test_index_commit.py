@@ -86,7 +86,7 @@ def cut_run(folder: Path, monkeypatch: pytest.MonkeyPatch, handover: Any, fault:
     cutter = Cutter(disk, chance)
     cutter.install(monkeypatch)
     with judging(fault) as judge:
-        for _ in range(1000):
+        for _ in range(4000):
             trainer.train(trainer.journal.step + 1)
             if len(cutter.cuts) >= 2 * CUTS:
                 break

@@ -65,7 +65,7 @@ class LogIndex:
         self._reading = WaitableLock()  # held while the map may not change its size
 
     @classmethod
-    def open(cls, folder: Path, run_id: str, *, writable: bool = False) -> LogIndex:
+    def open(cls, folder: Path, run_id: str | None, *, writable: bool = False) -> LogIndex:
         """Open the index in a journal's log folder; a writable one is made if there is none.
 
         Raises:
@@ -107,7 +107,9 @@ class LogIndex:
         except FileNotFoundError:
             return False
 
-    def _claim(self, run_id: str) -> None:
+    def _claim(self, run_id: str | None) -> None:
+        if run_id is None:
+            return
         wanted = f"{FORMAT_VERSION} {run_id}".encode()
         try:
             with self._env.begin() as txn:
@@ -264,6 +266,20 @@ class LogIndex:
                     break
                 found.append(self._location(key, value))
         return found
+
+
+def indexed_locations(folder: Path, segment_id: int) -> list[Location]:
+    """Return what a sound index in a log folder has of a segment, whichever run it is of: segment ids are random."""
+    try:
+        index = LogIndex.open(folder, None)
+    except (CorruptCatalog, LogUnavailable):
+        return []
+    try:
+        return index.locations(segment_id)
+    except CorruptCatalog:
+        return []
+    finally:
+        index.close()
 
 
 def set_aside(folder: Path) -> None:

@@ -24,6 +24,7 @@ from ..durable import ReadFile
 from ..errors import CannotRead, CorruptRecord
 from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec
 from .body import WHOLE, Row, merged, packed_parts
+from .index import indexed_locations
 from .layout import PIECE_BYTES_MAX, Layout, SparseForm, unpack_layout
 from .record import (
     HEAD,
@@ -351,9 +352,12 @@ class SegmentReader(ReadFile):
             from there.
         reads_ahead: whether small reads are served from a window that is read ahead. All records that are read must have
             been in the file before; neighbours are read together then.
+        uses_index: whether a description that is damaged in the file is taken from the log's index; False for who checks the
+            file itself.
     """
 
-    def __init__(self, path: Path, locations: Iterable[Location] = (), *, reads_ahead: bool = False) -> None:
+    def __init__(self, path: Path, locations: Iterable[Location] = (), *, reads_ahead: bool = False,
+                 uses_index: bool = True) -> None:  # fmt: skip
         super().__init__(path)
         self.path = path
         self._reads_ahead = reads_ahead
@@ -365,7 +369,7 @@ class SegmentReader(ReadFile):
             raise CorruptRecord(path, "the file is being reused; what it held was pruned") from None
         except OSError:  # no locks are to be had: then nobody gets the one that recycling needs
             pass
-        self._locations = locations
+        self._locations, self._uses_index = locations, uses_index
         self._by_offset: dict[int, Location] | None = None
         self._layouts: dict[int, Layout] = {}
         self._parts: dict[int, dict[str, tuple[int, Any, Any]]] = {}
@@ -445,9 +449,17 @@ class SegmentReader(ReadFile):
 
     def _checked_description(self, location: Location) -> bytes:
         data = location.description
-        if data is None or checksum_of(data) != location.head.description_sum:
-            data = self._read_description(location)
-        return data
+        if data is not None and checksum_of(data) == location.head.description_sum:
+            return data
+        try:
+            return self._read_description(location)
+        except CorruptRecord:
+            indexed = self._indexed(location.offset)
+            if indexed is None or indexed.description is None or indexed.head != location.head:
+                raise
+            if checksum_of(indexed.description) != location.head.description_sum:
+                raise
+            return indexed.description
 
     def _read_description(self, location: Location) -> bytes:
         head = location.head
@@ -517,6 +529,9 @@ class SegmentReader(ReadFile):
     def _indexed(self, offset: int) -> Location | None:
         if self._by_offset is None:
             self._by_offset = {one.offset: one for one in self._locations if one.description is not None}
+            if not self._by_offset and self._uses_index and self._segment_id is not None:
+                indexed = indexed_locations(self.path.parent, self._segment_id)
+                self._by_offset = {one.offset: one for one in indexed if one.description is not None}
         return self._by_offset.get(offset)
 
     def read_array(self, row: Row, layout: Array, step: int) -> Array:

@@ -74,7 +74,7 @@ def open_segment(folder: Path, row: SegmentRow) -> Source:
         OSError: it cannot be opened.
     """
     path = folder / row.file
-    with SegmentReader(path) as reader:
+    with SegmentReader(path, uses_index=False) as reader:
         locations = scan(path, row.number, last_sequence=row.last_sequence or None)
         if not locations or locations[-1].head.sequence < row.last_sequence:
             raise CorruptRecord(path, "entries at its end are missing")
