@@ -68,7 +68,8 @@ def flat_bytes(tensor: torch.Tensor) -> Bytes:
     """A contiguous CPU tensor's memory as uint8, without a copy."""
     if tensor.numel() == 0:
         return np.empty(0, np.uint8)
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))  # a single element may have any stride, which reshape keeps
+    return flat.view(torch.uint8).numpy()
 
 
 def odd_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:

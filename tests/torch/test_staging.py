@@ -97,6 +97,7 @@ def test_one_dtype_makes_one_buffer_and_transfers_are_bounded(twin: Twin) -> Non
         torch.arange(24.0).reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
         torch.arange(12.0).reshape(3, 4).t(),
         torch.arange(12.0)[::2],
+        torch.arange(2.0)[::2],
         torch.arange(60.0).reshape(3, 4, 5)[:, ::2].transpose(0, 2),
         torch.tensor([3 + 4j, 1 - 2j]).conj(),
         torch.tensor([3 + 4j, 1 - 2j]).conj().imag,
