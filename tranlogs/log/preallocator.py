@@ -41,6 +41,7 @@ class Preallocator:
         self._ready: files.SegmentFile | None = None
         self._failure: BaseException | None = None
         self._wanted, self._stopped = True, False
+        self._live = self._live_before = 0  # segments in use: now, and when a checkpoint last retired some
         rows = catalog.segments()
         self._ordinal = max((row.ordinal for row in rows), default=0)
         self._thread = threading.Thread(target=self._work, name="tranlogs-prepare", daemon=True)
@@ -161,11 +162,15 @@ class Preallocator:
         """Delete retired files of other sizes, and of this one those that will not be needed soon.
 
         A checkpoint retires the segments of a whole interval at once. The next interval takes as many again, so as many are
-        kept as are live: a fresh file costs the writer several times what one costs that was used before.
+        kept: a fresh file costs the writer several times what one costs that was used before, and the disk may be full by then.
         """
         rows = self._catalog.segments()
         retired = [row for row in rows if row.state == "retired"]
-        most = max(SPARE_FILES_MAX, len(rows) - len(retired))
+        live = len(rows) - len(retired)
+        if live < self._live:
+            self._live_before = self._live
+        self._live = live
+        most = max(SPARE_FILES_MAX, self._live_before, live)
         spares = [row for row in retired if row.size == size and (self._folder / row.file).exists()]
         for row in retired:
             if row not in spares[-most:]:
