@@ -46,7 +46,7 @@ def test_a_damaged_journal_costs_no_step(launcher: Launcher, tmp_path: Path) -> 
     (entries,) = LocalLog.read(run / "rank1", 1).history.runs
     shares = {link.step: link for link in entries if link.kind == EntryKind.STEP}
     with SegmentReader(shares[22].segment.path, [link.location for link in entries]) as reader:
-        flip(shares[22].segment.path, reader.decode(shares[22].location).frames[0].offset)
+        flip(shares[22].segment.path, reader.decode(shares[22].location).location.payload_offset)
     flip(shares[24].segment.path, shares[24].location.offset)
     found = launcher.run(3, "copies", run)
     (told,) = launcher.told()

@@ -118,7 +118,7 @@ def _last_gradient(folder: Path) -> int:
     last = [link for link in run if link.kind == EntryKind.STEP][-1]
     with SegmentReader(last.segment.path) as reader:
         entries = [reader.decode(link.location) for link in run if link.segment is last.segment]
-    return next(entry for entry in reversed(entries) if entry.kind == EntryKind.STEP).frames[0].offset
+    return next(entry for entry in reversed(entries) if entry.kind == EntryKind.STEP).location.payload_offset
 
 
 def test_a_journal_without_checkpoints_has_its_share_of_the_log_still(copied: Path, cli: Cli, tmp_path: Path) -> None:

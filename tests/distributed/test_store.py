@@ -48,7 +48,7 @@ def damage_last_share(journal: Path) -> None:
         for entry in entries:
             if entry.kind == EntryKind.STEP and entry.step == STEPS:
                 with segment.path.open("r+b") as file:
-                    file.seek(entry.frames[0].offset)
+                    file.seek(entry.location.payload_offset)
                     byte = file.read(1)[0]
                     file.seek(-1, os.SEEK_CUR)
                     file.write(bytes([byte ^ 1]))
