@@ -178,7 +178,7 @@ def test_the_manifest_says_what_the_checkpoint_is_of(tmp_path: Path) -> None:
 def test_another_version_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tranlogs.checkpoint.writer.FORMAT_VERSION", FORMAT_VERSION + 1)
     folder = write(tmp_path, {"w": dense(np.ones(3))})
-    with pytest.raises(UnknownFormat, match=f"{MANIFEST}: format version {FORMAT_VERSION + 1}"):
+    with pytest.raises(UnknownFormat, match=f"{MANIFEST}: it is in format version {FORMAT_VERSION + 1}"):
         Checkpoint(folder)
 
 

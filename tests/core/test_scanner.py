@@ -129,7 +129,7 @@ def test_bytes_of_a_tensor_are_never_taken_for_an_entry(bare: BareLog) -> None:
 def test_a_newer_version_is_refused_by_name(bare: BareLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tranlogs.log.record.FORMAT_VERSION", FORMAT_VERSION + 6)
     path, row = filled(bare)
-    with pytest.raises(UnknownFormat, match=rf"{path.name}: format version {FORMAT_VERSION + 6}"):
+    with pytest.raises(UnknownFormat, match=rf"{path.name}: it is in format version {FORMAT_VERSION + 6}"):
         scan(path, row.number)
 
 

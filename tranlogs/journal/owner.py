@@ -76,11 +76,9 @@ class OwnerLock:
         if self._fd >= 0:
             _say_who(self._folder, self._role, has_closed=True)
             _owned_here.discard(self._path)
-            fd, self._fd = (
-                self._fd,
-                -1,
-            )  # never closed twice: the number may be another file's by then
-            os.close(fd)
+            fd, self._fd = self._fd, -1  # never closed twice: the number may be another file's by then
+            with suppress(OSError):  # the lock is given back all the same, and what was written does not depend on it
+                os.close(fd)
 
 
 def _say_who(folder: Path, role: str, *, has_closed: bool = False) -> None:
