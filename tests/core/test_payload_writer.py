@@ -190,9 +190,7 @@ def test_a_small_payload_that_is_waited_for_is_in_the_file(segment: SegmentFile)
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_failure_beside_is_raised_where_the_record_is_finished(
-    segment: SegmentFile, hand_over: HandOver, waits: bool
-) -> None:
+def test_a_failure_beside_is_raised_with_the_record(segment: SegmentFile, hand_over: HandOver, waits: bool) -> None:
     writer = PieceWriter(payload_of(noise(2 * MIB)), segment, 0, Choices())
     assert hand_over.takes(2 * MIB)
     with failing("log.write=enospc"):
