@@ -88,13 +88,6 @@ class Array:
 
 
 @dataclass(slots=True, eq=False)
-class Staged(Array):
-    """An array whose bytes are still on their way from a device: nobody looks at `data` before `arrived` has returned."""
-
-    arrived: Callable[[], None] = field(kw_only=True)
-
-
-@dataclass(slots=True, eq=False)
 class DeviceArray(Array):
     """An array whose bytes are on a device; `data` is empty.
 

@@ -704,11 +704,12 @@ def test_synced_never_claims_a_segment_that_was_not_synced(tmp_path: Path, monke
     log, held, claims = bare.open(), threading.Event(), []
     settle = GroupCommit._settle
 
-    def watched(self: GroupCommit, opened: list, sealing: list, records: list, current: object, target: Position) -> None:  # type: ignore[type-arg]
+    def watched(self: GroupCommit, opened: Any, sealing: Any, records: Any, current: Any, target: Position, *,
+                syncs: bool) -> None:  # fmt: skip
         held.wait()
         covered = [segment for segment, _ in sealing] + ([current] if current is not None else [])
         claims.append((target.sequence > self.synced.sequence, bool(covered)))
-        settle(self, opened, sealing, records, current, target)  # type: ignore[arg-type]
+        settle(self, opened, sealing, records, current, target, syncs=syncs)
 
     monkeypatch.setattr(GroupCommit, "_settle", watched)
     append_step(log, 1)
@@ -718,6 +719,30 @@ def test_synced_never_claims_a_segment_that_was_not_synced(tmp_path: Path, monke
     closing.join()
     assert all(covered for advances, covered in claims if advances)
     bare.close()
+
+
+def test_nothing_is_committed_between_the_flush_that_is_demanded_and_the_groups_that_are_synced_behind_it(
+    bare: BareLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be taken for synced, and be in no flush."""
+    log, here, committed = bare.open(), threading.get_ident(), []
+    append_step(log, 1)
+    other, flush = threading.Thread(target=append_step, args=(log, 2)), os.fdatasync
+
+    def flushing(fd: int) -> None:
+        flush(fd)
+        if threading.get_ident() == here and not committed:
+            other.start()
+            other.join(0.2)
+            committed.append(log.boundary.step)
+
+    monkeypatch.setattr(os, "fdatasync", flushing)
+    log.demand_sync()
+    other.join()
+    assert committed == [1]
+    assert log.wait_synced()
+    assert log.synced.step == 2
+    log.close()
 
 
 def test_watermarks_wait_until_the_log_counts(bare: BareLog) -> None:

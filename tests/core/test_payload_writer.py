@@ -17,7 +17,7 @@ from tranlogs.config import HANDOVER_BYTES_MIN, MIB
 from tranlogs.errors import LogUnavailable
 from tranlogs.log import payload_writer, segment_file
 from tranlogs.log.layout import PIECE_BYTES_MAX, Layout, Payload
-from tranlogs.log.payload_writer import Choices, HandOver, PieceWriter, pieces_of
+from tranlogs.log.payload_writer import Choices, PayloadThread, PieceWriter, pieces_of
 from tranlogs.log.record import HEAD, EntryKind, checksum_of
 from tranlogs.log.segment_file import SegmentFile
 from tranlogs.testing.bare_log import BareLog
@@ -33,8 +33,8 @@ def segment(tmp_path: Path) -> Iterator[SegmentFile]:
 
 
 @pytest.fixture
-def hand_over() -> Iterator[HandOver]:
-    made = HandOver()
+def hand_over() -> Iterator[PayloadThread]:
+    made = PayloadThread()
     yield made
     made.stop()
 
@@ -101,7 +101,7 @@ def test_any_payload_is_read_back(
             array[0 if kind == "zeros" else size // 50 :] = 0
         arrays.append(array)
     payload, path = payload_of(*arrays), tmp_path_factory.mktemp("x") / segment_file.segment_name(1, 2)
-    made, threads = segment_file.create(path, 1, 2, 16 * MIB), HandOver()
+    made, threads = segment_file.create(path, 1, 2, 16 * MIB), PayloadThread()
     try:
         writer = PieceWriter(payload, made, 640, Choices())
         if beside:
@@ -156,7 +156,9 @@ def test_a_layout_that_never_shrinks_is_looked_at_now_and_then(monkeypatch: pyte
     assert all(looked[-20:])
 
 
-def test_a_payload_that_is_handed_over_is_written_while_this_thread_goes_on(segment: SegmentFile, hand_over: HandOver) -> None:
+def test_a_payload_that_is_handed_over_is_written_while_this_thread_goes_on(
+    segment: SegmentFile, hand_over: PayloadThread
+) -> None:
     gate, values = threading.Event(), noise(2 * MIB)
     payload = Payload(Layout([TensorSpec("w", "uint8", (values.nbytes,))]), [values], wait=lambda: gate.wait() and None)
     writer = PieceWriter(payload, segment, 0, Choices())
@@ -172,7 +174,7 @@ def test_a_payload_that_is_handed_over_is_written_while_this_thread_goes_on(segm
     assert segment.path.read_bytes()[HEAD.size :][: values.nbytes] == before.tobytes()
 
 
-def test_small_payloads_are_not_handed_over(hand_over: HandOver) -> None:
+def test_small_payloads_are_not_handed_over(hand_over: PayloadThread) -> None:
     assert not hand_over.takes(HANDOVER_BYTES_MIN - 1)
     assert hand_over._thread is None
     assert hand_over.takes(HANDOVER_BYTES_MIN)
@@ -190,7 +192,7 @@ def test_a_small_payload_that_is_waited_for_is_in_the_file(segment: SegmentFile)
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_failure_beside_is_raised_with_the_record(segment: SegmentFile, hand_over: HandOver, waits: bool) -> None:
+def test_a_failure_beside_is_raised_with_the_record(segment: SegmentFile, hand_over: PayloadThread, waits: bool) -> None:
     writer = PieceWriter(payload_of(noise(2 * MIB)), segment, 0, Choices())
     assert hand_over.takes(2 * MIB)
     with failing("log.write=enospc"):

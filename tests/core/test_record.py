@@ -15,6 +15,7 @@ from tranlogs.log.record import (
     FIXED,
     HEAD,
     MAGIC,
+    Description,
     EntryKind,
     Location,
     checksum_of,
@@ -116,13 +117,13 @@ def test_a_location_says_where_everything_of_a_record_lies() -> None:
 
 @given(U64, U64, U64, st.lists(sections, min_size=8, max_size=8))
 def test_a_description_comes_back(layout_at: int, body_at: int, raw_bytes: int, parts: list[bytes]) -> None:
-    found = unpack_description(pack_description(layout_at, body_at, raw_bytes, *parts))
+    found = unpack_description(pack_description(Description(layout_at, body_at, raw_bytes, *parts)))
     assert found == (layout_at, body_at, raw_bytes, *parts)
 
 
 @given(st.lists(sections, min_size=8, max_size=8), st.integers(1, 400))
 def test_a_description_of_another_length_is_refused(parts: list[bytes], cut: int) -> None:
-    data = pack_description(0, 0, 0, *parts)
+    data = pack_description(Description(0, 0, 0, *parts))
     with pytest.raises(ValueError, match=r"are no description|its sections have"):
         unpack_description(data[: max(0, len(data) - cut)])
     with pytest.raises(ValueError, match="its sections have"):

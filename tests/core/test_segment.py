@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -343,6 +344,25 @@ def test_retired_files_are_reused_and_the_rest_deleted(tmp_path: Path, catalog: 
     first.close()
     assert {row.file for row in catalog.segments()} == {path.name for path in tmp_path.glob("*.seg")}
     assert len([row for row in catalog.segments() if row.state == "retired"]) <= SPARE_FILES_MAX
+
+
+def test_as_many_files_stay_as_the_last_interval_used(
+    tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one takes as many again, although few are in use when the first of them is wanted."""
+    made, create = [], files.create
+    monkeypatch.setattr(files, "create", lambda *args: made.append(args) or create(*args))
+    line, count = pipeline(tmp_path, catalog), SPARE_FILES_MAX + 4
+    for _ in range(4):
+        taken = [line.take() for _ in range(count)]
+        with catalog.transaction() as tables:  # what a checkpoint does
+            for segment in taken:
+                segment.close()
+                row = tables.get(segment_key(segment.ordinal), SegmentRow)
+                assert row is not None
+                tables.put(segment_key(segment.ordinal), replace(row, state="retired"))
+    line.stop()
+    assert len(made) <= count + 2  # two are made ahead
 
 
 def test_retired_files_of_another_size_are_deleted(tmp_path: Path, catalog: Catalog) -> None:

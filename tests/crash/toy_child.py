@@ -87,6 +87,8 @@ def train(job: dict[str, Any]) -> None:
             journal.wait_checkpoint()
         if journal.config.handover == "thread" and step % 3 == 0:
             journal.wait_synced()
+        if step % 15 == 0:  # fewer log files are in use than at the checkpoint before: some of the spare ones are deleted
+            journal.checkpoint(trainer.state.snapshot())
         if forks is not None and forks.random() < 0.3:
             _fork(trainer, forks.choice(["logs", "ends", "stays"]))
         say(journal.committed)

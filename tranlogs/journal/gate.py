@@ -19,14 +19,9 @@ _R = TypeVar("_R")
 
 
 class Gate:
-    """See the module. One thread passes in and out; another one may shut it, once.
+    """See the module. One thread passes in and out; another one may shut it, once."""
 
-    Args:
-        is_amid: whether a record is being written. The calls that finish it come through a gate that is shut.
-    """
-
-    def __init__(self, is_amid: Callable[[], bool]) -> None:
-        self._is_amid = is_amid
+    def __init__(self) -> None:
         self._changed = WaitableLock()
         self._depth = 0  # calls of the training thread under way
         self._shut_by: int | None = None  # a thread
@@ -38,7 +33,6 @@ class Gate:
             return
         with self._changed:
             while self._is_closed_to_me():
-                self._changed.notify_all()
                 self._changed.wait()
             self._depth += 1
 
@@ -52,19 +46,17 @@ class Gate:
                 self._changed.notify_all()
 
     def _is_closed_to_me(self) -> bool:
-        if self._shut_by is None or self._shut_by == threading.get_ident() or os.getpid() != self._pid:
-            return False
-        return self._depth == 0 and not self._is_amid()
+        return self._shut_by is not None and self._shut_by != threading.get_ident() and os.getpid() == self._pid
 
     def shut(self, seconds: float) -> bool:
         """Whoever comes from now on waits for ever, but for this thread. False if somebody is still inside after `seconds`."""
         end = time.monotonic() + seconds
         with self._changed:
             self._shut_by = threading.get_ident()
-            while self._depth or self._is_amid():
+            while self._depth:
                 if (left := end - time.monotonic()) <= 0:
                     return False
-                self._changed.wait(min(left, 0.05))  # a record that is dropped tells nobody
+                self._changed.wait(left)
             return True
 
 

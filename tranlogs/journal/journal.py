@@ -43,7 +43,7 @@ from .owner import OwnerLock
 from .room import Room
 from .suspension import Suspension, end_incident, note_incident
 from .takeover import take_lock
-from .writers import DirectWriter, QueuedWriter, StepRecord, Writer
+from .writers import Body, DirectWriter, QueuedWriter, StepRecord, Writer
 
 _log = logging.getLogger("tranlogs")
 
@@ -68,7 +68,7 @@ class Journal:
         self.retention = retention
         self._lock = lock
         self._pid = os.getpid()
-        self.gate = Gate(self._is_amid)
+        self.gate = Gate()
         self._wal: WriteAheadLog | None = None
         self._writer: Writer | None = None  # of the log
         self._handover: HandOver | None = None
@@ -339,7 +339,7 @@ class Journal:
     def begin_step(self, payload: Payload) -> StepRecord | None:
         """Start the record of the next step and the writing of its tensors. None while suspended.
 
-        The memory of the payload must stay as it is until `commit_step`, or until the record's `wait` has returned.
+        The memory of the payload must stay as it is until `commit_step`, or until `wait_step` has returned.
         """
         if self._started() is None:
             return None
@@ -351,7 +351,17 @@ class Journal:
             return None
 
     @gated
-    def commit_step(self, record: StepRecord | None, body: dict[str, Any], digests: bytes = b"") -> None:
+    def wait_step(self, record: StepRecord) -> None:
+        """Wait until the memory of a record's payload may change."""
+        record.wait()
+
+    @gated
+    def abort_step(self, record: StepRecord) -> None:
+        """Forget a record that was begun, if it is not committed."""
+        record.abort()
+
+    @gated
+    def commit_step(self, record: StepRecord | None, body: Body, digests: bytes = b"") -> None:
         """Finish the record of a step. The step counts whether or not it could be logged.
 
         Args:
@@ -663,8 +673,9 @@ class Journal:
         return True
 
     def part(self, timeout: float) -> bool:
-        """From any thread, as the process is about to end: seal and sync what is committed. Who calls the journal from now on
-        waits for ever. False if not all could be sealed in time: then it is synced, if that is possible."""
+        """From any thread, as the process is about to end: seal and sync what is committed, and drop a step that is not at its
+        end. Who calls the journal from now on waits for ever. False if not all could be sealed in time: then it is synced, if
+        that is possible."""
         if not self.gate.shut(timeout / 2):
             self.secure(timeout / 2)
             return False
@@ -675,11 +686,6 @@ class Journal:
         failure = self._shut()
         self._lock.tell_closed()
         return failure is None
-
-    def _is_amid(self) -> bool:
-        """Whether the training thread stands between the begin and the end of a record. (Where records are handed over, the
-        writer's thread writes only whole ones.)"""
-        return self._wal is not None and self.config.handover == "direct" and self._wal.is_writing
 
     def wait_checkpoint(self) -> None:
         """Wait for the checkpoint that is being written."""
@@ -696,8 +702,6 @@ class Journal:
         if not self._lock.is_held or os.getpid() != self._pid:
             return
         self._closed = True
-        if self._is_amid() and self._wal is not None:
-            self._wal.abort()
         undisturbed("tranlogs-end", self._end)
 
     def _end(self) -> None:

@@ -18,6 +18,8 @@ from ..log.writer import RecordWriter, Scalars, WriteAheadLog
 from ..types import Array
 from .handover import BufferPool, HandOver
 
+Body = dict[str, Any] | tree.Fixed  # the same `Fixed` as for the record before need not be encoded again
+
 
 class StepRecord(Protocol):
     """A step being logged."""
@@ -41,7 +43,7 @@ class Writer(Protocol):
     def begin(self, payload: Payload) -> StepRecord:
         """Start the record of a step."""
 
-    def commit(self, record: StepRecord, step: int, body: dict[str, Any], digests: bytes, adapt: tree.Adapt | None) -> None:
+    def commit(self, record: StepRecord, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
         """Finish the record of a step."""
 
     def append(self, kind: EntryKind, step: int, payload: Payload, body: dict[str, Any], digests: bytes,
@@ -58,7 +60,7 @@ class DirectWriter:
     def begin(self, payload: Payload) -> StepRecord:
         return self._log.begin(payload)
 
-    def commit(self, record: StepRecord, step: int, body: dict[str, Any], digests: bytes, adapt: tree.Adapt | None) -> None:
+    def commit(self, record: StepRecord, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
         assert isinstance(record, RecordWriter)
         self._log.commit(record, EntryKind.STEP, step, self._log.encoder.whole(body, adapt), digests)
 
@@ -76,7 +78,7 @@ class QueuedWriter:
     def begin(self, payload: Payload) -> StepRecord:
         return QueuedRecord(held(self._handover.pool, payload))
 
-    def commit(self, record: StepRecord, step: int, body: dict[str, Any], digests: bytes, adapt: tree.Adapt | None) -> None:
+    def commit(self, record: StepRecord, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
         assert isinstance(record, QueuedRecord)
         self._submit(record, EntryKind.STEP, step, body, digests, adapt, None)
 
@@ -89,7 +91,7 @@ class QueuedWriter:
             record.abort()
             raise
 
-    def _submit(self, record: QueuedRecord, kind: EntryKind, step: int, body: dict[str, Any], digests: bytes,
+    def _submit(self, record: QueuedRecord, kind: EntryKind, step: int, body: Body, digests: bytes,
                 adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
         """Queue a record. Its body is encoded now: what it refers to may change before the writer gets to it."""
         handover, log, pool, payload = self._handover, self._log, self._handover.pool, record.payload
@@ -125,9 +127,12 @@ class QueuedRecord:
                 self.payload.release()
 
 
-def encoded(encoder: BodyEncoder, kind: EntryKind, body: dict[str, Any], adapt: tree.Adapt | None) -> EncodedBody:
+def encoded(encoder: BodyEncoder, kind: EntryKind, body: Body, adapt: tree.Adapt | None) -> EncodedBody:
     """Encode a body: that of a boundary part by part."""
-    return encoder.parts(body, adapt) if kind == EntryKind.BOUNDARY else encoder.whole(body, adapt)
+    if kind != EntryKind.BOUNDARY:
+        return encoder.whole(body, adapt)
+    assert isinstance(body, dict), "the parts of a boundary are fixed one by one"
+    return encoder.parts(body, adapt)
 
 
 def held(pool: BufferPool, payload: Payload) -> Payload:

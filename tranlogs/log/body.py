@@ -16,7 +16,7 @@ A part in full never refers to another one, so reading any record takes one more
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -246,8 +246,3 @@ def merged(part: tuple[int, Any, Any], full: tuple[int, Any, Any] | None) -> tup
     elif type(content) is tuple:
         content = delta.restored(content[0], full_content)
     return content, full_rows if rows is None else rows
-
-
-def names_of(parts: dict[str, tuple[int, Any, Any]]) -> Iterator[str]:
-    """Yield the names of parts that are not the whole body."""
-    return (name for name in parts if name != WHOLE)

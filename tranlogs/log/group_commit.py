@@ -8,29 +8,18 @@ records are added to the index now and then.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
 
 from ..catalog import Catalog, SegmentRow, Watermarks, segment_key
 from ..clock import Clock
 from ..config import CATALOG_SECONDS
 from ..failpoints import hit
 from ..threads import WaitableLock, start
-from .index import IndexedRecord
+from .index import IndexedRecord, LogIndex
 from .record import Position
 from .segment_file import SegmentFile
-
-
-class Index(Protocol):
-    """Where records are made durable; see `LogIndex`."""
-
-    def add(self, records: list[IndexedRecord]) -> None: ...
-
-    def forget_all_but(self, kept: Iterable[int]) -> bool: ...
-
-    def close(self) -> None: ...
 
 
 class GroupCommit:
@@ -54,7 +43,7 @@ class GroupCommit:
         failure: what ended the thread.
     """
 
-    def __init__(self, catalog: Catalog, index: Index, clock: Clock, position: Position, lock: WaitableLock, *, syncs: bool,
+    def __init__(self, catalog: Catalog, index: LogIndex, clock: Clock, position: Position, lock: WaitableLock, *, syncs: bool,
                  counts: bool, on_sealed: Callable[[], None], on_idle: Callable[[], None]) -> None:  # fmt: skip
         self._catalog, self._index, self._clock, self._lock = catalog, index, clock, lock
         self._on_sealed, self._on_idle = on_sealed, on_idle
@@ -160,12 +149,12 @@ class GroupCommit:
                         break
                 opened, self._opened = self._opened, []
                 sealing, self._sealing = self._sealing, []
-                current, target, stopped = self.segment, self.boundary, self._is_stopped
+                current, target, stopped, syncs = self.segment, self.boundary, self._is_stopped, self.syncs
                 records: list[IndexedRecord] = []
-                if self.syncs or sealing or stopped or self._is_index_due():
+                if syncs or sealing or stopped or self._is_index_due():
                     records, self._records = self._records, []
             try:
-                self._settle(opened, sealing, records, current, target)
+                self._settle(opened, sealing, records, current, target, syncs=syncs)
                 self._on_idle()
                 with self._lock:
                     self._lock.notify_all()
@@ -180,10 +169,11 @@ class GroupCommit:
                 return
 
     def _settle(self, opened: list[tuple[SegmentFile, Position]], sealing: list[tuple[SegmentFile, Position]],
-                records: list[IndexedRecord], current: SegmentFile | None, target: Position) -> None:  # fmt: skip
+                records: list[IndexedRecord], current: SegmentFile | None, target: Position, *,
+                syncs: bool) -> None:  # fmt: skip
+        """Do what there was to do when `target` was the newest boundary. (`self.syncs` may have been set since.)"""
         for segment, base in opened:
             self._record_opened(segment, base)
-        syncs = self.syncs
         if syncs:
             for segment, _ in sealing:
                 segment.sync()

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import lmdb
 
@@ -36,6 +36,7 @@ _FORGOTTEN_MAX = 500  # records that are deleted in one transaction
 _KEY = struct.Struct(">QQQ")
 _OFFSET = struct.Struct("<Q")
 _RUN = b"run"
+_T = TypeVar("_T")
 
 
 class IndexedRecord(NamedTuple):
@@ -116,7 +117,8 @@ class LogIndex:
                 found = txn.get(_RUN)
                 is_empty = txn.stat()["entries"] == 0
             if found is None and is_empty and self.writable:
-                self._write([(_RUN, wanted)])
+                hit("log.index")
+                self._change(lambda txn: txn.put(_RUN, wanted))
                 found = wanted
         except (lmdb.Error, ValueError, KeyError) as error:
             raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
@@ -135,38 +137,41 @@ class LogIndex:
 
     # Writing: one thread.
 
-    @contextmanager
-    def _begin(self) -> Iterator[lmdb.Transaction]:
-        """A write transaction, durable at the end of the block."""
-        with self._env.begin(write=True) as txn:
-            yield txn
-
     def add(self, records: Iterable[IndexedRecord]) -> None:
         """Add records, in one transaction that is durable when this returns (commit point of `synced`).
 
         Raises:
             LogUnavailable: the disk is full or fails.
         """
-        self._write(
-            [
-                (
-                    _KEY.pack(segment_id, step, sequence),
-                    _OFFSET.pack(offset) + head + (description if len(description) < _DESCRIPTION_BYTES_MAX else b""),
-                )
-                for segment_id, sequence, step, offset, head, description in records
-            ]
-        )
-
-    def _write(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+        items = [
+            (
+                _KEY.pack(segment_id, step, sequence),
+                _OFFSET.pack(offset) + head + (description if len(description) < _DESCRIPTION_BYTES_MAX else b""),
+            )
+            for segment_id, sequence, step, offset, head, description in records
+        ]
         hit("log.index")
+        self._change(lambda txn: [txn.put(key, value) for key, value in items])
+
+    @contextmanager
+    def _begin(self) -> Iterator[lmdb.Transaction]:
+        """A write transaction, durable at the end of the block: where tests cut the power."""
+        with self._env.begin(write=True) as txn:
+            yield txn
+
+    def _change(self, change: Callable[[lmdb.Transaction], _T]) -> _T:
+        """Run a write transaction; it is durable when this returns. Where the map is too small, it grows.
+
+        Raises:
+            LogUnavailable: the disk is full or fails.
+        """
         try:
             while True:
                 try:
                     with self._begin() as txn:
-                        for key, value in items:
-                            txn.put(key, value)
+                        outcome = change(txn)
                     self._reserve()
-                    return
+                    return outcome
                 except lmdb.MapFullError:
                     if self._map_bytes >= INDEX_BYTES_GROWN_MAX:
                         raise
@@ -190,27 +195,45 @@ class LogIndex:
             LogUnavailable: the disk is full or fails.
         """
         wanted = set(kept)
-        try:
-            with self._begin() as txn:
-                cursor, left = txn.cursor(), _FORGOTTEN_MAX
-                found = cursor.first()
-                while found and left:
-                    key = cursor.key()
-                    if len(key) != _KEY.size:
-                        found = cursor.next()
-                        continue
-                    segment_id = _KEY.unpack(key)[0]
-                    if segment_id in wanted:
-                        found = segment_id < (1 << 64) - 1 and cursor.set_range(_KEY.pack(segment_id + 1, 0, 0))
-                        continue
-                    left -= 1
-                    cursor.delete()  # the cursor stands on the next one then
-                    found = bool(cursor.key())
-                return bool(left)
-        except (lmdb.Error, OSError) as error:
-            raise LogUnavailable(f"{self.path}: {error}") from error
+
+        def forget(txn: lmdb.Transaction) -> bool:
+            cursor, left = txn.cursor(), _FORGOTTEN_MAX
+            found = cursor.first()
+            while found and left:
+                key = cursor.key()
+                if len(key) != _KEY.size:
+                    found = cursor.next()
+                    continue
+                segment_id = _KEY.unpack(key)[0]
+                if segment_id in wanted:
+                    found = segment_id < (1 << 64) - 1 and cursor.set_range(_KEY.pack(segment_id + 1, 0, 0))
+                    continue
+                left -= 1
+                cursor.delete()  # the cursor stands on the next one then
+                found = bool(cursor.key())
+            return bool(left)
+
+        return self._change(forget)
 
     # Reading: any thread.
+
+    def _read(self, look: Callable[[lmdb.Cursor[bytes]], _T]) -> _T:
+        """Run a look in a read transaction.
+
+        Raises:
+            CorruptCatalog: the environment is damaged, or the disk fails.
+        """
+        try:
+            with self._reading:
+                try:
+                    with self._env.begin() as txn, txn.cursor() as cursor:
+                        return look(cursor)
+                except lmdb.MapResizedError:  # the writer, another process, has made the map larger
+                    self._env.set_mapsize(0)
+                    with self._env.begin() as txn, txn.cursor() as cursor:
+                        return look(cursor)
+        except (lmdb.Error, ValueError, struct.error) as error:
+            raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
 
     def newest(self, segment_id: int) -> Location | None:
         """Return the newest record of a segment; None if it has none.
@@ -218,15 +241,13 @@ class LogIndex:
         Raises:
             CorruptCatalog: the environment is damaged, or the disk fails.
         """
-        try:
-            with self._reading, self._env.begin() as txn, txn.cursor() as cursor:
-                key = _KEY.pack(segment_id, (1 << 64) - 1, (1 << 64) - 1)
-                is_there = cursor.prev() if cursor.set_range(key) else cursor.last()
-                if not is_there or cursor.key()[:8] != key[:8]:
-                    return None
-                return self._location(cursor.key(), cursor.value())
-        except (lmdb.Error, ValueError, struct.error) as error:
-            raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
+        key = _KEY.pack(segment_id, (1 << 64) - 1, (1 << 64) - 1)
+
+        def look(cursor: lmdb.Cursor[bytes]) -> Location | None:
+            is_there = cursor.prev() if cursor.set_range(key) else cursor.last()
+            return self._location(cursor.key(), cursor.value()) if is_there and cursor.key()[:8] == key[:8] else None
+
+        return self._read(look)
 
     def _location(self, key: bytes, value: bytes) -> Location:
         head = unpack_head(value, _OFFSET.size)
@@ -245,27 +266,19 @@ class LogIndex:
         Raises:
             CorruptCatalog: the environment is damaged, or the disk fails.
         """
-        try:
-            try:
-                return self._locations(segment_id, step, last_step)
-            except lmdb.MapResizedError:  # the writer has made the map larger
-                self._env.set_mapsize(0)
-                return self._locations(segment_id, step, last_step)
-        except (lmdb.Error, ValueError, struct.error) as error:
-            raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
-
-    def _locations(self, segment_id: int, step: int, last_step: int | None) -> list[Location]:
-        found: list[Location] = []
         prefix = segment_id.to_bytes(8, "big")
         last = _KEY.pack(segment_id, (1 << 64) - 1 if last_step is None else last_step, (1 << 64) - 1)
-        with self._reading, self._env.begin() as txn, txn.cursor() as cursor:
-            if not cursor.set_range(_KEY.pack(segment_id, step, 0)):
-                return found
-            for key, value in cursor.iternext():
-                if key[:8] != prefix or key > last or len(key) != _KEY.size:
-                    break
-                found.append(self._location(key, value))
-        return found
+
+        def look(cursor: lmdb.Cursor[bytes]) -> list[Location]:
+            found: list[Location] = []
+            if cursor.set_range(_KEY.pack(segment_id, step, 0)):
+                for key, value in cursor.iternext():
+                    if key[:8] != prefix or key > last or len(key) != _KEY.size:
+                        break
+                    found.append(self._location(key, value))
+            return found
+
+        return self._read(look)
 
 
 def indexed_locations(folder: Path, segment_id: int) -> list[Location]:

@@ -1,8 +1,9 @@
 """Layouts and payloads: which tensors a record holds, and their bytes.
 
 A *layout* is the list of tensors that the payloads of many records share. It is stored once per segment, and records refer
-to it by number. A *payload* is the bytes of one record: the tensors of its layout one after another, without gaps, each in
-storage order. Tensors that are absent from a record ("no gradient") take no bytes; sparse ones take as many as they need.
+to the one that defines it. A *payload* is the bytes of one record: the tensors of its layout one after another, without
+gaps, each in storage order. Tensors that are absent from a record ("no gradient") take no bytes; sparse ones take as many as
+they need.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..codec import tree
-from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, Staged, TensorSpec, is_dense
+from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec, is_dense
 
 _INDEX_BYTES = 8  # indices of sparse tensors are int64
 PIECE_BYTES_MAX = 1 << 20  # a piece of a payload is checked, and compressed, by itself
@@ -141,7 +142,6 @@ class Payload:
         buffers: list[Bytes] = []
         absent: set[int] = set()
         sparse: dict[int, SparseForm] = {}
-        arriving: list[Callable[[], None]] = []
         for i, (name, content) in enumerate(tensors):
             if content is None:
                 absent.add(i)
@@ -153,10 +153,7 @@ class Payload:
             else:
                 specs.append(spec_of(name, content))
                 buffers.append(content.data)
-                if isinstance(content, Staged):
-                    arriving.append(content.arrived)
-        wait = None if not arriving else lambda: [arrived() for arrived in arriving]
-        return cls(Layout(specs), [buffer for buffer in buffers if buffer.nbytes], frozenset(absent), sparse, wait)
+        return cls(Layout(specs), [buffer for buffer in buffers if buffer.nbytes], frozenset(absent), sparse)
 
 
 NO_TENSORS = Payload(Layout(()), ())

@@ -61,10 +61,10 @@ class PieceWriter:
         self._done: threading.Event | None = None
         self._failure: BaseException | None = None
 
-    def start(self, hand_over: Callable[[Callable[[], None]], None]) -> None:
+    def start(self, submit: Callable[[Callable[[], None]], None]) -> None:
         """Begin to write in another thread."""
         self._done = threading.Event()
-        hand_over(self._run)
+        submit(self._run)
 
     def _run(self) -> None:
         try:
@@ -151,7 +151,7 @@ def pieces_of(buffers: Iterable[Bytes], ends: Iterable[int]) -> list[Bytes]:
     return found
 
 
-class HandOver:
+class PayloadThread:
     """The thread beside the one that logs. It runs one job at a time; who hands a job over waits for it in the end."""
 
     def __init__(self) -> None:

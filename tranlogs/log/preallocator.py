@@ -41,8 +41,9 @@ class Preallocator:
         self._ready: files.SegmentFile | None = None
         self._failure: BaseException | None = None
         self._wanted, self._stopped = True, False
-        self._live = self._live_before = 0  # segments in use: now, and when a checkpoint last retired some
+        self._most_used = 0  # segments that were in use when a checkpoint last retired some
         rows = catalog.segments()
+        self._known = {row.ordinal for row in rows if row.state == "retired"}
         self._ordinal = max((row.ordinal for row in rows), default=0)
         self._thread = threading.Thread(target=self._work, name="tranlogs-prepare", daemon=True)
         try:
@@ -161,16 +162,17 @@ class Preallocator:
     def _delete_surplus(self, size: int) -> None:
         """Delete retired files of other sizes, and of this one those that will not be needed soon.
 
-        A checkpoint retires the segments of a whole interval at once. The next interval takes as many again, so as many are
-        kept: a fresh file costs the writer several times what one costs that was used before, and the disk may be full by then.
+        A checkpoint retires the segments of a whole interval at once. The next interval takes as many again, so there are as
+        many files as before it, in use or spare: a fresh one costs the writer several times what a used one does, and the
+        disk may be full by then.
         """
         rows = self._catalog.segments()
         retired = [row for row in rows if row.state == "retired"]
         live = len(rows) - len(retired)
-        if live < self._live:
-            self._live_before = self._live
-        self._live = live
-        most = max(SPARE_FILES_MAX, self._live_before, live)
+        known, self._known = self._known, {row.ordinal for row in retired}
+        if fresh := self._known - known:
+            self._most_used = live + len(fresh)
+        most = max(SPARE_FILES_MAX, self._most_used - live)
         spares = [row for row in retired if row.size == size and (self._folder / row.file).exists()]
         for row in retired:
             if row not in spares[-most:]:

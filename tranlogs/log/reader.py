@@ -157,10 +157,6 @@ class Entry:
         """
         return self.layout.index[name]
 
-    def nbytes_of(self, name: str) -> int:
-        """Return the bytes of a tensor when it is dense and whole."""
-        return sum(self.layout.sizes[slot] for slot in self.slots_of(name))
-
     def read(self, name: str, out: Bytes | None = None) -> AnyArray | None:
         """Return a tensor; None if it is absent. A single piece of a tensor comes as a piece.
 

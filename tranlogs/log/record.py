@@ -174,12 +174,10 @@ def unpack_head(data: bytes | memoryview, at: int = 0) -> Head | None:
 _KINDS = {int(kind): kind for kind in EntryKind}
 
 
-def pack_description(layout_at: int, body_at: int, raw_bytes: int, layout: bytes, absent: bytes, sparse: bytes, sums: bytes,
-                     codecs: bytes, digests: bytes, scalars: bytes, body: bytes) -> bytes:  # fmt: skip
+def pack_description(description: Description) -> bytes:
     """Return the bytes of a description."""
-    fixed = FIXED.pack(layout_at, body_at, raw_bytes, len(layout), len(absent), len(sparse), len(sums), len(codecs),
-                       len(digests), len(scalars), len(body))  # fmt: skip
-    return b"".join((fixed, layout, absent, sparse, sums, codecs, digests, scalars, body))
+    layout_at, body_at, raw_bytes, *sections = description
+    return b"".join((FIXED.pack(layout_at, body_at, raw_bytes, *map(len, sections)), *sections))
 
 
 def unpack_description(data: bytes) -> Description:

@@ -28,12 +28,12 @@ from ..failpoints import hit
 from ..threads import WaitableLock
 from ..types import AnyArray
 from .body import BodyEncoder, EncodedBody, PartsWriter
-from .group_commit import GroupCommit, Index
-from .index import IndexedRecord
+from .group_commit import GroupCommit
+from .index import IndexedRecord, LogIndex
 from .layout import Layout, Payload, SparseForm, pack_layout
-from .payload_writer import Choices, HandOver, PieceWriter
+from .payload_writer import Choices, PayloadThread, PieceWriter
 from .preallocator import Preallocator
-from .record import HEAD, EntryKind, Position, digest, extent_end, pack_description, pack_head
+from .record import HEAD, Description, EntryKind, Position, digest, extent_end, pack_description, pack_head
 from .sealing import SealLease
 from .segment_file import SegmentFile
 
@@ -86,12 +86,12 @@ class WriteAheadLog:
         bytes_written: of records.
     """
 
-    def __init__(self, folder: Path, catalog: Catalog, index: Index, config: JournalConfig, clock: Clock, position: Position,
+    def __init__(self, folder: Path, catalog: Catalog, index: LogIndex, config: JournalConfig, clock: Clock, position: Position,
                  describe: dict[str, Any], on_sealed: Callable[[], None] = lambda: None, *,
                  counts: bool = True, keep_free: Callable[[], int] = lambda: 0,
                  on_full: Callable[[], None] = lambda: None) -> None:  # fmt: skip
         self._folder, self._config, self._clock, self._describe = folder, config, clock, describe
-        self._index: Index | None = index
+        self._index: LogIndex | None = index
         self.position = position
         self.bytes_written = 0
         self.encoder = BodyEncoder()
@@ -105,7 +105,7 @@ class WriteAheadLog:
         self._largest = 0
         self._lease = SealLease(catalog, clock, config.segment_age_seconds)
         # Where records are queued, the thread that logs is not the one that trains, and nothing is gained by another one.
-        self._hand_over = HandOver() if config.handover == "direct" else None
+        self._payload_thread = PayloadThread() if config.handover == "direct" else None
         self._group = GroupCommit(catalog, index, clock, position, self._lock, syncs=config.durability == "machine",
                                   counts=counts, on_sealed=on_sealed, on_idle=self._seal_old)  # fmt: skip
         self._preallocator = Preallocator(folder, catalog, clock, config.segment_bytes, keep_free=keep_free, on_full=on_full)
@@ -168,8 +168,8 @@ class WriteAheadLog:
         self._largest = max(self._largest, room)
         while (writing := self._begun(payload, room)) is None:
             self._roll(room)
-        if self._hand_over is not None and self._hand_over.takes(nbytes):
-            writing.pieces.start(self._hand_over.submit)
+        if self._payload_thread is not None and self._payload_thread.takes(nbytes):
+            writing.pieces.start(self._payload_thread.submit)
         return writing
 
     def _begun(self, payload: Payload, room: int) -> RecordWriter | None:
@@ -222,10 +222,10 @@ class WriteAheadLog:
         body_at = self._parts.shared_body(body)
         payload_end = offset + HEAD.size + pieces.stored_bytes
         placed = None if body_at else self._parts.write(body, offset, payload_end)
-        description = pack_description(
+        description = pack_description(Description(
             layout_at, body_at, payload.nbytes, layout, _absent(payload), _sparse(payload.sparse), pieces.sums, pieces.codecs,
             digests, tree.encode(scalars) if scalars else b"", tree.encode(placed.packed) if placed else b"",
-        )  # fmt: skip
+        ))  # fmt: skip
         payload_bytes = (placed.end if placed else payload_end) - offset - HEAD.size
         end = extent_end(offset, payload_bytes, len(description))
         after = self._write(record, kind, step, [*(placed.buffers if placed else ()), description], payload_bytes, end)
@@ -357,16 +357,17 @@ class WriteAheadLog:
         Raises:
             OSError: the disk fails.
         """
-        if self._group.syncs:
-            return
-        for path in self._folder.glob("*.seg"):
-            with suppress(FileNotFoundError):  # recycled meanwhile
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.fdatasync(fd)
-                finally:
-                    os.close(fd)
-        self._group.demand_sync()
+        with self._lock:  # nothing may be committed between the flush of all files and the first group that is synced
+            if self._group.syncs:
+                return
+            for path in self._folder.glob("*.seg"):
+                with suppress(FileNotFoundError):  # recycled meanwhile
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    try:
+                        os.fdatasync(fd)
+                    finally:
+                        os.close(fd)
+            self._group.demand_sync()
 
     def wait_synced(self, timeout: float = 60.0) -> bool:
         """Wait until everything committed is synced; False after `timeout` seconds or a failure."""
@@ -384,8 +385,8 @@ class WriteAheadLog:
         self.abort()
         self.roll()
         self._group.stop(truncates=truncates)
-        if self._hand_over is not None:
-            self._hand_over.stop()
+        if self._payload_thread is not None:
+            self._payload_thread.stop()
         failure = self._group.failure
         try:
             self._preallocator.stop()

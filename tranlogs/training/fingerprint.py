@@ -35,20 +35,20 @@ class Fingerprint:
     Args:
         memory: gives a flat view of each tensor's bytes, in the same order each time.
         count: how many tensors there are.
-        mode: "auto" begins with full digests where the memory is at hand.
+        mode: "auto" begins with full digests.
         sample_bytes: about so many bytes of each tensor of a window.
-        is_at_hand: False where the bytes would have to be fetched from a device.
 
     Attributes:
         kind: "full", "sample", or what an integration computes of all bytes where they lie ("device").
     """
 
-    def __init__(self, memory: Callable[[], Sequence[Bytes]], count: int, mode: Mode = "auto", *, sample_bytes: int = 64,
-                 is_at_hand: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self, memory: Callable[[], Sequence[Bytes]], count: int, mode: Mode = "auto", *, sample_bytes: int = 64
+    ) -> None:
         if mode not in ("auto", "full", "sample"):
             raise UsageError(f'fingerprint={mode!r}: use "auto", "full" or "sample"')
         self._memory, self.count, self._sample_bytes = memory, count, sample_bytes
-        self.kind: str = "full" if mode == "full" or (mode == "auto" and is_at_hand) else "sample"
+        self.kind: str = "sample" if mode == "sample" else "full"
         self._is_fixed = mode != "auto"
         self._look_seconds: deque[float] = deque(maxlen=_LOOKS)
         self._step_seconds: deque[float] = deque(maxlen=_LOOKS)

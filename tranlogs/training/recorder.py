@@ -27,7 +27,7 @@ class StepRecorder:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._record: StepRecord | None = None
-        self._body: tuple[dict[str, Any], Fixed] | None = None  # the last one, which the log need not encode again
+        self._body = Kept()  # the last one, which the log need not encode again
 
     @property
     def is_open(self) -> bool:
@@ -42,12 +42,12 @@ class StepRecorder:
     def wait(self) -> None:
         """Wait until the payload's memory may change."""
         if self._record is not None:
-            self._record.wait()
+            self._journal.wait_step(self._record)
 
     def commit(self, body: dict[str, Any], digests: bytes) -> None:
         """Finish the record: the step was taken from its payload."""
         record, self._record = self._record, None
-        self._journal.commit_step(record, self._fixed(body), digests)
+        self._journal.commit_step(record, self._body.of(body), digests)
 
     def image(self, payload: Payload, body: dict[str, Any], digests: bytes) -> None:
         """Log the state after the step instead."""
@@ -57,14 +57,8 @@ class StepRecorder:
     def drop(self) -> None:
         """Forget the record that was begun."""
         if self._record is not None:
-            self._record.abort()
+            self._journal.abort_step(self._record)
             self._record = None
-
-    def _fixed(self, body: dict[str, Any]) -> Any:
-        """Return a body in a form that is not encoded again if it is the one of the step before."""
-        if self._body is None or not is_same(self._body[0], body):
-            self._body = copied(body), Fixed(body)
-        return self._body[1]
 
 
 class ReplayCheck:
