@@ -101,14 +101,6 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
-def publish_file(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`, atomically and durably."""
-    temporary = path.with_name(path.name + ".tmp")
-    write_file(temporary, data)
-    os.replace(temporary, path)  # commit point
-    sync_folder(path.parent)
-
-
 @contextmanager
 def publishing(path: Path) -> Iterator[Path]:
     """A temporary name to write a file under; at the end of the block it becomes `path`, or it is gone after an error."""

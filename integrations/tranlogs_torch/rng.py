@@ -42,7 +42,7 @@ class KeptRng:
         """Return the state now."""
         python, (_, key, *rest) = random.getstate(), np.random.get_state(legacy=True)
         seen = (torch.get_rng_state().numpy().tobytes(), python, np.asarray(key).tobytes(), rest)
-        if self._kept is None or seen != self._seen or (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        if self._kept is None or seen != self._seen or torch.cuda.is_initialized():
             self._seen, self._kept = seen, Fixed(get_rng())
         return self._kept
 

@@ -9,8 +9,8 @@ same bits: replay is exact by construction. Where the framework can keep the two
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, overload
 
 from tranlogs.errors import UsageError
 from tranlogs.types import AnyArray, Bytes
@@ -18,6 +18,31 @@ from tranlogs.types import AnyArray, Bytes
 from ..adapt import Values, flat_bytes
 
 Gradients = Sequence[Any]  # a backend's own tensors, None where a variable got no gradient
+
+
+class HostViews(Sequence[Values]):
+    """A framework's arrays as numpy sees them; one is waited for, or brought from its device, when it is asked for.
+
+    Args:
+        arrays: of the framework.
+        view: gives the values of one.
+    """
+
+    def __init__(self, arrays: Sequence[Any], view: Callable[[Any], Values]) -> None:
+        self._arrays, self._view = arrays, view
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    @overload
+    def __getitem__(self, index: int) -> Values: ...
+    @overload
+    def __getitem__(self, index: slice) -> HostViews: ...
+    def __getitem__(self, index: int | slice) -> Values | HostViews:
+        return HostViews(self._arrays[index], self._view) if isinstance(index, slice) else self._view(self._arrays[index])
+
+    def __iter__(self) -> Iterator[Values]:
+        return map(self._view, self._arrays)
 
 
 class Watcher(Protocol):

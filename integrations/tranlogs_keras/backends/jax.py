@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import is_
-from typing import Any, overload
+from typing import Any
 
 import jax
 import keras
@@ -14,7 +14,7 @@ import numpy as np
 from tranlogs.types import AnyArray
 
 from ..adapt import Values, from_array, to_array
-from .base import Backend, Gradients, Tap, Watcher, check_one_update
+from .base import Backend, Gradients, HostViews, Tap, Watcher, check_one_update
 
 
 class JaxBackend(Backend):
@@ -32,7 +32,7 @@ class JaxBackend(Backend):
         self._held: list[Any] = []
 
     def values_of(self, variables: Sequence[Any]) -> Sequence[Values]:
-        return HostViews(self._current(variables))
+        return HostViews(self._current(variables), np.asarray)
 
     def _current(self, variables: Sequence[Any]) -> list[Any]:
         """Arrays of variables: of the tuple while `fit` has taken them from the model, which then holds none."""
@@ -109,26 +109,6 @@ class JaxBackend(Backend):
             "jax": str(jax.__version__), "devices": [jax.default_backend()], "jit_compile": bool(model.jit_compile),
             "run_eagerly": bool(model.run_eagerly), "xla_flags": os.environ.get("XLA_FLAGS", ""),
         }  # fmt: skip
-
-
-class HostViews(Sequence[Values]):
-    """Arrays as numpy sees them; one is waited for, or brought from its device, when it is asked for."""
-
-    def __init__(self, arrays: Sequence[Any]) -> None:
-        self._arrays = arrays
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    @overload
-    def __getitem__(self, index: int) -> Values: ...
-    @overload
-    def __getitem__(self, index: slice) -> HostViews: ...
-    def __getitem__(self, index: int | slice) -> Values | HostViews:
-        return HostViews(self._arrays[index]) if isinstance(index, slice) else np.asarray(self._arrays[index])
-
-    def __iter__(self) -> Iterator[Values]:
-        return map(np.asarray, self._arrays)
 
 
 class Places:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,7 @@ from tranlogs.types import AnyArray, SparseArray
 
 from ..adapt import Values, from_array, to_array
 from ..private import trained_by
-from .base import Backend, Gradients, OneStep, Tap, Watcher, check_one_update
+from .base import Backend, Gradients, HostViews, OneStep, Tap, Watcher, check_one_update
 
 _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
 _APART = {"_noinline": True}  # of a function: what calls it is optimized without it, and it without what calls it
@@ -43,7 +43,7 @@ class TensorFlowBackend(Backend):
         key = tuple(map(id, variables))
         if key not in self._readers:
             self._readers[key] = _reader(variables), list(variables)  # which keeps the ids theirs
-        return HostViews(self._readers[key][0]())
+        return HostViews(self._readers[key][0](), _host)
 
     def assign(self, variable: Any, values: Values) -> None:
         plain = _variable(variable)
@@ -100,7 +100,7 @@ class TensorFlowBackend(Backend):
         key = update, tuple(map(id, reading))
         if key not in self._applies:
             self._applies[key] = _nested(update, reading), list(reading)
-        return HostViews(self._applies[key][0](given))
+        return HostViews(self._applies[key][0](given), _host)
 
     def update_of(self, given: tuple[Any, ...], mask: tuple[bool, ...]) -> Callable[[Any], Any]:
         """The update as a function that no optimizer of graphs looks into: it computes the same wherever it is called from,
@@ -169,26 +169,6 @@ class TensorFlowBackend(Backend):
         }  # fmt: skip
 
 
-class HostViews(Sequence[Values]):
-    """Tensors as numpy sees them; a tensor is only looked at, or brought from its device, when it is asked for."""
-
-    def __init__(self, tensors: Sequence[Any]) -> None:
-        self._tensors = tensors
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    @overload
-    def __getitem__(self, index: int) -> Values: ...
-    @overload
-    def __getitem__(self, index: slice) -> HostViews: ...
-    def __getitem__(self, index: int | slice) -> Values | HostViews:
-        return HostViews(self._tensors[index]) if isinstance(index, slice) else _host(self._tensors[index])
-
-    def __iter__(self) -> Iterator[Values]:
-        return map(_host, self._tensors)
-
-
 class TensorFlowTap(Tap):
     """Keras's train step with the gradients among its outputs; where possible, both halves of a step in one graph."""
 
@@ -254,7 +234,7 @@ class TensorFlowTap(Tap):
         if self._whole is None or self._whole.reads is not reads:
             self._whole = WholeStep(self._one, self._update, reads)
         logs, gradients, values = self._whole(iterator)
-        watcher.take_step([gradients.get(place) for place in self._places], HostViews(values))
+        watcher.take_step([gradients.get(place) for place in self._places], HostViews(values, _host))
         return logs
 
     def _update(self, gradients: dict[str, Any]) -> None:
