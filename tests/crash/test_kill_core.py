@@ -60,10 +60,10 @@ def assert_nothing_is_lost(run: Path, said: int, *, keep: int = 2, between: Call
 
 @cache
 def passed(trainers: Trainers, folder: Path, handover: str) -> dict[str, int]:
-    """How often a run that is not killed passes each point."""
-    outcome = trainers.run(folder / f"counted-{handover}", handover=handover)
-    assert outcome.status == 0
-    return outcome.counts
+    """How often a run that is not killed passes each point, at the least: the threads' order is not the same each time."""
+    runs = [trainers.run(folder / f"counted-{handover}-{nth}", handover=handover) for nth in range(3)]
+    assert all(run.status == 0 for run in runs)
+    return {point: min(run.counts[point] for run in runs) for point in runs[0].counts}
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from tranlogs import EverySeconds, EverySteps, KeepLatest, failpoints
 from tranlogs.clock import Clock, SystemClock
 from tranlogs.config import JournalConfig
 from tranlogs.errors import RecoveryError
+from tranlogs.journal import Journal
 from tranlogs.log import writer as log
 from tranlogs.log.layout import Payload
 from tranlogs.testing.clock import FakeClock
@@ -85,20 +86,33 @@ def train(job: dict[str, Any]) -> None:
         if job["settles"]:
             journal.wait_synced()
             journal.wait_checkpoint()
+            _wait_prepared(journal)
         if journal.config.handover == "thread" and step % 3 == 0:
             journal.wait_synced()
-        if step % 15 == 0:  # fewer log files are in use than at the checkpoint before: some of the spare ones are deleted
+        if step % 7 == 0:  # fewer log files are in use than at the checkpoint before: some of the spare ones are deleted
             journal.checkpoint(trainer.state.snapshot())
         if forks is not None and forks.random() < 0.3:
             _fork(trainer, forks.choice(["logs", "ends", "stays"]))
         say(journal.committed)
         if journal._wal is not None and (job["settles"] or (step % 5 == 0 and journal.config.handover == "direct")):
             journal._wal.roll()
+            if job["settles"]:
+                _wait_prepared(journal)
 
     trainer.train(job["until"], behind)
     journal.close()
     for point, rule in failpoints._rules.items():
         say("count", point, rule.count)
+
+
+def _wait_prepared(journal: Journal) -> None:
+    """Wait until the next log file is there, or is known not to come."""
+    if journal._wal is None:
+        return
+    prepared = journal._wal._preallocator
+    with prepared._changed:
+        while prepared._ready is None and prepared._failure is None:
+            prepared._changed.wait()
 
 
 def _clock(job: dict[str, Any]) -> Clock:
