@@ -19,7 +19,7 @@ def test_log_file_has_room_for_some_dozen_steps(tmp_path: Path, width: int, aske
         optimizer.recover()
         model(torch.ones(1, width)).sum().backward()
         optimizer.step()
-        sizes = {path.stat().st_size for path in (tmp_path / "run" / "rank0" / "log").glob("*.seg")}
-        assert sizes == {expected * MIB}
+        in_use = min((tmp_path / "run" / "rank0" / "log").glob("*.seg"))  # the next one may still be in the making
+        assert in_use.stat().st_size == expected * MIB
     (path,) = (tmp_path / "run" / "rank0" / "log").glob("*.seg")
     assert path.stat().st_size < 2 * MIB + width * width * 4  # what was not used is given back at the end
