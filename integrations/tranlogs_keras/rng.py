@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import random
-import struct
 import sys
 from typing import Any
 
-import numpy as np
+from tranlogs.training.rng import HostRng, is_same_state, numpy_state, python_state, set_host_rng
 
 from . import private
 from .adapt import Values
 from .backends import Backend
-
-_WORDS = struct.Struct("<625I")
 
 
 class Generators:
@@ -21,30 +17,23 @@ class Generators:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._python: Any = None  # as Python gives it
+        self._host = HostRng()
         self._state: dict[str, Any] = {}
 
     def read(self, keras_seed: Values | None = None) -> dict[str, Any]:
         """The state of all, encodable; `keras_seed`, where the state of Keras's own was just read."""
-        before, python = self._state, random.getstate()
-        now = {"python": before["python"] if python == self._python else _packed(python), **_others(self._backend, keras_seed)}
-        self._python = python
-        self._state = {name: before[name] if _is_same(before.get(name), value) else value for name, value in now.items()}
+        before, now = self._state, {**self._host.read(), **_others(self._backend, keras_seed)}
+        self._state = {name: before[name] if is_same_state(before.get(name), value) else value for name, value in now.items()}
         return self._state
 
 
 def get_rng(backend: Backend) -> dict[str, Any]:
     """The state of all of them, encodable."""
-    return {"python": _packed(random.getstate()), **_others(backend, None)}
-
-
-def _packed(python: Any) -> tuple[Any, ...]:
-    version, words, gauss = python
-    return version, _WORDS.pack(*words), gauss
+    return {"python": python_state(), "numpy": numpy_state(), **_others(backend, None)}
 
 
 def _others(backend: Backend, keras_seed: Values | None) -> dict[str, Any]:
-    state: dict[str, Any] = {"numpy": np.random.get_state(legacy=True)}
+    state: dict[str, Any] = {}
     torch = sys.modules.get("torch")
     if torch is not None:  # a DataLoader may feed any backend
         state["torch"] = torch.get_rng_state().numpy()
@@ -62,9 +51,7 @@ def set_rng(state: dict[str, Any], backend: Backend, *, but_python: bool = False
     if "keras" in state:  # first: where it is made only now, its seed is drawn from Python's
         backend.assign(private.make_global_seed(), state["keras"])
     if not but_python:
-        version, words, gauss = state["python"]
-        random.setstate((version, _WORDS.unpack(words), gauss))
-        np.random.set_state(state["numpy"])
+        set_host_rng(state)
     if "torch" in state:
         import torch
 
@@ -76,14 +63,4 @@ def set_rng(state: dict[str, Any], backend: Backend, *, but_python: bool = False
 def has_drawn(before: dict[str, Any], after: dict[str, Any], backend: Backend) -> bool:
     """Whether Python's, numpy's or torch's generator moved between two states; on torch, the model draws from torch's."""
     names = ("python", "numpy") if backend.name == "torch" else ("python", "numpy", "torch")
-    return any(not _is_same(before.get(name), after.get(name)) for name in names)
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    if a is b or type(a) is not type(b):
-        return a is b
-    if isinstance(a, np.ndarray):
-        return bool(a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes())
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(_is_same(x, y) for x, y in zip(a, b))
-    return bool(a == b)
+    return any(not is_same_state(before.get(name), after.get(name)) for name in names)

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import torch
 
 from . import fsdp
-from .fingerprint import version_of
+from .fingerprint import version_of, versions
+from .held import KNOWN
 from .shards import like, local
 from .state import TorchState
 
@@ -34,10 +35,13 @@ class Gradients:
 
     def read(self) -> tuple[bytes, dict[str, torch.Tensor]]:
         """Flags of each parameter, and the gradients that may wait for a step."""
+        self._left = set()
+        parameters = self._state.parameters
+        if not any(p.grad is not None for p in parameters.values()):
+            return bytes([_TRAINS if p.requires_grad else 0 for p in parameters.values()]), {}
         owners = {id(p): which for which, p in self._owned()}
         flags, waiting = bytearray(), {}
-        self._left = set()
-        for name, parameter in self._state.parameters.items():
+        for name, parameter in parameters.items():
             flag, gradient = _TRAINS if parameter.requires_grad else 0, parameter.grad
             if gradient is not None:
                 flag |= _DENSE if gradient.layout is torch.strided else _SPARSE
@@ -128,10 +132,11 @@ def move_into(place: torch.Tensor, gradient: torch.Tensor) -> None:
 
 def mark_used(optimizer: torch.optim.Optimizer) -> None:
     """The optimizer has taken a step with its gradients."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                setattr(parameter.grad, _USED, version_of(parameter.grad))
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    present = [g for g in gradients if g is not None]
+    is_plain = not KNOWN and set(map(type, present)) <= {torch.Tensor}
+    for gradient, version in zip(present, versions(present if is_plain else list(map(local, present))), strict=True):
+        setattr(gradient, _USED, version)
 
 
 def mark_zero(optimizer: torch.optim.Optimizer) -> None:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import random
-import struct
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from tranlogs.codec.tree import Fixed
-
-_WORDS = struct.Struct("<625I")
+from tranlogs.training.rng import HostRng, numpy_state, python_state, set_host_rng
 
 
 def get_rng(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
     """The state of all of them, encodable."""
-    version, words, gauss = random.getstate()
-    kind, key, position, has_gauss, cached = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": (version, _WORDS.pack(*words), gauss),
-        "numpy": (kind, key, position, has_gauss, cached),
-    }
+    return {"python": python_state(), "numpy": numpy_state(), **_torchs(generators)}
+
+
+def _torchs(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     if generators:
@@ -35,24 +29,26 @@ class KeptRng:
     """The state of all generators, as the same object as long as nobody draws."""
 
     def __init__(self) -> None:
-        self._seen: Any = None
+        self._host = HostRng()
+        self._python: Any = None
+        self._numpy: Any = None
+        self._torch = b""
         self._kept: Fixed | None = None
 
     def now(self) -> Fixed:
         """Return the state now."""
-        python, (_, key, *rest) = random.getstate(), np.random.get_state(legacy=True)
-        seen = (torch.get_rng_state().numpy().tobytes(), python, np.asarray(key).tobytes(), rest)
-        if self._kept is None or seen != self._seen or torch.cuda.is_initialized():
-            self._seen, self._kept = seen, Fixed(get_rng())
+        host, own = self._host.read(), torch.get_rng_state().numpy().tobytes()
+        is_same = host["python"] is self._python and host["numpy"] is self._numpy and own == self._torch
+        if self._kept is None or not is_same or torch.cuda.is_initialized():
+            self._python, self._numpy, self._torch = host["python"], host["numpy"], own
+            self._kept = Fixed({**host, **_torchs()})
         return self._kept
 
 
 def set_rng(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -> None:
     """Set all of them."""
     torch.set_rng_state(_own(state["torch"]))
-    version, words, gauss = state["python"]
-    random.setstate((version, _WORDS.unpack(words), gauss))
-    np.random.set_state(state["numpy"])
+    set_host_rng(state)
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([_own(t) for t in state["cuda"]])
     for generator, own in zip(generators, state.get("generators", ()), strict=False):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -81,7 +81,7 @@ class Fingerprint:
     def whole(self, kind: str) -> Digests:
         """Return digests of all bytes, of a kind."""
         assert kind == "full", f"fingerprints of the kind {kind!r}"
-        return full_digests(self._memory())
+        return full_digests([view.data for view in self._memory()])
 
     def window(self, step: int) -> list[int]:
         """Return the tensors that are sampled at a step."""
@@ -106,10 +106,9 @@ class Fingerprint:
             self.kind = "sample"
 
 
-def full_digests(memory: Sequence[Bytes]) -> Digests:
+def full_digests(buffers: Iterable[memoryview]) -> Digests:
     """Return the digest of all bytes of each tensor."""
-    digest = xxhash.xxh3_64_intdigest
-    return np.array([digest(view.data) for view in memory], np.uint64)
+    return np.array(list(map(xxhash.xxh3_64_intdigest, buffers)), np.uint64)
 
 
 def digest_of(data: Bytes) -> int:

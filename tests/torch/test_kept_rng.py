@@ -1,0 +1,67 @@
+"""The random state is stored again only after somebody drew, and after every way to draw."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tranlogs.codec.tree import decode, encode
+from tranlogs_torch.adapt import adapt, make_array, make_extension
+from tranlogs_torch.rng import KeptRng, get_rng, set_rng
+
+_KEY = np.arange(624, dtype=np.uint32)
+DRAWS: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.rand(1),
+    "python": random.random,
+    "numpy": np.random.rand,
+    "numpy, few bits": lambda: np.random.randint(0, 2, dtype=np.uint8),
+    "a pair of normals, its first": np.random.randn,
+    "a pair of normals, its second": np.random.randn,
+    "shuffle": lambda: np.random.shuffle([1, 2, 3]),
+    "seed": lambda: np.random.seed(3),
+    "set_state": lambda: np.random.set_state(("MT19937", _KEY, 5, 1, 0.5)),
+    "set_state, only the kept normal": lambda: np.random.set_state(("MT19937", _KEY, 5, 0, 0.0)),
+    "set_state, only the kept normal, again": lambda: np.random.set_state(("MT19937", _KEY, 5, 1, 0.25)),
+}
+
+
+@pytest.fixture(autouse=True)
+def random_state() -> Iterator[None]:
+    state, generator = get_rng(), np.random.get_bit_generator()
+    yield
+    np.random.set_bit_generator(generator)
+    torch.set_rng_state(state["torch"])
+    np.random.set_state(state["numpy"])
+
+
+def test_each_draw_is_noticed_and_nothing_else() -> None:
+    kept = KeptRng()
+    before = kept.now()
+    for name, draw in DRAWS.items():
+        assert kept.now() is before, f"before {name}: nobody drew"
+        draw()
+        after = kept.now()
+        assert after is not before, name
+        key, *rest = after.value["numpy"][1:]
+        now = np.random.get_state(legacy=True)
+        assert key.tobytes() == now[1].tobytes(), name
+        assert tuple(rest) == now[2:], name
+        before = after
+
+
+@pytest.mark.parametrize("kind", ["PCG64", "Philox", "SFC64", "MT19937"])
+def test_another_generator_of_numpys_comes_back(kind: str) -> None:
+    kept = KeptRng()
+    before = kept.now()
+    np.random.set_bit_generator(getattr(np.random, kind)(1))
+    now = kept.now()
+    assert now is not before
+    drawn = np.random.rand(3), np.random.randn(3)
+    assert kept.now() is not now
+    set_rng(decode(encode(now.value, adapt=adapt), make_array=make_array, make_extension=make_extension))
+    assert [found.tobytes() for found in (np.random.rand(3), np.random.randn(3))] == [one.tobytes() for one in drawn]
