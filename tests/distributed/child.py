@@ -300,7 +300,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             with ddp.no_sync():
                 nn.functional.cross_entropy(ddp(x), y).backward()
             return
-        if kill and len(kill) > 3 and run != "-" and step % CHECKPOINT_EVERY == CHECKPOINT_EVERY - 1:
+        settles = len(kill) > 3 if kill else name == "plain"
+        if settles and run != "-" and step % CHECKPOINT_EVERY == CHECKPOINT_EVERY - 1:
             own_folder, last = Path(run) / f"rank{dist_rank()}", step // CHECKPOINT_EVERY * CHECKPOINT_EVERY
             wait_until(lambda: newest_checkpoint(own_folder) >= last)  # else the one that is due would be left out
         if step == killer.at and "store" in name:
