@@ -1,12 +1,14 @@
 """Redo tensor by tensor: a block of steps of one parameter while it lies in the processor's cache.
 
-The bits are those of redoing step by step.
+The bits are those of redoing step by step. Optimizers whose steps alternate (a GAN) take part together: the steps of the
+others leave a tensor as it is, so its digest need not be taken again to be compared after them.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,19 +31,24 @@ _BUNDLE_ELEMENTS = 262_144  # small tensors are redone together, so that Python'
 class Bundle:
     """Tensors of one parameter group that are redone together, by an optimizer of their own.
 
-    Attributes:
+    Args:
+        which: name of the optimizer that has the group.
         group: index of the parameter group.
+
+    Attributes:
         parameters: the tensors.
         names: of them.
         covered: (index in the fingerprint, name) of those that it covers.
+        digests: full digests of the covered ones, by index, until the next step of their optimizer.
         hyper: the hyper-parameters that the optimizer has now.
     """
 
-    def __init__(self, group: int) -> None:
-        self.group = group
+    def __init__(self, which: str, group: int) -> None:
+        self.which, self.group = which, group
         self.parameters: list[torch.Tensor] = []
         self.names: list[str] = []
         self.covered: list[tuple[int, str]] = []
+        self.digests: dict[int, int] = {}
         self.elements = 0
         self.hyper: dict[str, Any] | None = None
         self.optimizer: Any = None
@@ -67,12 +74,17 @@ class Bundle:
 
 
 class ByTensor:
-    """Redo a run of gradient records of one optimizer, a block of steps and a bundle of tensors at a time."""
+    """Redo a run of gradient records, a block of steps and a bundle of tensors at a time.
+
+    Args:
+        state: that is redone.
+        run: records of optimizers that have no tensor in common; those of each have as many parameter groups.
+    """
 
     def __init__(self, state: TorchState, run: list[Decoded]) -> None:
         self.state, self.run = state, run
-        self.which = run[0][1]["optimizer"]
-        self.optimizer = state.optimizers[self.which]
+        self.last = {body["optimizer"]: position for position, (_, body) in enumerate(run)}  # record of each optimizer
+        self.optimizers = {which: state.optimizers[which] for which in self.last}
         self.fingerprint = state.fingerprint
         self.index = {name: i for i, name in enumerate(list(state.parameters)[: len(self.fingerprint.tensors)])}
         self.first = len(run)  # position in the run of the first divergence
@@ -83,21 +95,22 @@ class ByTensor:
         """Apply the run; a Divergence if a fingerprint differs."""
         bundles = list(self._bundles())
         for bundle in bundles:
-            bundle.prepare(self.optimizer, self.index)
-        step = step_of(type(self.optimizer))
+            bundle.prepare(self.optimizers[bundle.which], self.index)
         done = 0
-        with GradientBlocks([entry for entry, _ in self.run]) as blocks, without_hooks(self.optimizer):
-            for block in blocks:
+        with ExitStack() as stack:
+            for optimizer in self.optimizers.values():
+                stack.enter_context(without_hooks(optimizer))
+            for block in stack.enter_context(GradientBlocks([entry for entry, _ in self.run])):
                 recorded = [_Recorded(self, *self.run[done + i]) for i in range(len(block))]
                 for bundle in bundles:
-                    self._redo_bundle(bundle, step, done, block, recorded)
+                    self._redo_bundle(bundle, done, block, recorded)
+                    if done <= self.last[bundle.which] < done + len(block):
+                        _keep_gradients(bundle.parameters)
                 done += len(block)
                 tick(done)
-        for parameter in (parameter for bundle in bundles for parameter in bundle.parameters):
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.clone()  # the memory is going to be read into again
         self._compare_untouched({name for bundle in bundles for name in bundle.names})
-        self.state.set_hyper(self.which, self.run[-1][1]["hyper"])
+        for which, position in self.last.items():
+            self.state.set_hyper(which, self.run[position][1]["hyper"])
         self.state.fingerprint_kinds |= {body["fingerprint"] for _, body in self.run}
         if self.first == len(self.run):
             return None
@@ -105,32 +118,26 @@ class ByTensor:
 
     def _bundles(self) -> Iterator[Bundle]:
         """Large tensors alone, small ones together."""
-        recorded = len(self.run[0][1]["hyper"])  # a group behind these was added later
-        for i, group in enumerate(self.optimizer.param_groups[:recorded]):
-            bundle = Bundle(i)
-            for parameter in group["params"]:
-                if bundle.parameters and bundle.elements + parameter.numel() > _BUNDLE_ELEMENTS:
+        for which, optimizer in self.optimizers.items():
+            recorded = len(self.run[self.last[which]][1]["hyper"])  # a group behind these was added later
+            for i, group in enumerate(optimizer.param_groups[:recorded]):
+                bundle = Bundle(which, i)
+                for parameter in group["params"]:
+                    if bundle.parameters and bundle.elements + parameter.numel() > _BUNDLE_ELEMENTS:
+                        yield bundle
+                        bundle = Bundle(which, i)
+                    bundle.add(parameter, self.state.name_of[id(parameter)])
+                if bundle.parameters:
                     yield bundle
-                    bundle = Bundle(i)
-                bundle.add(parameter, self.state.name_of[id(parameter)])
-            if bundle.parameters:
-                yield bundle
 
-    def _redo_bundle(self, bundle: Bundle, step: Callable[[Any], Any], base: int, block: Sequence[Gradients],
-                     recorded: Sequence[_Recorded]) -> None:  # fmt: skip
-        optimizer, parameters, names, group = bundle.optimizer, bundle.parameters, bundle.names, bundle.group
+    def _redo_bundle(self, bundle: Bundle, base: int, block: Sequence[Gradients], recorded: Sequence[_Recorded]) -> None:
+        step = step_of(type(bundle.optimizer))
         for i, gradients in enumerate(block):
             digests = recorded[i]
-            bundle.set_hyper(digests.body["hyper"][group])
-            for parameter, name in zip(parameters, names, strict=True):
-                parameter.grad = gradients.get(name)
-            if digests.is_plain:
-                step(optimizer)
-            else:
-                clip_again([p for p in parameters if p.grad is not None], digests.body)
-                with amp_of(optimizer, digests.body):
-                    step(optimizer)
-            if base + i < self.first and (tensor := digests.different(bundle.covered)) is not None:
+            if digests.body["optimizer"] == bundle.which:
+                _step(bundle, step, gradients, digests)
+                bundle.digests.clear()
+            if base + i < self.first and (tensor := digests.different(bundle.covered, bundle.digests)) is not None:
                 self.first, self.tensor = base + i, tensor
 
     def _compare_untouched(self, done: set[str]) -> None:
@@ -138,12 +145,33 @@ class ByTensor:
         left = [(i, name) for name, i in self.index.items() if name not in done]
         if not left:
             return
-        whole = {i: self.fingerprint.one(i) for i, _ in left}  # the same at every position
+        whole: dict[int, int] = {}  # the same at every position
         for position in range(self.first):
             tensor = _Recorded(self, *self.run[position]).different(left, whole)
             if tensor is not None:
                 self.first, self.tensor = position, tensor
                 return
+
+
+def _step(bundle: Bundle, step: Callable[[Any], Any], gradients: Gradients, recorded: _Recorded) -> None:
+    """Redo one step of a bundle's tensors."""
+    optimizer, parameters, body = bundle.optimizer, bundle.parameters, recorded.body
+    bundle.set_hyper(body["hyper"][bundle.group])
+    for parameter, name in zip(parameters, bundle.names, strict=True):
+        parameter.grad = gradients.get(name)
+    if recorded.is_plain:
+        step(optimizer)
+        return
+    clip_again([p for p in parameters if p.grad is not None], body)
+    with amp_of(optimizer, body):
+        step(optimizer)
+
+
+def _keep_gradients(parameters: Sequence[torch.Tensor]) -> None:
+    """Copy gradients whose memory is going to be read into again."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.clone()
 
 
 class _Recorded:
@@ -160,12 +188,12 @@ class _Recorded:
         is_complete = len(self._digests) == (count if self._is_full else len(window))
         self._differs_anyway = bool(self._digests) and not is_complete
 
-    def different(self, covered: Sequence[tuple[int, str]], whole: dict[int, int] | None = None) -> str | None:
+    def different(self, covered: Sequence[tuple[int, str]], known: dict[int, int]) -> str | None:
         """Return the name of the first tensor that is not as recorded; None if all are.
 
         Args:
             covered: (index in the fingerprint, name) of the tensors that are compared.
-            whole: full digests, where they are known.
+            known: full digests that are known already, by index; those that are taken are added.
         """
         if not self._digests:
             return None
@@ -174,7 +202,10 @@ class _Recorded:
         if self._is_full:
             one, digests = self._fingerprint.one, self._digests
             for index, name in covered:
-                if (one(index) if whole is None else whole[index]) != digests[index]:
+                found = known.get(index)
+                if found is None:
+                    found = known[index] = one(index)
+                if found != digests[index]:
                     return name
             return None
         for index, name in covered:

@@ -113,19 +113,22 @@ def _runs(state: TorchState, decoded: list[Decoded]) -> Iterator[tuple[list[Deco
     """Cut the entries into runs that can be redone tensor by tensor, and the rest."""
     run: list[Decoded] = []
     eligible = False
-    known: dict[int, tuple[bool, Any]] = {}  # by body, until something is redone: an after-image may change the groups
+    known: dict[int, bool] = {}  # by body, until something is redone: an after-image may change the groups
+    groups: dict[str, int] = {}  # how many each optimizer has in this run
     for item in decoded:
         entry, body = item
-        found = known.get(id(body))
-        if found is None or entry.kind != EntryKind.STEP:
-            found = known[id(body)] = _is_elementwise(state, entry, body), _signature(item)
-        fits, signature = found
-        if run and (fits != eligible or (fits and signature != _signature(run[-1]))):
+        fits = known.get(id(body))
+        if fits is None or entry.kind != EntryKind.STEP:
+            fits = known[id(body)] = _is_elementwise(state, entry, body)
+        if run and (fits != eligible or (fits and not _has_as_many(groups, body))):
             yield run, eligible and len(run) >= _STEPS_MIN
             run = []
             known.clear()
+            groups.clear()
             fits = _is_elementwise(state, entry, body)
         eligible = fits
+        if fits:
+            groups[body["optimizer"]] = len(body["hyper"])
         run.append(item)
     if run:
         yield run, eligible and len(run) >= _STEPS_MIN
@@ -137,19 +140,21 @@ def _is_elementwise(state: TorchState, entry: Entry, body: dict[str, Any]) -> bo
     optimizer = state.optimizers[body["optimizer"]]
     kind = type(optimizer)
     known = kind.__name__ in _ELEMENTWISE and getattr(torch.optim, kind.__name__, None) is kind
-    parameters = [p for g in optimizer.param_groups for p in g["params"]]
-    return known and all(p.device.type == "cpu" for p in parameters) and not _share_memory(parameters)
+    parameters = {id(p): p for g in optimizer.param_groups for p in g["params"]}
+    parameters |= {id(p): p for p in state.parameters.values()}  # those of other optimizers, too, and frozen ones
+    return known and all(p.device.type == "cpu" for p in parameters.values()) and not _share_memory(list(parameters.values()))
+
+
+def _has_as_many(groups: dict[str, int], body: dict[str, Any]) -> bool:
+    """Whether a step can be redone together with those of optimizers that have so many groups."""
+    count = len(body["hyper"])
+    return groups.get(body["optimizer"], count) == count
 
 
 def _share_memory(parameters: list[torch.Tensor]) -> bool:
     """Whether two parameters lie in one memory (`b.data = a.data`): then the order of their updates counts."""
     places = sorted((p.data_ptr(), p.data_ptr() + p.nbytes) for p in parameters if p.numel())
     return any(following < end for (_, end), (following, _) in itertools.pairwise(places))
-
-
-def _signature(item: Decoded) -> Any:
-    _, body = item
-    return body.get("optimizer"), len(body.get("hyper", ()))
 
 
 def redo_one(state: TorchState, entry: Entry, body: dict[str, Any], memory: GradientMemory) -> Divergence | None:

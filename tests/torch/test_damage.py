@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests.torch.lab import Attempt, differences, flatten
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
+from tranlogs.recovery import RecoveryReport
 from tranlogs_torch import by_tensor, gradient_blocks, redo
 
 STEPS, DAMAGED = 20, 13
@@ -44,6 +46,65 @@ def flip_a_bit_of(run: Path, name: str, step: int) -> None:
                         file.write(bytes([byte ^ 16]))
                     return
     raise AssertionError("nothing was damaged")
+
+
+def train_in_turns(attempt: Attempt, until: int) -> None:
+    """Two optimizers, step by step in turn."""
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList([torch.nn.Linear(40, 60), torch.nn.Linear(60, 3)])
+    inner = [torch.optim.AdamW(layer.parameters(), lr=0.01) for layer in model]
+    first = attempt.wrap(inner[0], model)
+    second = attempt.also(first, inner[1], "second")
+    attempt.start(first)
+    attempt.keep(model=model, optimizer=inner[0], second=inner[1])
+    for _ in first.steps(until):
+        model[1](model[0](torch.randn(8, 40)).tanh()).square().sum().backward()
+        first.step()
+        second.step()
+        model.zero_grad()
+    first.close()
+
+
+@pytest.mark.parametrize("tensor", ["0.weight", "1.weight"])
+@pytest.mark.parametrize("what", ["gradient", "fingerprint"])
+def test_optimizers_in_turns_land_before_what_is_damaged_or_differs(
+    tensor: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch 7 has steps 13 and 14, one of each optimizer."""
+    run, step = tmp_path / "run", 13 + int(tensor[0])
+    train_in_turns(Attempt(run, checkpoint_every=1000), 10)
+    if what == "gradient":
+        flip_a_bit_of(run, f"grad/{tensor}", step)
+    else:
+        monkeypatch.setattr(by_tensor, "_step", otherwise(by_tensor._step, tensor, step))
+    monkeypatch.setattr(gradient_blocks, "_BLOCK_STEPS_MAX", 3)
+    again, right = Attempt(run), Attempt()
+    report = recovered(again)
+    if what == "fingerprint":
+        assert report.exact is False
+        assert any(tensor in note and f"step {step}" in note for note in report.notes)
+        return
+    train_in_turns(right, 6)
+    assert (report.step, report.exact) == (12, True)
+    assert any(f"grad/{tensor}" in note and f"step {step}" in note for note in report.notes)
+    assert differences(flatten(again.outcome()), flatten(right.outcome())) == []
+
+
+def recovered(attempt: Attempt) -> RecoveryReport:
+    """Come back, and train nothing."""
+    train_in_turns(attempt, 0)
+    return attempt.reports[0]
+
+
+def otherwise(step: Any, tensor: str, at: int) -> Any:
+    """Redo one step of a tensor with another result."""
+
+    def done(bundle: Any, *rest: Any) -> None:
+        step(bundle, *rest)
+        if rest[2]._step == at and tensor in bundle.names:
+            bundle.parameters[bundle.names.index(tensor)].data[0, 0] += 1.0
+
+    return done
 
 
 @pytest.mark.parametrize("way", ["ahead", "alone", "step by step"])

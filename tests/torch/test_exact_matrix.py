@@ -79,6 +79,63 @@ def test_both_orders_of_redo_give_the_same_bits(name: str, form: str, tmp_path: 
         assert differences(outcome, trained.outcome()) == []
 
 
+def in_turns(attempt: Attempt, *, is_shared: bool) -> None:
+    """Three optimizers: one steps at every batch, one twice at every third, one in the first batches only."""
+    seed()
+    model = nn.ModuleList([nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 2)])
+    optimizers = [torch.optim.AdamW(model[0].parameters(), 1e-2), torch.optim.SGD(model[1].parameters(), 1e-2, momentum=0.9),
+                  torch.optim.RMSprop(model[2].parameters(), 1e-2)]  # fmt: skip
+    if is_shared:  # two optimizers train the same memory
+        optimizers[1].add_param_group({"params": [nn.Parameter(model[0].bias.data)]})
+        model[1].register_parameter("shared", optimizers[1].param_groups[1]["params"][0])
+    first = attempt.wrap(optimizers[0], model)
+    logged = [first, *(attempt.also(first, inner, f"number {i}") for i, inner in enumerate(optimizers[1:], 1))]
+    attempt.start(first)
+    for turn in first.steps(12):
+        value = torch.randn(3, 6)
+        for layer in model:
+            value = torch.tanh(layer(value))
+        value.square().sum().backward()
+        for p in [p for group in optimizers[1].param_groups for p in group["params"] if p.grad is None]:
+            p.grad = torch.randn_like(p)
+        first.clip_grad_norm_(0.5)
+        for i in [0, *([1, 1] if turn % 3 == 1 else []), *([2] if turn < 4 else [])]:
+            logged[i].step()
+            attempt.tick()
+        model[0].zero_grad()
+    attempt.keep(model=model, **{f"optimizer{i}": optimizer for i, optimizer in enumerate(optimizers)})
+    first.close()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_optimizers_that_step_in_turns_are_redone_together(
+    is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless they train the same memory: then the order of their updates counts."""
+    script = partial(in_turns, is_shared=is_shared)
+    trained = Attempt(tmp_path / "run", checkpoint_every=1000)
+    script(trained)
+    lengths: list[int] = []
+
+    class Counted(by_tensor.ByTensor):
+        def __init__(self, state: Any, run: list[Any]) -> None:
+            lengths.append(len(run))
+            super().__init__(state, run)
+
+    monkeypatch.setattr(redo, "ByTensor", Counted)
+    for elementwise, steps in ((redo._ELEMENTWISE, 2), (redo._ELEMENTWISE, 100), (set(), 1)):
+        lengths.clear()
+        monkeypatch.setattr(redo, "_ELEMENTWISE", elementwise)
+        monkeypatch.setattr(gradient_blocks, "_BLOCK_STEPS_MAX", steps)
+        again = Attempt(tmp_path / "run")  # resumes at the end: nothing is left to train
+        script(again)
+        assert (again.reports[0].replayed, again.reports[0].exact) == (24, True)
+        assert differences(again.outcome(), trained.outcome()) == []
+        if elementwise:
+            assert lengths == ([] if is_shared else [24])
+    prove_exact(script, tmp_path / "killed", (7, 9))
+
+
 @pytest.mark.parametrize("name", ["SGD momentum", "Adam amsgrad", "Adafactor"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_other_dtypes_come_back_to_the_bit(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
