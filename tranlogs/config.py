@@ -47,6 +47,7 @@ STORE_COPIES_MAX = 16
 PATIENCE_SECONDS_MAX = 24 * 3600.0  # for one of several processes to read and redo its log; one that died is noticed at once
 MISSING_SECONDS_TOLD = 60.0  # that others wait for a process that did not come, before it is said, and then said again ...
 MISSING_SECONDS_MAX = 1800.0  # ... and before it is an error, unless the process group itself waits longer
+GROUP_SECONDS = 0.01  # from one group that was made durable to the next: each costs the training thread a moment
 CATALOG_SECONDS = 0.5  # watermarks are written to the catalog this often at most
 
 

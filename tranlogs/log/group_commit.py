@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ..catalog import Catalog, SegmentRow, Watermarks, segment_key
 from ..clock import Clock
-from ..config import CATALOG_SECONDS
+from ..config import CATALOG_SECONDS, GROUP_SECONDS
 from ..failpoints import hit
 from ..threads import WaitableLock, start
 from .index import IndexedRecord, LogIndex
@@ -57,6 +57,8 @@ class GroupCommit:
         self._is_stopped = self._is_waiting = False
         self._is_index_tidy = self._truncates = True
         self._catalog_at, self._catalog_step, self._indexed_at = 0.0, -1, clock.monotonic()
+        self._synced_at = -GROUP_SECONDS
+        self._is_hurried = False  # somebody waits for `synced`
         self._thread = threading.Thread(target=self._work, name="tranlogs-sync", daemon=True)
 
     def start(self) -> None:
@@ -113,13 +115,17 @@ class GroupCommit:
     def wait_synced(self, timeout: float) -> bool:
         """Wait until everything committed is synced; False after `timeout` seconds or a failure."""
         end = self._clock.monotonic() + timeout
-        while self.must_sync and self.failure is None:
-            with self._lock:
-                self._lock.notify_all()
-                self._lock.wait(0.002)
-            if self._clock.monotonic() > end:
-                return False
-        return self.failure is None
+        self._is_hurried = True
+        try:
+            while self.must_sync and self.failure is None:
+                with self._lock:
+                    self._lock.notify_all()
+                    self._lock.wait(0.002)
+                if self._clock.monotonic() > end:
+                    return False
+            return self.failure is None
+        finally:
+            self._is_hurried = False
 
     def stop(self, *, truncates: bool = True) -> None:
         """Finish what there is to do, and end the thread; what went wrong is in `failure`.
@@ -147,6 +153,7 @@ class GroupCommit:
                     self._is_waiting = False
                     if not is_notified:
                         break
+                self._let_grow()
                 opened, self._opened = self._opened, []
                 sealing, self._sealing = self._sealing, []
                 current, target, stopped, syncs = self.segment, self.boundary, self._is_stopped, self.syncs
@@ -168,6 +175,12 @@ class GroupCommit:
             if stopped:
                 return
 
+    def _let_grow(self) -> None:
+        """Wait for more records where the last group was made durable a moment ago. Called with the lock held."""
+        left = self._synced_at + GROUP_SECONDS - self._clock.monotonic()
+        if left > 0 and self.must_sync and not (self._is_stopped or self._sealing or self._opened or self._is_hurried):
+            self._lock.wait(left)
+
     def _settle(self, opened: list[tuple[SegmentFile, Position]], sealing: list[tuple[SegmentFile, Position]],
                 records: list[IndexedRecord], current: SegmentFile | None, target: Position, *,
                 syncs: bool) -> None:  # fmt: skip
@@ -183,7 +196,7 @@ class GroupCommit:
             self._index.add(records)  # commit point of `synced`
             self._indexed_at = self._clock.monotonic()
         if syncs:
-            self.synced = target
+            self.synced, self._synced_at = target, self._clock.monotonic()
         for segment, last in sealing:
             self._record_sealed(segment, last)
         if sealing:
