@@ -7,6 +7,7 @@ which parameters train and which modules are in training mode, and gradients tha
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from tranlogs.codec import tree
+from tranlogs.codec.tree import Fixed
 from tranlogs.errors import UnencodableState, UsageError
 from tranlogs.training.recorder import Kept
 
@@ -22,6 +24,7 @@ from . import adapt
 from .data import LoaderPosition
 from .generators import generators_in, trackable
 from .gradients import Gradients
+from .lasting import LastingStates
 from .own import frozen, split
 from .rng import KeptRng, set_rng
 from .shards import local
@@ -63,6 +66,7 @@ class Auxiliary:
         self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
         self._walk = ModuleWalk(state.modules)
         self._after, self._flags, self._training, self._kept_rng = Kept(), Kept(), Kept(), KeptRng()
+        self._lasting: defaultdict[str, LastingStates] = defaultdict(LastingStates)  # by loader
         self._scalers: dict[str, Any] = {}  # tracked GradScalers as they were at the last boundary
 
     # What belongs to it
@@ -174,7 +178,7 @@ class Auxiliary:
         flags, waiting = self.gradients.read()
         return {
             "tracked": tracked,
-            "data": self.read_data(),
+            "data": {name: self._lasting[name].of(position) for name, position in self.read_data().items()},
             "count": self.count,
             "buffers": {name: local(buffer) for name, buffer in self._walk.buffers().items()},
             "extra": self._state.extra.read(),
@@ -183,8 +187,12 @@ class Auxiliary:
             "flags": self._flags.of(flags),
             "waiting": waiting,
             "training": self._training.of(self._walk.training()),
-            "rng": self._kept_rng.now(),
+            "rng": self.rng_now(),
         }
+
+    def rng_now(self) -> Fixed:
+        """The state of all random generators."""
+        return self._kept_rng.now()
 
     def drop_unstorable(self) -> None:
         """Do without what was tracked and cannot be stored any more: logging can go on with the rest."""

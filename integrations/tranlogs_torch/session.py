@@ -398,7 +398,8 @@ class Session:
             member.watch.remember()
         if not self.loops and not self.plain.is_in_body:
             buffers = {} if self._is_forward_seen else naming.named_buffers(self.modules)
-            self._implicit = {"rng": get_rng(), "buffers": {name: local(b).detach().clone() for name, b in buffers.items()}}
+            kept = {name: local(b).detach().clone() for name, b in buffers.items()}
+            self._implicit = {"rng": self.auxiliary.rng_now(), "buffers": kept}
 
     def digests(self) -> Digests:
         """Fingerprint of the parameters after the step that is being logged."""

@@ -40,12 +40,18 @@ _I64, _U32, _F64, _C128 = struct.Struct("<q"), struct.Struct("<I"), struct.Struc
 
 
 class Fixed:
-    """A value that does not change. A boundary that is given the same `Fixed` as the one before it need not encode it again."""
+    """A value that does not change, anywhere in a tree. Its bytes are kept when it is first encoded.
 
-    __slots__ = ("value",)
+    Attributes:
+        value: the value.
+        encoded: its bytes; None before the first time, and where arrays of it lie out of line.
+    """
+
+    __slots__ = ("encoded", "value")
 
     def __init__(self, value: Any) -> None:
         self.value = value
+        self.encoded: bytes | None = None
 
 
 class MalformedTree(ValueError):
@@ -202,7 +208,18 @@ class _Encoder:
             self.parts, self.out_of_line = outer, far
 
     def _fixed(self, value: Fixed) -> None:
-        self.write(value.value)
+        if value.encoded is None:
+            outer, self.parts, far = self.parts, [], len(self.out_of_line or ())
+            try:
+                self.write(value.value)
+                blob = b"".join(self.parts)
+            finally:
+                self.parts = outer
+            if len(self.out_of_line or ()) > far:  # it refers to them by index
+                self.parts.append(blob)
+                return
+            value.encoded = blob
+        self.parts.append(value.encoded)
 
     def _extension(self, value: Extension) -> None:
         tag = value.tag.encode()
