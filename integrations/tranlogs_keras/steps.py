@@ -136,6 +136,8 @@ class StepLog:
             after = self._apply_timed(gradients)
         if self._before:
             after = self._rehearse(gradients, after)
+        if self.backend.lends_gradients:  # until the boundary, callbacks have their turn
+            self._recorder.wait()
         self._end_gradients(after)
 
     def _apply_timed(self, gradients: Gradients) -> Sequence[Values]:

@@ -75,9 +75,9 @@ class Fingerprint(base.Fingerprint):
         return super().one(index)
 
     def trace(self) -> list[int]:
-        """Return what most writes change: where each tensor lies, and its version counter."""
+        """Return what most writes change: where each tensor lies, its version counter, and its order in memory."""
         tensors = self._local()
-        return [t.data_ptr() for t in tensors] + versions(tensors)
+        return [t.data_ptr() for t in tensors] + versions(tensors) + [t.is_contiguous() for t in tensors]
 
     def sampled(self, indices: Sequence[int], step: int) -> Digests:
         if self.on_cpu:

@@ -140,9 +140,10 @@ def _is_elementwise(state: TorchState, entry: Entry, body: dict[str, Any]) -> bo
     optimizer = state.optimizers[body["optimizer"]]
     kind = type(optimizer)
     known = kind.__name__ in _ELEMENTWISE and getattr(torch.optim, kind.__name__, None) is kind
-    parameters = {id(p): p for g in optimizer.param_groups for p in g["params"]}
-    parameters |= {id(p): p for p in state.parameters.values()}  # those of other optimizers, too, and frozen ones
-    return known and all(p.device.type == "cpu" for p in parameters.values()) and not _share_memory(list(parameters.values()))
+    owned = [p for one in state.optimizers.values() for g in one.param_groups for p in g["params"]]
+    parameters = {id(p): p for p in (*owned, *state.parameters.values())}  # frozen ones, too
+    is_shared = len({id(p) for p in owned}) < len(owned) or _share_memory(list(parameters.values()))
+    return known and all(p.device.type == "cpu" for p in parameters.values()) and not is_shared
 
 
 def _has_as_many(groups: dict[str, int], body: dict[str, Any]) -> bool:
@@ -183,9 +184,9 @@ def apply_image(state: TorchState, entry: Entry, body: dict[str, Any]) -> None:
         state.cover(arrays)
     for name, array in arrays.items():
         value, parameter = from_array(array), state.parameters[name]
-        if parameter.shape == value.shape:
+        if parameter.shape == value.shape and parameter.is_contiguous() == value.is_contiguous():
             parameter.data.copy_(value)
-        else:  # it grew, or shrank, while training
+        else:  # it grew, shrank or was transposed while training
             parameter.data = value.to(parameter.device, copy=True)
     for which, about in groups.items():
         state.set_groups(which, about["params"], about["values"])

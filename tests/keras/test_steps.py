@@ -50,6 +50,12 @@ def test_a_write_at_any_place_is_noticed(backend: Lab, tmp_path: Path) -> None:
         assert (found["different"], found["exact"]) == ([], True), (place, found)
 
 
+def test_a_write_to_a_gradient_that_was_used_changes_no_record(torch: Lab, tmp_path: Path) -> None:
+    for place in ("on_train_batch_begin", "on_train_batch_end"):
+        found = torch.value("steps_scenario.written_at", folder=str(tmp_path / place), place=place, what="gradient")
+        assert (found["different"], found["exact"]) == ([], True), (place, found)
+
+
 def test_a_write_behind_data_of_unknown_length_is_noticed(tensorflow: Lab, tmp_path: Path) -> None:
     """There the end of the data is found by a step that fails."""
     found = tensorflow.value("steps_scenario.written_at", folder=str(tmp_path), place="on_epoch_end", what="weight",

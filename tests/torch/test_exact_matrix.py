@@ -79,15 +79,17 @@ def test_both_orders_of_redo_give_the_same_bits(name: str, form: str, tmp_path: 
         assert differences(outcome, trained.outcome()) == []
 
 
-def in_turns(attempt: Attempt, *, is_shared: bool) -> None:
+def in_turns(attempt: Attempt, *, shared: str) -> None:
     """Three optimizers: one steps at every batch, one twice at every third, one in the first batches only."""
     seed()
     model = nn.ModuleList([nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 2)])
     optimizers = [torch.optim.AdamW(model[0].parameters(), 1e-2), torch.optim.SGD(model[1].parameters(), 1e-2, momentum=0.9),
                   torch.optim.RMSprop(model[2].parameters(), 1e-2)]  # fmt: skip
-    if is_shared:  # two optimizers train the same memory
+    if shared == "memory":
         optimizers[1].add_param_group({"params": [nn.Parameter(model[0].bias.data)]})
         model[1].register_parameter("shared", optimizers[1].param_groups[1]["params"][0])
+    if shared == "parameter":
+        optimizers[1].add_param_group({"params": [model[0].bias]})
     first = attempt.wrap(optimizers[0], model)
     logged = [first, *(attempt.also(first, inner, f"number {i}") for i, inner in enumerate(optimizers[1:], 1))]
     attempt.start(first)
@@ -107,12 +109,12 @@ def in_turns(attempt: Attempt, *, is_shared: bool) -> None:
     first.close()
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("shared", ["nothing", "memory", "parameter"])
 def test_optimizers_that_step_in_turns_are_redone_together(
-    is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless they train the same memory: then the order of their updates counts."""
-    script = partial(in_turns, is_shared=is_shared)
+    """Unless they train the same parameter or memory: then the order of their updates counts."""
+    script = partial(in_turns, shared=shared)
     trained = Attempt(tmp_path / "run", checkpoint_every=1000)
     script(trained)
     lengths: list[int] = []
@@ -132,7 +134,7 @@ def test_optimizers_that_step_in_turns_are_redone_together(
         assert (again.reports[0].replayed, again.reports[0].exact) == (24, True)
         assert differences(again.outcome(), trained.outcome()) == []
         if elementwise:
-            assert lengths == ([] if is_shared else [24])
+            assert lengths == ([24] if shared == "nothing" else [])
     prove_exact(script, tmp_path / "killed", (7, 9))
 
 

@@ -54,6 +54,19 @@ def test_each_draw_is_noticed_and_nothing_else() -> None:
         before = after
 
 
+def test_a_kept_normal_that_is_set_back_is_noticed() -> None:
+    """Of one that was never there when anybody looked: the words are the same, and the next normal is another."""
+    kept = KeptRng()
+    np.random.seed(4)
+    np.random.randn()
+    state = np.random.get_state()
+    np.random.randn()
+    kept.now()
+    np.random.set_state(state)
+    assert kept.now().value["numpy"][3:] == state[3:]
+    assert state[3] == 1
+
+
 @pytest.mark.parametrize("kind", ["PCG64", "Philox", "SFC64", "MT19937"])
 def test_another_generator_of_numpys_comes_back(kind: str) -> None:
     kept = KeptRng()

@@ -196,6 +196,28 @@ def test_write_in_the_batch_of_the_crash_happens_again(write: Write, tmp_path: P
         prove_exact(partial(training, write=write, place=place, foreach=True), run, (5, 4))
 
 
+def test_a_square_weight_that_is_transposed_comes_back_transposed(tmp_path: Path) -> None:
+    """Its memory, and the bytes there, are the same as before."""
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = nn.Linear(4, 4)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), 0.1), model)
+        attempt.start(optimizer)
+        attempt.keep(model=model, optimizer=optimizer)
+        for turn in optimizer.steps(9):
+            model(torch.randn(2, 4)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if turn == 4:
+                model.weight.data = model.weight.data.t()
+            attempt.tick()
+        attempt.keep(stride=model.weight.stride())
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (6, 2), checkpoint_every=1000)
+
+
 def test_write_after_the_last_step_is_in_the_log(tmp_path: Path) -> None:
     def script(attempt: Attempt) -> None:
         training(attempt, write=data_clamp, place="between epochs")

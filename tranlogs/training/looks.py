@@ -32,7 +32,8 @@ class Looks:
 
     def __init__(self) -> None:
         self._units = 0
-        self._full_at: dict[Place, int] = {}  # units at which there was one
+        self._full_at: dict[Place, int] = {}  # unit of the last full look
+        self._full_before: dict[Place, int] = {}  # unit of the one before that
         self._known: set[Place] = set()  # where a write was found that left no trace
         self._next = 0  # tensor of the next part
 
@@ -48,17 +49,22 @@ class Looks:
             look_seconds: what a full look takes.
             step_seconds: what a step takes; 0 if that is not known yet.
         """
+        is_full = self._is_wanted(place, look_seconds, step_seconds)
+        if is_full:
+            self._full_before[place], self._full_at[place] = self._full_at.get(place, self._units), self._units
+        return is_full
+
+    def _is_wanted(self, place: Place, look_seconds: float, step_seconds: float) -> bool:
         if self._units < FIRST_UNITS or place in self._known or look_seconds < _FREE_SECONDS:
             return True
         share = look_seconds / step_seconds if step_seconds else 1.0
-        if share <= _SHARE or self._units - self._full_at.get(place, 0) >= share / _SHARE:
-            self._full_at[place] = self._units
-            return True
-        return False
+        return share <= _SHARE or self._units - self._full_at.get(place, 0) >= share / _SHARE
 
     def found(self, place: Place) -> bool:
-        """Note a write that left no trace; True if it may have been there for some units before it was found."""
-        is_late = place not in self._known and self._units - self._full_at.get(place, self._units) > 1
+        """Note a write that left no trace; True if it may have been there for some units before the look that found it."""
+        at, before = self._full_at.get(place, self._units), self._full_before.get(place, self._units)
+        last = before if at == self._units else at  # the full look that found nothing
+        is_late = place not in self._known and self._units - last > 1
         self._known.add(place)
         return is_late
 

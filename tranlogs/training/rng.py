@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import struct
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 _WORDS = struct.Struct("<625I")
 _generators: Any = np.random  # numpy's stubs do not have get_bit_generator
-_NUMPY_BYTES = 625 * 4  # of a Mersenne Twister: 624 words and a position
 
 
 def python_state() -> tuple[Any, ...]:
@@ -44,43 +41,18 @@ class HostRng:
     def __init__(self) -> None:
         self._seen: Any = None  # of Python's, as Python gives it
         self._python: tuple[Any, ...] = ()
-        self._numpy = _NumpyRng()
+        self._numpy: Any = None
 
     def read(self) -> dict[str, Any]:
         """Return the states by name, encodable."""
         seen = random.getstate()
         if seen != self._seen:
             self._seen, self._python = seen, _packed(seen)
-        return {"python": self._python, "numpy": self._numpy.read()}
-
-
-class _NumpyRng:
-    """Reads numpy's state where somebody may have drawn: `get_state` takes 30 us.
-
-    The words of a Mersenne Twister are looked at where they lie (`BitGenerator.ctypes`,
-    https://numpy.org/doc/stable/reference/random/extending.html). Beside them numpy keeps the second number of each pair
-    that `randn` and its kin draw, which only `get_state` tells: once one was kept, the state is read each time.
-    """
-
-    def __init__(self) -> None:
-        self._generator: Any = None
-        self._memory: npt.NDArray[np.uint8] | None = None  # of the generator; None if it is no Mersenne Twister
-        self._words = b""
-        self._draws_pairs = False
-        self._state: Any = None
-
-    def read(self) -> Any:
-        generator = _generators.get_bit_generator()
-        if generator is not self._generator:
-            self._generator, self._memory, self._words = generator, _memory_of(generator), b""
-        words = b"" if self._memory is None else self._memory.tobytes()
-        if not words or words != self._words or self._draws_pairs:
-            state = numpy_state()
-            if not is_same_state(state, self._state):
-                self._state = state
-            self._words = words
-            self._draws_pairs |= isinstance(state, tuple) and bool(state[3])
-        return self._state
+        # All of it each time: `set_state` may bring back the same words with another kept normal, which nothing else tells.
+        numpys = numpy_state()
+        if not is_same_state(numpys, self._numpy):
+            self._numpy = numpys
+        return {"python": self._python, "numpy": self._numpy}
 
 
 def is_same_state(a: Any, b: Any) -> bool:
@@ -99,9 +71,3 @@ def is_same_state(a: Any, b: Any) -> bool:
 def _packed(python: Any) -> tuple[Any, ...]:
     version, words, gauss = python
     return version, _WORDS.pack(*words), gauss
-
-
-def _memory_of(generator: Any) -> npt.NDArray[np.uint8] | None:
-    if type(generator) is not np.random.MT19937:
-        return None
-    return np.ctypeslib.as_array((ctypes.c_uint8 * _NUMPY_BYTES).from_address(generator.ctypes.state_address))

@@ -92,6 +92,7 @@ class Backend(ABC):
         is_prefetching: whether batches are drawn ahead by threads that share the random number generators.
         is_asynchronous: whether `apply` returns before the update is computed, and even before the gradients are.
         combines: whether a step can be taken in one call into the framework.
+        lends_gradients: whether what it hands out as gradients is memory that other callbacks can write to.
         sees_inner_writes: whether `changed` tells in the middle of a step what the train step has written.
         watches_values: whether writes are noticed by reading values; a read of many costs as much as a read of one there.
     """
@@ -102,6 +103,7 @@ class Backend(ABC):
     is_prefetching = False
     is_asynchronous = False
     combines = False
+    lends_gradients = False
     sees_inner_writes = True
     watches_values = False
 

@@ -22,6 +22,7 @@ class TorchBackend(Backend):
     """See `Backend`."""
 
     name = "torch"
+    lends_gradients = True  # `.grad` of the variables
     is_eager = True
 
     def __init__(self) -> None:
