@@ -1,1 +1,1 @@
-"""What all integrations share about a step: its plan, its record, fingerprints, and writes that no step made."""
+"""What does not depend on a framework in logging a step: its record, fingerprints, looks for writes, random states."""
