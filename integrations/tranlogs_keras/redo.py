@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tranlogs.errors import CorruptRecord
-from tranlogs.log.reader import Entry
+from tranlogs.log.reader import Entry, array_of
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery import Divergence
+from tranlogs.types import AnyArray
 
 from .adapt import Values, from_array
 from .fingerprint import window
@@ -49,16 +50,24 @@ def _write_image(state: KerasState, entry: Entry) -> None:
 
 def _update(state: KerasState, entry: Entry, body: dict[str, Any]) -> Sequence[Values]:
     """The very call that the live step made, down to what it reads."""
-    names, forms = set(entry.tensor_names()), body.get("forms", {})
+    logged, forms = _tensors(entry), body.get("forms", {})
     gradients = []
     for slot in state.variables.trained:
-        name = "grad/" + slot.name.partition("/")[2]
-        array = entry.read(name) if name in names else None
+        array = logged.get("grad/" + slot.name.partition("/")[2])
         gradients.append(None if array is None else state.backend.to_device(array, forms.get(slot.name)))
     state.is_halved |= body.get("halved", False)
     if "attributes" in body:
         state.set_attributes(body["attributes"])
     return state.backend.apply(gradients, state.plan.updated_variables)
+
+
+def _tensors(entry: Entry) -> dict[str, AnyArray | None]:
+    """The step's gradients by name, by one contiguous read into memory of their own: a backend may keep what it is given."""
+    if entry.sparse:
+        return {name: entry.read(name) for name in entry.tensor_names()}
+    data, places = entry.read_all(), zip(entry.layout.tensors, entry.starts(), entry.layout.sizes, strict=True)
+    return {spec.name: array_of(spec, data[start : start + size])
+            for i, (spec, start, size) in enumerate(places) if i not in entry.absent}  # fmt: skip
 
 
 def _compare(state: KerasState, entry: Entry, body: dict[str, Any], values: Sequence[Values] | None) -> Divergence | None:
