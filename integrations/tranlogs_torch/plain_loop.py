@@ -88,6 +88,7 @@ class PlainLoops:
         self._thread = threading.get_ident()
         self._positions: list[LoaderPosition] = []
         self.has_skipped = False
+        self._early: list[LoaderPosition] = []  # in whose loops training had not begun
         self._is_given_up = False
 
     # The loader's class
@@ -157,6 +158,14 @@ class PlainLoops:
                 "batch at a time"
             )
 
+    def began_in_a_loop(self) -> None:
+        """The first step of a fresh run was taken without `recover()`: nobody has counted the batches that led to it."""
+        for position in () if self._session.loops else self._early:
+            position.doubt(
+                "its loop was begun before recover() was called, so the place in it is not known: call recover() before the "
+                "loop, also where the run is new"
+            )
+
     # Passes
 
     def iterate(self, position: LoaderPosition) -> Iterator[Any]:
@@ -165,6 +174,8 @@ class PlainLoops:
         is_in_own_body = position in session.loops or (leader is not None and leader.position is position)
         is_here = threading.get_ident() == self._thread
         if not session.is_logging or not torch.is_grad_enabled() or is_in_own_body or not is_here:
+            if not session.is_logging and position not in self._early:
+                self._early.append(position)
             return position.iterate_plainly()
         if self.is_skipping and not session.loops:
             return self._skip(position)

@@ -360,7 +360,9 @@ class Session:
 
     def before_step(self) -> None:
         """Something may have written to the state since the last look: log it before the step builds on it."""
-        self.begin()
+        if not self._has_begun:
+            self.begin()
+            self.plain.began_in_a_loop()
         if self.plain.is_skipping and self.plain.has_skipped:
             self._doubt("a step was taken by code that ran again for epochs finished before the crash: it is taken twice. Take "
                         "the epochs from optimizer.epochs(...), which leaves finished ones out", True)  # fmt: skip
