@@ -89,7 +89,7 @@ def train(job: dict[str, Any]) -> None:
             _wait_prepared(journal)
         if journal.config.handover == "thread" and step % 3 == 0:
             journal.wait_synced()
-        if step % 7 == 0:  # fewer log files are in use than at the checkpoint before: some of the spare ones are deleted
+        if step % 8 == 0:  # fewer log files are in use than at the checkpoint before: some of the spare ones are deleted
             journal.checkpoint(trainer.state.snapshot())
         if forks is not None and forks.random() < 0.3:
             _fork(trainer, forks.choice(["logs", "ends", "stays"]))
