@@ -174,7 +174,7 @@ class PlainLoops:
         is_in_own_body = position in session.loops or (leader is not None and leader.position is position)
         is_here = threading.get_ident() == self._thread
         if not session.is_logging or not torch.is_grad_enabled() or is_in_own_body or not is_here:
-            if not session.is_logging and position not in self._early:
+            if not session.is_logging and torch.is_grad_enabled() and is_here and position not in self._early:
                 self._early.append(position)
             return position.iterate_plainly()
         if self.is_skipping and not session.loops:

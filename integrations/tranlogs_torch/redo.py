@@ -115,17 +115,19 @@ def _runs(state: TorchState, decoded: list[Decoded]) -> Iterator[tuple[list[Deco
     eligible = False
     known: dict[int, bool] = {}  # by body, until something is redone: an after-image may change the groups
     groups: dict[str, int] = {}  # how many each optimizer has in this run
+    are_apart = _are_apart(state)
     for item in decoded:
         entry, body = item
         fits = known.get(id(body))
         if fits is None or entry.kind != EntryKind.STEP:
-            fits = known[id(body)] = _is_elementwise(state, entry, body)
+            fits = known[id(body)] = are_apart and _is_elementwise(state, entry, body)
         if run and (fits != eligible or (fits and not _has_as_many(groups, body))):
             yield run, eligible and len(run) >= _STEPS_MIN
             run = []
             known.clear()
             groups.clear()
-            fits = _is_elementwise(state, entry, body)
+            are_apart = _are_apart(state)
+            fits = are_apart and _is_elementwise(state, entry, body)
         eligible = fits
         if fits:
             groups[body["optimizer"]] = len(body["hyper"])
@@ -139,11 +141,16 @@ def _is_elementwise(state: TorchState, entry: Entry, body: dict[str, Any]) -> bo
         return False
     optimizer = state.optimizers[body["optimizer"]]
     kind = type(optimizer)
-    known = kind.__name__ in _ELEMENTWISE and getattr(torch.optim, kind.__name__, None) is kind
-    owned = [p for one in state.optimizers.values() for g in one.param_groups for p in g["params"]]
-    parameters = {id(p): p for p in (*owned, *state.parameters.values())}  # frozen ones, too
-    is_shared = len({id(p) for p in owned}) < len(owned) or _share_memory(list(parameters.values()))
-    return known and all(p.device.type == "cpu" for p in parameters.values()) and not is_shared
+    return kind.__name__ in _ELEMENTWISE and getattr(torch.optim, kind.__name__, None) is kind
+
+
+def _are_apart(state: TorchState) -> bool:
+    """Whether all parameters lie on the CPU, none belongs to two optimizers, and no two share memory; frozen ones, too."""
+    owned = [p for optimizer in state.optimizers.values() for g in optimizer.param_groups for p in g["params"]]
+    parameters = {id(p): p for p in (*owned, *state.parameters.values())}
+    is_owned_once = len({id(p) for p in owned}) == len(owned)
+    is_on_cpu = all(p.device.type == "cpu" for p in parameters.values())
+    return is_owned_once and is_on_cpu and not _share_memory(list(parameters.values()))
 
 
 def _has_as_many(groups: dict[str, int], body: dict[str, Any]) -> bool:
