@@ -289,3 +289,21 @@ def test_to_numpy_puts_values_where_the_strides_say() -> None:
     made = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     stored = Array("float32", (4, 2, 3), dense(made).data, (1, 12, 4))
     assert np.array_equal(tree.to_numpy(stored), made.transpose(2, 0, 1))
+
+
+def test_a_fixed_value_is_encoded_once_wherever_it_stands() -> None:
+    value = {"words": [1, "two"], "small": np.arange(3)}
+    fixed = tree.Fixed(value)
+    assert tree.encode({"a": fixed, "b": [fixed]}) == tree.encode({"a": value, "b": [value]})
+    value["words"] = "changed behind its back"
+    assert tree.encode(fixed) == tree.encode({"words": [1, "two"], "small": np.arange(3)})
+
+
+def test_a_fixed_value_with_arrays_out_of_line_refers_to_them_by_their_place_in_each_tree() -> None:
+    fixed = tree.Fixed({"large": np.arange(4096.0)})
+    for before in ([], [np.zeros(4096)]):
+        far: list[tuple[str, AnyArray]] = []
+        blob = tree.encode([*before, fixed], out_of_line=far)
+        assert len(far) == len(before) + 1
+        decoded = tree.decode(blob, lambda i, _, far=far: far[i][1])
+        assert np.array_equal(decoded[-1]["large"], np.arange(4096.0))

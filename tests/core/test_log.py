@@ -19,6 +19,7 @@ import pytest
 from tranlogs.catalog import SegmentRow, Tables
 from tranlogs.config import HANDOVER_BYTES_MIN, MIB, RECORD_SLACK_BYTES, JournalConfig
 from tranlogs.errors import CorruptRecord, LogUnavailable, UnencodableState
+from tranlogs.log import group_commit
 from tranlogs.log.body import EncodedBody
 from tranlogs.log.group_commit import GroupCommit
 from tranlogs.log.index import LogIndex
@@ -772,3 +773,20 @@ def test_a_body_that_cannot_be_encoded_is_refused_and_the_log_goes_on(bare: Bare
     append_step(log, 2)
     log.close()
     assert bare.contents() == expected(range(1, 3))
+
+
+def test_groups_are_apart_unless_somebody_waits_or_the_log_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "GROUP_SECONDS", 600.0)
+    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
+    log = bare.open()
+    append_step(log, 1)
+    until(lambda: log.synced.step == 1)
+    append_step(log, 2)
+    time.sleep(0.05)
+    assert log.synced.step == 1
+    assert log.wait_synced(10.0)
+    assert log.synced.step == 2
+    append_step(log, 3)
+    log.close()
+    assert bare.contents() == expected(range(1, 4))
+    bare.close()
