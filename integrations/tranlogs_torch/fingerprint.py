@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import chain
-from operator import is_
+from operator import is_, sub
 from typing import Any
 
 import numpy as np
@@ -114,17 +114,19 @@ def memory_of(tensor: torch.Tensor) -> Bytes:
 class StateWatch:
     """Notices writes to optimizer state between steps.
 
-    Tensors are watched by identity and version, and by a few bytes of each: what writes past the version counter (`.data`, a
-    numpy alias) writes a tensor, hardly ever a few numbers of it. Bytes of all tensors are read where that takes less than
-    50 us, in the first steps of a process, at every 32nd step, and always once such a write was found; else of some in turn.
+    Tensors are watched by identity, address and version. What writes past the version counter (`.data`, a numpy alias) is found
+    by a few bytes of each tensor. Bytes of all tensors are read where that takes less than 50 us, in the first steps of a
+    process, at every 32nd step, and always once such a write was found; otherwise bytes of some tensors in turn.
+
+    A step of most optimizers raises each version by the same number every time. Once that is known, the look before a step
+    reads bytes only: a write between the boundary and the step shows afterwards, as a version that rose by another number.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._values: list[Any] = []  # held, so that no id is used again
         self._tensors: list[torch.Tensor] = []
-        self._rest: list[Any] = []
-        self._traces: list[int] = []  # versions, and where the tensors lie
+        self._versions: list[int] = []
         self._pointers: list[int] = []
         self._views: list[Bytes] = []  # some bytes of each tensor that lies dense in the memory of the CPU
         self._first = 0  # of the views that are looked at now
@@ -133,16 +135,26 @@ class StateWatch:
         self._whole_seconds = 0.0  # what reading all takes: the fastest time so far
         self._was_written = False  # past the version counters
         self._digest = 0
+        self._rises: list[int] = []  # by how much the last steps raised each version
+        self._steady_steps = 0  # that raised the versions by these numbers
+        self._steady_steps_needed = FIRST_UNITS
+        self._is_left_out = False  # the look at the versions before the present step
 
     def remember(self) -> None:
         """Take the state as it is now for what the log has."""
-        values = self._look()
-        if not _are_same(values, self._values):
-            self._values = values
-            self._tensors = [value for value in values if isinstance(value, torch.Tensor)]
-            self._rest = [value for value in values if not isinstance(value, torch.Tensor)]
-        self._traces = self._trace()
-        pointers = self._traces[len(self._tensors) :]
+        self._hold(self._look())
+        self._take(*self._trace())
+
+    def _hold(self, values: list[Any]) -> bool:
+        """Watch these values from now on; return True if they are the ones that were watched."""
+        if _are_same(values, self._values):
+            return True
+        self._values = values
+        self._tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        return False
+
+    def _take(self, versions: list[int], pointers: list[int]) -> None:
+        self._versions, self._is_left_out = versions, False
         if pointers != self._pointers:
             dense = (t for t in map(local, self._tensors) if t.device.type == "cpu" and t.layout is torch.strided)
             self._views, self._pointers = [some_bytes(memory_of(t), 0, _STATE_BYTES) for t in dense], pointers
@@ -155,34 +167,62 @@ class StateWatch:
             self._first = 0
         self._digest = self._sampled()
 
-    def changed(self) -> bool:
-        """Return True if something wrote to the state since `remember`."""
-        values = self._look()
-        if not _are_same(values, self._values) and not _are_equal(values, self._values):
-            return True
-        if self._traces != self._trace():
-            return True
+    def after_step(self) -> bool:
+        """Take the state after a step for what the log has.
+
+        Returns:
+            True if something other than the step may have written to the state since the last look at all of it.
+        """
+        is_left_out, before = self._is_left_out, self._versions
+        is_same = self._hold(self._look())
+        versions, pointers = self._trace()
+        rises = list(map(sub, versions, before)) if is_same and pointers == self._pointers else []
+        is_usual = bool(rises) and rises == self._rises
+        if is_usual:
+            self._steady_steps += 1
+        else:
+            self._rises, self._steady_steps = rises, 0
+            if is_left_out:
+                self._steady_steps_needed *= 2
+        self._take(versions, pointers)
+        return is_left_out and not is_usual
+
+    def changed(self, *, is_before_step: bool = False) -> bool:
+        """Return True if something wrote to the state since `remember`.
+
+        Args:
+            is_before_step: `after_step` follows, and finds what is left out here.
+        """
+        if is_before_step and self._steady_steps >= self._steady_steps_needed:
+            self._is_left_out = True
+        else:
+            values = self._look()
+            if not _are_same(values, self._values) and not _are_equal(values, self._values):
+                return True
+            if (self._versions, self._pointers) != self._trace():
+                return True
         is_written = self._digest != self._sampled()
         self._was_written |= is_written
         return is_written
 
     def _look(self) -> list[Any]:
+        """Return how many values each parameter's state has, and the values."""
         state = self._optimizer.state
         try:
-            keys = chain.from_iterable(state.values())
-            return [*map(len, state.values()), *keys, *chain.from_iterable(map(dict.values, state.values()))]
+            return [*map(len, state.values()), *chain.from_iterable(map(dict.values, state.values()))]
         except TypeError:  # a value that is no dict
             found: list[Any] = []
             for value in state.values():
                 found += [*value, *value.values()] if isinstance(value, dict) else [value]
             return found
 
-    def _trace(self) -> list[int]:
+    def _trace(self) -> tuple[list[int], list[int]]:
+        """Return the versions of the tensors that `_look` found last, and where they lie."""
         tensors = self._tensors
         try:
-            return [t._version for t in tensors] + [t.data_ptr() for t in tensors]
+            return [t._version for t in tensors], [t.data_ptr() for t in tensors]
         except RuntimeError:  # sparse, sharded, or made in inference mode
-            return [version_of(t) for t in tensors] + [id(t) for t in tensors]
+            return [version_of(t) for t in tensors], [id(t) for t in tensors]
 
     def _sampled(self) -> int:
         if not self._is_whole:

@@ -9,7 +9,9 @@ after `zero_grad(set_to_none=False)` an optimizer visits a parameter whose gradi
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from itertools import repeat
 
 import torch
 
@@ -135,8 +137,8 @@ def mark_used(optimizer: torch.optim.Optimizer) -> None:
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
     present = [g for g in gradients if g is not None]
     is_plain = not KNOWN and set(map(type, present)) <= {torch.Tensor}
-    for gradient, version in zip(present, versions(present if is_plain else list(map(local, present))), strict=True):
-        setattr(gradient, _USED, version)
+    now = versions(present if is_plain else list(map(local, present)))
+    deque(map(setattr, present, repeat(_USED), now), maxlen=0)  # without a Python loop: there may be hundreds
 
 
 def mark_zero(optimizer: torch.optim.Optimizer) -> None:

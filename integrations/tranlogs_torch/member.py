@@ -282,6 +282,9 @@ class Member:
             self._keeps_gradients = False  # from the next step on they are written before it; this one's are lost
             self._drop()
             self._is_image = True
+        if self.watch.after_step() and self.recorder.is_open:  # what wrote to its state before the step is not in the log
+            self._drop()
+            self._is_image = True
         if not self._captures or self.log == "weights":  # not even its closure was called, or gradients do not tell it all
             self._drop()
             self._is_image = True

@@ -396,8 +396,6 @@ class Session:
         if not self._has_reserved:  # optimizer state is there from the first step on
             self._has_reserved = True
             self.journal.reserve(self.state.nbytes())
-        for member in self.members.values():
-            member.watch.remember()
         if not self.loops and not self.plain.is_in_body:
             buffers = {} if self._is_forward_seen else naming.named_buffers(self.modules)
             kept = {name: local(b).detach().clone() for name, b in buffers.items()}
@@ -425,7 +423,7 @@ class Session:
             state.refresh()
             self.writes.remember(step)
             return
-        names, touched = self.writes.parameters(step, place), self.writes.optimizers()
+        names, touched = self.writes.parameters(step, place), self.writes.optimizers(place)
         if not names and not touched and not grown:
             return
         body: dict[str, Any] = {"state": {}, "groups": {}}

@@ -85,6 +85,10 @@ class ForeignWrites:
             return set()
         return {i for i in self.looks.part(fingerprint.sizes) if fingerprint.one(i) != int(known[i])}
 
-    def optimizers(self) -> list[str]:
-        """Return the names of optimizers whose state was written since."""
-        return [which for which, member in self._members.items() if member.watch.changed()]
+    def optimizers(self, place: Place | None = None) -> list[str]:
+        """Return the names of optimizers whose state was written since.
+
+        Before a step, writes that `StateWatch.after_step` is going to find are left out.
+        """
+        is_before_step = place == "before a step"
+        return [which for which, member in self._members.items() if member.watch.changed(is_before_step=is_before_step)]

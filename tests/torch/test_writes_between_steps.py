@@ -132,8 +132,8 @@ WRITES: list[Write] = [
 PLACES = ("before forward", "before step", "after step", "between epochs", "after clipping")
 
 
-def training(attempt: Attempt, *, write: Write, place: str, **options: Any) -> None:
-    """Writes in the third and fifth batch (or between epochs)."""
+def training(attempt: Attempt, *, write: Write, place: str, batches: tuple[int, ...] = (2, 4), **options: Any) -> None:
+    """Writes in these batches (or between epochs)."""
     seed()
     model = Net()
     data = torch.utils.data.TensorDataset(torch.randn(16, 6))
@@ -144,7 +144,7 @@ def training(attempt: Attempt, *, write: Write, place: str, **options: Any) -> N
     number = optimizer.report.batch if attempt.run is not None else 0
     for _ in optimizer.epochs(2, loader):
         for (x,) in _:
-            here = place if number in (2, 4) else ""
+            here = place if number in batches else ""
             number += 1
             if here == "before forward":
                 write(model, optimizer)
@@ -181,6 +181,29 @@ def prove_noticed(script: Callable[[Attempt], None], run: Path, **options: Any) 
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 def test_write_is_noticed(write: Write, place: str, tmp_path: Path) -> None:
     prove_noticed(partial(training, write=write, place=place), tmp_path / "run")
+
+
+STATE_WRITES = [write for write in WRITES if write.__name__.startswith("state")]
+
+
+@pytest.mark.parametrize("place", ["before forward", "before step", "after step", "after clipping"])
+@pytest.mark.parametrize("write", STATE_WRITES, ids=lambda write: write.__name__)
+def test_write_to_the_state_of_a_steady_optimizer_is_noticed(
+    write: Write, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that raise each version by the same number are followed by a check, and not preceded by one."""
+    left_out = []
+    changed = StateWatch.changed
+
+    def noted(watch: StateWatch, **options: Any) -> bool:
+        found = changed(watch, **options)
+        left_out.append(watch._is_left_out)
+        return found
+
+    monkeypatch.setattr(fingerprint, "FIRST_UNITS", 2)
+    monkeypatch.setattr(StateWatch, "changed", noted)
+    prove_noticed(partial(training, write=write, place=place, batches=(5, 6)), tmp_path / "run")
+    assert any(left_out)
 
 
 @pytest.mark.parametrize("options", [{"fingerprint": "sample"}, {"log": "weights"}, {"handover": "thread"}], ids=str)
