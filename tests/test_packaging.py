@@ -41,8 +41,10 @@ def test_a_wheel_holds_every_module(tmp_path: Path) -> None:
     for package in packages_on_disk():
         assert f"{package.replace('.', '/')}/__init__.py" in listing.stdout
     assert "tranlogs/py.typed" in listing.stdout
-    static = ROOT / "monitor" / "tranlogs_monitor" / "static"
-    assert all(f"tranlogs_monitor/static/{path.name}" in listing.stdout for path in static.iterdir())
+    for folder in ("static", "templates"):
+        found = list((ROOT / "monitor" / "tranlogs_monitor" / folder).iterdir())
+        assert found
+        assert all(f"tranlogs_monitor/{folder}/{path.name}" in listing.stdout for path in found)
 
 
 def test_importing_the_core_imports_no_framework() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +15,13 @@ from tranlogs.errors import NotARun, UsageError
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.beside import Beside
 
+from .access import Access
 from .beside import start_beside
 from .daemon import Daemon, is_ownerless, journals_below
 from .json_log import JsonFormatter
-from .settings import Settings
+from .listening import address_of
+from .settings import HttpSettings, Settings
+from .tokens import choose_token
 from .watch import Seen
 
 _log = logging.getLogger(__name__)
@@ -26,10 +30,23 @@ Find = Callable[[Path], list[JournalPaths]]
 
 
 def watch(roots: Sequence[Path], settings: Settings, *, journals_of: Find, is_json: bool, once: bool, http: str | None = None,
+          token_file: Path | None = None, has_auth: bool = True,
           show: Callable[[list[tuple[JournalPaths, Seen]]], None]) -> int:  # fmt: skip
     """Watch until SIGTERM or SIGINT; or, `once`, evaluate, show what was found, and end.
 
-    Returns the exit code.
+    Args:
+        roots: runs, folders of runs, or journals.
+        settings: for all of them.
+        journals_of: gives the journals of a run.
+        is_json: whether log lines are JSON.
+        once: whether to evaluate once.
+        http: where to serve the dashboard; None for nowhere.
+        token_file: a file with the token of the dashboard.
+        has_auth: False if the dashboard requires no token anywhere.
+        show: told what was found `once`.
+
+    Returns:
+        the exit code.
     """
     seen: list[tuple[JournalPaths, Seen]] = []
 
@@ -42,7 +59,8 @@ def watch(roots: Sequence[Path], settings: Settings, *, journals_of: Find, is_js
 
     with _logging_to_stderr(is_json):
         if not once:
-            _serve_on(roots, settings, find, http)
+            page = None if http is None else HttpSettings(http, choose_token(token_file, os.environ), has_auth)
+            _serve_on(roots, settings, find, page)
             return 0
         daemon = Daemon(roots, settings, find=find, on_seen=note)
         try:
@@ -56,7 +74,7 @@ def watch(roots: Sequence[Path], settings: Settings, *, journals_of: Find, is_js
     return 1 if failed else 0
 
 
-def _serve_on(roots: Sequence[Path], settings: Settings, find: Find, http: str | None) -> None:
+def _serve_on(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSettings | None) -> None:
     """Serve; with `until_closed` again if a trainer came while the journals were being let go of.
 
     A trainer takes its own lock, then looks for a monitor. Here it is the other way round, so that one of the two sees the
@@ -74,20 +92,20 @@ def _folders(roots: Sequence[Path], find: Find) -> list[Path]:
     return [paths.folder for root in roots for paths in find(root)]
 
 
-def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: str | None) -> bool:
+def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSettings | None) -> bool:
     """Watch until the daemon ends; gives whether it was told to."""
     if http is None:
         return _run(Daemon(roots, settings, find=find))
     try:
+        from .board import Board
         from .metrics import Metrics
+        from .web import WebServer
     except ImportError as error:
-        raise UsageError(f"--http needs prometheus-client: pip install 'tranlogs[monitor]' ({error})") from None
-    from .board import Board
-    from .web import WebServer, address_of
-
+        raise UsageError("--http needs Starlette, uvicorn, Jinja2 and prometheus-client: pip install 'tranlogs[monitor]' "
+                         f"({error})") from None  # fmt: skip
     metrics, board = Metrics(), Board(settings)
-    server = WebServer(address_of(http), metrics, board)
-    _log.info("the page is at http://%s:%d/", address_of(http)[0], server.port)
+    server = WebServer(address_of(http.address), metrics, board, token=http.token, has_auth=http.has_auth)
+    _announce(server.url, server.access)
 
     def note(what: Seen | str, paths: JournalPaths) -> None:
         metrics.note(paths.folder, what if isinstance(what, Seen) else None)
@@ -101,6 +119,16 @@ def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: str | No
         return _run(Daemon(roots, settings, find=find, on_seen=note, on_gone=forget))
     finally:
         server.close()
+
+
+def _announce(url: str, access: Access) -> None:
+    """Log the address of the page, and what a request must carry."""
+    if access.token is None or access.token.is_random:
+        _log.info("the page is at %s", url)
+    else:
+        _log.info("the page is at %s and asks for the token of %s", url, access.token.source)
+    if access.token is None and access.hosts is None:
+        _log.warning("--no-auth: everyone who reaches %s can read the page and the metrics", url)
 
 
 def _run(daemon: Daemon) -> bool:

@@ -10,6 +10,7 @@ from tranlogs.retention.compaction import Compaction
 from tranlogs.retention.decay import Decay
 
 from .archiving import StoreSettings
+from .tokens import Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +43,18 @@ class Settings:
         """From plain values, as the command line has them; `store` are the arguments of `StoreSettings`."""
         return cls(budget, decay, interval_seconds, is_dry_run, waits, None if store is None else StoreSettings(**store),
                    compaction, until_closed)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """Settings of the dashboard's server.
+
+    Attributes:
+        address: where it listens, like ":9464".
+        token: what a request must carry where one is required.
+        has_auth: False if none is required anywhere.
+    """
+
+    address: str
+    token: Token
+    has_auth: bool = True

@@ -1,148 +1,103 @@
-"""A small read-only HTTP server: the page, what its charts draw, /metrics for Prometheus, /healthz for whoever looks after it.
+"""The dashboard's server: uvicorn in a thread of the monitor.
 
-Nothing that a request names is looked up in the file system: journals are those of the board, static files those read here.
+The socket listens before the thread starts, so that an address that cannot be had is an error of the caller. uvicorn handles no
+signals (it would do so in the main thread only) and logs nothing; what goes wrong is logged here and in `answers`.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
-import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
-from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+import socket
 
-from tranlogs.errors import UsageError
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tranlogs.threads import start_thread
+
+from .access import Access, access_on, in_url, is_unspecified
+from .app import make_app
 from .board import Board
-from .curves import curves
-from .metrics import CONTENT_TYPE, Metrics
-from .page import journal_page, overview
+from .listening import listen
+from .metrics import Metrics
+from .tokens import Token, choose_token
 
 _log = logging.getLogger(__name__)
 
-_TEXT, _HTML = "text/plain; charset=utf-8", "text/html; charset=utf-8"
-_KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
-_STATIC = ("icon.svg", "page.css", "page.js", "uplot.css", "uplot.js")
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
-
-Answer = tuple[int, str, bytes]  # code, kind, body
-
-
-def address_of(text: str) -> tuple[str, int]:
-    """Of ":9464" (this machine only), "9464" or "0.0.0.0:9464".
-
-    Raises:
-        UsageError: it is no address.
-    """
-    host, _, port = text.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"--http {text!r}: give a port like :9464, or an address like 0.0.0.0:9464")
-    return host.strip("[]") or "127.0.0.1", int(port)
+_REQUEST_SECONDS_MAX = 30.0  # for the first request of a connection to come
+_IDLE_SECONDS_MAX = 5  # between two requests of a connection
+_SECONDS_TO_END = 1  # for answers under way; then they are cut off
+_SECONDS_TO_JOIN = 5.0
 
 
 class WebServer:
-    """Serves in threads of its own until `close`.
+    """Serves the dashboard from a thread until `close`.
 
     Args:
         address: host and port; port 0 takes a free one.
         metrics: for Prometheus.
         board: for people.
+        token: what a request must carry where one is required; by default a random one.
+        has_auth: False to require none anywhere.
 
     Attributes:
-        port: that it listens on.
+        port: the port that it listens on.
+        access: who may read it.
+        url: the address of the front page. It contains the token if one is required that nobody knows yet.
 
     Raises:
-        UsageError: the port is taken, or not allowed.
+        UsageError: the address is not one of this machine, or the port is taken or not allowed.
+        LogUnavailable: no thread can be started.
     """
 
-    def __init__(self, address: tuple[str, int], metrics: Metrics, board: Board) -> None:
-        static = {name: (files(__package__) / "static" / name).read_bytes() for name in _STATIC}
-        handler = type("Handler", (_Handler,), {"metrics": metrics, "board": board, "static": static})
+    def __init__(self, address: tuple[str, int], metrics: Metrics, board: Board, *, token: Token | None = None,
+                 has_auth: bool = True) -> None:  # fmt: skip
+        self._socket = listen(address)
         try:
-            self._server = _Server(address, handler)
-        except OSError as error:
-            raise UsageError(f"--http {address[0]}:{address[1]}: cannot listen there ({error.strerror})") from None
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="tranlogs-web", daemon=True)
-        self._thread.start()
+            host, self.port = self._socket.getsockname()[:2]
+            self.access = access_on(host, token or choose_token(None, {}), has_auth=has_auth)
+            self.url = _url(host, self.port, self.access)
+            self._server = uvicorn.Server(_config(metrics, board, self.access))
+            self._server.config.load()
+            self._thread = start_thread("tranlogs-web", self._run)
+        except BaseException:
+            self._socket.close()
+            raise
 
     def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        """Stop serving; answers under way get a second."""
+        self._server.should_exit = True
+        self._thread.join(_SECONDS_TO_JOIN)
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except (Exception, SystemExit) as error:
+            _log.error("the page is not served any more (%s: %s); the monitor goes on", type(error).__name__, error)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is nothing to tell; whatever else it was is."""
-        if isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
-            return
-        _log.error("a request of %s could not be answered", client_address[0], exc_info=True)
+def _config(metrics: Metrics, board: Board, access: Access) -> uvicorn.Config:
+    return uvicorn.Config(
+        make_app(metrics, board, access), http=_Protocol, loop="asyncio", ws="none", lifespan="off", interface="asgi3",
+        log_config=None, log_level=logging.CRITICAL, access_log=False, proxy_headers=False, server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS_MAX, timeout_graceful_shutdown=_SECONDS_TO_END,
+    )  # fmt: skip
 
 
-class _Handler(BaseHTTPRequestHandler):
-    metrics: Metrics
-    board: Board
-    static: dict[str, bytes]
-    server_version, sys_version = "TranLogs", ""
-    timeout = 30.0  # seconds for a request to come
+class _Protocol(H11Protocol):
+    """A connection, closed if it has sent no request after a while: each one takes a file handle of the monitor."""
 
-    def do_GET(self) -> None:
-        code, kind, body = self._found()
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(_REQUEST_SECONDS_MAX, self._close_if_silent)
 
-    do_HEAD = do_GET
+    def _close_if_silent(self) -> None:
+        if not self.cycle:
+            self.transport.close()
 
-    def _found(self) -> Answer:
-        url = urlsplit(self.path)
-        area, _, name = url.path[1:].partition("/")
-        if url.path == "/":
-            return self._page("")
-        if area == "journal" and name:
-            return self._page(unquote(name))
-        if url.path == "/data.json":
-            return self._data(parse_qs(url.query).get("journal", [""])[-1])
-        if area == "static" and name in self.static:
-            return 200, _KINDS[name.rpartition(".")[2]], self.static[name]
-        if url.path == "/metrics":
-            return 200, CONTENT_TYPE, self.metrics.text()
-        if url.path == "/healthz":
-            return 200, _TEXT, b"ok\n"
-        return 404, _TEXT, b"/, /data.json, /metrics and /healthz are here\n"
 
-    def _page(self, name: str) -> Answer:
-        journals, interval, now = self.board.journals(), self.board.settings.interval_seconds, time.time()
-        shown = self.board.journal(name)
-        if shown is not None:
-            return 200, _HTML, journal_page(shown, now=now, interval_seconds=interval, has_others=len(journals) > 1)
-        if name:
-            return 404, _TEXT, b"No such journal is watched: / lists those that are\n"
-        return 200, _HTML, overview(journals, now=now, interval_seconds=interval)
-
-    def _data(self, name: str) -> Answer:
-        shown = self.board.journal(name)
-        if shown is None:
-            return 404, _TEXT, b"No such journal is watched: give one as ?journal=\n"
-        return 200, "application/json", json.dumps(curves(shown), separators=(",", ":"), allow_nan=False).encode()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        _log.debug(format, *args)
+def _url(host: str, port: int, access: Access) -> str:
+    name = socket.gethostname() if is_unspecified(host) else in_url(host)
+    token = access.token
+    return f"http://{name}:{port}/" + (f"?token={token.value}" if token is not None and token.is_random else "")

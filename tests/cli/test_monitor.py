@@ -58,6 +58,9 @@ def test_once_prunes_and_the_run_replays_to_the_same_bits(cli: Cli, run: Path, t
         (["--high", "0.5", "--low", "0.8"], "0 < low <= high <= 1"),
         (["--alpha-newer", "7"], "alpha newer=7.0"),
         (["--max-checkpoints", "0"], "checkpoints_max=0: at least 1"),
+        (["--token-file", "token"], "--token-file and --no-auth are for the page: give --http, too"),
+        (["--no-auth"], "--token-file and --no-auth are for the page: give --http, too"),
+        (["--http", ":0", "--token-file", "token", "--no-auth"], "--token-file asks for a token, and --no-auth for none"),
     ],
 )
 def test_wrong_settings_are_usage_errors(cli: Cli, run: Path, arguments: list[str], said: str) -> None:

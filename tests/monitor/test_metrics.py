@@ -18,9 +18,10 @@ from tranlogs.shipping import read_newest
 from tranlogs.testing.faulty_store import FaultyStore
 from tranlogs.testing.toy import ToyTrainer
 from tranlogs_monitor.board import Board
+from tranlogs_monitor.listening import address_of
 from tranlogs_monitor.metrics import Metrics
 from tranlogs_monitor.settings import Settings
-from tranlogs_monitor.web import WebServer, address_of
+from tranlogs_monitor.web import WebServer
 
 __all__ = ["run"]
 
@@ -119,13 +120,14 @@ def test_the_server_is_read_only(served: tuple[Metrics, int]) -> None:
     assert asked(port, "/metrics", "HEAD") == (200, "")
     assert asked(port, "/../catalog.lmdb")[0] == 404
     for method in ("POST", "PUT", "DELETE"):
-        assert asked(port, "/metrics", method)[0] == 501
+        assert asked(port, "/metrics", method)[0] == 405
 
 
 def test_addresses() -> None:
     assert address_of(":9464") == address_of("9464") == ("127.0.0.1", 9464)
     assert address_of("0.0.0.0:80") == ("0.0.0.0", 80)
-    for wrong in ("", "web", ":x", ":70000"):
+    assert address_of("[::1]:80") == ("::1", 80)
+    for wrong in ("", "web", ":x", ":70000", ":²"):
         with pytest.raises(UsageError, match="--http"):
             address_of(wrong)
 

@@ -220,7 +220,7 @@ def test_answers_are_read_only_and_tell_browsers_to_ask_nobody_else(watched: Jou
         assert (answer.headers["Content-Security-Policy"] or "").startswith("default-src 'self';")
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         assert asked(port, path, "HEAD")[1] == ""
-        assert asked(port, path, "POST")[0].status == 501
+        assert asked(port, path, "POST")[0].status == 405
     data = json.loads(asked(port, "/data.json")[1])
     assert data["journal"] == str(watched.paths.folder)
     assert set(data["steps"]) == {"committed", "synced"}, "there is no store"

@@ -29,6 +29,10 @@ def monitor(
     alpha_persisted: Annotated[float, typer.Option(help="And that it is durable there.")] = 0.1,
     interval: Annotated[str, typer.Option(help="Between two evaluations.")] = "10s",
     http: Annotated[str | None, typer.Option(help="Serve a page and /metrics there, like :9464 (this machine only).")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with the token that --http asks for; else TRANLOGS_HTTP_TOKEN.")
+    ] = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve --http without a token on any address.")] = False,
     store: Annotated[
         str | None, typer.Option(metavar="URL", help="Ship sealed segments and checkpoints there, below the run's name.")
     ] = None,
@@ -72,6 +76,10 @@ def monitor(
                   alpha_persisted)  # fmt: skip
     if store is None and (max_lag is not None or bandwidth is not None or take_over):
         raise UsageError("--max-lag, --bandwidth and --take-over are for shipping: give --store URL, too")
+    if http is None and (token_file is not None or no_auth):
+        raise UsageError("--token-file and --no-auth are for the page: give --http, too")
+    if token_file is not None and no_auth:
+        raise UsageError("--token-file asks for a token, and --no-auth for none: give one of them")
     if once and store is not None:
         raise UsageError("--once evaluates, and ships nothing; `tranlogs push RUN URL` ships a run once")
     shipping = None
@@ -86,8 +94,8 @@ def monitor(
     chosen = settings(limits, decay, seconds_of(interval, "--interval"), dry_run, wait, shipping,
                       compaction if compact else None, until_closed)  # fmt: skip
     code: int = watch(
-        runs, chosen, journals_of=journals_of, is_json=log_json, once=once or dry_run, http=http,
-        show=_show_json if as_json else _show_table,
+        runs, chosen, journals_of=journals_of, is_json=log_json, once=once or dry_run, http=http, token_file=token_file,
+        has_auth=not no_auth, show=_show_json if as_json else _show_table,
     )  # fmt: skip
     return code
 

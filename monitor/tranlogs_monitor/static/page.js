@@ -167,6 +167,15 @@ async function look(isFirst) {
   setTimeout(look, 1000 * Math.min(Math.max(Number(page.interval), 0.2), 60));
 }
 
+// The cookie stands for the token from now on: keep the token out of the history and of bookmarks.
+function hideToken() {
+  const address = new URL(location.href);
+  if (!address.searchParams.has("token")) return;
+  address.searchParams.delete("token");
+  history.replaceState(null, "", address);
+}
+
+hideToken();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 addEventListener("resize", resize);
 look(true);

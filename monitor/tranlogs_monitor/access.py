@@ -1,0 +1,79 @@
+"""Who may read the dashboard: a decision from the address that it is served on.
+
+| address | token | `--no-auth` | Host header must be local | token required |
+|---|---|---|---|---|
+| loopback | made at random | either | yes | no |
+| loopback | given | no | yes | yes |
+| loopback | given | yes | yes | no |
+| any other | either | no | no | yes |
+| any other | either | yes | no | no |
+
+Only programs of this machine reach a loopback address. A web page in one of its browsers is such a program: the page's owner
+can let a name point to 127.0.0.1 and read what is served there (DNS rebinding). The Host header then carries that name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from .tokens import Token
+
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:]+)(?::\d{0,5})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The rules for requests.
+
+    Attributes:
+        hosts: what a Host header may name, apart from the port; None for anything.
+        token: what a request must carry; None for nothing.
+    """
+
+    hosts: frozenset[str] | None
+    token: Token | None
+
+    def allows_host(self, header: str | None) -> bool:
+        """True if a request with this Host header is answered (pure)."""
+        if self.hosts is None:
+            return True
+        found = _HOST.fullmatch(header or "")
+        return found is not None and found[1].lower() in self.hosts
+
+
+def access_on(address: str, token: Token, *, has_auth: bool) -> Access:
+    """Decide who may read what is served on an address (pure).
+
+    Args:
+        address: the numeric address that the server listens on.
+        token: given by the operator, or made at random.
+        has_auth: False for `--no-auth`.
+    """
+    if not is_loopback(address):
+        return Access(None, token if has_auth else None)
+    hosts = frozenset((*_LOCAL_HOSTS, in_url(address)))
+    return Access(hosts, token if has_auth and not token.is_random else None)
+
+
+def is_loopback(address: str) -> bool:
+    """True if only programs on this machine reach a numeric address."""
+    parsed = _parsed(address)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
+
+
+def is_unspecified(address: str) -> bool:
+    """True for 0.0.0.0 and ::, which stand for all addresses of this machine."""
+    return _parsed(address).is_unspecified
+
+
+def in_url(address: str) -> str:
+    """Return a numeric address as a URL and a Host header write it."""
+    return f"[{address}]" if ":" in address else address
+
+
+def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(address.partition("%")[0])  # without the zone of a link-local address
