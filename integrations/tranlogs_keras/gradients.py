@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from tranlogs.log.layout import Layout, Payload, SparseForm
+from tranlogs.training.gradient_layout import GradientLayout
 from tranlogs.types import Bytes, SparseArray, TensorSpec
 
 from .backends import Backend, Gradients
 from .variables import Slot
-
-_GATHERED_BYTES_MAX = 1 << 14  # smaller ones are copied into one buffer, larger ones taken as they are
 
 
 class GradientPayloads:
@@ -54,13 +53,9 @@ class GradientPayloads:
     def _lay_out(self, gradients: Gradients, forms: list[Any]) -> None:
         specs = [self._spec(i, None if gradient is None else self._backend.dtype_of(gradient))
                  for i, gradient in enumerate(gradients)]  # fmt: skip
-        sizes = [spec.nbytes for spec in specs]
-        order = sorted(range(len(specs)), key=lambda i: sizes[i] > _GATHERED_BYTES_MAX)
-        self._layout = Layout(specs[i] for i in order)
-        self._absent = frozenset(at for at, i in enumerate(order) if gradients[i] is None)
-        present = [i for i in order if sizes[i]]
-        self._small = [i for i in present if sizes[i] <= _GATHERED_BYTES_MAX]
-        self._large = [i for i in present if sizes[i] > _GATHERED_BYTES_MAX]
+        laid_out = GradientLayout(specs)
+        self._layout, self._small, self._large = laid_out.layout, laid_out.small, laid_out.large
+        self._absent = frozenset(at for at, i in enumerate(laid_out.order) if gradients[i] is None)
         self._forms = forms
 
     def _spec(self, i: int, dtype: str | None) -> TensorSpec:

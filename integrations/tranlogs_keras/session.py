@@ -75,7 +75,6 @@ class Session:
         self._is_waiting = False  # for the loop over batches in which the run stood
         self._is_new = True  # no boundary of this fit was written yet
         self._wants_checkpoint = self._has_reserved = False
-        self._has_been_surprised = False
         self._build()
         self.journal = self._open_journal()
         self.monitor = start_beside(settings.monitor, self.journal.paths)
@@ -153,7 +152,7 @@ class Session:
         self.seed = before["seed"] if before is not None else settings.seed_or_fresh()
         self.source = make_source(self._iterator, self.backend, seed=self.seed, data_order=settings.data_order,
                                   doubt=self._doubt, strategy=self.backend.strategy_of(model))  # fmt: skip
-        self.steps = StepLog(self.state, self.journal, self._expects, self._give_up, self._surprise)
+        self.steps = StepLog(self.state, self.journal, self._expects, self._give_up, self._found_late)
         self._plan_looks()
         self._data = describe_data(self._iterator.data_adapter, self.source)
         self._earlier: list[dict[str, Any]] = []  # histories of the run's fits before this one
@@ -176,7 +175,7 @@ class Session:
         """Where in an epoch callbacks may write."""
         steps, siblings, is_free = self.steps, self.siblings, not self.backend.watches_values
         steps.looks_before_steps = is_free or siblings.write_before_batches
-        steps.looks_behind_steps = is_free or self._has_been_surprised or siblings.write_after_batches
+        steps.looks_behind_steps = is_free or siblings.write_after_batches
 
     def _demand_data(self, before: dict[str, Any]) -> None:
         """Whether a place in the run's data can be one in these; and what is not as it was."""
@@ -441,16 +440,15 @@ class Session:
         self._log_weights()
         self._wants_checkpoint = True
 
-    def _surprise(self, name: str) -> None:
-        """A variable was written where nobody was known to: the log has the write, but not in its place among the steps."""
+    def _found_late(self, name: str) -> None:
+        """Report a write that may have been made some batches before it was found: the log has it, but not in its place."""
         _log.warning(
-            "%s: %s was written between steps by something other than a callback of this fit. A checkpoint is taken, and "
-            "writes are looked for after each batch from here on",
+            "%s: %s was written between steps by something other than a callback of this fit, for the first time after many "
+            "batches. A checkpoint is taken, and writes are looked for after each batch from here on",
             self.run,
             name,
         )
-        self._has_been_surprised = self._wants_checkpoint = True
-        self._plan_looks()
+        self._wants_checkpoint = True
 
     def _log_weights(self) -> None:
         self.state.log = "weights"

@@ -2,13 +2,13 @@
 
 Gradients: what enters the outermost `optimizer.apply`, from which the same `apply` redoes the step. Weights: every variable
 whose bytes the step has changed. In both, what callbacks write between steps is noticed and logged as an after-image.
-The first steps of a gradient log are taken twice, to see that gradients are all that an update consumes.
+Some steps of a gradient log are taken twice, to see that gradients are all that an update consumes: the first in two calls,
+the others in one call where the backend can.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from operator import is_
@@ -17,7 +17,8 @@ from typing import Any
 from tranlogs.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.writer import Tensor
-from tranlogs.training.recorder import StepRecorder
+from tranlogs.training.looks import Looks, Place
+from tranlogs.training.recorder import ReplayCheck, StepRecorder
 
 from . import private
 from .adapt import Values, same_bits, to_array
@@ -29,10 +30,8 @@ from .state import KerasState, plain_attributes
 
 _log = logging.getLogger("tranlogs")
 
-_REHEARSALS = 3  # steps that are taken twice: the first in two calls, the others in one where the backend can
+_BOUNDARY: Place = "at a boundary"
 _LOOKS, _LOOK_INSIDE = {4, 8, 16, 32}, 64  # steps, and every so many, in which writes of the train step are looked for
-_LOOK_SHARE = 0.01  # of the time between boundaries, for looks where nothing is known to write
-_UNITS_MIN, _UNITS_MAX = 4, 1000  # between two of those
 
 
 class StepLog:
@@ -43,7 +42,7 @@ class StepLog:
         journal: where records go.
         expects: whether a batch was handed out; asked once a batch.
         give_up: called with a reason where gradients turn out not to be enough: weights are logged from the next step on.
-        surprise: called with a name where a variable was written that nobody was known to write.
+        on_late: called with the name of a variable whose write may have been there for some units before it was found.
 
     Attributes:
         steps_since_boundary: steps and after-images.
@@ -52,12 +51,14 @@ class StepLog:
     """
 
     def __init__(self, state: KerasState, journal: Journal, expects: Callable[[], bool], give_up: Callable[[str], None],
-                 surprise: Callable[[str], None]) -> None:  # fmt: skip
+                 on_late: Callable[[str], None]) -> None:  # fmt: skip
         self.state, self.backend, self.journal, self._give_up = state, state.backend, journal, give_up
-        self._expects, self._surprise = expects, surprise
+        self._expects, self._on_late = expects, on_late
         self.steps_since_boundary = 0
         self.looks_before_steps = self.looks_behind_steps = True
-        self._is_rehearsed = self._has_applied = False
+        self._looks, self._look_seconds = Looks(), 0.0  # the fastest look so far
+        self._replay_check = ReplayCheck()
+        self._has_applied = False
         self._is_halved = False  # the present step is taken in two calls
         self._schedules: list[Any] = []  # of the optimizers, or their rates
         self._attributes: list[Any] = []  # of the optimizers, when they were last read
@@ -70,8 +71,6 @@ class StepLog:
         self._payloads: tuple[Plan, GradientPayloads] | None = None
         self._hashes: dict[str, int] = {}  # of what the log has, by name; weights only
         self._began = 0.0
-        self._units, self._units_between = 0, 16  # since the last look, and between two
-        self._look_seconds, self._last_unit = 0.0, 0.0
 
     def remember(self) -> None:
         """All state is as the log has it."""
@@ -103,7 +102,7 @@ class StepLog:
         if self.looks_before_steps:
             self._note_writes(self._watched_values())
         self._behind = None
-        if step < _REHEARSALS and not self._is_rehearsed:
+        if self._replay_check.is_due():
             self._before = [value.copy() for value in self._updated_values()]
         looks_inside = self.backend.sees_inner_writes and (step == 0 or step in _LOOKS or step % _LOOK_INSIDE == 0)
         self._is_halved = looks_inside or self.state.is_halved or not self.backend.combines
@@ -241,28 +240,24 @@ class StepLog:
         `is_end`: of an epoch or a fit, where callbacks of all kinds have had their turn.
         """
         self._commit()
-        self._units += 1
+        self._looks.unit()
         must_look = is_end or self.looks_behind_steps or not self.backend.watches_values or self._log_is_weights()
-        if self._behind is not None and not must_look and self._units < self._units_between:
+        if self._behind is not None and not must_look and not self._is_look_due():
             return self.state.plan.look_of(self._behind)
         start = time.perf_counter()
         if (is_end or self._log_is_weights()) and self.state.variables.has_grown():
             self.state.variables.refresh()
         look = self.state.look()
         written = self._note_writes(look.watched)
-        if written and not must_look and self._behind is not None:
-            self._surprise(written[0])
-        self._plan_looks(start)
+        if written and not must_look and self._looks.found(_BOUNDARY):
+            self._on_late(written[0])
+        seconds = time.perf_counter() - start
+        self._look_seconds = min(self._look_seconds or seconds, seconds)
         return look
 
-    def _plan_looks(self, start: float) -> None:
-        """Where nothing is known to write, look so seldom that it costs next to nothing."""
-        now = time.perf_counter()
-        seconds = now - start
-        self._look_seconds = min(self._look_seconds, seconds) if self._look_seconds else seconds
-        unit = (now - self._last_unit) / self._units if self._last_unit else seconds
-        self._units_between = min(max(_UNITS_MIN, math.ceil(self._look_seconds / (_LOOK_SHARE * unit))), _UNITS_MAX)
-        self._units, self._last_unit = 0, now
+    def _is_look_due(self) -> bool:
+        """Return True if variables are read at this boundary, though nothing is known to write to them."""
+        return self._looks.is_full(_BOUNDARY, self._look_seconds, self.state.fingerprint.step_seconds)
 
     def _note_writes(self, values: Sequence[Values] | None) -> list[str]:
         """Log an after-image of whatever changed since the last look and not by a step; `values` of what is watched."""
@@ -308,7 +303,7 @@ class StepLog:
     def _hashed(self, values: Sequence[Values]) -> dict[str, int]:
         return {slot.name: digest(value) for slot, value in zip(self.state.plan.updated, values, strict=True)}
 
-    # The first steps are taken twice.
+    # Some steps are taken twice.
 
     def _find_inner_writes(self) -> None:
         """Whether the train step itself wrote to what the update changes: looked for at each step where that costs nothing,
@@ -324,7 +319,7 @@ class StepLog:
             return
         if written:
             self._before = []
-            self._doubt(f"train_step writes {written[0]} besides the optimizer's update")
+            self._give_up(f"train_step writes {written[0]} besides the optimizer's update")
 
     def _is_inner_look(self) -> bool:
         return self.journal.step in _LOOKS or self.journal.step % _LOOK_INSIDE == 0
@@ -335,7 +330,7 @@ class StepLog:
         again = self._apply_again(gradients)
         if (other := self._first_difference(wanted, again)) is not None:
             self._set(wanted)
-            self._doubt(f"the same gradients gave another {other} when the update was taken again")
+            self._give_up(f"the same gradients gave another {other} when the update was taken again")
         self._before = []
         return again
 
@@ -363,13 +358,9 @@ class StepLog:
         """Whether somebody has given an optimizer another learning-rate schedule, which no log of gradients tells."""
         rates = [private.learning_rate_of(optimizer) for optimizer in self.state.variables.optimizers.values()]
         if len(self._schedules) == len(rates) and any(a is not b for a, b in zip(self._schedules, rates)):
-            self._doubt("the optimizer was given another learning-rate schedule while training")
+            self._give_up("the optimizer was given another learning-rate schedule while training")
         self._schedules = rates
 
     def _set(self, values: list[Values]) -> None:
         for slot, value in zip(self.state.plan.updated, values, strict=True):
             self.backend.assign(slot.variable, value)
-
-    def _doubt(self, why: str) -> None:
-        self._is_rehearsed = True
-        self._give_up(why)

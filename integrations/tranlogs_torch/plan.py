@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 import torch
 
-from tranlogs.log.layout import Layout, Payload
+from tranlogs.log.layout import Payload
+from tranlogs.training.gradient_layout import GradientLayout
 from tranlogs.types import Bytes, TensorSpec
 
 from .adapt import NAMES, memory_order, odd_strides
 from .held import KNOWN
 from .shards import place_of
 
-SMALL_BYTES = 64 << 10  # gradients below this are gathered: a copy costs less than a buffer of its own
 _PLANS_MAX = 16
 
 
@@ -35,13 +35,11 @@ class GradientPlan:
         self._dtypes = [g.dtype for g in gradients]
         self._shapes = [g.shape for g in gradients]
         self._strides = [g.stride() for g in gradients]
-        order = sorted(range(len(names)), key=lambda i: (gradients[i].nbytes >= SMALL_BYTES, -gradients[i].element_size()))
-        self._small = [i for i in order if gradients[i].nbytes < SMALL_BYTES]
-        self._large = [i for i in order if gradients[i].nbytes >= SMALL_BYTES]
-        self._all_small = self._small == list(range(len(names)))
-        self.layout = Layout(
-            TensorSpec(names[i], NAMES[gradients[i].dtype], tuple(gradients[i].shape), odd_strides(gradients[i])) for i in order
+        laid_out = GradientLayout(
+            [TensorSpec(n, NAMES[g.dtype], tuple(g.shape), odd_strides(g)) for n, g in zip(names, gradients, strict=True)]
         )
+        self.layout, self._small, self._large = laid_out.layout, laid_out.small, laid_out.large
+        self._all_small = self._small == list(range(len(names)))
         self._arena = torch.empty(sum(gradients[i].nbytes for i in self._small), dtype=torch.uint8)
         self._bytes: Bytes = self._arena.numpy()
         self._views: list[torch.Tensor] = []

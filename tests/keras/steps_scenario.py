@@ -10,8 +10,10 @@ from typing import Any
 import keras
 from keras.src.callbacks.callback_list import CallbackList
 
-import tranlogs_keras.steps
+import tranlogs.training.gradient_layout
+import tranlogs.training.looks
 from tests.keras.scenario import Interrupt, Stop, bits, digits, given, logged, made
+from tranlogs.training.looks import FIRST_UNITS
 from tranlogs_keras import TranLogsCallback
 from tranlogs_keras.siblings import copied, is_as_before
 
@@ -52,7 +54,7 @@ def calls(run: str | None, *, jit: bool = False, acts: bool = False) -> dict[str
     finally:
         context.Context.call_function, CallbackList.on_train_batch_end = call, end
         pywrap_tfe.TFE_Py_FastPathExecute = execute
-    return dict(Counter(found[5:]))  # tracing, rehearsals
+    return dict(Counter(found[FIRST_UNITS + 2 :]))  # tracing, and looks at each boundary
 
 
 # Writes.
@@ -92,7 +94,7 @@ def written_at(folder: str, *, place: str, what: str, data: str = "arrays", jit:
     kept = []
     x, y = digits()
     if what == "gradient":
-        tranlogs_keras.gradients._GATHERED_BYTES_MAX = 0  # as of large ones, no gradient is copied before it is written
+        tranlogs.training.gradient_layout.SMALL_BYTES = 0  # as of large ones, no gradient is copied before it is written
 
     def fit(run: str, *others: Any) -> tuple[Any, Any]:
         keras.utils.set_random_seed(5)  # a pipeline takes its seed as it is made
@@ -122,14 +124,15 @@ def _said() -> list[str]:
 
 
 def written_by_nobody(folder: str) -> dict[str, Any]:
-    """A write between two steps that comes from no callback; then, some steps later, an end, and another process."""
+    """Writes between steps that come from no callback; then, some steps later, an end, and another process."""
     said, end = _said(), CallbackList.on_train_batch_end
-    tranlogs_keras.steps._UNITS_MAX = 8  # looks come in a short fit, too
+    looks = tranlogs.training.looks
+    looks.FIRST_UNITS, looks._SHARE = 2, 0.02  # looks come in a short fit, too, and not at each boundary
 
     def ended(self: Any, batch: int, logs: Any = None) -> None:
         end(self, batch, logs)
-        if batch == 40:
-            self.model.layers[-1].kernel.assign(self.model.layers[-1].kernel * 0.5)
+        if batch >= 40:
+            self.model.layers[-1].kernel.assign(self.model.layers[-1].kernel * 0.99)
 
     arguments = given("arrays") | {"verbose": 0, "batch_size": 1}
     CallbackList.on_train_batch_end = ended

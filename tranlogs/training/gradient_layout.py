@@ -1,0 +1,33 @@
+"""The order in which the gradients of one step follow each other in a record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..log.layout import Layout
+from ..types import ITEMSIZE, TensorSpec
+
+SMALL_BYTES = 64 << 10  # a copy of fewer bytes costs less than a buffer of its own
+
+
+class GradientLayout:
+    """Layout of a set of gradients: small ones come first, to be copied into one buffer; large ones are taken where they lie.
+
+    Among the small ones those with larger elements come first, so that each is aligned.
+
+    Args:
+        specs: of the gradients. An absent gradient has no bytes.
+
+    Attributes:
+        layout: as records refer to it.
+        order: index of the gradient at each place of the layout.
+        small: indices of the small gradients that have bytes, in the order of the layout.
+        large: indices of the large ones.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        sizes = [spec.nbytes for spec in specs]
+        self.order = sorted(range(len(specs)), key=lambda i: (sizes[i] >= SMALL_BYTES, -ITEMSIZE[specs[i].dtype]))
+        self.layout = Layout(specs[i] for i in self.order)
+        self.small = [i for i in self.order if 0 < sizes[i] < SMALL_BYTES]
+        self.large = [i for i in self.order if sizes[i] >= SMALL_BYTES]
