@@ -2,7 +2,7 @@
 
 from tranlogs.recovery import RecoveryReport
 
+from .interop import StartFrom
 from .optimizer import LoggedOptimizer
-from .starting import StartFrom
 
 __all__ = ["LoggedOptimizer", "RecoveryReport", "StartFrom"]

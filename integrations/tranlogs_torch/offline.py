@@ -31,9 +31,9 @@ from .adapt import from_array, make_array, make_extension
 from .caveats import lost_attributes, verdict
 from .classes import OptimizerClasses, make_optimizer
 from .held import Place
+from .interop.imported import import_source
 from .joined import recover_joined
 from .shards import put_place
-from .starting.survey import import_source
 from .state import TorchState
 
 

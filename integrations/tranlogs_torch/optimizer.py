@@ -26,13 +26,13 @@ from .data import Epoch
 from .distributed.group import local_world
 from .fingerprint import Mode
 from .gradients import mark_zero
+from .interop import StartFrom
 from .member import LogKind, Member
 from .naming import Models
 from .rehearsal import nested
 from .scalars import Curve
 from .session import Session
 from .shards import local
-from .starting import StartFrom
 
 _SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_step_supports_amp_scaling"]
 _SHARED += [f"_optimizer_{name}_hooks" for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post",

@@ -45,6 +45,7 @@ from .data import Epoch, LoaderPosition
 from .distributed import Together, is_of_many, recover_alone, settle_in
 from .distributed.group import demand_group
 from .fingerprint import Digests, Mode
+from .interop import Built, Start, StartFrom, find_start
 from .member import Member
 from .plain_loop import PlainLoops
 from .redundancy import bring_in
@@ -53,7 +54,6 @@ from .rng import get_rng
 from .scalars import ScalarHistory
 from .shards import array_of, local
 from .staging import Staging
-from .starting import Built, Start, StartFrom, find_start
 from .state import TorchState
 from .writes import ForeignWrites
 

@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from tests.torch.test_offline import CASES
 from tranlogs.errors import DataError, UsageError
 from tranlogs_torch import LoggedOptimizer, equality
+from tranlogs_torch.interop.dcp import read_folder
+from tranlogs_torch.interop.dcp_metadata import read_metadata
 from tranlogs_torch.offline import OfflineRun
-from tranlogs_torch.starting.dcp import read_folder
-from tranlogs_torch.starting.metadata import read_metadata
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -41,7 +41,11 @@ def test_plain_load_gets_every_bit_in_both_forms(tmp_path: Path, name: str) -> N
     model, inner, scheduler = CASES[name].train(tmp_path / "run")
     notes = export(tmp_path / "run", tmp_path / "out")
     extra = {"step", "tranlogs"}
-    held = {key for key in read_metadata(tmp_path / "out") if key not in extra and not key.startswith("tracked.")}
+    held = {
+        key
+        for key in read_metadata(tmp_path / "out").state_dict_metadata
+        if key not in extra and not key.startswith("tracked.")
+    }
     wanted: dict[str, Any] = {}
     for is_flat in (False, True):
         weights, state = get_state_dict(model, list(inner.values()), options=options(is_flat=is_flat))

@@ -1,8 +1,8 @@
-"""Which tensor of a source belongs to which of the model: by name. Pure.
+"""Match the names of a source's tensors with the names of a model's. Pure.
 
-Wrappers put prefixes before names (`module.` of DDP, `_orig_mod.` of torch.compile, `model.` of trainers), so names that do not
-fit as they are are tried without them, or with one that the model's own have. Such a reading counts only if everything fits
-under it, and under no other one differently.
+Wrappers put prefixes before names (`module.` of DDP, `_orig_mod.` of torch.compile, `model.` of trainers). If the names do not
+match as they are, they are tried without their prefixes, and with the model's. Such a reading is taken only if everything
+matches under it, and no other reading matches everything differently.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _PREFIXES = ("module.", "_orig_mod.", "model.")
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What fits.
+    """The result of matching.
 
     Attributes:
-        names: of the model, by the source's.
-        missing: of the model, without a counterpart.
-        unexpected: of the source, without one.
-        is_ambiguous: whether there is another reading under which everything fits.
+        names: the model's names by the source's.
+        missing: names of the model that the source lacks.
+        unexpected: names of the source that the model lacks.
+        is_ambiguous: True if everything matches under another reading, too, and differently.
     """
 
     names: Mapping[str, str]
@@ -34,7 +34,7 @@ class Match:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything fits."""
+        """True if everything matches."""
         return bool(self.names) and not (self.missing or self.unexpected or self.is_ambiguous)
 
 
@@ -44,8 +44,8 @@ def match_names(source: Iterable[str], model: Iterable[str], *, same: Callable[[
 
     Args:
         source: names in the source.
-        model: names that the model wants.
-        same: gives the same for names of the model that are one tensor (tied weights): one of them is enough.
+        model: names in the model.
+        same: maps names of the model that are one tensor (tied weights) to the same value: one of them is enough.
         may_lack: patterns (`head.*`) of the model's names that the source may lack.
         may_drop: patterns of the source's names that may be left out.
     """
@@ -72,7 +72,7 @@ def _under(reading: Mapping[str, str], wanted: Mapping[str, None], same: Callabl
 
 
 def _readings(source: list[str], wanted: list[str]) -> Iterator[dict[str, str]]:
-    """Ways to read the source's names, as they are first; each gives every name another one."""
+    """Yield readings of the source's names: each maps every name to the one that it may stand for. The first changes none."""
     yield dict(zip(source, source, strict=True))
     yield clean_names(source)
     for start in (source, list(clean_names(source).values())):

@@ -1,6 +1,7 @@
-"""An optimizer's state from a source, as `Optimizer.load_state_dict` of the optimizer that was built wants it.
+"""Convert an optimizer's state from a source to what `load_state_dict` of the optimizer that was built expects.
 
-Sources name parameters by number (torch) or by name (torch.distributed.checkpoint, in two forms; .safetensors of ours).
+Sources refer to parameters by number (torch) or by name (torch.distributed.checkpoint, in two forms; .safetensors files of
+`tranlogs export`).
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ StateDict = dict[str, Any]
 
 
 class Unfit(ValueError):
-    """The state does not belong to this optimizer; the text says why."""
+    """The state does not fit this optimizer. The text says why."""
 
 
 def fitted(source: Mapping[str, Any], optimizer: Optimizer, names: Sequence[Sequence[str]],
            reading: Mapping[str, str]) -> StateDict:  # fmt: skip
-    """The state, to be loaded.
+    """Return the state dict to load.
 
     Args:
-        source: what the source has.
-        optimizer: that was built.
-        names: of its parameters, by group.
-        reading: the optimizer's names by those of the source.
+        source: the state in the source.
+        optimizer: the optimizer that was built.
+        names: names of its parameters, by group.
+        reading: the optimizer's names of parameters by the source's.
 
     Raises:
-        Unfit: see there.
+        Unfit: the state does not fit.
     """
     groups = source.get("param_groups")
     is_numbered = isinstance(groups, list) and all(_is_numbered(group) for group in groups)
@@ -76,7 +77,7 @@ def _named(source: Mapping[str, Any], optimizer: Optimizer, names: Sequence[Sequ
 
 
 def _by_name(source: Mapping[str, Any]) -> tuple[dict[str, StateDict], dict[str, StateDict]]:
-    """Settings and state of each parameter."""
+    """Return the settings and the state of each parameter, by its name in the source."""
     settings: dict[str, StateDict] = {}
     slots: dict[str, StateDict] = {}
     groups = source.get("param_groups", ())
@@ -101,7 +102,7 @@ def _settings(group: Mapping[str, Any]) -> StateDict:
 
 
 def _demand_same_kind(made: StateDict, optimizer: Optimizer) -> None:
-    """torch would take SGD's state into AdamW, and fail at the first step."""
+    """Refuse the state of another kind of optimizer: torch would load SGD's into AdamW, and fail at the first step."""
     for group in made["param_groups"]:
         strange = sorted(group.keys() - optimizer.param_groups[0].keys() - _OF_SCHEDULERS - set(_NO_SETTINGS))
         absent = sorted(optimizer.defaults.keys() - group.keys())

@@ -1,4 +1,4 @@
-"""Load the parts of a source into what a script has built: all is compared first, then loaded as a script would do it."""
+"""Load the parts of a source into what a script has built. Everything is compared before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from ..equality import have_same_bits
 from ..shards import is_dtensor, is_part
 from .matching import Match, match_names
 from .optimizer_state import Unfit, fitted
-from .settings import StartFrom
-from .source import Parts, StateDict
+from .source import Parts, StartFrom, StateDict
 
 _SHOWN_MAX = 12
 
@@ -28,10 +27,10 @@ class Built:
     """What the script has built.
 
     Attributes:
-        modules: by prefix.
-        optimizers: by name.
-        names: of each optimizer's parameters, by group.
-        tracked: what has `load_state_dict`, by name.
+        modules: modules by the prefix of their names in the log.
+        optimizers: optimizers by name.
+        names: names of each optimizer's parameters, by group.
+        tracked: tracked objects (`load_state_dict`) by name.
     """
 
     modules: Mapping[str, nn.Module]
@@ -41,17 +40,17 @@ class Built:
 
 
 def load(start: StartFrom, parts: Parts, built: Built) -> list[str]:
-    """Load; returns what was taken and what was left, one sentence each.
+    """Load the parts. Return one sentence each on what was loaded and what was not.
 
     Raises:
-        UsageError: it does not fit, and how. Nothing was touched then.
+        UsageError: the source does not fit; the text lists how. Nothing was changed then.
     """
     if not built.modules:
         raise UsageError(f"{start.path}: a run starts from it by the names of its weights: give LoggedOptimizer(model=...)")
     problems: list[str] = []
     weights: dict[str, StateDict] = {}
     reading: dict[str, str] = {}
-    chosen = set()
+    chosen = set()  # keys of the weights that are a model's
     for prefix, module in built.modules.items():
         try:
             key = parts.key_of_model(prefix.removesuffix("."), start.model if len(built.modules) == 1 else None)
@@ -61,7 +60,7 @@ def load(start: StartFrom, parts: Parts, built: Built) -> list[str]:
         weights[prefix] = _weights(start, parts.weights[key], prefix, module, problems, reading)
     states = {} if start.only_weights or problems else _states(parts, built, reading, problems)
     if problems:
-        raise UsageError(_refused(start, problems))
+        raise UsageError(_refusal(start, problems))
     for prefix, module in built.modules.items():
         module.load_state_dict(weights[prefix], strict=False)
     for which, state in states.items():
@@ -74,7 +73,7 @@ def load(start: StartFrom, parts: Parts, built: Built) -> list[str]:
 
 def _weights(start: StartFrom, source: StateDict, prefix: str, module: nn.Module, problems: list[str],
              reading: dict[str, str]) -> StateDict:  # fmt: skip
-    """What to load under the module's own names. `reading` learns the log's names of parameters by the source's."""
+    """Return the state dict to load into a module. Add the log's name of each parameter to `reading`, by the source's name."""
     if any(map(is_part, module.parameters())) or any(map(is_dtensor, module.buffers())):
         raise UsageError(f"{start.path}: the model, or its optimizer, is sharded, and a source is loaded whole. Load it in the "
                          "script of a fresh run, by torch.distributed.checkpoint.load and set_model_state_dict, before "
@@ -84,10 +83,10 @@ def _weights(start: StartFrom, source: StateDict, prefix: str, module: nn.Module
     logged = naming.state_keys({prefix: module})[prefix]
     match = match_names(source, actual, same=lambda name: logged.get(name, name), may_lack=start.missing,
                         may_drop=start.unexpected)  # fmt: skip
-    problems += _names_told(match)
+    problems += _name_problems(match)
     found = {actual[short]: source[name] for name, short in match.names.items()}
     for name, value in found.items():
-        problems += _tensor_told(name, value, now[name], may_cast=start.cast)
+        problems += _tensor_problems(name, value, now[name], may_cast=start.cast)
     given: dict[str, str] = {}
     for name, short in match.names.items():
         first = given.setdefault(logged.get(short, short), name)
@@ -102,14 +101,14 @@ def _are_same(a: Any, b: Any) -> bool:
     return a is b or (isinstance(a, torch.Tensor) and have_same_bits(a, b))
 
 
-def _names_told(match: Match) -> list[str]:
+def _name_problems(match: Match) -> list[str]:
     if match.is_ambiguous:
         return ["its names fit in more than one way: rename them, so that they are those of model.state_dict()"]
     told = [f"missing: {name}" for name in match.missing]
     return told + [f"unexpected: {name}" for name in match.unexpected]
 
 
-def _tensor_told(name: str, value: Any, now: Any, *, may_cast: bool) -> list[str]:
+def _tensor_problems(name: str, value: Any, now: Any, *, may_cast: bool) -> list[str]:
     if not isinstance(now, torch.Tensor) or not isinstance(value, torch.Tensor):
         return (
             []
@@ -127,7 +126,7 @@ def _plain(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _refused(start: StartFrom, problems: Sequence[str]) -> str:
+def _refusal(start: StartFrom, problems: Sequence[str]) -> str:
     shown = "".join(f"\n  - {problem}" for problem in problems[:_SHOWN_MAX])
     more = f"\n  ... and {len(problems) - _SHOWN_MAX} more" if len(problems) > _SHOWN_MAX else ""
     return (f"{start.path} does not fit what was built (nothing was changed):{shown}{more}\nWhat may be missing, left out or "
@@ -135,11 +134,11 @@ def _refused(start: StartFrom, problems: Sequence[str]) -> str:
             "import`")  # fmt: skip
 
 
-# What else has a state.
+# Optimizers and tracked objects.
 
 
 def _states(parts: Parts, built: Built, reading: Mapping[str, str], problems: list[str]) -> dict[str, StateDict]:
-    """What to load into each optimizer."""
+    """Return the state dict to load into each optimizer."""
     states = {}
     for which, optimizer in built.optimizers.items():
         source = parts.optimizers.get(which)
@@ -158,7 +157,7 @@ def _states(parts: Parts, built: Built, reading: Mapping[str, str], problems: li
 
 
 def _others(start: StartFrom, parts: Parts, built: Built, states: Mapping[str, StateDict], chosen: set[str]) -> list[str]:
-    """Load what is tracked; say what was taken and what was not."""
+    """Load tracked objects. Return one sentence each on what was loaded and what was not, optimizers included."""
     others = parts.others | {key: weights for key, weights in parts.weights.items() if key not in chosen}
     taken = []
     for name, thing in built.tracked.items():
@@ -181,7 +180,7 @@ def _others(start: StartFrom, parts: Parts, built: Built, states: Mapping[str, S
 
 
 def _keyed_as(own: Any, given: Any) -> Any:
-    """The given state, with numbers for keys where a thing's own state has them: folders hold them as strings."""
+    """Return the state, with numbers for keys where the object's present state has them. Folders store them as strings."""
     if not isinstance(given, Mapping) or not isinstance(own, Mapping):
         return given
     has_numbers = bool(own) and all(isinstance(key, int) for key in own) and all(str(key).isdigit() for key in given)

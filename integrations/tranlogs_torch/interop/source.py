@@ -1,14 +1,14 @@
-"""What a training run can start from: a file or folder, and which parts of it are what.
+"""A source that a run can start from: a file or folder of another program, and which of its parts are what.
 
-FILE.pt           whatever torch.save made of plain values and tensors; read by torch.load(weights_only=True) alone
-FILE.safetensors  weights; of `tranlogs export` the optimizer's tensors, too
-FOLDER            of torch.distributed.checkpoint
+FILE.safetensors  weights; one of `tranlogs export` has the optimizer's tensors, too
+FOLDER            of torch.distributed.checkpoint (dcp.py)
+any other file    of torch.save, if torch.load(weights_only=True) reads it (weights_only.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,39 @@ import torch
 from tranlogs.errors import UsageError
 from tranlogs.recovery.recover import Progress
 
-from . import dcp
+from . import weights_only
+from .dcp_metadata import METADATA
 
 StateDict = dict[str, Any]
 
 _MODELS = ("model", "model_state_dict", "state_dict", "module", "net", "weights")
 _OPTIMIZERS = ("optimizer", "optimizer_state_dict", "optim")
-_OWN_OPTIMIZER = "optimizer/"  # in a .safetensors file of `tranlogs export`
-_ABOUT_OWN = ("tranlogs", "step")  # what `tranlogs export` says of its files; training counts anew
+_EXPORTED_OPTIMIZER = "optimizer/"  # prefix in a .safetensors file of `tranlogs export`
+_EXPORTED_FACTS = ("tranlogs", "step")  # keys that `tranlogs export` adds; a run counts its steps from 0
+
+
+@dataclass(frozen=True, slots=True)
+class StartFrom:
+    """What a fresh run starts from, for `recover(start_from=...)`.
+
+    Attributes:
+        path: a file of torch.save, a .safetensors file, or a folder of torch.distributed.checkpoint.
+        model: key of the model's weights in the source, if several could be it.
+        missing: patterns (`head.*`) of names that the source may lack; those parts of the model stay as built.
+        unexpected: patterns of names in the source that the model may lack.
+        cast: True to convert weights of another dtype to the model's.
+        only_weights: True to leave out the states of optimizers, schedulers and so on.
+        trust: True to execute whatever the pickles of a torch.distributed.checkpoint folder name.
+    """
+
+    path: str | Path
+    _: KW_ONLY
+    model: str | None = None
+    missing: Sequence[str] = ()
+    unexpected: Sequence[str] = ()
+    cast: bool = False
+    only_weights: bool = False
+    trust: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +57,10 @@ class Parts:
     """The parts of a source.
 
     Attributes:
-        weights: what looks like a module's state dict, by its key; "" where the source is nothing else.
-        optimizers: state dicts by name; "" where the source names none.
+        weights: state dicts of modules, by their keys; the key is "" if the source is a single state dict.
+        optimizers: state dicts of optimizers by name; the name is "" if the source gives none.
         others: what else may be a state, by name: schedulers, scalers.
-        left: names of what is none of these.
+        left: names of all else.
     """
 
     weights: dict[str, StateDict] = field(default_factory=dict)
@@ -44,14 +69,14 @@ class Parts:
     left: tuple[str, ...] = ()
 
     def key_of_model(self, name: str, wanted: str | None) -> str:
-        """The key of a model's weights.
+        """Return the key of a model's weights.
 
         Args:
             name: of the model; "" if there is only one.
-            wanted: what the user says.
+            wanted: the key that the user gives.
 
         Raises:
-            UsageError: it cannot be told.
+            UsageError: no key, or more than one, could be it.
         """
         keys = list(self.weights)
         if wanted is not None:
@@ -72,62 +97,63 @@ def read_parts(path: Path, *, is_trusted: bool = False, progress: Progress | Non
 
     Args:
         path: of the file or folder.
-        is_trusted: whether the pickles in a folder of torch.distributed.checkpoint may run code.
-        progress: told what is done.
+        is_trusted: True to execute whatever the pickles of a folder name. It has no effect on files.
+        progress: called with what is done.
 
     Raises:
-        UsageError: it cannot be read, is damaged, or would run code.
+        UsageError: the source cannot be read, is damaged, or would execute code.
     """
     if path.suffix == ".safetensors":
-        return _of_safetensors(path)
+        return _read_safetensors(path)
     if not path.is_dir():
-        return _parts_of(path, _of_pt(path))
-    if not dcp.is_folder(path):
-        raise UsageError(f"{path}: it is no folder of torch.distributed.checkpoint (there is no .metadata). Of a run of "
-                         "TranLogs `tranlogs export` writes one")  # fmt: skip
-    return _parts_of(path, dcp.read_folder(path, is_trusted=is_trusted, progress=progress))
+        return _sort(path, _read_file(path))
+    if not (path / METADATA).is_file():
+        raise UsageError(f"{path}: not a folder of torch.distributed.checkpoint (there is no .metadata). `tranlogs export` "
+                         "writes one of a run of TranLogs")  # fmt: skip
+    from .dcp import read_folder  # importing torch.distributed.checkpoint takes a second
+
+    return _sort(path, read_folder(path, is_trusted=is_trusted, progress=progress))
 
 
-def _of_pt(path: Path) -> Any:
+def _read_file(path: Path) -> Any:
     if path.name.endswith((".h5", ".keras")):
         raise UsageError(
             f"{path}: such files are Keras's. Call model.load_weights before fit: the run starts from what it finds"
         )
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return weights_only.load(path)
     except OSError as error:
         raise UsageError(f"{path}: it cannot be read ({error.strerror or error})") from None
     except Exception as error:  # whatever torch makes of a damaged or foreign file
-        why = str(error).partition("\n")[0].partition(". ")[0]
-        raise UsageError(f"{path}: torch.load(weights_only=True) does not read it ({type(error).__name__}: {why}). If you know "
-                         "who wrote it, load it in a script of your own and save the state_dicts alone") from None  # fmt: skip
+        raise UsageError(f"{path}: {weights_only.reason(error)}. If you trust the file, load it in a script of your own, and "
+                         "save the state_dicts alone, or load them before recover()") from None  # fmt: skip
 
 
-def _of_safetensors(path: Path) -> Parts:
+def _read_safetensors(path: Path) -> Parts:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
         raise UsageError(f"{path}: this format needs a package: pip install safetensors") from None
     try:
         with safe_open(path, framework="pt") as file:
-            is_own = "tranlogs" in (file.metadata() or {})
+            is_exported = "tranlogs" in (file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:
         raise UsageError(f"{path}: it cannot be read ({error.strerror or error})") from None
     except (SafetensorError, ValueError) as error:
         raise UsageError(f"{path}: it is damaged, or no safetensors file ({error})") from None
-    if not is_own:
+    if not is_exported:
         return Parts(weights={"": tensors})
     optimizers: dict[str, Any] = {}
-    for name in [name for name in tensors if name.startswith(_OWN_OPTIMIZER)]:
-        which, _, rest = name.removeprefix(_OWN_OPTIMIZER).partition("/")
+    for name in [name for name in tensors if name.startswith(_EXPORTED_OPTIMIZER)]:
+        which, _, rest = name.removeprefix(_EXPORTED_OPTIMIZER).partition("/")
         parameter, _, slot = rest.rpartition("/")
         state = optimizers.setdefault(which, {"state": {}})["state"]
         state.setdefault(parameter, {})[slot] = tensors.pop(name)
     return Parts(weights={"": tensors}, optimizers=optimizers)
 
 
-def _parts_of(path: Path, content: Any) -> Parts:
+def _sort(path: Path, content: Any) -> Parts:
     if not isinstance(content, Mapping):
         raise UsageError(f"{path}: it holds a {type(content).__name__}, not a dict")
     if is_weights(content):
@@ -153,25 +179,25 @@ def _parts_of(path: Path, content: Any) -> Parts:
             optimizers["" if name in _OPTIMIZERS else short(name)] = value
         elif several:
             others[short(name)] = value
-        elif not ("tranlogs" in content and name in _ABOUT_OWN):
+        elif not ("tranlogs" in content and name in _EXPORTED_FACTS):
             left.append(name)
     return Parts(weights, optimizers, others, tuple(left))
 
 
 def is_weights(value: Any) -> bool:
-    """Whether this looks like a module's state dict: tensors by name."""
+    """True if this looks like a module's state dict: tensors by name."""
     return (isinstance(value, Mapping) and any(isinstance(item, torch.Tensor) for item in value.values())
             and all(isinstance(key, str) for key in value)
             and all(isinstance(item, torch.Tensor) or key.endswith("_extra_state") for key, item in value.items()))  # fmt: skip
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether this looks like an optimizer's state dict: torch's, or that of torch.distributed.checkpoint.state_dict."""
+    """True if this looks like an optimizer's state dict: torch's, or that of torch.distributed.checkpoint.state_dict."""
     if not isinstance(value, Mapping):
         return False
     return "param_groups" in value or any(str(key).startswith("param_groups.") for key in value)
 
 
 def short(name: str) -> str:
-    """A key without what says that it is a state dict."""
+    """Return a key without its suffix `_state_dict` or `_state`."""
     return name.removesuffix("_state_dict").removesuffix("_state")
