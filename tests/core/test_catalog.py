@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults import failing
 from tranlogs.catalog import (
     CATALOG_NAME,
     Catalog,
@@ -28,7 +29,6 @@ from tranlogs.catalog import (
 from tranlogs.catalog import catalog as catalog_module
 from tranlogs.config import FORMAT_VERSION
 from tranlogs.errors import CorruptCatalog, LogUnavailable, UnknownFormat
-from tranlogs.testing.faults import failing
 
 SEGMENT = SegmentRow(3, f"{255:016x}", "3.seg", 4096, "sealed", 1, 5, 2, 9, 4, 8192, 1.5, 0.5)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.core.test_newer_version import content
+from tests.support.toy import open_toy
 from tranlogs.catalog import CATALOG_NAME
 from tranlogs.errors import UnknownFormat
-from tranlogs.testing.toy import open_toy
 from tranlogs.verify import Problem, verify_run
 
 ARCHIVE = Path(__file__).parent.parent / "data" / "run-format-1.tar.xz"

@@ -16,9 +16,9 @@ from typing import Any
 
 import xxhash
 
+from tests.support.toy import ToyState, ToyTrainer, open_toy
 from tranlogs.config import JournalConfig
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.testing.toy import ToyState, ToyTrainer, open_toy
 from tranlogs.verify import Problem, verify_run
 
 SIZES = (7, 3000, 5000)

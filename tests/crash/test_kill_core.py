@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.crash.toy_trainers import SIZES, UNTIL, Trainers, expected, state_sum
+from tests.support.toy import open_toy
 from tranlogs import KeepLatest
 from tranlogs.config import JournalConfig
 from tranlogs.failpoints import POINTS
 from tranlogs.log import writer as log
-from tranlogs.testing.toy import open_toy
 from tranlogs.verify import Problem, verify_run
 
 pytestmark = pytest.mark.crash

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.shipping.ships import open_only, ship, trained
+from tests.support.toy import ToyTrainer, uninterrupted
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.config import MIB
 from tranlogs.errors import StoreUnavailable
@@ -19,7 +20,6 @@ from tranlogs.recovery.facts import open_for_reading
 from tranlogs.retention.keep import KeepAll
 from tranlogs.shipping import Spare
 from tranlogs.store import LocalStore
-from tranlogs.testing.toy import ToyTrainer, uninterrupted
 from tranlogs.verify import Problem, verify_run
 
 STEPS = 27
