@@ -21,6 +21,7 @@ from tests.support import disks
 from tests.support.abandon import abandoned_copy
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer, open_toy
+from tests.support.verify import verify_run
 from tranlogs.catalog.environment import open_environment
 from tranlogs.config import CATALOG_BYTES_RESERVED, FORMAT_VERSION, MIB, JournalConfig
 from tranlogs.errors import CorruptCatalog, LogUnavailable
@@ -30,7 +31,7 @@ from tranlogs.log.record import EntryKind, Location, pack_head
 from tranlogs.log.scanner import scan
 from tranlogs.recovery.facts import open_for_reading, read_catalog
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 TOP = (1 << 64) - 1
 

@@ -17,9 +17,10 @@ from typing import Any
 import xxhash
 
 from tests.support.toy import ToyState, ToyTrainer, open_toy
+from tests.support.verify import verify_run
 from tranlogs.config import JournalConfig
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 SIZES = (7, 3000, 5000)
 

@@ -14,13 +14,14 @@ import pytest
 
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
+from tests.support.verify import verify_run
 from tranlogs.catalog import catalog as catalogs
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import RunInUse
 from tranlogs.journal import read_owner
 from tranlogs.log import writer as log
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash
 

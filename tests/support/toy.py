@@ -24,8 +24,6 @@ from tranlogs.types import AnyArray, Array, dense
 class ToyState:
     """Parameters and momenta; gradients are drawn from an RNG that is auxiliary state."""
 
-    fingerprint_kind = "all parameters"
-
     def __init__(self, sizes: Sequence[int] = (7, 3000, 40_000), seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
         self.parameters = {f"w{i}": self.rng.standard_normal(n) for i, n in enumerate(sizes)}
