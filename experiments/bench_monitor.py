@@ -25,6 +25,7 @@ import bench_storage
 from beside import GPT_BATCH, Daemon, Trainer
 from circumstances import Circumstances, write_results
 from measuring import quartiles, shown
+from support import open_toy
 
 from tranlogs import EverySteps
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
@@ -33,7 +34,6 @@ from tranlogs.config import MIB, JournalConfig
 from tranlogs.journal import JournalPaths
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
-from tranlogs.testing.toy import open_toy
 from tranlogs_monitor.settings import Settings
 from tranlogs_monitor.watch import JournalWatch
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from beside import Daemon
 from circumstances import Circumstances, write_results
+from support import open_toy
 
 from tranlogs import EverySteps
 from tranlogs.catalog import Catalog, EvaluationRow
@@ -32,7 +33,6 @@ from tranlogs.log import writer as log
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.evaluation import worth_of
-from tranlogs.testing.toy import open_toy
 
 _BUDGETS = (16, 32, 48)  # MiB
 _SIZES = (7, 1400, 11_200)  # 100 KB of gradients a step

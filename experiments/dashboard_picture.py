@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from PIL import Image
+from support import Browser, FakeClock, ToyTrainer, chromium, open_toy
 
 from tranlogs import EverySteps
 from tranlogs.cli.runs import journals_of
@@ -23,9 +24,6 @@ from tranlogs.config import MIB, JournalConfig
 from tranlogs.log import writer as log
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
-from tranlogs.testing.browser import Browser, chromium
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs_monitor.board import Board
 from tranlogs_monitor.metrics import Metrics
 from tranlogs_monitor.page import address_of_page

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tranlogs_torch.demo.model import GPT, GPT_10M, GPT_SMALL
-from tranlogs_torch.demo.text import TextWindows, read_topics
+from tranlogs_demo.model import GPT, GPT_10M, GPT_SMALL
+from tranlogs_demo.text import TextWindows, read_topics
 
 BATCH = 16
 _RESAMPLES = 2000

@@ -27,8 +27,8 @@ from pictures import draw_recovered_quality
 from torch import Tensor, nn
 from workloads import NAMES, Workload, loss_of, optimizer_of, workload
 
+from tranlogs_demo.child import plain_batches
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.demo.child import plain_batches
 
 PLACES = ("in the forward pass", "behind the backward pass", "behind the optimizer's step")
 _SEED = 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tranlogs.testing import disks
+from tests.support import disks
 
 if TYPE_CHECKING:
     from tests.alluxio.cluster import Cluster
@@ -23,6 +23,11 @@ settings.register_profile(
     "tranlogs", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tranlogs")
+
+# Child processes import the checkout: its packages, and `tests.support`. An editable install knows the packages only.
+_ROOT = Path(__file__).parents[1]
+_SOURCES = (_ROOT, _ROOT / "integrations", _ROOT / "monitor")
+os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, _SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 # One for all modules and for all workers of pytest-xdist, which take it over.
 os.environ.setdefault("TRANLOGS_SEED", str(random.SystemRandom().randrange(1, 10**9)))

@@ -10,7 +10,6 @@
     │   ├── StoreRefused           the store's address or its settings are wrong; trying again would not help
     │   └── CannotRead             this process lacks file handles, memory or rights; the file may well be sound
     ├── DataError                  bytes on disk are not what was written
-    │   ├── TornRecord             the log ends in the middle of a record: normal after a crash
     │   ├── CorruptRecord          a record in the middle of the log differs from what was written
     │   │   └── MissingShare       another rank's share of a record is not there, or damaged
     │   ├── CorruptCheckpoint      a checkpoint's file is missing or differs from its manifest
@@ -49,7 +48,6 @@ __all__ = [
     "StateMismatch",
     "StoreRefused",
     "StoreUnavailable",
-    "TornRecord",
     "TranLogsError",
     "UnencodableState",
     "UnknownFormat",
@@ -169,10 +167,6 @@ class DataError(TranLogsError):
     def __init__(self, path: object, message: str) -> None:
         self.path = path
         super().__init__(f"{path}: {message}")
-
-
-class TornRecord(DataError):
-    """The log ends in the middle of a record, as it does after a crash."""
 
 
 class CorruptRecord(DataError):

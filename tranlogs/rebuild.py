@@ -71,20 +71,6 @@ def is_overtaken(row: CheckpointRow, listed: Collection[CheckpointRow]) -> bool:
     return any(other.timeline == row.timeline and other.sequence > row.sequence for other in listed)
 
 
-def read_segments(folder: Path) -> tuple[list[SegmentRow], list[TimelineRow], list[RunRow]]:
-    """Rows for the segment files in `folder`, as their entries describe them."""
-    found = Found()
-    _read_segments(folder, (), found)
-    return found.segments, [found.timelines[number] for number in sorted(found.timelines)], found.runs
-
-
-def read_checkpoints(folder: Path) -> list[CheckpointRow]:
-    """Rows for the published checkpoints in `folder` whose manifests are sound."""
-    found = Found()
-    _read_checkpoints(folder, (), found)
-    return found.checkpoints
-
-
 def read_segment(path: Path, timeline: int = 1) -> SegmentRow | None:
     """The row of one segment file; None where no entry of it can be found.
 

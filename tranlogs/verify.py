@@ -18,7 +18,7 @@ from .catalog import CATALOG_NAME, Catalog, CheckpointRow, SegmentRow, Tables
 from .checkpoint import Checkpoint
 from .checkpoint.layout import MANIFEST
 from .codec import tree
-from .errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, LogUnavailable, NotARun, UnknownFormat
+from .errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, LogUnavailable, UnknownFormat
 from .lineage import Limits, is_on, lineage
 from .log.index import INDEX_NAME, LogIndex
 from .log.reader import SegmentReader
@@ -54,19 +54,6 @@ class Checked:
 
 
 Finding = Problem | Checked
-
-
-def verify_run(run: str | os.PathLike[str]) -> Iterator[Finding]:
-    """Check all journals of a run.
-
-    Raises:
-        NotARun: there is none.
-    """
-    folders = sorted(path for path in Path(run).glob("rank*") if path.is_dir())
-    if not folders:
-        raise NotARun(Path(run))
-    for folder in folders:
-        yield from verify_journal(folder)
 
 
 def verify_journal(folder: Path) -> Iterator[Finding]:

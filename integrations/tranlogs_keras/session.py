@@ -493,8 +493,6 @@ class Session:
 class _Nothing:
     """A state that recovery leaves alone; what it landed on is kept in `body`."""
 
-    fingerprint_kind = "nothing"
-
     def __init__(self) -> None:
         self.body: dict[str, Any] = {}
 

@@ -91,11 +91,6 @@ class KerasState:
 
     # Recoverable.
 
-    @property
-    def fingerprint_kind(self) -> str:
-        kinds = self.fingerprint_kinds
-        return "every variable" if kinds == {"full"} else "a rotating sample of the variables" if kinds else "nothing"
-
     def differences(self, checkpoint: Checkpoint) -> list[str]:
         meta = checkpoint.meta(make_array=from_array)
         recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"]]

@@ -174,17 +174,6 @@ class TorchState:
 
     # Recoverable
 
-    @property
-    def fingerprint_kind(self) -> str:
-        kinds = self.fingerprint_kinds
-        return (
-            "every parameter"
-            if kinds and "sample" not in kinds
-            else "a rotating sample of the parameters"
-            if kinds
-            else "nothing"
-        )
-
     def differences(self, checkpoint: Checkpoint) -> list[str]:
         meta = checkpoint.meta(make_array=make_array, make_extension=make_extension)
         recorded, born = meta["optimizers"], meta.get("born", ())

@@ -18,11 +18,11 @@ import requests
 import urllib3
 from alluxio import exceptions
 
+from tests.support.stores import put, read
 from tranlogs.errors import CorruptObject, StoreRefused, StoreUnavailable
 from tranlogs.store import ObjectStatus
 from tranlogs.store import alluxio as module
 from tranlogs.store.alluxio import AlluxioStore
-from tranlogs.testing.stores import put, read
 
 Answer = Callable[["Handler"], None]
 

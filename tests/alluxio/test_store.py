@@ -13,11 +13,11 @@ import pytest
 import xxhash
 
 from tests.alluxio.cluster import Cluster
+from tests.support.stores import MIB, StoreConformance, pieces, put, read
 from tranlogs.errors import StoreRefused, StoreUnavailable
 from tranlogs.store import Store, open_store
 from tranlogs.store.alluxio import AlluxioStore
 from tranlogs.store.check import check_store
-from tranlogs.testing.stores import MIB, StoreConformance, pieces, put, read
 
 
 class TestAlluxio(StoreConformance):

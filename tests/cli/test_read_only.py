@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import disks
 from tranlogs.errors import UsageError
-from tranlogs.testing import disks
 
 from .conftest import STEPS, Cli, train
 

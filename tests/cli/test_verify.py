@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.damage import tensor_span
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind, Location
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
-from tranlogs.testing.damage import tensor_span
 
 from .conftest import STEPS, Cli, flip, segment_files
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.core.toys import NEVER, SIZES
+from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.config import MIB, JournalConfig
-from tranlogs.testing.toy import ToyTrainer, open_toy
 
 
 @pytest.fixture

@@ -26,6 +26,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from tests.support import damage
+from tests.support.toy import ToyState, ToyTrainer, open_toy
+from tests.support.verify import verify_run
 from tranlogs.catalog import CATALOG_NAME, Catalog, Incident, Tables
 from tranlogs.checkpoint.layout import MANIFEST
 from tranlogs.config import JournalConfig
@@ -38,9 +41,7 @@ from tranlogs.log.record import HEAD, EntryKind, Location
 from tranlogs.recovery.facts import open_for_reading, read_catalog
 from tranlogs.recovery.history import build_history
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.testing import damage
-from tranlogs.testing.toy import ToyState, ToyTrainer, open_toy
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 LAST = 66  # step at which the runs that are broken end
 OLDER = 62  # step of the older copies of log files

@@ -9,9 +9,11 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.faults import failing
 from tranlogs.catalog import (
     CATALOG_NAME,
     Catalog,
@@ -28,7 +30,6 @@ from tranlogs.catalog import (
 from tranlogs.catalog import catalog as catalog_module
 from tranlogs.config import FORMAT_VERSION
 from tranlogs.errors import CorruptCatalog, LogUnavailable, UnknownFormat
-from tranlogs.testing.faults import failing
 
 SEGMENT = SegmentRow(3, f"{255:016x}", "3.seg", 4096, "sealed", 1, 5, 2, 9, 4, 8192, 1.5, 0.5)
 
@@ -44,6 +45,13 @@ def elsewhere(folder: Path, code: str) -> str:
     """Run code on the catalog in another process."""
     program = f"from pathlib import Path\nfrom tranlogs.catalog import *\nfolder = Path({str(folder)!r})\n{code}"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def write_watermarks(catalog: Catalog, **changes: Any) -> None:
+    """Change some watermarks, as the log and the archiver do."""
+    with catalog.transaction() as tables:
+        now = tables.get("watermarks", Watermarks) or Watermarks()
+        tables.put("watermarks", replace(now, **changes))
 
 
 def ordinals(tables: Tables) -> list[int]:
@@ -117,8 +125,8 @@ def test_a_failed_commit_changes_nothing_and_the_next_one_works(catalog: Catalog
 
 
 def test_watermarks_are_changed_one_by_one(catalog: Catalog) -> None:
-    catalog.update_watermarks(committed=7, synced=5)
-    catalog.update_watermarks(archived=3)
+    write_watermarks(catalog, committed=7, synced=5)
+    write_watermarks(catalog, archived=3)
     assert catalog.watermarks() == Watermarks(7, 5, 3)
 
 
@@ -141,7 +149,7 @@ def test_one_process_shares_one_environment(catalog: Catalog, tmp_path: Path) ->
     second = Catalog.open(tmp_path)
     assert second is catalog
     second.close()
-    catalog.update_watermarks(committed=1)
+    write_watermarks(catalog, committed=1)
     assert catalog.watermarks().committed == 1
 
 
@@ -149,15 +157,15 @@ def test_a_reader_that_was_first_becomes_the_writer(tmp_path: Path) -> None:
     Catalog.open(tmp_path, writable=True).close()
     reader = Catalog.open(tmp_path)
     writer = Catalog.open(tmp_path, writable=True)
-    writer.update_watermarks(committed=4)
+    write_watermarks(writer, committed=4)
     assert reader.watermarks().committed == 4
     reader.close()
-    writer.update_watermarks(committed=5)
+    write_watermarks(writer, committed=5)
     writer.close()
 
 
 def test_other_processes_read_and_write_beside_the_trainer(catalog: Catalog, tmp_path: Path) -> None:
-    catalog.update_watermarks(committed=3)
+    write_watermarks(catalog, committed=3)
     assert elsewhere(tmp_path, "print(Catalog.open(folder).watermarks().committed)") == "3"
     ask = "c = Catalog.open(folder, writable=True)\nwith c.transaction() as t: t.put_request('checkpoint', {'step': 9})"
     elsewhere(tmp_path, ask)
@@ -165,12 +173,12 @@ def test_other_processes_read_and_write_beside_the_trainer(catalog: Catalog, tmp
 
 
 def test_a_killed_writer_leaves_the_catalog_whole(catalog: Catalog, tmp_path: Path) -> None:
-    code = "import os\nc = Catalog.open(folder, writable=True)\nc.update_watermarks(committed=1)\nwith c.transaction() as t:\n"
-    code += "    t.put('watermarks', Watermarks(99))\n    os.kill(os.getpid(), 9)"
+    code = "import os\nc = Catalog.open(folder, writable=True)\nwith c.transaction() as t: t.put('watermarks', Watermarks(1))\n"
+    code += "with c.transaction() as t:\n    t.put('watermarks', Watermarks(99))\n    os.kill(os.getpid(), 9)"
     with pytest.raises(subprocess.CalledProcessError, match="SIGKILL"):
         elsewhere(tmp_path, code)
     assert catalog.watermarks().committed == 1
-    catalog.update_watermarks(committed=2)
+    write_watermarks(catalog, committed=2)
 
 
 def test_processes_killed_while_they_read_do_not_use_up_the_readers(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.faults import failing
 from tranlogs.checkpoint import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
 from tranlogs.checkpoint.layout import MANIFEST, META, STATE, TEMPORARY
 from tranlogs.config import FORMAT_VERSION
 from tranlogs.errors import CorruptCheckpoint, UnencodableState, UnknownFormat
-from tranlogs.testing.faults import failing
 from tranlogs.types import ITEMSIZE, AnyArray, Array, SparseArray, dense
 
 ABOUT = {"step": 7, "sequence": 15, "chain": f"{0xFEED:016x}", "timeline": 2, "run_id": "r", "created_at": 1.0}

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clock import FakeClock
+from tests.support.faults import failing
+from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.catalog import Catalog
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.retention import CheckpointPolicy, EverySeconds, EverySteps, KeepLatest
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.faults import failing
-from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
 
 SIZES = (7, 300)
 HOUR = 3600.0

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.damage import tensor_span
+from tests.support.toy import ToyState, ToyTrainer, open_toy, uninterrupted
+from tests.support.verify import verify_run
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.config import JournalConfig
 from tranlogs.errors import RecoveryError
@@ -15,9 +18,7 @@ from tranlogs.log.reader import Entry, SegmentReader
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery.facts import open_for_reading, read_catalog
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.testing.damage import tensor_span
-from tranlogs.testing.toy import ToyState, ToyTrainer, open_toy, uninterrupted
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 
 def open_run(run: Path, every: int = 20) -> ToyTrainer:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import tranlogs
+from tests.support.faults import failing, times_hit
 from tranlogs import failpoints
-from tranlogs.testing.faults import failing, times_hit
 
 SOURCES = Path(tranlogs.__file__).parent
 

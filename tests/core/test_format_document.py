@@ -16,6 +16,9 @@ import pytest
 
 from tests.core import format_reader
 from tests.core.format_reader import DocumentSegment, checked_row, read_checkpoint
+from tests.support.bare_log import BareLog
+from tests.support.toy import ToyTrainer, open_toy, uninterrupted
+from tests.support.verify import verify_run
 from tranlogs.catalog import Catalog
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.codec.compression import Codec
@@ -25,10 +28,8 @@ from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.testing.bare_log import BareLog
-from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.types import Array, Extension, Piece, SparseArray, dense
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 GOLDEN = Path(__file__).parent.parent / "data" / "run-format-2.tar.xz"
 GOLDEN_STEPS = 12

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.bare_log import BareLog
+from tests.support.faults import failing
 from tranlogs.config import QUEUE_JOBS_MAX
 from tranlogs.errors import LogUnavailable
 from tranlogs.journal.handover import BufferPool, HandOver
 from tranlogs.journal.writers import QueuedRecord, QueuedWriter, held
 from tranlogs.log.layout import Layout, Payload
 from tranlogs.log.record import EntryKind
-from tranlogs.testing.bare_log import BareLog
-from tranlogs.testing.faults import failing
 from tranlogs.types import Array, SparseArray, TensorSpec, dense
 
 

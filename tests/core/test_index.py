@@ -17,6 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.core.toys import SIZES, state_at
+from tests.support import disks
+from tests.support.abandon import abandoned_copy
+from tests.support.faults import failing
+from tests.support.toy import ToyTrainer, open_toy
+from tests.support.verify import verify_run
 from tranlogs.catalog.environment import open_environment
 from tranlogs.config import CATALOG_BYTES_RESERVED, FORMAT_VERSION, MIB, JournalConfig
 from tranlogs.errors import CorruptCatalog, LogUnavailable
@@ -26,11 +31,7 @@ from tranlogs.log.record import EntryKind, Location, pack_head
 from tranlogs.log.scanner import scan
 from tranlogs.recovery.facts import open_for_reading, read_catalog
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.testing import disks
-from tranlogs.testing.abandon import abandoned_copy
-from tranlogs.testing.faults import failing
-from tranlogs.testing.toy import ToyTrainer, open_toy
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 TOP = (1 << 64) - 1
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.core.toys import state_at
-from tranlogs.testing.toy import ToyTrainer
+from tests.support.toy import ToyTrainer
 
 
 def was_interrupted(work: Callable[[], None], moment: int) -> bool:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.abandon import abandoned_copy
+from tests.support.clock import FakeClock
+from tests.support.faults import failing, times_hit
+from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.failpoints import POINTS
 from tranlogs.log import writer as log
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.testing.abandon import abandoned_copy
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.faults import failing, times_hit
-from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
 
 SIZES = (7, 300)
 WRITE_PATH = [point for point in POINTS if point.startswith(("log.", "catalog.", "checkpoint."))]

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from tests.core.toys import NEVER, SIZES, boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
+from tests.support.clock import FakeClock
+from tests.support.faults import failing
+from tests.support.toy import ToyState, ToyTrainer
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.journal import Journal
@@ -18,9 +21,6 @@ from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery import recover
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.faults import failing
-from tranlogs.testing.toy import ToyState, ToyTrainer
 from tranlogs.types import dense
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.bare_log import BareLog, append_step, expected_step
+from tests.support.faults import failing
 from tranlogs.catalog import SegmentRow, Tables
 from tranlogs.config import HANDOVER_BYTES_MIN, MIB, RECORD_SLACK_BYTES, JournalConfig
 from tranlogs.errors import CorruptRecord, LogUnavailable, UnencodableState
@@ -29,8 +31,6 @@ from tranlogs.log.record import HEAD, EntryKind, Position, unpack_head
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import SegmentFile
 from tranlogs.log.writer import WriteAheadLog
-from tranlogs.testing.bare_log import BareLog, append_step, expected_step
-from tranlogs.testing.faults import failing
 from tranlogs.types import Array, Piece, SparseArray, TensorSpec, dense
 
 

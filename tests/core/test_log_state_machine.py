@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.core.toys import step_of
+from tests.support.abandon import abandoned_copy
+from tests.support.clock import FakeClock
+from tests.support.faults import failing
+from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import RecoveryError
 from tranlogs.failpoints import POINTS
 from tranlogs.log import writer as log
 from tranlogs.log.layout import Payload
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.testing.abandon import abandoned_copy
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.faults import failing
-from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs.types import dense
 
 SIZES = (3, 40)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clock import FakeClock
+from tests.support.faults import failing
+from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.config import JournalConfig
 from tranlogs.retention import EverySteps, KeepAll, KeepEvery, KeepLatest, RetentionPolicy
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.faults import failing
-from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
 
 SIZES = (7, 300)
 KEEPS = [(KeepLatest(3), True), (KeepLatest(2), True), (KeepLatest(1), False), (KeepAll(), False), (KeepEvery(5), False)]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.abandon import abandoned_copy
+from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoint.layout import MANIFEST, open_manifest, seal_manifest
 from tranlogs.config import JournalConfig
 from tranlogs.errors import UnknownFormat
 from tranlogs.log import record
 from tranlogs.retention import EverySteps
-from tranlogs.testing.abandon import abandoned_copy
-from tranlogs.testing.toy import ToyTrainer, open_toy
 
 SIZES = (7, 300)
 

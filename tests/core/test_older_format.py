@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.core.test_newer_version import content
+from tests.support.toy import open_toy
+from tests.support.verify import verify_run
 from tranlogs.catalog import CATALOG_NAME
 from tranlogs.errors import UnknownFormat
-from tranlogs.testing.toy import open_toy
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 ARCHIVE = Path(__file__).parent.parent / "data" / "run-format-1.tar.xz"
 WHAT = "format version 1, and this TranLogs reads version 2"

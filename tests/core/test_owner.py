@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.toy import open_toy
 from tranlogs.errors import RunInUse, UsageError
 from tranlogs.journal import read_owner
 from tranlogs.journal.owner import OwnerLock
 from tranlogs.log.layout import Payload
-from tranlogs.testing.toy import open_toy
 
 HOLD = """
 import sys

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.bare_log import BareLog
+from tests.support.faults import failing
 from tranlogs.codec.compression import Codec, decompress
 from tranlogs.config import HANDOVER_BYTES_MIN, MIB
 from tranlogs.errors import LogUnavailable
@@ -20,8 +22,6 @@ from tranlogs.log.layout import PIECE_BYTES_MAX, Layout, Payload
 from tranlogs.log.payload_writer import Choices, PayloadThread, PieceWriter, pieces_of
 from tranlogs.log.record import HEAD, EntryKind, checksum_of
 from tranlogs.log.segment_file import SegmentFile
-from tranlogs.testing.bare_log import BareLog
-from tranlogs.testing.faults import failing
 from tranlogs.types import Bytes, TensorSpec, dense
 
 

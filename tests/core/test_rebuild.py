@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.toy import ToyTrainer, open_toy, uninterrupted
+from tests.support.verify import verify_run
 from tranlogs.catalog import CATALOG_NAME, Catalog, CommonRow, Incident
 from tranlogs.config import JournalConfig
 from tranlogs.errors import CorruptCatalog
@@ -13,8 +15,7 @@ from tranlogs.rebuild import rebuild_catalog
 from tranlogs.recovery.facts import Listed, open_for_reading, read_catalog
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.retention.prune import retire
-from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 
 def open_run(run: Path) -> ToyTrainer:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.faults import failing
 from tranlogs.catalog import Catalog, CheckpointRow, CommonRow, SegmentRow, TimelineRow, segment_key
 from tranlogs.errors import LogUnavailable, UsageError
 from tranlogs.retention import (
@@ -25,7 +26,6 @@ from tranlogs.retention import (
     as_retention,
 )
 from tranlogs.retention.prune import plan_retirement, retire
-from tranlogs.testing.faults import failing
 
 
 def facts(steps: int = 0, seconds: float = 0.0, log_bytes: int = 0, replay: float = 0.0, load: float = 0.0) -> CheckpointFacts:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.bare_log import BareLog, append_step
 from tranlogs.catalog import SegmentRow
 from tranlogs.config import FORMAT_VERSION, META_BYTES_MAX, MIB, JournalConfig
 from tranlogs.errors import CorruptRecord, UnknownFormat
@@ -22,7 +23,6 @@ from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, MAGIC, EntryKind, Location, checksum_of, pack_head
 from tranlogs.log.scanner import scan
-from tranlogs.testing.bare_log import BareLog, append_step
 from tranlogs.types import dense
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
-from tranlogs.testing.toy import ToyTrainer, open_toy
 
 
 def _segment(trainer: ToyTrainer) -> tuple[Path, int]:

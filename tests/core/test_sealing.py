@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.bare_log import BareLog
+from tests.support.clock import FakeClock
 from tranlogs.clock import SystemClock
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.log import group_commit, sealing
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.record import EntryKind
 from tranlogs.log.sealing import SealLease
-from tranlogs.testing.bare_log import BareLog
-from tranlogs.testing.clock import FakeClock
 from tranlogs.types import dense
 
 DATA = dense(np.arange(5000, dtype=np.float32))

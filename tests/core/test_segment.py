@@ -12,6 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.bare_log import BareLog, append_step, expected_step
+from tests.support.clock import FakeClock
+from tests.support.faults import failing
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.config import MIB, SPARE_FILES_MAX
 from tranlogs.errors import LogUnavailable
@@ -20,9 +23,6 @@ from tranlogs.log.preallocator import Preallocator, delete_segment
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, EntryKind, extent_end, pack_head
 from tranlogs.log.scanner import scan
-from tranlogs.testing.bare_log import BareLog, append_step, expected_step
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.faults import failing
 
 VALUE = np.random.default_rng(0).integers(0, 256, 4000, np.uint8)
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.core.toys import boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
+from tests.support.clock import FakeClock
+from tests.support.faults import failing
+from tests.support.toy import ToyTrainer
 from tranlogs.retention import CheckpointFacts, EverySteps
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.faults import failing
-from tranlogs.testing.toy import ToyTrainer
 
 
 def suspended(trainer: ToyTrainer, at: int, rule: str = "log.begin=enospc") -> None:

@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.abandon import abandoned_copy
+from tests.support.damage import copy_live, tensor_span
+from tests.support.faults import failing
+from tests.support.toy import ToyTrainer, open_toy
+from tests.support.verify import verify_run
 from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.checkpoint.layout import MANIFEST, open_manifest, seal_manifest
@@ -23,11 +28,7 @@ from tranlogs.log.record import HEAD, EntryKind, Location
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.recovery.history import ScannedSegment
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.testing.abandon import abandoned_copy
-from tranlogs.testing.damage import copy_live, tensor_span
-from tranlogs.testing.faults import failing
-from tranlogs.testing.toy import ToyTrainer, open_toy
-from tranlogs.verify import Checked, Problem, verify_journal, verify_run
+from tranlogs.verify import Checked, Problem, verify_journal
 
 SIZES = (7, 3000, 40_000)
 

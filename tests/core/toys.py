@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy.typing as npt
 
+from tests.support.abandon import abandoned_copy
+from tests.support.toy import ToyTrainer, uninterrupted
 from tranlogs.log.layout import Payload
 from tranlogs.retention import EverySteps
-from tranlogs.testing.abandon import abandoned_copy
-from tranlogs.testing.toy import ToyTrainer, uninterrupted
 from tranlogs.types import dense
 
 SIZES = (7, 300)

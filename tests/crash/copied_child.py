@@ -7,9 +7,9 @@ import time
 
 from power_child import SIZES
 
+from tests.support.toy import open_toy
 from tranlogs.config import JournalConfig
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.testing.toy import open_toy
 
 
 def main(run: str, durability: str) -> None:

@@ -21,12 +21,12 @@ from typing import Any
 import numpy.random  # noqa: F401  (it is imported lazily)
 from power_child import SIZES, Judge
 
+from tests.support.clock import FakeClock
+from tests.support.toy import ToyTrainer, open_toy
 from tranlogs import EverySteps, KeepLatest
 from tranlogs.config import JournalConfig
 from tranlogs.errors import TranLogsError
 from tranlogs.log import writer as log
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.toy import ToyTrainer, open_toy
 
 STDOUT = socket.socket(fileno=1)
 

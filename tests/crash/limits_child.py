@@ -18,11 +18,11 @@ from contextlib import contextmanager
 import numpy.random  # noqa: F401  (it is imported lazily)
 from power_child import SIZES, Judge
 
+from tests.support.clock import FakeClock
+from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.config import JournalConfig
 from tranlogs.log import writer as log
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.toy import ToyTrainer, open_toy
 
 ROUNDS = 12
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h

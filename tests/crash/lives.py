@@ -9,7 +9,8 @@ from typing import Any
 
 from tests.crash import tally
 from tests.crash.toy_trainers import Outcome, Trainers
-from tranlogs.verify import Problem, verify_run
+from tests.support.verify import verify_run
+from tranlogs.verify import Problem
 
 
 class Lives:

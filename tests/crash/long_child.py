@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy.random  # noqa: F401  (it is imported lazily)
 import xxhash
 
+from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.config import JournalConfig
 from tranlogs.retention import EverySteps
-from tranlogs.testing.toy import ToyTrainer, open_toy
 
 TENTHS = 10
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import xxhash
 
+from tests.support.toy import ToyState, ToyTrainer, open_toy
+from tests.support.verify import verify_run
 from tranlogs.config import JournalConfig
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.testing.toy import ToyState, ToyTrainer, open_toy
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 SIZES = (7, 3000, 5000)
 

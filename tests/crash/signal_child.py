@@ -17,13 +17,13 @@ import threading
 import traceback
 from typing import Any, NoReturn
 
+from tests.support.toy import ToyTrainer, open_toy
 from tranlogs import EverySteps
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.config import JournalConfig
 from tranlogs.journal import checkpointer
 from tranlogs.journal.parting import Parting
 from tranlogs.log.layout import Payload
-from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs.types import dense
 
 SIZES = (7, 300, 2500)

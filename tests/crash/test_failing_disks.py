@@ -12,8 +12,8 @@ import pytest
 
 from tests.crash.lives import Lives
 from tests.crash.toy_trainers import Outcome, Trainers
+from tests.support import disks
 from tranlogs.config import MIB
-from tranlogs.testing import disks
 
 pytestmark = pytest.mark.crash
 

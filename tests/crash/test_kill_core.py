@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.crash.toy_trainers import SIZES, UNTIL, Trainers, expected, state_sum
+from tests.support.toy import open_toy
+from tests.support.verify import verify_run
 from tranlogs import KeepLatest
 from tranlogs.config import JournalConfig
 from tranlogs.failpoints import POINTS
 from tranlogs.log import writer as log
-from tranlogs.testing.toy import open_toy
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from tests.crash.judging import judging
+from tests.support.clock import FakeClock
+from tests.support.damage import copy_live
+from tests.support.toy import open_toy, uninterrupted
 from tranlogs import threads
 from tranlogs.config import JournalConfig
 from tranlogs.errors import CannotRead, LogUnavailable, UsageError
 from tranlogs.retention import EverySteps
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.damage import copy_live
-from tranlogs.testing.toy import open_toy, uninterrupted
 
 pytestmark = pytest.mark.crash
 

@@ -20,12 +20,13 @@ from tests.crash.toy_trainers import Outcome, Trainers
 from tests.monitor.compacting import install_toy
 from tests.monitor.monitors import Monitors
 from tests.shipping.ships import marks, ship
+from tests.support.verify import verify_run
 from tranlogs.config import MIB
 from tranlogs.errors import NotARun
 from tranlogs.failpoints import POINTS
 from tranlogs.shipping import pull
 from tranlogs.store import LocalStore
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash
 

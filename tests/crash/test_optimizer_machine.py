@@ -22,6 +22,10 @@ from tests.crash import tally
 from tests.crash.plain_twin import BODIES, Boundary, Kind, Script, Twin
 from tests.monitor.compacting import daemon
 from tests.shipping.ships import marks, ship
+from tests.support.abandon import abandoned_copy, copy_of_written
+from tests.support.clock import FakeClock
+from tests.support.faults import failing
+from tests.support.verify import verify_run
 from tests.torch.lab import differences
 from tranlogs.catalog import Catalog
 from tranlogs.errors import RecoveryError
@@ -31,10 +35,7 @@ from tranlogs.journal.opening import settle_segments
 from tranlogs.log import writer as log
 from tranlogs.shipping import pull
 from tranlogs.store import LocalStore
-from tranlogs.testing.abandon import abandoned_copy, copy_of_written
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.faults import failing
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash

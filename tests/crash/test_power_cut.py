@@ -18,7 +18,7 @@ import pytest
 
 from tests.crash import tally
 from tests.crash.judging import CHILD, Judge, judging
-from tranlogs.testing import disks
+from tests.support import disks
 
 pytestmark = [pytest.mark.crash, pytest.mark.disks]
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.crash.signal_child import SIZES, STEPS
+from tests.support.toy import open_toy, uninterrupted
 from tranlogs.catalog import Catalog
 from tranlogs.config import JournalConfig
 from tranlogs.errors import RunInUse, UsageError
@@ -23,7 +24,6 @@ from tranlogs.journal import JournalPaths, read_owner, signals
 from tranlogs.journal.owner import holder_of
 from tranlogs.journal.parting import Parting
 from tranlogs.journal.takeover import VARIABLE, end_beyond, is_wanted
-from tranlogs.testing.toy import open_toy, uninterrupted
 
 pytestmark = pytest.mark.crash
 

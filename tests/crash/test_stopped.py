@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clock import FakeClock
+from tests.support.toy import ToyTrainer, open_toy, uninterrupted
+from tests.support.verify import verify_run
 from tranlogs.catalog import catalog as catalogs
 from tranlogs.config import MIB, JournalConfig
 from tranlogs.errors import RunInUse
 from tranlogs.journal import read_owner
 from tranlogs.log import writer as log
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.toy import ToyTrainer, open_toy, uninterrupted
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash
 
@@ -30,7 +31,7 @@ import sys
 from pathlib import Path
 from tranlogs.config import JournalConfig
 from tranlogs.retention import EverySteps
-from tranlogs.testing.toy import open_toy
+from tests.support.toy import open_toy
 trainer = open_toy(sys.argv[1], sizes=(7, 300), config=JournalConfig(segment_bytes=1 << 20), policy=EverySteps(5))
 trainer.recover()
 trainer.train(12)

@@ -12,7 +12,8 @@ import pytest
 
 from tests.crash.timelines import Fork, checkpoints, expected
 from tests.crash.toy_trainers import Trainers
-from tranlogs.verify import Problem, verify_run
+from tests.support.verify import verify_run
+from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.crash.toy_trainers import SIZES, Outcome, state_sum
+from tests.support.toy import ToyState
 from tranlogs.catalog import Catalog
 from tranlogs.lineage import is_on, lineage
-from tranlogs.testing.toy import ToyState
 
 
 @dataclass(frozen=True)

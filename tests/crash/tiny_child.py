@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.toy import ToyState, ToyTrainer
 from tranlogs.config import JournalConfig
 from tranlogs.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.retention import EverySteps
-from tranlogs.testing.toy import ToyState, ToyTrainer
 from tranlogs.types import dense
 
 STEPS = 10_000

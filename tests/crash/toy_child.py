@@ -24,6 +24,8 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
+from tests.support.clock import FakeClock
+from tests.support.toy import ToyTrainer, open_toy
 from tranlogs import EverySeconds, EverySteps, KeepLatest, failpoints
 from tranlogs.clock import Clock, SystemClock
 from tranlogs.config import JournalConfig
@@ -31,8 +33,6 @@ from tranlogs.errors import RecoveryError
 from tranlogs.journal import Journal
 from tranlogs.log import writer as log
 from tranlogs.log.layout import Payload
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.toy import ToyTrainer, open_toy
 
 SIZES = (7, 300, 2500)
 

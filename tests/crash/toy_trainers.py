@@ -15,7 +15,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from tranlogs.testing.toy import ToyState
+from tests.support.toy import ToyState
 
 CHILD = Path(__file__).with_name("toy_child.py")
 SIZES = (7, 300, 2500)

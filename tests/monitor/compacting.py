@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.support.clock import FakeClock
 from tranlogs.cli.runs import journals_of
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
-from tranlogs.testing.clock import FakeClock
 from tranlogs_monitor.daemon import Daemon, journals_below
 from tranlogs_monitor.settings import Settings
 

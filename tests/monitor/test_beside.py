@@ -16,12 +16,12 @@ import pytest
 
 from tests.core.toys import killed
 from tests.monitor.compacting import ROOT
+from tests.support.toy import ToyTrainer
 from tranlogs import Monitor
 from tranlogs.catalog import Catalog
 from tranlogs.errors import UsageError
 from tranlogs.journal import JournalPaths, beside, read_owner
 from tranlogs.journal.beside import as_monitor, start_beside
-from tranlogs.testing.toy import ToyTrainer
 from tranlogs_monitor.lock import lock
 
 Toy = Callable[..., ToyTrainer]

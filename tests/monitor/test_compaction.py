@@ -17,6 +17,8 @@ from tests.monitor.compacting import ALWAYS, compacted, daemon, install_toy
 from tests.monitor.shadows import checkpoints, contents, forget_checkpoints
 from tests.monitor.shadows import made as made_by
 from tests.monitor.toy_offline import OfflineRun
+from tests.support.clock import FakeClock
+from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.catalog import Catalog, CheckpointRow, segment_key
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.checkpoint.shadow import Shadow, publish, shadow_folder
@@ -25,8 +27,6 @@ from tranlogs.log.layout import Payload
 from tranlogs.recovery.shadow import plan_shadow
 from tranlogs.retention import KeepAll, KeepLatest
 from tranlogs.retention.compaction import Compaction
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs.types import dense
 from tranlogs_monitor.lock import lock
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.shipping.ships import trained
+from tests.support.clock import FakeClock
 from tranlogs.cli.runs import journals_of
 from tranlogs.errors import UsageError
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.owner import OwnerLock
-from tranlogs.testing.clock import FakeClock
 from tranlogs_monitor.daemon import Daemon, journals_below
 from tranlogs_monitor.settings import Settings
 

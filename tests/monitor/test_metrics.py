@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.monitor.test_watch import run, watching
 from tests.shipping.ships import archiver, ship
+from tests.support.faulty_store import FaultyStore
+from tests.support.toy import ToyTrainer
 from tranlogs.config import MIB
 from tranlogs.errors import UsageError
 from tranlogs.retention.budget import Budget
 from tranlogs.shipping import read_newest
-from tranlogs.testing.faulty_store import FaultyStore
-from tranlogs.testing.toy import ToyTrainer
 from tranlogs_monitor.board import Board
 from tranlogs_monitor.listening import address_of
 from tranlogs_monitor.metrics import Metrics

@@ -14,14 +14,14 @@ import pytest
 
 from tests.core.toys import killed
 from tests.monitor.test_watch import run, watching
+from tests.support.browser import Browser, chromium
+from tests.support.clock import FakeClock
+from tests.support.toy import ToyTrainer
 from tranlogs.catalog import EvaluationRow, Incident, Watermarks
 from tranlogs.config import MIB
 from tranlogs.quantities import bytes_in_words
 from tranlogs.retention.budget import Budget, bytes_on_disk
 from tranlogs.retention.evaluation import worth_of
-from tranlogs.testing.browser import Browser, chromium
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.toy import ToyTrainer
 from tranlogs_monitor.board import Board
 from tranlogs_monitor.metrics import Metrics
 from tranlogs_monitor.settings import Settings

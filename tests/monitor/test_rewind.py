@@ -9,6 +9,7 @@ import pytest
 
 from tests.monitor.test_watch import watching
 from tests.shipping.ships import toy, trained
+from tests.support.toy import open_toy
 from tranlogs import testing
 from tranlogs.catalog import Catalog
 from tranlogs.config import MIB, JournalConfig
@@ -17,7 +18,6 @@ from tranlogs.recovery import recover
 from tranlogs.recovery.recover import Recovered
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.retention.budget import Budget
-from tranlogs.testing.toy import open_toy
 
 LIMITS = [Budget(11 * MIB), Budget(checkpoints_max=2, segments_max=4)]
 

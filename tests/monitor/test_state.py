@@ -11,12 +11,12 @@ import pytest
 
 from tests.core.toys import killed
 from tests.monitor.test_watch import flip, run, watching
+from tests.support.toy import ToyTrainer
 from tranlogs.catalog import CheckpointRow, EvaluationRow, SegmentRow, StoreRow, TimelineRow, Watermarks
 from tranlogs.config import MIB
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.decay import Worth
 from tranlogs.retention.evaluation import packed
-from tranlogs.testing.toy import ToyTrainer
 from tranlogs_monitor.board import Shown
 from tranlogs_monitor.curves import curves
 from tranlogs_monitor.page import journal_page

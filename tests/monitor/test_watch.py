@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from tests.core.toys import killed
+from tests.support.clock import FakeClock
+from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.catalog import Catalog, EvaluationRow, segment_key
 from tranlogs.cli.runs import journals_of
 from tranlogs.config import MIB
@@ -22,8 +24,6 @@ from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.decay import Decay
 from tranlogs.retention.evaluation import worth_of
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.toy import ToyTrainer, open_toy
 from tranlogs_monitor.daemon import Daemon, journals_below
 from tranlogs_monitor.settings import Settings
 from tranlogs_monitor.watch import JournalWatch, Seen

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.support.toy import ToyState
 from tranlogs.checkpoint import Checkpoint, Snapshot
 from tranlogs.errors import UsageError
 from tranlogs.log.record import Position
 from tranlogs.recovery import RecoveryReport, recover
 from tranlogs.recovery.recover import Progress, Recovered
-from tranlogs.testing.toy import ToyState
 
 
 class Recorded(ToyState):

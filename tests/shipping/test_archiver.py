@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.shipping.ships import archiver, drain, marks, ship, store_row, toy, trained
+from tests.support.clock import FakeClock
+from tests.support.faulty_store import FaultyStore
+from tests.support.toy import uninterrupted
 from tranlogs import config
 from tranlogs.catalog import Catalog, CheckpointRow, ShippedRow
 from tranlogs.errors import RunInUse
@@ -22,9 +25,6 @@ from tranlogs.shipping import durability, pull, read_newest, source, upload
 from tranlogs.shipping.census import Census
 from tranlogs.shipping.manifest import manifest_names, writer_of
 from tranlogs.store import LocalStore
-from tranlogs.testing.clock import FakeClock
-from tranlogs.testing.faulty_store import FaultyStore
-from tranlogs.testing.toy import uninterrupted
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.shipping.ships import archiver, drain, marks, ship, toy, trained, trained_otherwise
+from tests.support.faulty_store import FaultyStore
 from tranlogs.catalog import Catalog
 from tranlogs.retention.keep import KeepAll
 from tranlogs.shipping import archiver as archiving
 from tranlogs.shipping import pull, read_newest
-from tranlogs.testing.faulty_store import FaultyStore
 
 
 def lose_catalog(run: Path) -> None:

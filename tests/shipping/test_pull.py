@@ -9,6 +9,8 @@ import pytest
 
 from tests.shipping.ships import archiver, drain, marks, ship, toy, trained, trained_otherwise
 from tests.shipping.test_archiver import assert_comes_back
+from tests.support.faulty_store import FaultyStore
+from tests.support.toy import uninterrupted
 from tranlogs.errors import CorruptObject, NotARun, StoreUnavailable, UsageError
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.keep import KeepAll
@@ -16,8 +18,6 @@ from tranlogs.shipping import find_run, pull, read_newest
 from tranlogs.shipping.along import bring_absent
 from tranlogs.shipping.manifest import manifest_names, publish
 from tranlogs.store import LocalStore
-from tranlogs.testing.faulty_store import FaultyStore
-from tranlogs.testing.toy import uninterrupted
 
 
 @pytest.fixture
@@ -269,9 +269,9 @@ def test_a_run_that_was_wound_back_comes_back_on_its_newest_timeline(memory_path
     ship(run, store, keep=KeepAll())
     trainer = toy(run, every=100)
     trainer.journal.close()
+    from tests.support.toy import open_toy
     from tranlogs.config import MIB, JournalConfig
     from tranlogs.retention import EverySteps
-    from tranlogs.testing.toy import open_toy
 
     trainer = open_toy(run, config=JournalConfig(durability="process", segment_bytes=2 * MIB), policy=EverySteps(100))
     trainer.recover(step=22)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.shipping.ships import open_only, ship, trained
+from tests.support.toy import ToyTrainer, uninterrupted
+from tests.support.verify import verify_run
 from tranlogs.checkpoint import Checkpoint
 from tranlogs.config import MIB
 from tranlogs.errors import StoreUnavailable
@@ -19,8 +21,7 @@ from tranlogs.recovery.facts import open_for_reading
 from tranlogs.retention.keep import KeepAll
 from tranlogs.shipping import Spare
 from tranlogs.store import LocalStore
-from tranlogs.testing.toy import ToyTrainer, uninterrupted
-from tranlogs.verify import Problem, verify_run
+from tranlogs.verify import Problem
 
 STEPS = 27
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import disks
+from tests.support.stores import StoreConformance, put
 from tranlogs.errors import StoreRefused, StoreUnavailable
 from tranlogs.store import Store, open_store
-from tranlogs.testing import disks
-from tranlogs.testing.stores import StoreConformance, put
 
 
 class TestLocalStore(StoreConformance):

@@ -10,10 +10,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from tests.support.stores import StoreConformance, put, read
 from tranlogs.errors import StoreRefused, StoreUnavailable
 from tranlogs.store import PatientStore, Store, open_store
 from tranlogs.store.remote import RemoteStore
-from tranlogs.testing.stores import StoreConformance, put, read
 
 
 class TestMemory(StoreConformance):

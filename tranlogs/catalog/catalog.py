@@ -14,7 +14,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -260,9 +259,3 @@ class Catalog:
         """The run's row."""
         found: RunRow | None = self.read(lambda tables: tables.get("run", RunRow))
         return found
-
-    def update_watermarks(self, **changes: Any) -> None:
-        """Write some watermarks."""
-        with self.transaction() as tables:
-            now = tables.get("watermarks", Watermarks) or Watermarks()
-            tables.put("watermarks", replace(now, **changes))

@@ -141,11 +141,6 @@ class WriteAheadLog:
     def counts(self, counts: bool) -> None:
         self._group.counts = counts
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether a record was begun and is not finished."""
-        return self._writing is not None
-
     # Appending: the training thread, or the writer thread where records are queued.
 
     def begin(self, payload: Payload, more: int = 0) -> RecordWriter:

@@ -49,11 +49,6 @@ class Recoverable(Protocol):
         """An entry's body with the framework's own tensors in it."""
         ...
 
-    @property
-    def fingerprint_kind(self) -> str:
-        """In words, what the comparison after each step covered."""
-        ...
-
 
 class Spare(Protocol):
     """Copies of a journal's files that lie elsewhere."""

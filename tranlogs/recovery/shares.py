@@ -129,11 +129,6 @@ class WholeEntry(Entry):
         """Return the names of the tensors of all shares."""
         return list(dict.fromkeys(name for part in self.shares for name in part.tensor_names()))
 
-    def nbytes_of(self, name: str) -> int:
-        """Return the bytes of a tensor when it is dense and whole."""
-        spec = next(part.layout.tensors[slot] for part in self.shares for slot in part.layout.index.get(name, ()))
-        return math.prod(spec.shape) * ITEMSIZE[spec.dtype]
-
     def read(self, name: str, out: Bytes | None = None) -> AnyArray | None:
         """Return a tensor, joined from its ranges; see `Entry.read`."""
         located = [(slot, part) for part in self.shares for slot in part.layout.index.get(name, ())]

@@ -1,14 +1,14 @@
 """To a store and back: sealed segments and checkpoints are sent, a manifest there names what counts, a new machine pulls it."""
 
-from .along import LAG_SECONDS, Along, bring_absent, ship_along
+from .along import LAG_SECONDS, bring_absent, ship_along
 from .archiver import Archiver, Limits, Progressed
-from .listing import StoredRun, stored_runs
-from .manifest import Manifest, place_of, read_newest
-from .pull import Pulled, find_run, pull
+from .listing import stored_runs
+from .manifest import place_of, read_newest
+from .pull import find_run, pull
 from .spare import Spare
 from .throttle import Throttle
 
 __all__ = [
-    "LAG_SECONDS", "Along", "Archiver", "Limits", "Manifest", "Progressed", "Pulled", "Spare", "StoredRun", "Throttle",
-    "bring_absent", "find_run", "place_of", "pull", "read_newest", "ship_along", "stored_runs",
+    "LAG_SECONDS", "Archiver", "Limits", "Progressed", "Spare", "Throttle", "bring_absent", "find_run", "place_of", "pull",
+    "read_newest", "ship_along", "stored_runs",
 ]  # fmt: skip

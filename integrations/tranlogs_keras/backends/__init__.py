@@ -8,14 +8,7 @@ from tranlogs.errors import UsageError
 
 from .base import Backend, Gradients
 
-__all__ = ["Backend", "Gradients", "backend_name", "choose_backend", "make_backend"]
-
-
-def backend_name() -> str:
-    """The backend that Keras runs on."""
-    import keras
-
-    return str(keras.backend.backend())
+__all__ = ["Backend", "Gradients", "choose_backend", "make_backend"]
 
 
 def make_backend() -> Backend:
@@ -24,7 +17,7 @@ def make_backend() -> Backend:
     Raises:
         UsageError: TranLogs has nothing for it.
     """
-    name = backend_name()
+    name = _backend_name()
     if name == "tensorflow":
         from .tensorflow import TensorFlowBackend
 
@@ -50,7 +43,14 @@ def choose_backend(name: str) -> None:
 
     if "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = name
-    if backend_name() != name:
+    if _backend_name() != name:
         raise UsageError(
-            f"the run was trained with Keras on {name}, and Keras runs on {backend_name()} here: set KERAS_BACKEND={name}"
+            f"the run was trained with Keras on {name}, and Keras runs on {_backend_name()} here: set KERAS_BACKEND={name}"
         )
+
+
+def _backend_name() -> str:
+    """Return the name of the backend that Keras runs on."""
+    import keras
+
+    return str(keras.backend.backend())

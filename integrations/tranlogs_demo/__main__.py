@@ -1,4 +1,4 @@
-"""`python -m tranlogs_torch.demo`: the same as `tranlogs demo`."""
+"""`python -m tranlogs_demo`: the same as `tranlogs demo`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import run_demo
 
 def main() -> int:
     """Exit code 0: exact; 1: something differs or failed; 2: usage."""
-    parser = argparse.ArgumentParser(prog="python -m tranlogs_torch.demo", description="Train, kill, recover, prove.")
+    parser = argparse.ArgumentParser(prog="python -m tranlogs_demo", description="Train, kill, recover, prove.")
     parser.add_argument("--folder", type=Path, default=Path("demo-run"), help="where it works (default: demo-run)")
     parser.add_argument("--quick", action="store_true", help="a smaller model: under a minute")
     parser.add_argument("--seed", type=int, help="of the first weights and of the moment of the kill")

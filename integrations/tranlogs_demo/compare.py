@@ -10,8 +10,6 @@ from typing import Any
 import torch
 import xxhash
 
-from ..adapt import flat_bytes
-
 _PARTS = {  # key in the file -> name, and what there is of it
     "weights": ("weights", "{} tensors"),
     "optimizer": ("optimizer", "{} tensors and settings"),
@@ -85,7 +83,7 @@ def _digest(leaves: dict[str, Any]) -> str:
     for path, value in leaves.items():
         if isinstance(value, torch.Tensor):
             digest.update(f"{path} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(flat_bytes(value.contiguous()).data)
+            digest.update(_bits(value).numpy().data)
         else:
             digest.update(f"{path} {value!r}".encode())
     return digest.hexdigest()

@@ -10,21 +10,19 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ..checkpoint import Checkpoint, Snapshot
-from ..codec.tree import to_numpy
-from ..journal import Journal
-from ..log.layout import Payload
-from ..log.reader import Entry
-from ..log.record import EntryKind
-from ..recovery import Divergence, RecoveryReport, recover
-from ..recovery.protocol import Spare
-from ..types import AnyArray, Array, dense
+from tranlogs.checkpoint import Checkpoint, Snapshot
+from tranlogs.codec.tree import to_numpy
+from tranlogs.journal import Journal
+from tranlogs.log.layout import Payload
+from tranlogs.log.reader import Entry
+from tranlogs.log.record import EntryKind
+from tranlogs.recovery import Divergence, RecoveryReport, recover
+from tranlogs.recovery.protocol import Spare
+from tranlogs.types import AnyArray, Array, dense
 
 
 class ToyState:
     """Parameters and momenta; gradients are drawn from an RNG that is auxiliary state."""
-
-    fingerprint_kind = "all parameters"
 
     def __init__(self, sizes: Sequence[int] = (7, 3000, 40_000), seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from tranlogs.errors import UsageError
-from tranlogs_torch.demo import run_demo
-from tranlogs_torch.demo.compare import compare
-from tranlogs_torch.demo.figures import Acts, judge
-from tranlogs_torch.demo.job import Job
-from tranlogs_torch.demo.model import GPT_TINY, build_gpt
-from tranlogs_torch.demo.process import Account, ChildFailed, follow
-from tranlogs_torch.demo.table import commands
-from tranlogs_torch.demo.text import TextWindows, read_topics
+from tranlogs_demo import run_demo
+from tranlogs_demo.compare import compare
+from tranlogs_demo.figures import Acts, judge
+from tranlogs_demo.job import Job
+from tranlogs_demo.model import GPT_TINY, build_gpt
+from tranlogs_demo.process import Account, ChildFailed, follow
+from tranlogs_demo.table import commands
+from tranlogs_demo.text import TextWindows, read_topics
 
 # Text and model.
 
@@ -146,7 +146,7 @@ def test_child_that_fails_is_told_in_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_quick_demo_is_exact(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    command = [sys.executable, "-m", "tranlogs_torch.demo", "--quick", "--json", "--seed", "20", "--folder", str(folder)]
+    command = [sys.executable, "-m", "tranlogs_demo", "--quick", "--json", "--seed", "20", "--folder", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout)

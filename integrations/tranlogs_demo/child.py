@@ -13,8 +13,8 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader
 
-from .. import LoggedOptimizer
-from ..rng import get_rng
+from tranlogs_torch import LoggedOptimizer
+
 from .job import Job, Teller
 from .model import build_gpt
 from .text import Batch, TextWindows, read_topics, shuffled
@@ -67,7 +67,7 @@ def train(job: Job, tell: Teller) -> None:
     torch.save(
         {
             "weights": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
-            "random": _storable(get_rng()), "loss": curve,
+            "random": _storable(_random_states()), "loss": curve,
         },
         job.state,
     )  # fmt: skip
@@ -84,6 +84,10 @@ def plain_batches(loader: DataLoader[Batch], until: int) -> Iterator[Batch]:
             taken += 1
             if taken == until:
                 return
+
+
+def _random_states() -> dict[str, Any]:
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
 
 
 def _storable(value: Any) -> Any:

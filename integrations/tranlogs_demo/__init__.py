@@ -1,4 +1,4 @@
-"""The demo: train, die, recover, finish, and prove that nothing was lost.
+"""Demo of `tranlogs_torch`: train, die, recover, finish, and prove that nothing was lost.
 
 `model` and `text` (a small GPT on the Python documentation) serve the benchmarks, too.
 """

@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from ..catalog import Catalog
-from ..clock import Clock
-from ..config import MIB, JournalConfig
-from ..lineage import lineage
-from ..log.index import LogIndex
-from ..log.layout import NO_TENSORS, Payload
-from ..log.reader import SegmentReader
-from ..log.record import EntryKind, Position
-from ..log.writer import Tensor, WriteAheadLog
-from ..recovery.facts import open_for_reading
-from ..recovery.history import Link, build_history
-from ..types import Array, dense
+from tranlogs.catalog import Catalog
+from tranlogs.clock import Clock
+from tranlogs.config import MIB, JournalConfig
+from tranlogs.lineage import lineage
+from tranlogs.log.index import LogIndex
+from tranlogs.log.layout import NO_TENSORS, Payload
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record import EntryKind, Position
+from tranlogs.log.writer import Tensor, WriteAheadLog
+from tranlogs.recovery.facts import open_for_reading
+from tranlogs.recovery.history import Link, build_history
+from tranlogs.types import Array, dense
+
 from .clock import FakeClock
 
 DESCRIBE: dict[str, Any] = {

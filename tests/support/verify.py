@@ -1,0 +1,23 @@
+"""The checker that users run, on all journals of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tranlogs.errors import NotARun
+from tranlogs.verify import Finding, verify_journal
+
+
+def verify_run(run: str | os.PathLike[str]) -> Iterator[Finding]:
+    """Check all journals of a run.
+
+    Raises:
+        NotARun: the folder holds no journal, so that nothing would be checked.
+    """
+    folders = sorted(path for path in Path(run).glob("rank*") if path.is_dir())
+    if not folders:
+        raise NotARun(Path(run))
+    for folder in folders:
+        yield from verify_journal(folder)
