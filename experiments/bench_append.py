@@ -18,11 +18,11 @@ from figures import Figure
 from turns import over, p99
 
 from tranlogs import KeepLatest
-from tranlogs.checkpoint import Snapshot
-from tranlogs.config import MIB, JournalConfig
+from tranlogs.base.config import MIB, JournalConfig
+from tranlogs.base.types import Array, dense
+from tranlogs.checkpoints import Snapshot
 from tranlogs.journal import Journal
 from tranlogs.log.layout import Payload
-from tranlogs.types import Array, dense
 
 SHAPES = ((1024, 256), (1024,), (1024, 1024), (1024,), (768, 1024), (768,), (10, 768), (10,))  # of an MLP: 8.4 MB
 SEGMENT_BYTES, INTERVAL = 128 * MIB, 15  # an interval fills a segment

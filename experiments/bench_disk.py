@@ -21,7 +21,7 @@ from bench_append import INTERVAL, Appends, gradients
 from figures import Figure
 from training_cases import Work, gradients_given, mlp, tiny
 
-from tranlogs.config import MIB
+from tranlogs.base.config import MIB
 from tranlogs_torch import LoggedOptimizer
 
 _CASES: tuple[tuple[str, Callable[[], Work], int, tuple[int, ...]], ...] = (

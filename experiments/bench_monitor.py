@@ -28,14 +28,14 @@ from measuring import quartiles, shown
 from support import open_toy
 
 from tranlogs import EverySteps
+from tranlogs.base.clock import SystemClock
+from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
-from tranlogs.clock import SystemClock
-from tranlogs.config import MIB, JournalConfig
 from tranlogs.journal import JournalPaths
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
 from tranlogs_monitor.settings import Settings
-from tranlogs_monitor.watch import JournalWatch
+from tranlogs_monitor.watching.watch import JournalWatch
 
 _SEGMENTS = 100_000
 _MODELS = {"gpt": f"GPT, 10.7 M parameters, batch {GPT_BATCH}", "small": "perceptron, 0.1 M parameters"}

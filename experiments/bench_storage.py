@@ -27,8 +27,8 @@ from circumstances import Circumstances, write_results
 from support import open_toy
 
 from tranlogs import EverySteps
+from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog, EvaluationRow
-from tranlogs.config import MIB, JournalConfig
 from tranlogs.log import writer as log
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget

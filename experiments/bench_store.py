@@ -33,8 +33,8 @@ from bench_store_training import WRITE_TYPES, measure_lag, measure_training
 from circumstances import Circumstances, write_results
 from measuring import quartiles, seconds
 
-from tranlogs.store import Store, open_store
-from tranlogs.store.alluxio import AlluxioStore
+from tranlogs.stores import Store, open_store
+from tranlogs.stores.alluxio import AlluxioStore
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (64 * KIB, 1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB)

@@ -20,11 +20,11 @@ import torch
 from measuring import quartiles, seconds
 from structures import STRUCTURES, made
 
-from tranlogs.clock import SystemClock
+from tranlogs.base.clock import SystemClock
 from tranlogs.journal import JournalPaths
 from tranlogs.shipping import Archiver, Limits, place_of, pull
-from tranlogs.store import PatientStore, Store, open_store
-from tranlogs.store.alluxio import AlluxioStore
+from tranlogs.stores import PatientStore, Store, open_store
+from tranlogs.stores.alluxio import AlluxioStore
 from tranlogs_torch import LoggedOptimizer
 
 WRITE_TYPES = ("ASYNC_THROUGH", "CACHE_THROUGH", "THROUGH")

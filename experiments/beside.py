@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tranlogs.base.errors import TranLogsError
 from tranlogs.catalog import Catalog
-from tranlogs.errors import TranLogsError
 
 _MONITOR = [sys.executable, "-m", "tranlogs", "monitor"]
 GPT_BATCH = 4

@@ -18,18 +18,18 @@ from PIL import Image
 from support import Browser, FakeClock, ToyTrainer, chromium, open_toy
 
 from tranlogs import EverySteps
-from tranlogs.cli.runs import journals_of
-from tranlogs.clock import SystemClock
-from tranlogs.config import MIB, JournalConfig
+from tranlogs.base.clock import SystemClock
+from tranlogs.base.config import MIB, JournalConfig
+from tranlogs.cli.reading.runs import journals_of
 from tranlogs.log import writer as log
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
-from tranlogs_monitor.board import Board
-from tranlogs_monitor.metrics import Metrics
-from tranlogs_monitor.page import address_of_page
+from tranlogs_monitor.dashboard.metrics import Metrics
+from tranlogs_monitor.dashboard.pages.board import Board
+from tranlogs_monitor.dashboard.pages.page import address_of_page
+from tranlogs_monitor.dashboard.server import WebServer
 from tranlogs_monitor.settings import Settings
-from tranlogs_monitor.watch import JournalWatch
-from tranlogs_monitor.web import WebServer
+from tranlogs_monitor.watching.watch import JournalWatch
 
 SIZES = (7, 700, 5600)  # 50 KB of gradients a step
 STEP_SECONDS, STEPS_A_LOOK = 4, 8

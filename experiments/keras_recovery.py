@@ -145,20 +145,20 @@ def _redone(case: Case, run: Path) -> dict[str, Any]:
 @contextmanager
 def _redo_watched() -> Iterator[list[float]]:
     """When each redone step began."""
-    import tranlogs_keras.redo
+    import tranlogs_keras.replay.redo
 
     begun: list[float] = []
-    update = tranlogs_keras.redo._update
+    update = tranlogs_keras.replay.redo._update
 
     def watched(*given: Any) -> Any:
         begun.append(time.perf_counter())
         return update(*given)
 
-    tranlogs_keras.redo._update = watched
+    tranlogs_keras.replay.redo._update = watched
     try:
         yield begun
     finally:
-        tranlogs_keras.redo._update = update
+        tranlogs_keras.replay.redo._update = update
 
 
 def _callback(run: Path, **settings: Any) -> Any:

@@ -193,8 +193,8 @@ def test_packages_come_from_the_wheel_and_the_checkout_is_unknown(installed: Ins
         assert Path(place).is_relative_to(installed.folder), f"{name} is at {place}"
     assert not [entry for entry in told["path"] if entry and Path(entry).resolve() in SOURCE_ROOTS]
     assert sorted(told["entries"]) == [
-        "tranlogs_demo:run_demo", "tranlogs_keras.offline:OfflineRun", "tranlogs_monitor.command:COMMAND",
-        "tranlogs_torch.offline:OfflineRun",
+        "tranlogs_demo:run_demo", "tranlogs_keras.replay.offline:OfflineRun", "tranlogs_monitor.command:COMMAND",
+        "tranlogs_torch.offline.recorded_state:OfflineRun",
     ]  # fmt: skip
 
 

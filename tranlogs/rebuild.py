@@ -11,6 +11,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from .base.atomic_files import sync_folder
+from .base.errors import CannotRead, CorruptCatalog, CorruptCheckpoint, CorruptRecord
 from .catalog import (
     CATALOG_NAME,
     Catalog,
@@ -26,9 +28,7 @@ from .catalog import (
     segment_key,
     timeline_key,
 )
-from .checkpoint import Checkpoint
-from .durable import sync_folder
-from .errors import CannotRead, CorruptCatalog, CorruptCheckpoint, CorruptRecord
+from .checkpoints import Checkpoint
 from .log.reader import SegmentReader
 from .log.record import EntryKind, Location
 from .log.scanner import scan

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .base.errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, LogUnavailable, UnknownFormat
 from .catalog import CATALOG_NAME, Catalog, CheckpointRow, SegmentRow, Tables
-from .checkpoint import Checkpoint
-from .checkpoint.layout import MANIFEST
-from .codec import tree
-from .errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, LogUnavailable, UnknownFormat
-from .lineage import Limits, is_on, lineage
+from .catalog.lineage import Limits, is_on, lineage
+from .checkpoints import Checkpoint
+from .checkpoints.folder import MANIFEST
+from .encoding import tree
 from .log.index import INDEX_NAME, LogIndex
 from .log.reader import SegmentReader
 from .log.record import EntryKind, Head, Location, checksum_of

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tranlogs.errors import TranLogsError, UsageError
+from tranlogs.base.errors import TranLogsError, UsageError
 
 from . import run_demo
 

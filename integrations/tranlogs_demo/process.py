@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tranlogs.errors import TranLogsError
+from tranlogs.base.errors import TranLogsError
 
 from .job import Job, read_phase
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from tranlogs.config import GIB
-from tranlogs.errors import UsageError
+from tranlogs.base.config import GIB
+from tranlogs.base.errors import UsageError
 
 from .curves import Marks, draw
 from .figures import Acts, Figures, judge

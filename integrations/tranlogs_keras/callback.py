@@ -8,17 +8,17 @@ from typing import Any, Literal
 
 import keras
 
-from tranlogs.errors import UsageError
-from tranlogs.journal.parting import GRACE_SECONDS, OnSignal
+from tranlogs.base.errors import UsageError
+from tranlogs.journal.process.shutdown import GRACE_SECONDS, OnSignal
 from tranlogs.recovery import RecoveryReport
 from tranlogs.retention import Monitor
 
 from . import private
 from .data.sources import DataOrder
-from .fingerprint import Mode
 from .session import Session
 from .settings import Settings
-from .state import LogKind
+from .state.fingerprint import Mode
+from .state.state import LogKind
 
 private.check_keras()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 
 
 def check_target(path: Path, form: str | None = None) -> None:

@@ -28,7 +28,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.trainers.trainer import Trainer
 from keras.src.utils.rng_utils import get_random_seed
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 
 __all__ = [
     "ArrayDataAdapter",

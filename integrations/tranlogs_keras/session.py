@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tranlogs.checkpoint import Checkpoint, Snapshot
-from tranlogs.config import JournalConfig, fitting_segment_bytes
-from tranlogs.errors import DataError, UsageError
+from tranlogs.base.config import JournalConfig, fitting_segment_bytes
+from tranlogs.base.errors import DataError, UsageError
+from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.journal import Journal, JournalPaths
-from tranlogs.journal.beside import start_beside, store_of
-from tranlogs.journal.parting import Parting
+from tranlogs.journal.embedded_monitor import start_beside, store_of
+from tranlogs.journal.process.shutdown import Parting
 from tranlogs.log.reader import Entry
 from tranlogs.recovery import Divergence, RecoveryReport
 from tranlogs.recovery.facts import mended_note
@@ -25,18 +25,19 @@ from tranlogs.recovery.recover import Recovered, recover
 from tranlogs.recovery.verdict import report_of, verdict
 from tranlogs.shipping import Spare, bring_absent, ship_along
 
-from . import adapt, environment, private, rng
-from .adapt import Values
-from .architecture import compare_models, describe_model
+from . import private
 from .backends import make_backend
+from .capture.plan import Look
+from .capture.steps import StepLog
 from .data import Cursor, Position, describe_data, make_source, other_data
-from .parts import Parts, found_under
-from .plan import Look
 from .settings import Settings
-from .siblings import Siblings
-from .state import KerasState, plain_attributes
-from .steps import StepLog
-from .variables import Variables
+from .state import arrays, environment, rng
+from .state.architecture import compare_models, describe_model
+from .state.arrays import Values
+from .state.callbacks import Siblings
+from .state.parts import Parts, found_under
+from .state.state import KerasState, plain_attributes
+from .state.variables import Variables
 
 _log = logging.getLogger("tranlogs")
 
@@ -108,7 +109,7 @@ class Session:
             retention=settings.retention,
             take_over=settings.grace if settings.takes_over else None,
         )
-        journal.adapt = adapt.adapt
+        journal.adapt = arrays.adapt
         return journal
 
     def _build(self) -> None:
@@ -206,7 +207,7 @@ class Session:
     @staticmethod
     def _meta_of(path: Path) -> dict[str, Any]:
         with Checkpoint(path) as checkpoint:
-            found: dict[str, Any] = checkpoint.meta(make_array=adapt.from_array)
+            found: dict[str, Any] = checkpoint.meta(make_array=arrays.from_array)
             return found
 
     def _recover(self) -> Position:
@@ -247,7 +248,7 @@ class Session:
         for row in [row for row in self.journal.catalog.checkpoints() if row.step == end]:
             try:
                 with Checkpoint(self.journal.paths.checkpoints / row.name) as checkpoint:
-                    meta = checkpoint.meta(make_array=adapt.from_array)
+                    meta = checkpoint.meta(make_array=arrays.from_array)
                     if meta["boundary"]["position"]["fit"] == number:
                         self.has_end = self.state.restore_weights(checkpoint, meta)
             except DataError as error:
@@ -500,7 +501,7 @@ class _Nothing:
         return []
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        self.set_auxiliary(checkpoint.meta(make_array=adapt.from_array)["boundary"])
+        self.set_auxiliary(checkpoint.meta(make_array=arrays.from_array)["boundary"])
 
     def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
         return None
@@ -509,4 +510,4 @@ class _Nothing:
         self.body = body
 
     def decode(self, entry: Entry) -> Any:
-        return entry.body(make_array=adapt.from_array)
+        return entry.body(make_array=arrays.from_array)

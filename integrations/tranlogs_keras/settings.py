@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tranlogs.errors import UsageError
-from tranlogs.journal.beside import as_monitor
-from tranlogs.journal.parting import OnSignal
-from tranlogs.journal.parting import checked as checked_grace
-from tranlogs.journal.takeover import is_wanted
+from tranlogs.base.errors import UsageError
+from tranlogs.journal.embedded_monitor import as_monitor
+from tranlogs.journal.process.shutdown import OnSignal
+from tranlogs.journal.process.shutdown import checked as checked_grace
+from tranlogs.journal.process.takeover import is_wanted
 from tranlogs.recovery.recover import Progress
 from tranlogs.retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
-from tranlogs.retention.keep import when_full
+from tranlogs.retention.keep_policy import when_full
 
 from . import private
 from .backends import Backend
 from .data.sources import DataOrder
-from .fingerprint import Mode
-from .state import LogKind
+from .state.fingerprint import Mode
+from .state.state import LogKind
 
 
 class EveryEpoch:

@@ -14,25 +14,25 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from tranlogs.config import fitting_segment_bytes
-from tranlogs.errors import UsageError
-from tranlogs.journal.beside import as_monitor
-from tranlogs.journal.parting import GRACE_SECONDS, OnSignal
+from tranlogs.base.config import fitting_segment_bytes
+from tranlogs.base.errors import UsageError
+from tranlogs.journal.embedded_monitor import as_monitor
+from tranlogs.journal.process.shutdown import GRACE_SECONDS, OnSignal
 from tranlogs.recovery import RecoveryReport
 from tranlogs.retention import Monitor
 
-from . import redundancy
-from .data import Epoch
-from .distributed.group import local_world
-from .fingerprint import Mode
-from .gradients import mark_zero
+from .capture.optimizer_hooks import LogKind, Member
+from .capture.replay_check import nested
+from .data.position import Epoch
+from .distributed.process_group import local_world
 from .interop import StartFrom
-from .member import LogKind, Member
-from .naming import Models
-from .rehearsal import nested
-from .scalars import Curve
-from .session import Session
-from .shards import local
+from .loops.session import Session
+from .sharding import zero_optimizer
+from .sharding.shards import local
+from .state.fingerprint import Mode
+from .state.naming import Models
+from .state.pending_gradients import mark_zero
+from .state.scalars import Curve
 
 _SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_step_supports_amp_scaling"]
 _SHARED += [f"_optimizer_{name}_hooks" for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post",
@@ -103,10 +103,10 @@ class LoggedOptimizer(Optimizer):
                           handover=handover, on_cuda=on_cuda, worker_seeds=worker_seeds, monitor=beside,
                           store=store, copies=copies, on_signal=on_signal, grace=grace, take_over=take_over)  # fmt: skip
         try:
-            redundancy.tell_places(optimizer)
+            zero_optimizer.tell_places(optimizer)
             self._join(optimizer, session, name, log, optimizer_state)
         except BaseException:
-            redundancy.forget_places(optimizer)
+            zero_optimizer.forget_places(optimizer)
             session.close()
             raise
 
@@ -121,7 +121,7 @@ class LoggedOptimizer(Optimizer):
              optimizer_state: bool = True) -> LoggedOptimizer:  # fmt: skip
         """Another optimizer of the same loop: logged in the same run, recovered to the same moment."""
         _check(optimizer, log)
-        redundancy.tell_places(optimizer)
+        zero_optimizer.tell_places(optimizer)
         shell = object.__new__(LoggedOptimizer)
         shell._join(optimizer, self.session, name, log, optimizer_state)
         return shell
@@ -264,7 +264,7 @@ def _check(optimizer: Any, log: str) -> None:
         raise UsageError(f"a torch.optim.Optimizer is wanted, not a {type(optimizer).__name__}")
     if isinstance(optimizer, LoggedOptimizer):
         raise UsageError("this optimizer is logged already; wrap the plain one")
-    redundancy.demand_known(optimizer)
+    zero_optimizer.demand_known(optimizer)
     logged = getattr(optimizer, "_tranlogs_run", None)
     if logged is not None:
         raise UsageError(f"this optimizer is logged in run {logged} already; close that LoggedOptimizer first")

@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tranlogs.errors import NotARun, UsageError
+from tranlogs.base.errors import NotARun, UsageError
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.beside import Beside
+from tranlogs.journal.embedded_monitor import Beside
 
-from .access import Access
-from .beside import start_beside
 from .daemon import Daemon, is_ownerless, journals_below
+from .dashboard.access.access import Access
+from .dashboard.access.listening import address_of
+from .dashboard.access.tokens import choose_token
+from .embedded import start_beside
 from .json_log import JsonFormatter
-from .listening import address_of
 from .settings import HttpSettings, Settings
-from .tokens import choose_token
-from .watch import Seen
+from .watching.watch import Seen
 
 _log = logging.getLogger(__name__)
 
@@ -97,9 +97,9 @@ def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSett
     if http is None:
         return _run(Daemon(roots, settings, find=find))
     try:
-        from .board import Board
-        from .metrics import Metrics
-        from .web import WebServer
+        from .dashboard.metrics import Metrics
+        from .dashboard.pages.board import Board
+        from .dashboard.server import WebServer
     except ImportError as error:
         raise UsageError("--http needs Starlette, uvicorn, Jinja2 and prometheus-client: pip install 'tranlogs[monitor]' "
                          f"({error})") from None  # fmt: skip

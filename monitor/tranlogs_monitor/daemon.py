@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tranlogs.clock import Clock, SystemClock
-from tranlogs.errors import LogUnavailable, NotARun, TranLogsError, UsageError, in_words
+from tranlogs.base.clock import Clock, SystemClock
+from tranlogs.base.errors import LogUnavailable, NotARun, TranLogsError, UsageError, in_words
 from tranlogs.journal import JournalPaths, read_owner
-from tranlogs.journal.owner import OwnerLock
+from tranlogs.journal.process.writer_lock import OwnerLock
 from tranlogs.shipping import Archiver
 
-from .archiving import Archives
-from .compactor import Compactor
-from .lock import lock
+from .compaction.compactor import Compactor
 from .settings import Settings
-from .watch import JournalWatch, Seen
+from .watching.archiving import Archives
+from .watching.lock import lock
+from .watching.watch import JournalWatch, Seen
 
 _log = logging.getLogger(__name__)
 

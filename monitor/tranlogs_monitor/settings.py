@@ -7,10 +7,10 @@ from typing import Any
 
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
-from tranlogs.retention.decay import Decay
+from tranlogs.retention.value_decay import Decay
 
-from .archiving import StoreSettings
-from .tokens import Token
+from .dashboard.access.tokens import Token
+from .watching.archiving import StoreSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ import urllib3
 from alluxio import exceptions
 
 from tests.support.stores import put, read
-from tranlogs.errors import CorruptObject, StoreRefused, StoreUnavailable
-from tranlogs.store import ObjectStatus
-from tranlogs.store import alluxio as module
-from tranlogs.store.alluxio import AlluxioStore
+from tranlogs.base.errors import CorruptObject, StoreRefused, StoreUnavailable
+from tranlogs.stores import ObjectStatus
+from tranlogs.stores import alluxio as module
+from tranlogs.stores.alluxio import AlluxioStore
 
 Answer = Callable[["Handler"], None]
 

@@ -20,7 +20,7 @@ from tests.monitor.compacting import ROOT
 from tests.monitor.test_beside import is_running
 from tests.shipping.ships import marks
 from tranlogs.journal import read_owner
-from tranlogs.store import ObjectStatus, open_store
+from tranlogs.stores import ObjectStatus, open_store
 
 __all__ = ["keras"]
 

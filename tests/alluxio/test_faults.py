@@ -21,13 +21,14 @@ from tests.alluxio.test_store import is_durable, problem_of
 from tests.shipping.ships import archiver, marks, store_row, toy, trained
 from tests.support.stores import MIB, put, read
 from tests.support.toy import uninterrupted
-from tranlogs.errors import CorruptObject, NotARun, StoreRefused, StoreUnavailable
+from tranlogs.base.errors import CorruptObject, NotARun, StoreRefused, StoreUnavailable
 from tranlogs.retention import KeepLatest
-from tranlogs.shipping import Throttle, durability, pull, read_newest
-from tranlogs.shipping import archiver as archiving
-from tranlogs.store import ObjectStatus, Store, open_store
-from tranlogs.store import alluxio as module
-from tranlogs.store.check import check_store
+from tranlogs.shipping import Throttle, pull, read_newest
+from tranlogs.shipping.inventory import durability
+from tranlogs.shipping.sending import archiver as archiving
+from tranlogs.stores import ObjectStatus, Store, open_store
+from tranlogs.stores import alluxio as module
+from tranlogs.stores.check import check_store
 
 CONTENT = random.Random(7).randbytes(40 * MIB)  # three blocks
 _PERSIST_SECONDS = 45.0

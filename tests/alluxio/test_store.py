@@ -14,10 +14,10 @@ import xxhash
 
 from tests.alluxio.cluster import Cluster
 from tests.support.stores import MIB, StoreConformance, pieces, put, read
-from tranlogs.errors import StoreRefused, StoreUnavailable
-from tranlogs.store import Store, open_store
-from tranlogs.store.alluxio import AlluxioStore
-from tranlogs.store.check import check_store
+from tranlogs.base.errors import StoreRefused, StoreUnavailable
+from tranlogs.stores import Store, open_store
+from tranlogs.stores.alluxio import AlluxioStore
+from tranlogs.stores.check import check_store
 
 
 class TestAlluxio(StoreConformance):

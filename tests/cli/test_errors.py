@@ -141,7 +141,7 @@ def test_an_unexpected_error_is_one_line_with_a_hint(cli: Cli, run: Path, monkey
     def fail(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("tranlogs.cli.survey.survey", fail)
+    monkeypatch.setattr("tranlogs.cli.reading.survey.survey", fail)
     called = cli("status", run)
     assert called.code == 1
     assert called.err == ("tranlogs: this should not have happened (KeyError: 'a bug'). `tranlogs --debug ...` shows where\n")
@@ -151,7 +151,7 @@ def test_an_error_of_the_system_names_the_file(cli: Cli, run: Path, monkeypatch:
     def fail(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "/some/file")
 
-    monkeypatch.setattr("tranlogs.cli.survey.survey", fail)
+    monkeypatch.setattr("tranlogs.cli.reading.survey.survey", fail)
     called = cli("status", run, "--json")
     assert (called.code, called.err) == (1, "tranlogs: /some/file: Permission denied\n")
     assert called.json == {"error": {"kind": "PermissionError", "message": "/some/file: Permission denied"}}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import disks
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 
 from .conftest import STEPS, Cli, train
 

@@ -110,7 +110,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, looks: int) -> list[float]:
         if len(naps) == looks:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("tranlogs.cli.status.time.sleep", nap)
+    monkeypatch.setattr("tranlogs.cli.commands.status.time.sleep", nap)
     return naps
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.core.toys import NEVER, SIZES
 from tests.support.toy import ToyTrainer, open_toy
-from tranlogs.config import MIB, JournalConfig
+from tranlogs.base.config import MIB, JournalConfig
 
 
 @pytest.fixture

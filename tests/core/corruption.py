@@ -29,11 +29,11 @@ from typing import IO, Any
 from tests.support import damage
 from tests.support.toy import ToyState, ToyTrainer, open_toy
 from tests.support.verify import verify_run
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.errors import TranLogsError
 from tranlogs.catalog import CATALOG_NAME, Catalog, Incident, Tables
-from tranlogs.checkpoint.layout import MANIFEST
-from tranlogs.config import JournalConfig
-from tranlogs.errors import TranLogsError
-from tranlogs.lineage import lineage
+from tranlogs.catalog.lineage import lineage
+from tranlogs.checkpoints.folder import MANIFEST
 from tranlogs.log import record
 from tranlogs.log.index import INDEX_NAME, IndexedRecord, LogIndex
 from tranlogs.log.reader import SegmentReader

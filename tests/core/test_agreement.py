@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tranlogs.errors import RecoveryError
-from tranlogs.recovery.agreement import Agreement, Damage, agree
-from tranlogs.recovery.change import told_of_loss
-from tranlogs.recovery.holding import Anchor, Holding, Stretch
+from tranlogs.base.errors import RecoveryError
+from tranlogs.recovery.group.agreement import Agreement, Damage, agree
+from tranlogs.recovery.group.change_notes import told_of_loss
+from tranlogs.recovery.group.journal_summary import Anchor, Holding, Stretch
 
 
 def holding(rank: int, last: int, checkpoints: list[int], *, first: int = 0, timeline: int = 1, shared: bool = True,

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tranlogs.codec import tree
-from tranlogs.codec.compression import Codec, decompress
-from tranlogs.config import OUT_OF_LINE_BYTES_MIN
-from tranlogs.errors import UnencodableState
+from tranlogs.base.config import OUT_OF_LINE_BYTES_MIN
+from tranlogs.base.errors import UnencodableState
+from tranlogs.base.types import ITEMSIZE, AnyArray, Array
+from tranlogs.encoding import tree
+from tranlogs.encoding.compression import Codec, decompress
 from tranlogs.log.body import WHOLE, BodyEncoder, EncodedBody, PartsWriter, encode_parts, merged, packed_parts
-from tranlogs.types import ITEMSIZE, AnyArray, Array
 
 
 class Segment:

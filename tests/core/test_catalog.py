@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from tests.support.faults import failing
+from tranlogs.base.config import FORMAT_VERSION
+from tranlogs.base.errors import CorruptCatalog, LogUnavailable, UnknownFormat
 from tranlogs.catalog import (
     CATALOG_NAME,
     Catalog,
@@ -28,8 +30,6 @@ from tranlogs.catalog import (
     timeline_key,
 )
 from tranlogs.catalog import catalog as catalog_module
-from tranlogs.config import FORMAT_VERSION
-from tranlogs.errors import CorruptCatalog, LogUnavailable, UnknownFormat
 
 SEGMENT = SegmentRow(3, f"{255:016x}", "3.seg", 4096, "sealed", 1, 5, 2, 9, 4, 8192, 1.5, 0.5)
 
@@ -232,7 +232,7 @@ def test_a_catalog_that_cannot_be_written_is_not_damaged(tmp_path: Path, monkeyp
     def full(_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tranlogs.catalog.environment.allocate_lock_file", full)
+    monkeypatch.setattr("tranlogs.catalog.lmdb_environment.allocate_lock_file", full)
     with pytest.raises(LogUnavailable, match="No space left"):
         Catalog.open(tmp_path, writable=True)
     assert list(tmp_path.iterdir()) == []

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.faults import failing
-from tranlogs.checkpoint import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
-from tranlogs.checkpoint.layout import MANIFEST, META, STATE, TEMPORARY
-from tranlogs.config import FORMAT_VERSION
-from tranlogs.errors import CorruptCheckpoint, UnencodableState, UnknownFormat
-from tranlogs.types import ITEMSIZE, AnyArray, Array, SparseArray, dense
+from tranlogs.base.config import FORMAT_VERSION
+from tranlogs.base.errors import CorruptCheckpoint, UnencodableState, UnknownFormat
+from tranlogs.base.types import ITEMSIZE, AnyArray, Array, SparseArray, dense
+from tranlogs.checkpoints import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
+from tranlogs.checkpoints.folder import MANIFEST, META, STATE, TEMPORARY
 
 ABOUT = {"step": 7, "sequence": 15, "chain": f"{0xFEED:016x}", "timeline": 2, "run_id": "r", "created_at": 1.0}
 NAME = checkpoint_name(7, 2, 15)
@@ -176,7 +176,7 @@ def test_the_manifest_says_what_the_checkpoint_is_of(tmp_path: Path) -> None:
 
 
 def test_another_version_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs.checkpoint.writer.FORMAT_VERSION", FORMAT_VERSION + 1)
+    monkeypatch.setattr("tranlogs.checkpoints.writer.FORMAT_VERSION", FORMAT_VERSION + 1)
     folder = write(tmp_path, {"w": dense(np.ones(3))})
     with pytest.raises(UnknownFormat, match=f"{MANIFEST}: it is in format version {FORMAT_VERSION + 1}"):
         Checkpoint(folder)

@@ -11,8 +11,8 @@ import pytest
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
+from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog
-from tranlogs.config import MIB, JournalConfig
 from tranlogs.retention import CheckpointPolicy, EverySeconds, EverySteps, KeepLatest
 
 SIZES = (7, 300)

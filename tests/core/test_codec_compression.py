@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tranlogs.codec.compression import Codec, compress, decompress, pack, unpack
-from tranlogs.types import Bytes
+from tranlogs.base.types import Bytes
+from tranlogs.encoding.compression import Codec, compress, decompress, pack, unpack
 
 SIZES = [0, 1, 2, 3, 4, 7, 63, 64, 255, 256, 257, 258, 260, 4096, 4099, 16_384, 100_001, 262_144]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranlogs.codec import delta, tree
+from tranlogs.encoding import delta, tree
 
 
 @given(st.binary(max_size=600), st.lists(st.tuples(st.integers(0, 599), st.integers(0, 255)), max_size=8))

@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from tranlogs.codec import tree
-from tranlogs.config import TREE_DEPTH_MAX
-from tranlogs.errors import UnencodableState
-from tranlogs.types import ITEMSIZE, AnyArray, Array, Extension, SparseArray, dense, is_dense
+from tranlogs.base.config import TREE_DEPTH_MAX
+from tranlogs.base.errors import UnencodableState
+from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Extension, SparseArray, dense, is_dense
+from tranlogs.encoding import tree
 
 NUMPY_DTYPES = sorted(name for name in ITEMSIZE if name in np.sctypeDict)
 

@@ -11,9 +11,9 @@ import pytest
 from tests.support.damage import tensor_span
 from tests.support.toy import ToyState, ToyTrainer, open_toy, uninterrupted
 from tests.support.verify import verify_run
-from tranlogs.checkpoint import Checkpoint
-from tranlogs.config import JournalConfig
-from tranlogs.errors import RecoveryError
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.errors import RecoveryError
+from tranlogs.checkpoints import Checkpoint
 from tranlogs.log.reader import Entry, SegmentReader
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery.facts import open_for_reading, read_catalog

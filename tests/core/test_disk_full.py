@@ -17,8 +17,8 @@ from tests.support import disks
 from tests.support.clock import FakeClock
 from tests.support.disks import fill, free_bytes
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
-from tranlogs.config import MIB, JournalConfig
-from tranlogs.errors import UsageError
+from tranlogs.base.config import MIB, JournalConfig
+from tranlogs.base.errors import UsageError
 from tranlogs.log import writer as log
 from tranlogs.retention import EverySteps, KeepAll, KeepEvery, KeepLatest, RetentionPolicy
 
@@ -284,7 +284,7 @@ def test_space_that_comes_and_goes_costs_no_training_and_no_committed_step(
 CHILD = """
 import sys
 from tests.support.toy import open_toy
-from tranlogs.config import JournalConfig
+from tranlogs.base.config import JournalConfig
 from tranlogs.retention import EverySteps
 trainer = open_toy(sys.argv[1], sizes=(7, 300), config=JournalConfig(segment_bytes=1 << 20), policy=EverySteps(3))
 trainer.recover()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tranlogs.errors import RecoveryError
-from tranlogs.recovery.agreement import Damage
-from tranlogs.recovery.change import told_of_change
-from tranlogs.recovery.eras import distinct, eras_of, settle
-from tranlogs.recovery.holding import Anchor, Holding, Stretch
+from tranlogs.base.errors import RecoveryError
+from tranlogs.recovery.group.agreement import Damage
+from tranlogs.recovery.group.change_notes import told_of_change
+from tranlogs.recovery.group.generations import distinct, eras_of, settle
+from tranlogs.recovery.group.journal_summary import Anchor, Holding, Stretch
 
 
 def part(rank: int, world: int, since: int, first: int, last: int) -> Holding:

@@ -12,7 +12,7 @@ import pytest
 
 import tranlogs
 from tests.support.faults import failing, times_hit
-from tranlogs import failpoints
+from tranlogs.base import failpoints
 
 SOURCES = Path(tranlogs.__file__).parent
 
@@ -54,7 +54,7 @@ def test_a_rule_that_names_nothing_is_refused(rule: str) -> None:
 
 
 def test_kill_is_sigkill_at_the_nth_hit() -> None:
-    code = "from tranlogs.failpoints import hit\nfor i in range(5): print(i, flush=True); hit('log.write')"
+    code = "from tranlogs.base.failpoints import hit\nfor i in range(5): print(i, flush=True); hit('log.write')"
     environment = {"TRANLOGS_FAILPOINTS": "log.write=kill@3", "PYTHONPATH": str(SOURCES.parent)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (-9, "0\n1\n2\n")

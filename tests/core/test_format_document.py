@@ -19,16 +19,16 @@ from tests.core.format_reader import DocumentSegment, checked_row, read_checkpoi
 from tests.support.bare_log import BareLog
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tests.support.verify import verify_run
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.types import Array, Extension, Piece, SparseArray, dense
 from tranlogs.catalog import Catalog
-from tranlogs.checkpoint import Checkpoint
-from tranlogs.codec.compression import Codec
-from tranlogs.config import JournalConfig
+from tranlogs.checkpoints import Checkpoint
+from tranlogs.encoding.compression import Codec
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.types import Array, Extension, Piece, SparseArray, dense
 from tranlogs.verify import Problem
 
 GOLDEN = Path(__file__).parent.parent / "data" / "run-format-2.tar.xz"

@@ -11,13 +11,13 @@ import pytest
 
 from tests.support.bare_log import BareLog
 from tests.support.faults import failing
-from tranlogs.config import QUEUE_JOBS_MAX
-from tranlogs.errors import LogUnavailable
-from tranlogs.journal.handover import BufferPool, HandOver
-from tranlogs.journal.writers import QueuedRecord, QueuedWriter, held
+from tranlogs.base.config import QUEUE_JOBS_MAX
+from tranlogs.base.errors import LogUnavailable
+from tranlogs.base.types import Array, SparseArray, TensorSpec, dense
+from tranlogs.journal.writing.record_writers import QueuedRecord, QueuedWriter, held
+from tranlogs.journal.writing.writer_thread import BufferPool, HandOver
 from tranlogs.log.layout import Layout, Payload
 from tranlogs.log.record import EntryKind
-from tranlogs.types import Array, SparseArray, TensorSpec, dense
 
 
 @pytest.fixture

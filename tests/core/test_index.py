@@ -22,9 +22,9 @@ from tests.support.abandon import abandoned_copy
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer, open_toy
 from tests.support.verify import verify_run
-from tranlogs.catalog.environment import open_environment
-from tranlogs.config import CATALOG_BYTES_RESERVED, FORMAT_VERSION, MIB, JournalConfig
-from tranlogs.errors import CorruptCatalog, LogUnavailable
+from tranlogs.base.config import CATALOG_BYTES_RESERVED, FORMAT_VERSION, MIB, JournalConfig
+from tranlogs.base.errors import CorruptCatalog, LogUnavailable
+from tranlogs.catalog.lmdb_environment import open_environment
 from tranlogs.log import index as index_module
 from tranlogs.log.index import INDEX_NAME, IndexedRecord, LogIndex, open_if_sound, set_aside
 from tranlogs.log.record import EntryKind, Location, pack_head

@@ -14,8 +14,8 @@ from tests.support.abandon import abandoned_copy
 from tests.support.clock import FakeClock
 from tests.support.faults import failing, times_hit
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
-from tranlogs.config import MIB, JournalConfig
-from tranlogs.failpoints import POINTS
+from tranlogs.base.config import MIB, JournalConfig
+from tranlogs.base.failpoints import POINTS
 from tranlogs.log import writer as log
 from tranlogs.retention import EverySteps, KeepLatest
 

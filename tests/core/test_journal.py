@@ -12,8 +12,9 @@ from tests.core.toys import NEVER, SIZES, boundary_of, checkpoint_steps, killed,
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
 from tests.support.toy import ToyState, ToyTrainer
-from tranlogs.checkpoint import Checkpoint
-from tranlogs.errors import NotRecovered, RecoveryError, UsageError
+from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
+from tranlogs.base.types import dense
+from tranlogs.checkpoints import Checkpoint
 from tranlogs.journal import Journal
 from tranlogs.journal.opening import JournalPaths, file_system_of, refuse_network_file_system
 from tranlogs.log.layout import Payload
@@ -21,7 +22,6 @@ from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery import recover
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
-from tranlogs.types import dense
 
 
 def test_a_closed_run_goes_on_where_it_stopped(toy: Callable[..., ToyTrainer]) -> None:

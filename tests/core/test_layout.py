@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tranlogs.codec import tree
+from tranlogs.base.types import ITEMSIZE, Array, Piece, SparseArray, TensorSpec, dense
+from tranlogs.encoding import tree
 from tranlogs.log.layout import (
     PIECE_BYTES_MAX,
     PIECE_OF_ITS_OWN,
@@ -21,7 +22,6 @@ from tranlogs.log.layout import (
     spec_of,
     unpack_layout,
 )
-from tranlogs.types import ITEMSIZE, Array, Piece, SparseArray, TensorSpec, dense
 
 SPECS = [
     TensorSpec("w", "float32", (3, 4)),

@@ -18,9 +18,10 @@ import pytest
 
 from tests.support.bare_log import BareLog, append_step, expected_step
 from tests.support.faults import failing
+from tranlogs.base.config import HANDOVER_BYTES_MIN, MIB, RECORD_SLACK_BYTES, JournalConfig
+from tranlogs.base.errors import CorruptRecord, LogUnavailable, UnencodableState
+from tranlogs.base.types import Array, Piece, SparseArray, TensorSpec, dense
 from tranlogs.catalog import SegmentRow, Tables
-from tranlogs.config import HANDOVER_BYTES_MIN, MIB, RECORD_SLACK_BYTES, JournalConfig
-from tranlogs.errors import CorruptRecord, LogUnavailable, UnencodableState
 from tranlogs.log import group_commit
 from tranlogs.log.body import EncodedBody
 from tranlogs.log.group_commit import GroupCommit
@@ -31,7 +32,6 @@ from tranlogs.log.record import HEAD, EntryKind, Position, unpack_head
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import SegmentFile
 from tranlogs.log.writer import WriteAheadLog
-from tranlogs.types import Array, Piece, SparseArray, TensorSpec, dense
 
 
 @pytest.fixture

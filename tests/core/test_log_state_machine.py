@@ -20,13 +20,13 @@ from tests.support.abandon import abandoned_copy
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer, open_toy
-from tranlogs.config import MIB, JournalConfig
-from tranlogs.errors import RecoveryError
-from tranlogs.failpoints import POINTS
+from tranlogs.base.config import MIB, JournalConfig
+from tranlogs.base.errors import RecoveryError
+from tranlogs.base.failpoints import POINTS
+from tranlogs.base.types import dense
 from tranlogs.log import writer as log
 from tranlogs.log.layout import Payload
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.types import dense
 
 SIZES = (3, 40)
 FAULTS = [point for point in POINTS if point.startswith(("log.", "catalog.", "checkpoint."))]

@@ -11,7 +11,7 @@ import pytest
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
-from tranlogs.config import JournalConfig
+from tranlogs.base.config import JournalConfig
 from tranlogs.retention import EverySteps, KeepAll, KeepEvery, KeepLatest, RetentionPolicy
 
 SIZES = (7, 300)

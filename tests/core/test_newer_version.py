@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.abandon import abandoned_copy
 from tests.support.toy import ToyTrainer, open_toy
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.errors import UnknownFormat
 from tranlogs.catalog import CATALOG_NAME, Catalog
-from tranlogs.checkpoint.layout import MANIFEST, open_manifest, seal_manifest
-from tranlogs.config import JournalConfig
-from tranlogs.errors import UnknownFormat
+from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
 from tranlogs.log import record
 from tranlogs.retention import EverySteps
 

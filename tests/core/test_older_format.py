@@ -11,8 +11,8 @@ import pytest
 from tests.core.test_newer_version import content
 from tests.support.toy import open_toy
 from tests.support.verify import verify_run
+from tranlogs.base.errors import UnknownFormat
 from tranlogs.catalog import CATALOG_NAME
-from tranlogs.errors import UnknownFormat
 from tranlogs.verify import Problem
 
 ARCHIVE = Path(__file__).parent.parent / "data" / "run-format-1.tar.xz"

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.core.test_agreement import decided, holding
-from tranlogs.errors import RecoveryError
-from tranlogs.recovery.holding import Holding
-from tranlogs.recovery.past import UNKNOWN, Past, gone_on, of_one_past, past_of
+from tranlogs.base.errors import RecoveryError
+from tranlogs.recovery.group.journal_summary import Holding
+from tranlogs.recovery.group.timeline_ids import UNKNOWN, Past, gone_on, of_one_past, past_of
 
 FIRST: Past = (("a", 0),)
 REWOUND: Past = (("a", 0), ("b", 10))

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from tests.support.bare_log import BareLog
 from tests.support.faults import failing
-from tranlogs.codec.compression import Codec, decompress
-from tranlogs.config import HANDOVER_BYTES_MIN, MIB
-from tranlogs.errors import LogUnavailable
+from tranlogs.base.config import HANDOVER_BYTES_MIN, MIB
+from tranlogs.base.errors import LogUnavailable
+from tranlogs.base.types import Bytes, TensorSpec, dense
+from tranlogs.encoding.compression import Codec, decompress
 from tranlogs.log import payload_writer, segment_file
 from tranlogs.log.layout import PIECE_BYTES_MAX, Layout, Payload
 from tranlogs.log.payload_writer import Choices, PayloadThread, PieceWriter, pieces_of
 from tranlogs.log.record import HEAD, EntryKind, checksum_of
 from tranlogs.log.segment_file import SegmentFile
-from tranlogs.types import Bytes, TensorSpec, dense
 
 
 @pytest.fixture

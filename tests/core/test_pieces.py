@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tranlogs.checkpoint import Checkpoint, Snapshot
-from tranlogs.config import JournalConfig
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.types import Array, Piece, dense
+from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
-from tranlogs.types import Array, Piece, dense
 
 WHOLE = np.arange(60, dtype=np.float32).reshape(6, 10)
 PIECES = {

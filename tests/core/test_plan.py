@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tranlogs.base.errors import RecoveryError
 from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow
-from tranlogs.errors import RecoveryError
-from tranlogs.lineage import is_on, lineage
+from tranlogs.catalog.lineage import is_on, lineage
 from tranlogs.log.record import EntryKind, Head, Location, digest, pack_head, unpack_head
 from tranlogs.recovery.history import History, ScannedSegment, build_history
 from tranlogs.recovery.plan import Plan, plan_recovery

@@ -7,9 +7,9 @@ import pytest
 
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tests.support.verify import verify_run
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.errors import CorruptCatalog
 from tranlogs.catalog import CATALOG_NAME, Catalog, CommonRow, Incident
-from tranlogs.config import JournalConfig
-from tranlogs.errors import CorruptCatalog
 from tranlogs.log.record import HEAD
 from tranlogs.rebuild import rebuild_catalog
 from tranlogs.recovery.facts import Listed, open_for_reading, read_catalog

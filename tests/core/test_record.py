@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranlogs.config import FORMAT_VERSION, META_BYTES_MAX
+from tranlogs.base.config import FORMAT_VERSION, META_BYTES_MAX
 from tranlogs.log.record import (
     ALIGNMENT,
     FIXED,

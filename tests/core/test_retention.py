@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.faults import failing
+from tranlogs.base.errors import LogUnavailable, UsageError
 from tranlogs.catalog import Catalog, CheckpointRow, CommonRow, SegmentRow, TimelineRow, segment_key
-from tranlogs.errors import LogUnavailable, UsageError
 from tranlogs.retention import (
     CheckpointFacts,
     EveryBytes,

@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.bare_log import BareLog, append_step
+from tranlogs.base.config import FORMAT_VERSION, META_BYTES_MAX, MIB, JournalConfig
+from tranlogs.base.errors import CorruptRecord, UnknownFormat
+from tranlogs.base.types import dense
 from tranlogs.catalog import SegmentRow
-from tranlogs.config import FORMAT_VERSION, META_BYTES_MAX, MIB, JournalConfig
-from tranlogs.errors import CorruptRecord, UnknownFormat
 from tranlogs.log import segment_file as files
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, MAGIC, EntryKind, Location, checksum_of, pack_head
 from tranlogs.log.scanner import scan
-from tranlogs.types import dense
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.toy import ToyTrainer, open_toy
-from tranlogs.config import MIB, JournalConfig
+from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
 

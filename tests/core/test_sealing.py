@@ -11,20 +11,20 @@ import pytest
 
 from tests.support.bare_log import BareLog
 from tests.support.clock import FakeClock
-from tranlogs.clock import SystemClock
-from tranlogs.config import MIB, JournalConfig
-from tranlogs.log import group_commit, sealing
+from tranlogs.base.clock import SystemClock
+from tranlogs.base.config import MIB, JournalConfig
+from tranlogs.base.types import dense
+from tranlogs.log import group_commit, segment_age
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.record import EntryKind
-from tranlogs.log.sealing import SealLease
-from tranlogs.types import dense
+from tranlogs.log.segment_age import SealLease
 
 DATA = dense(np.arange(5000, dtype=np.float32))
 
 
 @pytest.fixture(autouse=True)
 def looked_at_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "CATALOG_SECONDS", 0.0)
+    monkeypatch.setattr(segment_age, "CATALOG_SECONDS", 0.0)
     monkeypatch.setattr(group_commit, "CATALOG_SECONDS", 0.001)
 
 

@@ -15,9 +15,9 @@ import pytest
 from tests.support.bare_log import BareLog, append_step, expected_step
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
+from tranlogs.base.config import MIB, SPARE_FILES_MAX
+from tranlogs.base.errors import LogUnavailable
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
-from tranlogs.config import MIB, SPARE_FILES_MAX
-from tranlogs.errors import LogUnavailable
 from tranlogs.log import segment_file as files
 from tranlogs.log.preallocator import Preallocator, delete_segment
 from tranlogs.log.reader import SegmentReader

@@ -16,11 +16,11 @@ from tests.support.damage import copy_live, tensor_span
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer, open_toy
 from tests.support.verify import verify_run
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.errors import NotARun, UnknownFormat
 from tranlogs.catalog import CATALOG_NAME, Catalog
-from tranlogs.checkpoint import Checkpoint
-from tranlogs.checkpoint.layout import MANIFEST, open_manifest, seal_manifest
-from tranlogs.config import JournalConfig
-from tranlogs.errors import NotARun, UnknownFormat
+from tranlogs.checkpoints import Checkpoint
+from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
 from tranlogs.log import record
 from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import Entry, SegmentReader

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from tests.support.abandon import abandoned_copy
 from tests.support.toy import ToyTrainer, uninterrupted
+from tranlogs.base.types import dense
 from tranlogs.log.layout import Payload
 from tranlogs.retention import EverySteps
-from tranlogs.types import dense
 
 SIZES = (7, 300)
 Gradients = dict[str, npt.NDArray[Any]]

@@ -8,7 +8,7 @@ import time
 from power_child import SIZES
 
 from tests.support.toy import open_toy
-from tranlogs.config import JournalConfig
+from tranlogs.base.config import JournalConfig
 from tranlogs.retention import EverySteps, KeepLatest
 
 

@@ -24,8 +24,8 @@ from power_child import SIZES, Judge
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy
 from tranlogs import EverySteps, KeepLatest
-from tranlogs.config import JournalConfig
-from tranlogs.errors import TranLogsError
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.errors import TranLogsError
 from tranlogs.log import writer as log
 
 STDOUT = socket.socket(fileno=1)

@@ -20,7 +20,7 @@ from power_child import SIZES, Judge
 
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy
-from tranlogs.config import JournalConfig
+from tranlogs.base.config import JournalConfig
 from tranlogs.log import writer as log
 from tranlogs.retention import EverySteps, KeepLatest
 

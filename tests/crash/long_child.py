@@ -19,7 +19,7 @@ import numpy.random  # noqa: F401  (it is imported lazily)
 import xxhash
 
 from tests.support.toy import ToyTrainer, open_toy
-from tranlogs.config import JournalConfig
+from tranlogs.base.config import JournalConfig
 from tranlogs.retention import EverySteps
 
 TENTHS = 10

@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tranlogs.base.types import AnyArray
 from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.log.index import INDEX_NAME, LogIndex
-from tranlogs.types import AnyArray
 
 PAGE = 4096
 _ZEROS = bytes(64 * PAGE)

@@ -18,7 +18,7 @@ import xxhash
 
 from tests.support.toy import ToyState, ToyTrainer, open_toy
 from tests.support.verify import verify_run
-from tranlogs.config import JournalConfig
+from tranlogs.base.config import JournalConfig
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
 

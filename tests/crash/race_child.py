@@ -8,7 +8,7 @@ import sys
 
 from power_child import open_run
 
-from tranlogs.errors import RunInUse
+from tranlogs.base.errors import RunInUse
 
 
 def race(run: str, go: int, tried: int, end: int) -> None:

@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 
 from tests.support.toy import ToyTrainer, open_toy
 from tranlogs import EverySteps
-from tranlogs.checkpoint import Checkpoint
-from tranlogs.config import JournalConfig
-from tranlogs.journal import checkpointer
-from tranlogs.journal.parting import Parting
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.types import dense
+from tranlogs.checkpoints import Checkpoint
+from tranlogs.journal.checkpoints import checkpointer
+from tranlogs.journal.process.shutdown import Parting
 from tranlogs.log.layout import Payload
-from tranlogs.types import dense
 
 SIZES = (7, 300, 2500)
 STEPS = 8

@@ -13,7 +13,7 @@ import pytest
 from tests.crash.lives import Lives
 from tests.crash.toy_trainers import Outcome, Trainers
 from tests.support import disks
-from tranlogs.config import MIB
+from tranlogs.base.config import MIB
 
 pytestmark = pytest.mark.crash
 

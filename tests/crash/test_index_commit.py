@@ -15,7 +15,7 @@ import pytest
 from tests.crash.judging import judging
 from tests.crash.lossy_disk import LossyDisk
 from tests.support.toy import open_toy
-from tranlogs.config import JournalConfig
+from tranlogs.base.config import JournalConfig
 from tranlogs.log.index import IndexedRecord, LogIndex
 from tranlogs.log.record import EntryKind, unpack_head
 from tranlogs.log.segment_file import SegmentFile

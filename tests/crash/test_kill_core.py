@@ -16,8 +16,8 @@ from tests.crash.toy_trainers import SIZES, UNTIL, Trainers, expected, state_sum
 from tests.support.toy import open_toy
 from tests.support.verify import verify_run
 from tranlogs import KeepLatest
-from tranlogs.config import JournalConfig
-from tranlogs.failpoints import POINTS
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.failpoints import POINTS
 from tranlogs.log import writer as log
 from tranlogs.verify import Problem
 

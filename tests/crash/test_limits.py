@@ -17,9 +17,9 @@ from tests.crash.judging import judging
 from tests.support.clock import FakeClock
 from tests.support.damage import copy_live
 from tests.support.toy import open_toy, uninterrupted
-from tranlogs import threads
-from tranlogs.config import JournalConfig
-from tranlogs.errors import CannotRead, LogUnavailable, UsageError
+from tranlogs.base import threads
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.errors import CannotRead, LogUnavailable, UsageError
 from tranlogs.retention import EverySteps
 
 pytestmark = pytest.mark.crash

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.crash import tally
-from tranlogs.config import MIB
+from tranlogs.base.config import MIB
 
 pytestmark = pytest.mark.crash
 

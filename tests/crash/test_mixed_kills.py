@@ -21,11 +21,11 @@ from tests.monitor.compacting import install_toy
 from tests.monitor.monitors import Monitors
 from tests.shipping.ships import marks, ship
 from tests.support.verify import verify_run
-from tranlogs.config import MIB
-from tranlogs.errors import NotARun
-from tranlogs.failpoints import POINTS
+from tranlogs.base.config import MIB
+from tranlogs.base.errors import NotARun
+from tranlogs.base.failpoints import POINTS
 from tranlogs.shipping import pull
-from tranlogs.store import LocalStore
+from tranlogs.stores import LocalStore
 from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash

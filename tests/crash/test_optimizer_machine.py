@@ -27,14 +27,14 @@ from tests.support.clock import FakeClock
 from tests.support.faults import failing
 from tests.support.verify import verify_run
 from tests.torch.lab import differences
+from tranlogs.base.errors import RecoveryError
+from tranlogs.base.failpoints import POINTS
 from tranlogs.catalog import Catalog
-from tranlogs.errors import RecoveryError
-from tranlogs.failpoints import POINTS
 from tranlogs.journal import JournalPaths, journal
 from tranlogs.journal.opening import settle_segments
 from tranlogs.log import writer as log
 from tranlogs.shipping import pull
-from tranlogs.store import LocalStore
+from tranlogs.stores import LocalStore
 from tranlogs.verify import Problem
 from tranlogs_torch import LoggedOptimizer
 

@@ -17,13 +17,14 @@ import pytest
 
 from tests.crash.signal_child import SIZES, STEPS
 from tests.support.toy import open_toy, uninterrupted
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.errors import RunInUse, UsageError
 from tranlogs.catalog import Catalog
-from tranlogs.config import JournalConfig
-from tranlogs.errors import RunInUse, UsageError
-from tranlogs.journal import JournalPaths, read_owner, signals
-from tranlogs.journal.owner import holder_of
-from tranlogs.journal.parting import Parting
-from tranlogs.journal.takeover import VARIABLE, end_beyond, is_wanted
+from tranlogs.journal import JournalPaths, read_owner
+from tranlogs.journal.process import signals
+from tranlogs.journal.process.shutdown import Parting
+from tranlogs.journal.process.takeover import VARIABLE, end_beyond, is_wanted
+from tranlogs.journal.process.writer_lock import holder_of
 
 pytestmark = pytest.mark.crash
 

@@ -15,9 +15,9 @@ import pytest
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tests.support.verify import verify_run
+from tranlogs.base.config import MIB, JournalConfig
+from tranlogs.base.errors import RunInUse
 from tranlogs.catalog import catalog as catalogs
-from tranlogs.config import MIB, JournalConfig
-from tranlogs.errors import RunInUse
 from tranlogs.journal import read_owner
 from tranlogs.log import writer as log
 from tranlogs.retention import EverySteps, KeepLatest
@@ -29,7 +29,7 @@ SIZES = (7, 300)
 TRAINER = """
 import sys
 from pathlib import Path
-from tranlogs.config import JournalConfig
+from tranlogs.base.config import JournalConfig
 from tranlogs.retention import EverySteps
 from tests.support.toy import open_toy
 trainer = open_toy(sys.argv[1], sizes=(7, 300), config=JournalConfig(segment_bytes=1 << 20), policy=EverySteps(5))

@@ -18,9 +18,9 @@ import pytest
 from tests.crash.judging import Judge, judging
 from tests.crash.lossy_disk import LossyDisk
 from tests.support.toy import ToyTrainer, open_toy
+from tranlogs.base.config import JournalConfig
 from tranlogs.catalog import CATALOG_NAME, Catalog
-from tranlogs.checkpoint import writer
-from tranlogs.config import JournalConfig
+from tranlogs.checkpoints import writer
 from tranlogs.log import segment_file as segments
 from tranlogs.log.segment_file import SegmentFile
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.crash.toy_trainers import SIZES, Outcome, state_sum
 from tests.support.toy import ToyState
 from tranlogs.catalog import Catalog
-from tranlogs.lineage import is_on, lineage
+from tranlogs.catalog.lineage import is_on, lineage
 
 
 @dataclass(frozen=True)

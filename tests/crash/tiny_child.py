@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from tests.support.toy import ToyState, ToyTrainer
-from tranlogs.config import JournalConfig
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.types import dense
 from tranlogs.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.retention import EverySteps
-from tranlogs.types import dense
 
 STEPS = 10_000
 

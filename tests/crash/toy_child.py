@@ -26,10 +26,11 @@ from xxhash import xxh3_64_intdigest
 
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy
-from tranlogs import EverySeconds, EverySteps, KeepLatest, failpoints
-from tranlogs.clock import Clock, SystemClock
-from tranlogs.config import JournalConfig
-from tranlogs.errors import RecoveryError
+from tranlogs import EverySeconds, EverySteps, KeepLatest
+from tranlogs.base import failpoints
+from tranlogs.base.clock import Clock, SystemClock
+from tranlogs.base.config import JournalConfig
+from tranlogs.base.errors import RecoveryError
 from tranlogs.journal import Journal
 from tranlogs.log import writer as log
 from tranlogs.log.layout import Payload

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs_demo import run_demo
 from tranlogs_demo.compare import compare
 from tranlogs_demo.figures import Acts, judge

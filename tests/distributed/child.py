@@ -33,8 +33,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.torch.lab import with_plain_loops
 from tranlogs.log import writer as log
-from tranlogs.recovery import open_for_reading, reach
-from tranlogs.shipping import along
+from tranlogs.recovery import open_for_reading
+from tranlogs.recovery.group import journal_access
+from tranlogs.shipping import embedded
 
 EPOCHS, BATCHES, BATCH = 3, 16, 5  # on each rank
 STEPS = EPOCHS * BATCHES
@@ -217,7 +218,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     """Train to the end; what came out, to be compared."""
     killer = Killer(kill, run)
     if name.startswith("far"):  # as if each rank's folder lay on a disk of its own machine
-        reach.is_readable = lambda holding: holding.rank == dist_rank()
+        journal_access.is_readable = lambda holding: holding.rank == dist_rank()
     torch.manual_seed(1)
     if "wide" in name:  # which fills segments
         log.SEGMENT_RECORDS_WANTED = 1
@@ -253,16 +254,16 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         optimizer = with_plain_loops(inner)
     else:
         from tranlogs_torch import LoggedOptimizer
-        from tranlogs_torch.distributed import board, roll_call
+        from tranlogs_torch.distributed import notes, startup
 
         if "store" in name:
-            along.LAG_SECONDS = 0.1
+            embedded.LAG_SECONDS = 0.1
             options["store"] = f"{run}.store"
         if name == "apart":  # as scripts do where only rank 0 saves
             options |= {} if dist_rank() == 0 else {"checkpoint_every": 1000, "durability": "machine"}
         if name == "without one":  # it only evaluates, or so
-            roll_call.MISSING_SECONDS_TOLD, roll_call.MISSING_SECONDS_MAX = 1.0, 3.0
-            board.Board.seconds_max = 3.0  # type: ignore[assignment, method-assign]
+            startup.MISSING_SECONDS_TOLD, startup.MISSING_SECONDS_MAX = 1.0, 3.0
+            notes.Board.seconds_max = 3.0  # type: ignore[assignment, method-assign]
             wait_until(lambda: dist_rank() == 0)
         if "sample" in name:
             options["fingerprint"] = "sample"

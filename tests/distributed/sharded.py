@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.distributed import wrapped
 from tests.distributed.child import BATCHES, SAMPLES, Killer, _digest, data, die_behind, die_when, dist_rank
 from tests.torch.lab import with_plain_loops
-from tranlogs.shipping import along
-from tranlogs_torch.naming import clean
+from tranlogs.shipping import embedded
+from tranlogs_torch.state.naming import clean
 
 EPOCHS = 2
 EVERY = 7  # steps between checkpoints
@@ -187,7 +187,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         ):  # the old checkpoints must outlive the first new one
             options["keep"] = 1
         if name == "fsdp optimizers":
-            along.LAG_SECONDS = 0.1
+            embedded.LAG_SECONDS = 0.1
             options |= {"store": f"{run}.store", "checkpoint_every": EVERY * len(inner)}
         optimizers[0] = LoggedOptimizer(inner[0], run, model, **options)
         optimizers[1:] = [optimizers[0].also(one, name=type(one).__name__) for one in inner[1:]]

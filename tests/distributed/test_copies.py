@@ -13,10 +13,10 @@ from tests.cli.conftest import Cli
 from tests.distributed.conftest import Launcher, Outcome
 from tests.distributed.test_kills import differences
 from tests.distributed.test_world import crash, landed
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
-from tranlogs.recovery.holding import LocalLog
+from tranlogs.recovery.group.journal_summary import LocalLog
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.cli.conftest import Cli
-from tranlogs.types import Array
-from tranlogs_torch.adapt import from_array, to_array
-from tranlogs_torch.distributed.division import digest, portions
+from tranlogs.base.types import Array
+from tranlogs_torch.distributed.gradient_ranges import digest, portions
+from tranlogs_torch.tensors.arrays import from_array, to_array
 
 
 def gradients() -> list[tuple[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
 
-from tranlogs_torch.distributed.hooks import Hook
+from tranlogs_torch.distributed.comm_hooks import Hook
 from tranlogs_torch.distributed.reducer import Reducer
 
 SCALE = 64

@@ -13,8 +13,8 @@ import torch
 from tests.cli.conftest import Cli
 from tests.distributed.child import STEPS, started
 from tests.distributed.conftest import Launcher
-from tranlogs.errors import RunInUse, StateMismatch, UsageError
-from tranlogs.journal.owner import OwnerLock
+from tranlogs.base.errors import RunInUse, StateMismatch, UsageError
+from tranlogs.journal.process.writer_lock import OwnerLock
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash
@@ -111,7 +111,7 @@ def test_a_damaged_share_is_named_and_worked_around(copied: Path, cli: Cli, tmp_
 def _last_gradient(folder: Path) -> int:
     from tranlogs.log.reader import SegmentReader
     from tranlogs.log.record import EntryKind
-    from tranlogs.recovery.holding import LocalLog
+    from tranlogs.recovery.group.journal_summary import LocalLog
 
     log = LocalLog.read(folder, 1)
     (run,) = log.history.runs

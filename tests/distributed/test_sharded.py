@@ -17,7 +17,7 @@ from tests.distributed.child import STEPS as DDP_STEPS
 from tests.distributed.conftest import Launcher, Outcome
 from tests.distributed.sharded import EVERY, STEPS
 from tests.distributed.test_kills import differences, drawn
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Sha
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from tranlogs_torch.naming import clean
+from tranlogs_torch.state.naming import clean
 
 
 def _wrapped(model: Any, **options: Any) -> nn.Module:

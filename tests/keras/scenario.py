@@ -17,10 +17,10 @@ import keras
 import numpy as np
 from sklearn.datasets import load_digits
 
-import tranlogs.failpoints
+import tranlogs.base.failpoints
 from tests.crash.signal_child import sit_in_c
 from tranlogs_keras import TranLogsCallback
-from tranlogs_keras.offline import OfflineRun
+from tranlogs_keras.replay.offline import OfflineRun
 
 SAMPLES, BATCH, EPOCHS = 78, 8, 3  # ten batches an epoch, the last one partial
 layers = keras.layers
@@ -317,7 +317,7 @@ class DeathBehindCheckpoint(Death):
         super()._reached(name)
 
     def _is_behind(self) -> bool:
-        from tranlogs.cli.survey import survey  # the command line takes the warnings of its process for its own
+        from tranlogs.cli.reading.survey import survey  # the command line takes the warnings of its process for its own
 
         found = survey(self._journal)
         return 0 < max((row.step for row in found.checkpoints), default=0) <= found.watermarks.committed
@@ -415,7 +415,7 @@ def fit(run: str | None, *, data: str = "arrays", model: str = "cnn", optimizer:
         behind_checkpoint: bool = False, is_told: bool = False, options: dict[str, Any] | None = None,
         backup: str | None = None) -> dict[str, Any]:  # fmt: skip
     """Train, under TranLogs if a run is given, under BackupAndRestore if a folder for it is; the bits at the end."""
-    tranlogs.failpoints._rules = tranlogs.failpoints._parse(failpoint)
+    tranlogs.base.failpoints._rules = tranlogs.base.failpoints._parse(failpoint)
     keras.utils.set_random_seed(seed)
     if policy is not None:
         keras.config.set_dtype_policy(policy)
@@ -591,7 +591,7 @@ def left_by_an_exception(folder: str) -> dict[str, Any]:
 
 def without_the_script(folder: str) -> dict[str, Any]:
     """What a run alone gives, of models and optimizers whose updates depend on more than they say."""
-    from tranlogs_keras.offline import OfflineRun
+    from tranlogs_keras.replay.offline import OfflineRun
 
     found = {}
     for name, model, optimizer in (("constrained", "constrained", "adam"), ("excluded", "dense", "adamw+exclude")):
@@ -881,7 +881,7 @@ def mirrored(run: str, die: list[Any] | None = None) -> dict[str, Any]:
 def shadow(run: str) -> dict[str, Any]:
     """The run's newest checkpoint beside the one that is made from its log: whether their files are equal."""
     from tests.monitor.shadows import beside_its_own
-    from tranlogs_keras.offline import OfflineRun
+    from tranlogs_keras.replay.offline import OfflineRun
 
     own, made_ = beside_its_own(Path(run) / "rank0", OfflineRun)
     return {name: own[name] == made_[name] for name in own}

@@ -15,7 +15,7 @@ import tranlogs.training.looks
 from tests.keras.scenario import Interrupt, Stop, bits, digits, given, logged, made
 from tranlogs.training.looks import FIRST_UNITS
 from tranlogs_keras import TranLogsCallback
-from tranlogs_keras.siblings import copied, is_as_before
+from tranlogs_keras.state.callbacks import copied, is_as_before
 
 
 def calls(run: str | None, *, jit: bool = False, acts: bool = False) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def comparisons() -> dict[str, bool]:
 
 def body_parts(folder: str) -> dict[str, Any]:
     """Which parts of boundaries are the same objects from one to the next."""
-    from tranlogs.codec.tree import Fixed
+    from tranlogs.encoding.tree import Fixed
     from tranlogs.journal import Journal
 
     boundary, bodies = Journal.boundary, []

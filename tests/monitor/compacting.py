@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.clock import FakeClock
-from tranlogs.cli.runs import journals_of
+from tranlogs.cli.reading.runs import journals_of
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
 from tranlogs_monitor.daemon import Daemon, journals_below

@@ -13,14 +13,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tranlogs import failpoints
-from tranlogs.cli.runs import journals_of
+from tranlogs.base import failpoints
+from tranlogs.cli.reading.runs import journals_of
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
-from tranlogs.shipping import Limits, archiver
-from tranlogs_monitor.archiving import StoreSettings
+from tranlogs.shipping import Limits
+from tranlogs.shipping.sending import archiver
 from tranlogs_monitor.daemon import Daemon, journals_below
 from tranlogs_monitor.settings import Settings
+from tranlogs_monitor.watching.archiving import StoreSettings
 
 
 def watch(job: dict[str, Any]) -> None:

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tranlogs.base.clock import SystemClock
 from tranlogs.catalog import Catalog
-from tranlogs.checkpoint.shadow import Shadow, shadow_folder
-from tranlogs.clock import SystemClock
+from tranlogs.checkpoints.derived import Shadow, shadow_folder
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.opening import open_catalog, settle_segments
 from tranlogs.log.record import Position
-from tranlogs.recovery.shadow import plan_shadow, write_shadow
+from tranlogs.recovery.derived_checkpoint import plan_shadow, write_shadow
 
 
 def made(journal: Path, run: Callable[[Path], Any]) -> Shadow:

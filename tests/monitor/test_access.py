@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tranlogs.errors import UsageError
-from tranlogs_monitor.access import access_on
-from tranlogs_monitor.tokens import ENVIRONMENT_NAME, Token, choose_token
+from tranlogs.base.errors import UsageError
+from tranlogs_monitor.dashboard.access.access import access_on
+from tranlogs_monitor.dashboard.access.tokens import ENVIRONMENT_NAME, Token, choose_token
 
 RANDOM, GIVEN = Token("a-random-one"), Token("a-given-one", "--token-file x")
 LOOPBACK = ("127.0.0.1", "127.0.0.2", "127.0.1.1", "::1", "::ffff:127.0.0.1")

@@ -18,11 +18,11 @@ from tests.core.toys import killed
 from tests.monitor.compacting import ROOT
 from tests.support.toy import ToyTrainer
 from tranlogs import Monitor
+from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog
-from tranlogs.errors import UsageError
-from tranlogs.journal import JournalPaths, beside, read_owner
-from tranlogs.journal.beside import as_monitor, start_beside
-from tranlogs_monitor.lock import lock
+from tranlogs.journal import JournalPaths, embedded_monitor, read_owner
+from tranlogs.journal.embedded_monitor import as_monitor, start_beside
+from tranlogs_monitor.watching.lock import lock
 
 Toy = Callable[..., ToyTrainer]
 
@@ -85,7 +85,7 @@ def test_wrong_settings_are_refused(monitor: Any, budget: Any, why: str) -> None
 
 
 def test_a_monitor_that_is_not_installed_is_said_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "entry_points", lambda **_: [])
+    monkeypatch.setattr(embedded_monitor, "entry_points", lambda **_: [])
     with pytest.raises(UsageError, match=r"pip install 'tranlogs\[monitor\]'"):
         as_monitor("thread")
 
@@ -136,7 +136,7 @@ def test_one_that_fails_is_a_warning(
     made = start_beside(Monitor("thread"), run.journal.paths)
     wait_until(lambda: "its monitor has ended (ZeroDivisionError: a bug)" in caplog.text, "the warning")
     made.close()
-    monkeypatch.setattr("tranlogs_monitor.beside.MonitorProcess", fail)
+    monkeypatch.setattr("tranlogs_monitor.embedded.MonitorProcess", fail)
     start_beside(Monitor("process"), run.journal.paths).close()
     assert "its monitor could not be started (ZeroDivisionError: a bug)" in caplog.text
     run.train(9)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.monitor.test_decay import checkpoint, segment
+from tranlogs.base.errors import UsageError
 from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow
-from tranlogs.errors import UsageError
-from tranlogs.lineage import is_on
+from tranlogs.catalog.lineage import is_on
 from tranlogs.retention.budget import Budget, bytes_on_disk, is_protected, newest_lineage, plan_pruning
 
 ONE = [TimelineRow(1)]

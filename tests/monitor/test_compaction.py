@@ -19,16 +19,16 @@ from tests.monitor.shadows import made as made_by
 from tests.monitor.toy_offline import OfflineRun
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy
+from tranlogs.base.errors import CorruptCheckpoint, RecoveryError
+from tranlogs.base.types import dense
 from tranlogs.catalog import Catalog, CheckpointRow, segment_key
-from tranlogs.checkpoint import Checkpoint
-from tranlogs.checkpoint.shadow import Shadow, publish, shadow_folder
-from tranlogs.errors import CorruptCheckpoint, RecoveryError
+from tranlogs.checkpoints import Checkpoint
+from tranlogs.checkpoints.derived import Shadow, publish, shadow_folder
 from tranlogs.log.layout import Payload
-from tranlogs.recovery.shadow import plan_shadow
+from tranlogs.recovery.derived_checkpoint import plan_shadow
 from tranlogs.retention import KeepAll, KeepLatest
 from tranlogs.retention.compaction import Compaction
-from tranlogs.types import dense
-from tranlogs_monitor.lock import lock
+from tranlogs_monitor.watching.lock import lock
 
 Toy = Callable[..., ToyTrainer]
 
@@ -281,11 +281,11 @@ def test_the_trainer_is_a_moment_later(toy: Toy, tmp_path: Path, monkeypatch: py
     def write(*arguments: Any) -> int:
         monkeypatch.undo()
         assert published(journal, shadow) == ""
-        from tranlogs.checkpoint import write_checkpoint
+        from tranlogs.checkpoints import write_checkpoint
 
         return write_checkpoint(*arguments)
 
-    monkeypatch.setattr("tranlogs.journal.checkpointer.write_checkpoint", write)
+    monkeypatch.setattr("tranlogs.journal.checkpoints.checkpointer.write_checkpoint", write)
     assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     assert trainer.journal._checkpointer is not None
     assert trainer.journal._checkpointer.failure is None

@@ -17,7 +17,7 @@ from tests.monitor.compacting import install_toy
 from tests.monitor.monitors import Monitors
 from tests.monitor.shadows import checkpoints
 from tests.monitor.test_kills import assert_nothing_is_lost_or_leaked
-from tranlogs.config import MIB
+from tranlogs.base.config import MIB
 from tranlogs.log import writer as log
 
 pytestmark = pytest.mark.crash

@@ -21,10 +21,10 @@ from tests.torch import loops
 from tests.torch.lab import Attempt, Script
 from tests.torch.test_offline import CASES, Foreign
 from tests.torch.test_offline import Case as OfflineCase
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs.retention.compaction import Compaction
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.offline import OfflineRun
+from tranlogs_torch.offline.recorded_state import OfflineRun
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +182,7 @@ def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_state_on_another_device_is_refused_before_anything_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tranlogs_torch import environment
+    from tranlogs_torch.state import environment
 
     describe = environment.describe
     monkeypatch.setattr(environment, "describe", lambda optimizers: {**describe(optimizers), "devices": ["cuda"]})

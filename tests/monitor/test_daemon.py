@@ -9,10 +9,10 @@ import pytest
 
 from tests.shipping.ships import trained
 from tests.support.clock import FakeClock
-from tranlogs.cli.runs import journals_of
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
+from tranlogs.cli.reading.runs import journals_of
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.owner import OwnerLock
+from tranlogs.journal.process.writer_lock import OwnerLock
 from tranlogs_monitor.daemon import Daemon, journals_below
 from tranlogs_monitor.settings import Settings
 

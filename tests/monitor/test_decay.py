@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from tranlogs.base.errors import UsageError
 from tranlogs.catalog import CheckpointRow, SegmentRow, Watermarks
-from tranlogs.errors import UsageError
-from tranlogs.retention.decay import LIFE_SECONDS_UNKNOWN, Decay, Worth, evaluate, life_of
+from tranlogs.retention.value_decay import LIFE_SECONDS_UNKNOWN, Decay, Worth, evaluate, life_of
 
 PLAIN = Decay(100.0, covered=0.5, newer=0.125, archived=0.25, persisted=0.0625)
 NOTHING = Watermarks()

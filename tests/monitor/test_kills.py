@@ -14,9 +14,9 @@ import pytest
 from tests.crash.test_kill_core import assert_nothing_is_lost
 from tests.crash.toy_trainers import UNTIL, Trainers
 from tests.monitor.monitors import Monitors
+from tranlogs.base.config import MIB
 from tranlogs.catalog import Catalog
-from tranlogs.cli.runs import journals_of
-from tranlogs.config import MIB
+from tranlogs.cli.reading.runs import journals_of
 from tranlogs.log import writer as log
 from tranlogs.retention.budget import Budget
 from tranlogs_monitor.daemon import Daemon, journals_below

@@ -13,15 +13,15 @@ from tests.monitor.test_watch import run, watching
 from tests.shipping.ships import archiver, ship
 from tests.support.faulty_store import FaultyStore
 from tests.support.toy import ToyTrainer
-from tranlogs.config import MIB
-from tranlogs.errors import UsageError
+from tranlogs.base.config import MIB
+from tranlogs.base.errors import UsageError
 from tranlogs.retention.budget import Budget
 from tranlogs.shipping import read_newest
-from tranlogs_monitor.board import Board
-from tranlogs_monitor.listening import address_of
-from tranlogs_monitor.metrics import Metrics
+from tranlogs_monitor.dashboard.access.listening import address_of
+from tranlogs_monitor.dashboard.metrics import Metrics
+from tranlogs_monitor.dashboard.pages.board import Board
+from tranlogs_monitor.dashboard.server import WebServer
 from tranlogs_monitor.settings import Settings
-from tranlogs_monitor.web import WebServer
 
 __all__ = ["run"]
 

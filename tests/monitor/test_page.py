@@ -17,16 +17,16 @@ from tests.monitor.test_watch import run, watching
 from tests.support.browser import Browser, chromium
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer
+from tranlogs.base.config import MIB
+from tranlogs.base.quantities import bytes_in_words
 from tranlogs.catalog import EvaluationRow, Incident, Watermarks
-from tranlogs.config import MIB
-from tranlogs.quantities import bytes_in_words
 from tranlogs.retention.budget import Budget, bytes_on_disk
 from tranlogs.retention.evaluation import worth_of
-from tranlogs_monitor.board import Board
-from tranlogs_monitor.metrics import Metrics
+from tranlogs_monitor.dashboard.metrics import Metrics
+from tranlogs_monitor.dashboard.pages.board import Board
+from tranlogs_monitor.dashboard.server import WebServer
 from tranlogs_monitor.settings import Settings
-from tranlogs_monitor.watch import JournalWatch
-from tranlogs_monitor.web import WebServer
+from tranlogs_monitor.watching.watch import JournalWatch
 
 __all__ = ["run"]
 

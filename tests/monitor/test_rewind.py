@@ -11,9 +11,9 @@ from tests.monitor.test_watch import watching
 from tests.shipping.ships import toy, trained
 from tests.support.toy import open_toy
 from tranlogs import testing
+from tranlogs.base.config import MIB, JournalConfig
+from tranlogs.base.errors import RecoveryError
 from tranlogs.catalog import Catalog
-from tranlogs.config import MIB, JournalConfig
-from tranlogs.errors import RecoveryError
 from tranlogs.recovery import recover
 from tranlogs.recovery.recover import Recovered
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest

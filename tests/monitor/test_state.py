@@ -12,16 +12,16 @@ import pytest
 from tests.core.toys import killed
 from tests.monitor.test_watch import flip, run, watching
 from tests.support.toy import ToyTrainer
+from tranlogs.base.config import MIB
 from tranlogs.catalog import CheckpointRow, EvaluationRow, SegmentRow, StoreRow, TimelineRow, Watermarks
-from tranlogs.config import MIB
 from tranlogs.retention.budget import Budget
-from tranlogs.retention.decay import Worth
 from tranlogs.retention.evaluation import packed
-from tranlogs_monitor.board import Shown
-from tranlogs_monitor.curves import curves
-from tranlogs_monitor.page import journal_page
-from tranlogs_monitor.state import exposures_of, history_of, state_of
-from tranlogs_monitor.watch import Seen
+from tranlogs.retention.value_decay import Worth
+from tranlogs_monitor.dashboard.pages.board import Shown
+from tranlogs_monitor.dashboard.pages.curves import curves
+from tranlogs_monitor.dashboard.pages.page import journal_page
+from tranlogs_monitor.watching.state import exposures_of, history_of, state_of
+from tranlogs_monitor.watching.watch import Seen
 
 __all__ = ["run"]
 

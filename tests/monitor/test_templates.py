@@ -9,14 +9,14 @@ from importlib.resources import files
 
 import pytest
 from jinja2 import UndefinedError
+from tranlogs.testing.toy import ToyTrainer
 
 from tests.monitor.test_state import seen_at
 from tests.monitor.test_watch import run
 from tranlogs.catalog import Incident, StoreRow
-from tranlogs.testing.toy import ToyTrainer
-from tranlogs_monitor.board import Shown
-from tranlogs_monitor.page import journal_page, overview
-from tranlogs_monitor.rendering import render
+from tranlogs_monitor.dashboard.pages.board import Shown
+from tranlogs_monitor.dashboard.pages.page import journal_page, overview
+from tranlogs_monitor.dashboard.pages.rendering import render
 
 __all__ = ["run"]
 

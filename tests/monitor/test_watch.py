@@ -15,18 +15,18 @@ import pytest
 from tests.core.toys import killed
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy
+from tranlogs.base.config import MIB
+from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog, EvaluationRow, segment_key
-from tranlogs.cli.runs import journals_of
-from tranlogs.config import MIB
-from tranlogs.errors import UsageError
+from tranlogs.cli.reading.runs import journals_of
 from tranlogs.journal import JournalPaths, opening
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
-from tranlogs.retention.decay import Decay
 from tranlogs.retention.evaluation import worth_of
+from tranlogs.retention.value_decay import Decay
 from tranlogs_monitor.daemon import Daemon, journals_below
 from tranlogs_monitor.settings import Settings
-from tranlogs_monitor.watch import JournalWatch, Seen
+from tranlogs_monitor.watching.watch import JournalWatch, Seen
 
 Toy = Callable[..., ToyTrainer]
 
@@ -202,7 +202,7 @@ def test_a_catalog_that_was_replaced_is_opened_anew(run: ToyTrainer, tmp_path: P
 
 
 def test_the_history_is_thinned(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs_monitor.evaluations._ROWS_MAX", 16)
+    monkeypatch.setattr("tranlogs_monitor.watching.evaluations._ROWS_MAX", 16)
     clock = FakeClock(1e9)
     watch = watching(run, clock)
     for _ in range(100):
@@ -225,7 +225,7 @@ def daemon(*roots: Path, clock: FakeClock | None = None, **settings: Any) -> Dae
 
 def test_a_second_daemon_is_refused_by_name_or_waits(run: ToyTrainer, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tranlogs_monitor.lock import lock\n"
+        "import sys; from pathlib import Path; from tranlogs_monitor.watching.lock import lock\n"
         f"held = lock(Path({str(run.journal.paths.folder)!r})); print('held', flush=True); sys.stdin.readline()"
     )
     path = os.pathsep.join(["monitor", "."])

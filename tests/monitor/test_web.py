@@ -12,20 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tranlogs.testing.browser import Browser
+from tranlogs.testing.toy import ToyTrainer
 
 from tests.monitor.asking import ask
 from tests.monitor.test_page import browser
 from tests.monitor.test_state import seen_at
 from tests.monitor.test_watch import run
-from tranlogs.errors import UsageError
-from tranlogs.testing.browser import Browser
-from tranlogs.testing.toy import ToyTrainer
-from tranlogs_monitor import web
-from tranlogs_monitor.board import Board
-from tranlogs_monitor.metrics import Metrics
+from tranlogs.base.errors import UsageError
+from tranlogs_monitor.dashboard.access.tokens import Token
+from tranlogs_monitor.dashboard.metrics import Metrics
+from tranlogs_monitor.dashboard.pages.board import Board
+from tranlogs_monitor.dashboard.server import WebServer
 from tranlogs_monitor.settings import Settings
-from tranlogs_monitor.tokens import Token
-from tranlogs_monitor.web import WebServer
 
 __all__ = ["browser", "run"]
 
@@ -215,7 +214,7 @@ def test_a_forked_child_has_no_part_in_it(local: WebServer) -> None:
 
 
 def test_a_connection_that_sends_no_request_is_closed(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "_REQUEST_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("tranlogs_monitor.dashboard.server._REQUEST_SECONDS_MAX", 0.05)
     server = WebServer(("127.0.0.1", 0), Metrics(), board)
     for begun in (b"", b"GET / HT"):
         with socket.create_connection(("127.0.0.1", server.port), 10) as connection:
@@ -228,7 +227,7 @@ def test_a_request_that_fails_is_logged_and_the_next_one_is_answered(
     local: WebServer, board: Board, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("tranlogs_monitor.app.curves", lambda shown: 1 / 0)
+        patch.setattr("tranlogs_monitor.dashboard.app.curves", lambda shown: 1 / 0)
         answer = ask(local.port, "/data.json")
     assert answer.status == 500
     assert answer.headers["Cache-Control"] == "no-store"

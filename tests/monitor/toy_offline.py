@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.toy import ToyState
-from tranlogs.checkpoint import Checkpoint, Snapshot
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
+from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.log.record import Position
 from tranlogs.recovery import RecoveryReport, recover
 from tranlogs.recovery.recover import Progress, Recovered

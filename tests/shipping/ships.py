@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.toy import ToyTrainer, open_toy
+from tranlogs.base.clock import SystemClock
+from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog, StoreRow, Watermarks
-from tranlogs.clock import SystemClock
-from tranlogs.config import MIB, JournalConfig
 from tranlogs.journal import JournalPaths
 from tranlogs.retention import EverySteps
 from tranlogs.shipping import Archiver, Limits, Progressed, Throttle, place_of
-from tranlogs.store import PatientStore, Store
+from tranlogs.stores import PatientStore, Store
 
 SIZES = (7, 3000, 40_000)  # a step takes a third of a megabyte
 

@@ -15,16 +15,18 @@ from tests.shipping.ships import archiver, drain, marks, ship, store_row, toy, t
 from tests.support.clock import FakeClock
 from tests.support.faulty_store import FaultyStore
 from tests.support.toy import uninterrupted
-from tranlogs import config
+from tranlogs.base import config
+from tranlogs.base.errors import RunInUse
 from tranlogs.catalog import Catalog, CheckpointRow, ShippedRow
-from tranlogs.errors import RunInUse
-from tranlogs.journal.owner import OwnerLock
-from tranlogs.retention.keep import KeepAll, KeepLatest
-from tranlogs.shipping import archiver as archiving
-from tranlogs.shipping import durability, pull, read_newest, source, upload
-from tranlogs.shipping.census import Census
-from tranlogs.shipping.manifest import manifest_names, writer_of
-from tranlogs.store import LocalStore
+from tranlogs.journal.process.writer_lock import OwnerLock
+from tranlogs.retention.keep_policy import KeepAll, KeepLatest
+from tranlogs.shipping import pull, read_newest
+from tranlogs.shipping.inventory import durability
+from tranlogs.shipping.inventory.census import Census
+from tranlogs.shipping.inventory.manifest import manifest_names, writer_of
+from tranlogs.shipping.sending import archiver as archiving
+from tranlogs.shipping.sending import source, upload
+from tranlogs.stores import LocalStore
 
 
 @pytest.fixture(autouse=True)

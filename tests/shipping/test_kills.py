@@ -15,13 +15,13 @@ import pytest
 from tests.crash.toy_trainers import UNTIL, Trainers
 from tests.monitor.monitors import Monitors
 from tests.shipping.ships import marks, ship
+from tranlogs.base.clock import SystemClock
+from tranlogs.base.errors import NotARun
 from tranlogs.catalog import Catalog
-from tranlogs.clock import SystemClock
-from tranlogs.errors import NotARun
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.opening import settle_segments
 from tranlogs.shipping import pull, read_newest
-from tranlogs.store import LocalStore
+from tranlogs.stores import LocalStore
 
 pytestmark = pytest.mark.crash
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.faulty_store import FaultyStore
+from tranlogs.base.clock import SystemClock
+from tranlogs.base.errors import CorruptObject, StoreUnavailable, UnknownFormat
 from tranlogs.catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, TimelineRow
-from tranlogs.checkpoint.layout import open_manifest, seal_manifest
-from tranlogs.clock import SystemClock
-from tranlogs.errors import CorruptObject, StoreUnavailable, UnknownFormat
-from tranlogs.shipping.manifest import Manifest, Shipped, manifest_names, publish, read_newest, writer_of
-from tranlogs.shipping.published import Published
+from tranlogs.checkpoints.folder import open_manifest, seal_manifest
+from tranlogs.shipping.inventory.manifest import Manifest, Shipped, manifest_names, publish, read_newest, writer_of
+from tranlogs.shipping.inventory.manifest_history import Published
 
 SEGMENT = SegmentRow(3, f"{3:016x}", "s3", 1000, "sealed", 1, 10, 5, 20, 9, 800, 1.5, 1.0)
 CHECKPOINT = CheckpointRow("c5", 5, 10, "ab", 1, 500, 2.5)

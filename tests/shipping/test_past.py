@@ -11,9 +11,9 @@ import pytest
 from tests.shipping.ships import archiver, drain, marks, ship, toy, trained, trained_otherwise
 from tests.support.faulty_store import FaultyStore
 from tranlogs.catalog import Catalog
-from tranlogs.retention.keep import KeepAll
-from tranlogs.shipping import archiver as archiving
+from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import pull, read_newest
+from tranlogs.shipping.sending import archiver as archiving
 
 
 def lose_catalog(run: Path) -> None:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranlogs.catalog import CheckpointRow, SegmentRow, ShippedRow, TimelineRow
-from tranlogs.retention.keep import KeepAll, KeepLatest
-from tranlogs.shipping.manifest import Shipped
-from tranlogs.shipping.plan import Look, chain_from, plan_giving_up, plan_sending, reach
+from tranlogs.retention.keep_policy import KeepAll, KeepLatest
+from tranlogs.shipping.inventory.manifest import Shipped
+from tranlogs.shipping.sending.plan import Look, chain_from, plan_giving_up, plan_sending, reach
 
 ONE = [TimelineRow(1)]
 

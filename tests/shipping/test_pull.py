@@ -11,13 +11,13 @@ from tests.shipping.ships import archiver, drain, marks, ship, toy, trained, tra
 from tests.shipping.test_archiver import assert_comes_back
 from tests.support.faulty_store import FaultyStore
 from tests.support.toy import uninterrupted
-from tranlogs.errors import CorruptObject, NotARun, StoreUnavailable, UsageError
+from tranlogs.base.errors import CorruptObject, NotARun, StoreUnavailable, UsageError
 from tranlogs.journal import JournalPaths
-from tranlogs.retention.keep import KeepAll
+from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import find_run, pull, read_newest
-from tranlogs.shipping.along import bring_absent
-from tranlogs.shipping.manifest import manifest_names, publish
-from tranlogs.store import LocalStore
+from tranlogs.shipping.embedded import bring_absent
+from tranlogs.shipping.inventory.manifest import manifest_names, publish
+from tranlogs.stores import LocalStore
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_a_run_that_was_wound_back_comes_back_on_its_newest_timeline(memory_path
     trainer = toy(run, every=100)
     trainer.journal.close()
     from tests.support.toy import open_toy
-    from tranlogs.config import MIB, JournalConfig
+    from tranlogs.base.config import MIB, JournalConfig
     from tranlogs.retention import EverySteps
 
     trainer = open_toy(run, config=JournalConfig(durability="process", segment_bytes=2 * MIB), policy=EverySteps(100))

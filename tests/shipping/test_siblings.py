@@ -8,11 +8,11 @@ import pytest
 
 from tests.shipping.ships import drain, open_only, train_calmly
 from tests.support.faulty_store import FaultyStore
-from tranlogs.clock import SystemClock
+from tranlogs.base.clock import SystemClock
 from tranlogs.journal import JournalPaths
-from tranlogs.retention.keep import KeepLatest
+from tranlogs.retention.keep_policy import KeepLatest
 from tranlogs.shipping import Archiver, Limits, read_newest
-from tranlogs.store import LocalStore, Store
+from tranlogs.stores import LocalStore, Store
 
 
 def trained(run: Path, until: int, *, world: int = 2, rewinds_to: int | None = None) -> None:

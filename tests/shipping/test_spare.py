@@ -11,16 +11,16 @@ import pytest
 from tests.shipping.ships import open_only, ship, trained
 from tests.support.toy import ToyTrainer, uninterrupted
 from tests.support.verify import verify_run
-from tranlogs.checkpoint import Checkpoint
-from tranlogs.config import MIB
-from tranlogs.errors import StoreUnavailable
+from tranlogs.base.config import MIB
+from tranlogs.base.errors import StoreUnavailable
+from tranlogs.checkpoints import Checkpoint
 from tranlogs.journal import JournalPaths
 from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery.facts import open_for_reading
-from tranlogs.retention.keep import KeepAll
+from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import Spare
-from tranlogs.store import LocalStore
+from tranlogs.stores import LocalStore
 from tranlogs.verify import Problem
 
 STEPS = 27
@@ -183,7 +183,7 @@ def test_a_sound_run_asks_no_store(run: Path, monkeypatch: pytest.MonkeyPatch) -
     def refuse(url: str) -> None:
         raise AssertionError(f"{url} was opened")
 
-    monkeypatch.setattr("tranlogs.shipping.spare.open_store", refuse)
+    monkeypatch.setattr("tranlogs.shipping.fetching.replacement.open_store", refuse)
     trainer, notes = recovered(run)
     assert (trainer.journal.step, notes) == (STEPS, ())
     trainer.journal.close()
@@ -220,7 +220,7 @@ def test_a_store_that_fails_once_is_asked_again(run: Path, monkeypatch: pytest.M
         return names(store, prefix)
 
     monkeypatch.setattr(LocalStore, "names", failing_once)
-    monkeypatch.setattr("tranlogs.shipping.spare._PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("tranlogs.shipping.fetching.replacement._PAUSES", (0.0, 0.0, 0.0))
     harm_values(run)
     trainer, _ = recovered(run)
     assert trainer.journal.step == STEPS
@@ -235,7 +235,7 @@ def test_a_store_that_stays_away_is_given_up_for_all(run: Path, monkeypatch: pyt
         raise StoreUnavailable(store.url, "it is away")
 
     monkeypatch.setattr(LocalStore, "names", failing)
-    monkeypatch.setattr("tranlogs.shipping.spare._PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("tranlogs.shipping.fetching.replacement._PAUSES", (0.0, 0.0, 0.0))
     harm_checkpoints(run)
     harm_values(run)
     trainer, _ = recovered(run)

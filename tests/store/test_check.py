@@ -8,10 +8,10 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from tranlogs.errors import StoreRefused, StoreUnavailable
-from tranlogs.store import ObjectStatus, open_store
-from tranlogs.store.check import StoreReport, check_store
-from tranlogs.store.local import LocalStore
+from tranlogs.base.errors import StoreRefused, StoreUnavailable
+from tranlogs.stores import ObjectStatus, open_store
+from tranlogs.stores.check import StoreReport, check_store
+from tranlogs.stores.local import LocalStore
 
 
 class Unfit(LocalStore):

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support import disks
 from tests.support.stores import StoreConformance, put
-from tranlogs.errors import StoreRefused, StoreUnavailable
-from tranlogs.store import Store, open_store
+from tranlogs.base.errors import StoreRefused, StoreUnavailable
+from tranlogs.stores import Store, open_store
 
 
 class TestLocalStore(StoreConformance):

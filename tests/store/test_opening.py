@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tranlogs.errors import StoreRefused
-from tranlogs.store import open_store
-from tranlogs.store.alluxio import AlluxioStore
-from tranlogs.store.local import LocalStore
+from tranlogs.base.errors import StoreRefused
+from tranlogs.stores import open_store
+from tranlogs.stores.alluxio import AlluxioStore
+from tranlogs.stores.local import LocalStore
 
 
 def test_a_path_and_a_file_url_are_a_folder(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_a_missing_package_is_named_with_what_installs_it(
     monkeypatch: pytest.MonkeyPatch, package: str, address: str, extra: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "tranlogs.store.alluxio", raising=False)
-    monkeypatch.delitem(sys.modules, "tranlogs.store.remote", raising=False)
+    monkeypatch.delitem(sys.modules, "tranlogs.stores.alluxio", raising=False)
+    monkeypatch.delitem(sys.modules, "tranlogs.stores.fsspec_store", raising=False)
     with pytest.raises(StoreRefused) as refused:
         open_store(address)
     assert extra in str(refused.value)

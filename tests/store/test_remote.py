@@ -11,9 +11,9 @@ import fsspec
 import pytest
 
 from tests.support.stores import StoreConformance, put, read
-from tranlogs.errors import StoreRefused, StoreUnavailable
-from tranlogs.store import PatientStore, Store, open_store
-from tranlogs.store.remote import RemoteStore
+from tranlogs.base.errors import StoreRefused, StoreUnavailable
+from tranlogs.stores import PatientStore, Store, open_store
+from tranlogs.stores.fsspec_store import RemoteStore
 
 
 class TestMemory(StoreConformance):

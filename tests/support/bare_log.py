@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from tranlogs.base.clock import Clock
+from tranlogs.base.config import MIB, JournalConfig
+from tranlogs.base.types import Array, dense
 from tranlogs.catalog import Catalog
-from tranlogs.clock import Clock
-from tranlogs.config import MIB, JournalConfig
-from tranlogs.lineage import lineage
+from tranlogs.catalog.lineage import lineage
 from tranlogs.log.index import LogIndex
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.reader import SegmentReader
@@ -19,7 +20,6 @@ from tranlogs.log.record import EntryKind, Position
 from tranlogs.log.writer import Tensor, WriteAheadLog
 from tranlogs.recovery.facts import open_for_reading
 from tranlogs.recovery.history import Link, build_history
-from tranlogs.types import Array, dense
 
 from .clock import FakeClock
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tranlogs import failpoints
+from tranlogs.base import failpoints
 
 
 @contextmanager

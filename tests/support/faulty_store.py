@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import BinaryIO
 
-from tranlogs.errors import CorruptObject, StoreUnavailable
-from tranlogs.store import ObjectStatus, Store
+from tranlogs.base.errors import CorruptObject, StoreUnavailable
+from tranlogs.stores import ObjectStatus, Store
 
 
 class FaultyStore(Store):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tranlogs.errors import CorruptObject, StoreUnavailable
-from tranlogs.store import Store
+from tranlogs.base.errors import CorruptObject, StoreUnavailable
+from tranlogs.stores import Store
 
 MIB = 1 << 20
 ODD = ["run=7/rank 0", "naïve", "a+b", "a%41b", "a#b", "a@b,c;d:e&f=g", "[x]{y}'z", "~1", "seg-0001~0f3a.lmdb"]

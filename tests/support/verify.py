@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tranlogs.errors import NotARun
+from tranlogs.base.errors import NotARun
 from tranlogs.verify import Finding, verify_journal
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tranlogs.base.types import AnyArray, Array, SparseArray
 from tranlogs.log.layout import Payload
-from tranlogs.types import AnyArray, Array, SparseArray
 
 
 def contents_of(payload: Payload) -> Iterator[tuple[str, AnyArray | None]]:

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from tests.torch.lab import Attempt, Script, contents, differences, flatten, in_child, prove_exact, uninterrupted
 from tests.torch.loops import accumulating, adversarial, numbered, per_epoch, validate, validating, without_loader
 from tests.torch.nets import Mixed, loss_of, seed, tokens
-from tranlogs.errors import RunInUse, StateMismatch
+from tranlogs.base.errors import RunInUse, StateMismatch
 from tranlogs_torch import LoggedOptimizer
 
 

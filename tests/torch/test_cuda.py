@@ -21,9 +21,9 @@ from torch import nn
 from tests.torch import nets
 from tests.torch.lab import Attempt, differences, uninterrupted
 from tranlogs.log.layout import Layout, Payload
-from tranlogs_torch.adapt import flat_bytes, spec_of
+from tranlogs_torch.capture.staging import Staging
 from tranlogs_torch.device.digests import DeviceDigests
-from tranlogs_torch.staging import Staging
+from tranlogs_torch.tensors.arrays import flat_bytes, spec_of
 
 ROOT = Path(__file__).parents[2]
 DEVICE = torch.device("cuda")

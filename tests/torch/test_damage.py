@@ -13,7 +13,7 @@ from tranlogs.log.reader import SegmentReader
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
 from tranlogs.recovery import RecoveryReport
-from tranlogs_torch import by_tensor, gradient_blocks, redo
+from tranlogs_torch.replay import by_tensor, gradient_blocks, redo
 
 STEPS, DAMAGED = 20, 13
 

@@ -29,10 +29,10 @@ from tests.torch.lab import Attempt, differences, flatten, in_child, prove_exact
 from tests.torch.loops import numbered
 from tests.torch.nets import seed
 from tests.torch.sources import BATCHES, SOURCES, Make, Numbers, Rotating, sampled
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs_torch import LoggedOptimizer, RecoveryReport
-from tranlogs_torch.data import LoaderPosition
-from tranlogs_torch.rng import get_rng
+from tranlogs_torch.data.position import LoaderPosition
+from tranlogs_torch.data.rng import get_rng
 
 
 def training(attempt: Attempt, *, make: Make, per_epoch: bool = False, **options: Any) -> None:

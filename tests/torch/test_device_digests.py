@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tranlogs.types import Array
-from tranlogs_torch.adapt import to_array
+from tranlogs.base.types import Array
 from tranlogs_torch.device.digests import LENGTH, ROW_BYTES, ROW_WORDS, DeviceDigests, columns, rows
+from tranlogs_torch.tensors.arrays import to_array
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.int64, torch.complex64, torch.bool]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.fingerprint import Fingerprint
+from tranlogs_torch.state.fingerprint import Fingerprint
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler
 from tests.torch.lab import Attempt, Outcome, differences, in_child, prove_exact
 from tests.torch.loops import Make, accumulating, adversarial, numbered, ordinary, per_epoch, split
 from tests.torch.nets import Mixed, loss_of, seed, tokens
-from tranlogs_torch import by_tensor, gradient_blocks, redo
+from tranlogs_torch.replay import by_tensor, gradient_blocks, redo
 
 BATCHES = 13
 DIE_AT = (16, 18)  # ticks of the first and the second attempt; three ticks a batch, so that they end at steps 5 and 10

@@ -14,11 +14,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from tests.torch.test_offline import CASES
-from tranlogs.errors import DataError, UsageError
-from tranlogs_torch import LoggedOptimizer, equality
+from tranlogs.base.errors import DataError, UsageError
+from tranlogs_torch import LoggedOptimizer
 from tranlogs_torch.interop.dcp import read_folder
 from tranlogs_torch.interop.dcp_metadata import read_metadata
-from tranlogs_torch.offline import OfflineRun
+from tranlogs_torch.offline.recorded_state import OfflineRun
+from tranlogs_torch.tensors import equality
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),

@@ -22,7 +22,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs_torch.interop.dcp import read_folder
 from tranlogs_torch.interop.dcp_metadata import METADATA, read_metadata
 from tranlogs_torch.interop.imported import import_source, read

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tranlogs.codec.tree import decode, encode
-from tranlogs_torch.adapt import adapt, make_array, make_extension
-from tranlogs_torch.rng import KeptRng, get_rng, set_rng
+from tranlogs.encoding.tree import decode, encode
+from tranlogs_torch.data.rng import KeptRng, get_rng, set_rng
+from tranlogs_torch.tensors.arrays import adapt, make_array, make_extension
 
 _KEY = np.arange(624, dtype=np.uint32)
 DRAWS: dict[str, Callable[[], Any]] = {

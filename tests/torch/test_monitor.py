@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from tests.monitor.test_beside import ROOT, evaluations, is_running, is_watched, wait_until
+from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog
-from tranlogs.errors import UsageError
 from tranlogs.journal import read_owner
-from tranlogs_torch import LoggedOptimizer, session
+from tranlogs_torch import LoggedOptimizer
+from tranlogs_torch.loops import session
 
 SCRIPT = """
 import sys, torch

@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn import functional
 
 from tests.torch.lab import contents, differences, flatten
-from tranlogs.checkpoint import Checkpoint
-from tranlogs.errors import RecoveryError, UsageError
+from tranlogs.base.errors import RecoveryError, UsageError
+from tranlogs.checkpoints import Checkpoint
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.offline import OfflineRun
+from tranlogs_torch.offline.recorded_state import OfflineRun
 
 STEPS = 9
 Optimizers = dict[str, torch.optim.Optimizer]

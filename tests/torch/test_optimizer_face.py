@@ -19,12 +19,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.torch.lab import Attempt, differences, flatten, in_child, prove_exact, uninterrupted
 from tests.torch.small import everything, logged, one_step, small
-from tranlogs.errors import (
-    UnencodableState,
-    UsageError,
-)
+from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.naming import as_modules, clean_names, named_parameters
+from tranlogs_torch.state.naming import as_modules, clean_names, named_parameters
 
 # An optimizer like any other
 

@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler
 from tests.torch.lab import Attempt, differences, prove_exact, uninterrupted
 from tests.torch.loops import numbered, validate
 from tests.torch.nets import Mixed, loss_of, seed, tokens
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs_torch import LoggedOptimizer
 
 schedulefree = pytest.importorskip("schedulefree")

@@ -19,15 +19,8 @@ from tests.torch.lab import Attempt, contents, differences, flatten, in_child, p
 from tests.torch.loops import validating
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tests.torch.small import Model, everything, logged, one_step, small
-from tranlogs import failpoints
-from tranlogs.errors import (
-    NotRecovered,
-    RecoveryError,
-    RunInUse,
-    StateMismatch,
-    UnencodableState,
-    UsageError,
-)
+from tranlogs.base import failpoints
+from tranlogs.base.errors import NotRecovered, RecoveryError, RunInUse, StateMismatch, UnencodableState, UsageError
 from tranlogs_torch import LoggedOptimizer
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tranlogs.recovery.resharding import _owner
-from tranlogs.types import Piece
-from tranlogs_torch import dealing
-from tranlogs_torch.boxes import cut
-from tranlogs_torch.dealing import Told, bundles
-from tranlogs_torch.held import Place
-from tranlogs_torch.resharding import Target
+from tranlogs.base.types import Piece
+from tranlogs.recovery.group.resharding import _owner
+from tranlogs_torch.elastic import transfer_plan
+from tranlogs_torch.elastic.resharding import Target
+from tranlogs_torch.elastic.transfer_plan import Told, bundles
+from tranlogs_torch.sharding.overlap import cut
+from tranlogs_torch.sharding.placement import Place
 
 WHOLE = torch.arange(35.0).reshape(7, 5)
 
@@ -94,7 +94,7 @@ def test_a_flat_range_is_dealt_out_in_few_boxes(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("bundle_bytes", [1, 40, 1 << 20])
 def test_a_process_is_sent_what_it_wants_and_no_more(monkeypatch: pytest.MonkeyPatch, bundle_bytes: int) -> None:
     """Rows of before over columns of now; a number without dimensions; a part without elements, on either side."""
-    monkeypatch.setattr(dealing, "_BUNDLE_BYTES", bundle_bytes)
+    monkeypatch.setattr(transfer_plan, "_BUNDLE_BYTES", bundle_bytes)
     before = [Told("a", "float32", (0, 0), (3, 5), (7, 5), "a"), Told("a", "float32", (3, 0), (4, 5), (7, 5), "a"),
               Told("b", "float32", (), (), (), ""), Told("c", "float32", (7, 0), (0, 5), (7, 5), "c")]  # fmt: skip
     held = {(0, 0): WHOLE[:3], (3, 0): WHOLE[3:], (): torch.tensor(3.0)}

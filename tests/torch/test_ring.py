@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tranlogs.errors import LogUnavailable
+from tranlogs.base.errors import LogUnavailable
 from tranlogs_torch.device.ring import Region, Ring
 
 UNIT = 64  # regions begin at multiples of it

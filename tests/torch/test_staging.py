@@ -19,13 +19,13 @@ from tests.torch import nets
 from tests.torch.lab import Attempt, prove_exact
 from tests.torch.payloads import contents_of
 from tests.torch.twin import Twin, devices
-from tranlogs.checkpoint import Snapshot, SnapshotPool
-from tranlogs.errors import LogUnavailable
+from tranlogs.base.errors import LogUnavailable
+from tranlogs.base.types import AnyArray, Array, DeviceArray, SparseArray, TensorSpec
+from tranlogs.checkpoints import Snapshot, SnapshotPool
 from tranlogs.log.layout import Layout, Payload
-from tranlogs.types import AnyArray, Array, DeviceArray, SparseArray, TensorSpec
-from tranlogs_torch import session
-from tranlogs_torch.adapt import from_array, spec_of
-from tranlogs_torch.staging import Staging, StagingLimits
+from tranlogs_torch.capture.staging import Staging, StagingLimits
+from tranlogs_torch.loops import session
+from tranlogs_torch.tensors.arrays import from_array, spec_of
 
 TINY = StagingLimits(ring_bytes_min=64, ring_bytes_max=256, ring_seconds_max=0.0, transfer_bytes=48, staged_bytes_min=64,
                      fetch_bytes=128)  # fmt: skip

@@ -15,10 +15,10 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 from tests.cli.conftest import cli
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs_torch import LoggedOptimizer, StartFrom
-from tranlogs_torch.equality import have_same_bits
-from tranlogs_torch.offline import OfflineRun
+from tranlogs_torch.offline.recorded_state import OfflineRun
+from tranlogs_torch.tensors.equality import have_same_bits
 
 __all__ = ["cli"]
 

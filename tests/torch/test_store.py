@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tranlogs.base.errors import CorruptObject, StoreRefused, StoreUnavailable
 from tranlogs.catalog import Catalog
-from tranlogs.errors import CorruptObject, StoreRefused, StoreUnavailable
-from tranlogs.shipping import along
-from tranlogs.store import ObjectStatus, local
+from tranlogs.shipping import embedded
+from tranlogs.stores import ObjectStatus, local
 from tranlogs_torch import LoggedOptimizer
 
 CHILD = """
@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.torch.test_store import train
 from tranlogs.shipping import along
 torch.set_num_threads(1)
-along.LAG_SECONDS = 0.05
+embedded.LAG_SECONDS = 0.05
 run, store, until, die = sys.argv[1:]
 
 def say(optimizer, step):
@@ -100,7 +100,7 @@ def test_the_end_does_not_wait_for_ever_for_a_store_that_makes_nothing_durable(
         return found and replace(found, is_durable=False)
 
     monkeypatch.setattr(local.LocalStore, "stat", never_durable)
-    monkeypatch.setattr(along, "_DURABLE_SECONDS", 0.3)
+    monkeypatch.setattr(embedded, "_DURABLE_SECONDS", 0.3)
     train(tmp_path / "run", str(tmp_path / "store"), 10)
     assert "steps after 0 are in the store" in caplog.text
     assert "not durable there yet" in caplog.text
@@ -169,7 +169,7 @@ def test_a_store_that_is_away_holds_up_no_run_that_is_here(
 ) -> None:
     run, store = tmp_path / "run", str(tmp_path / "store")
     train(run, store, 4)
-    monkeypatch.setattr(along, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(embedded, "STALL_SECONDS", 0.5)
 
     def fail(*_: object) -> None:
         raise StoreUnavailable(store, "it is away")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from tranlogs_torch import naming
-from tranlogs_torch.walk import ModuleWalk
+from tranlogs_torch.state import naming
+from tranlogs_torch.state.module_walk import ModuleWalk
 
 
 @pytest.mark.parametrize("children", [1, 256, 257, 600])

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from tests.torch.lab import Attempt, differences, flatten, in_child
 from tests.torch.nets import seed
 from tests.torch.sources import Augmented, Make, Numbers, mixed
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs_torch import LoggedOptimizer
 
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from tests.torch.lab import Attempt, copied, differences, in_child, prove_exact, uninterrupted
 from tests.torch.nets import seed
-from tranlogs_torch import fingerprint
-from tranlogs_torch.fingerprint import Fingerprint, StateWatch
+from tranlogs_torch.state import fingerprint
+from tranlogs_torch.state.fingerprint import Fingerprint, StateWatch
 
 Write = Callable[[nn.Module, Any], None]
 

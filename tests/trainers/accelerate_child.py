@@ -113,7 +113,7 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
 
 def counted(attempt: int, folder: str) -> dict[str, Any]:
     """`batches(until=...)` counts what was trained, also where it is left in the middle and taken up again."""
-    from tranlogs.errors import UsageError
+    from tranlogs.base.errors import UsageError
     from tranlogs_torch import LoggedOptimizer
     from tranlogs_torch.trainers.accelerate import log_prepared
 

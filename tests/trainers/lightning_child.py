@@ -159,7 +159,7 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
 
 def refusals(attempt: int, folder: str) -> dict[str, str]:
     """What is refused, and in which words."""
-    from tranlogs.errors import TranLogsError
+    from tranlogs.base.errors import TranLogsError
     from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
 
     warnings.simplefilter("ignore")

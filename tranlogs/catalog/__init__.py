@@ -1,7 +1,7 @@
 """The catalog: which segments, checkpoints and timelines a journal has, how far its watermarks are, who writes it."""
 
 from .catalog import CATALOG_NAME, Catalog
-from .following import FollowedCatalog
+from .reopening import FollowedCatalog
 from .rows import (
     CheckpointRow,
     CommonRow,

@@ -19,11 +19,11 @@ from typing import Any
 
 import lmdb
 
-from ..config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, FORMAT_VERSION, THREAD_SECONDS_MAX
-from ..errors import CannotRead, CorruptCatalog, LogUnavailable, UnknownFormat
-from ..failpoints import hit
-from ..threads import WaitableLock
-from .environment import open_environment, reading, reserve, verify_file
+from ..base.config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, FORMAT_VERSION, THREAD_SECONDS_MAX
+from ..base.errors import CannotRead, CorruptCatalog, LogUnavailable, UnknownFormat
+from ..base.failpoints import hit
+from ..base.threads import WaitableLock
+from .lmdb_environment import open_environment, reading, reserve, verify_file
 from .rows import CheckpointRow, Incident, RunRow, SegmentRow, TimelineRow, Watermarks
 from .tables import Known, Tables
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from ..config import FORMAT_VERSION
-from ..quantities import count
+from ..base.config import FORMAT_VERSION
+from ..base.quantities import count
 
 SegmentState = Literal["ready", "open", "sealed", "retired"]
 

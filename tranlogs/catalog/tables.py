@@ -13,7 +13,7 @@ from typing import Any, cast
 import lmdb
 import xxhash
 
-from ..errors import CorruptCatalog
+from ..base.errors import CorruptCatalog
 from .rows import KINDS, Row
 
 _KEPT = ("segment/", "checkpoint/")

@@ -8,19 +8,19 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import command
-from .demo import demo
-from .export import export
-from .importing import import_
-from .log import log
-from .monitor import monitor
-from .pull import pull
-from .push import push
-from .repair import repair
-from .replay import replay
-from .status import status
-from .store import store
-from .verify import verify
+from . import options
+from .commands.demo import demo
+from .commands.export import export
+from .commands.importing import import_
+from .commands.log import log
+from .commands.monitor import monitor
+from .commands.pull import pull
+from .commands.push import push
+from .commands.repair import repair
+from .commands.replay import replay
+from .commands.status import status
+from .commands.store import store
+from .commands.verify import verify
 
 app = typer.Typer(
     name="tranlogs", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -45,7 +45,7 @@ def tranlogs(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
     """A write-ahead log between checkpoints: look at runs, verify them, rebuild their state."""
-    command.is_debugging = debug
+    options.is_debugging = debug
     if debug:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
 

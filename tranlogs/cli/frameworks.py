@@ -9,9 +9,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..base.errors import CorruptCatalog, UsageError
 from ..catalog import Catalog
-from ..checkpoint import Snapshot
-from ..errors import CorruptCatalog, UsageError
+from ..checkpoints import Snapshot
 from ..journal import JournalPaths
 from ..log.record import Position
 from ..rebuild import read_files

@@ -18,32 +18,32 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from ..base.atomic_files import is_disk_full, make_folder
+from ..base.clock import Clock, SystemClock
+from ..base.config import RESERVE_BYTES_MIN, JournalConfig
+from ..base.errors import CorruptCatalog, LogUnavailable, NotRecovered, RecoveryError, UnencodableState, UsageError, in_words
+from ..base.failpoints import hit
+from ..base.threads import undisturbed
 from ..catalog import Catalog, CheckpointRow, CommonRow, PrunedRow, RunRow, Tables, TimelineRow, Watermarks, timeline_key
-from ..checkpoint import Snapshot
-from ..clock import Clock, SystemClock
-from ..codec import tree
-from ..config import RESERVE_BYTES_MIN, JournalConfig
-from ..durable import is_disk_full, make_folder
-from ..errors import CorruptCatalog, LogUnavailable, NotRecovered, RecoveryError, UnencodableState, UsageError, in_words
-from ..failpoints import hit
+from ..checkpoints import Snapshot
+from ..encoding import tree
 from ..log.layout import NO_TENSORS, Payload
 from ..log.record import EntryKind, Position
-from ..log.retired import unlink_retired
+from ..log.retired_files import unlink_retired
 from ..log.writer import Scalars, WriteAheadLog
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
-from ..retention.keep import when_full
+from ..retention.keep_policy import when_full
 from ..retention.prune import retire, set_aside
-from ..threads import undisturbed
-from .checkpointer import Checkpointer
-from .due import CheckpointDue
-from .gate import Gate, gated
-from .handover import HandOver
+from .checkpoints.checkpointer import Checkpointer
+from .checkpoints.disk_space import Room
+from .checkpoints.due import CheckpointDue
 from .opening import JournalPaths, open_catalog, open_index, refuse_inner_folder, refuse_network_file_system, settle_segments
-from .owner import OwnerLock
-from .room import Room
-from .suspension import Suspension, end_incident, note_incident
-from .takeover import take_lock
-from .writers import Body, DirectWriter, QueuedWriter, StepRecord, Writer
+from .process.gate import Gate, gated
+from .process.takeover import take_lock
+from .process.writer_lock import OwnerLock
+from .writing.record_writers import Body, DirectWriter, QueuedWriter, StepRecord, Writer
+from .writing.suspension import Suspension, end_incident, note_incident
+from .writing.writer_thread import HandOver
 
 _log = logging.getLogger("tranlogs")
 

@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..base.atomic_files import sync_folder
+from ..base.errors import CannotRead, CorruptCatalog, CorruptRecord, LogUnavailable, NotARun, UsageError
 from ..catalog import CATALOG_NAME, Catalog, RunRow, SegmentRow, Tables, TimelineRow, segment_key, timeline_key
-from ..checkpoint.layout import TEMPORARY
-from ..checkpoint.shadow import delete_shadows
-from ..durable import sync_folder
-from ..errors import CannotRead, CorruptCatalog, CorruptRecord, LogUnavailable, NotARun, UsageError
+from ..checkpoints.derived import delete_shadows
+from ..checkpoints.folder import TEMPORARY
 from ..log.index import INDEX_NAME, IndexedRecord, LogIndex, set_aside
 from ..log.reader import SegmentReader
 from ..log.record import Location
@@ -24,7 +24,7 @@ from ..log.scanner import scan
 from ..log.segment_file import was_written
 from ..rebuild import files_in, is_overtaken, read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
-from .owner import read_owner
+from .process.writer_lock import read_owner
 
 _log = logging.getLogger(__name__)
 

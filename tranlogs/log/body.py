@@ -22,9 +22,9 @@ from typing import Any
 
 import xxhash
 
-from ..codec import delta, tree
-from ..codec.compression import compress
-from ..types import AnyArray, Array, Bytes
+from ..base.types import AnyArray, Array, Bytes
+from ..encoding import delta, tree
+from ..encoding.compression import compress
 
 WHOLE = ""  # the part that is the whole body
 _DELTA_BYTES_MIN = 128  # smaller parts are stored again

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from ..base.clock import Clock
+from ..base.config import CATALOG_SECONDS, GROUP_SECONDS
+from ..base.failpoints import hit
+from ..base.threads import WaitableLock, start
 from ..catalog import Catalog, SegmentRow, Watermarks, segment_key
-from ..clock import Clock
-from ..config import CATALOG_SECONDS, GROUP_SECONDS
-from ..failpoints import hit
-from ..threads import WaitableLock, start
 from .index import IndexedRecord, LogIndex
 from .record import Position
 from .segment_file import SegmentFile

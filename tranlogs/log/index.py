@@ -23,11 +23,11 @@ from typing import NamedTuple, TypeVar
 
 import lmdb
 
-from ..catalog.environment import open_environment, reserve, verify_file
-from ..config import CATALOG_BYTES_RESERVED, FORMAT_VERSION, INDEX_BYTES, INDEX_BYTES_GROWN_MAX
-from ..errors import CorruptCatalog, LogUnavailable
-from ..failpoints import hit
-from ..threads import WaitableLock
+from ..base.config import CATALOG_BYTES_RESERVED, FORMAT_VERSION, INDEX_BYTES, INDEX_BYTES_GROWN_MAX
+from ..base.errors import CorruptCatalog, LogUnavailable
+from ..base.failpoints import hit
+from ..base.threads import WaitableLock
+from ..catalog.lmdb_environment import open_environment, reserve, verify_file
 from .record import HEAD, Location, unpack_head
 
 INDEX_NAME = "records.lmdb"

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..codec import tree
-from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec, is_dense
+from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec, is_dense
+from ..encoding import tree
 
 _INDEX_BYTES = 8  # indices of sparse tensors are int64
 PIECE_BYTES_MAX = 1 << 20  # a piece of a payload is checked, and compressed, by itself

@@ -13,11 +13,11 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from ..codec.compression import Codec, compress
-from ..config import HANDOVER_BYTES_MIN
-from ..errors import LogUnavailable, in_words
-from ..threads import start_thread
-from ..types import Bytes
+from ..base.config import HANDOVER_BYTES_MIN
+from ..base.errors import LogUnavailable, in_words
+from ..base.threads import start_thread
+from ..base.types import Bytes
+from ..encoding.compression import Codec, compress
 from .layout import Layout, Payload
 from .record import HEAD, checksum_of
 from .segment_file import SegmentFile

@@ -18,25 +18,15 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ..codec import tree
-from ..codec.compression import Codec, decompress
-from ..durable import ReadFile
-from ..errors import CannotRead, CorruptRecord
-from ..types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec
+from ..base.atomic_files import ReadFile
+from ..base.errors import CannotRead, CorruptRecord
+from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec
+from ..encoding import tree
+from ..encoding.compression import Codec, decompress
 from .body import WHOLE, Row, merged, packed_parts
 from .index import indexed_locations
 from .layout import PIECE_BYTES_MAX, Layout, SparseForm, unpack_layout
-from .record import (
-    HEAD,
-    Description,
-    EntryKind,
-    Head,
-    Location,
-    checksum_of,
-    packed_scalars,
-    unpack_description,
-    unpack_head,
-)
+from .record import HEAD, Description, EntryKind, Head, Location, checksum_of, packed_scalars, unpack_description, unpack_head
 
 _NO_LAYOUT = Layout(())
 _CACHED_MAX = 4096  # decoded records that others refer to

@@ -52,8 +52,8 @@ from typing import NamedTuple
 
 import xxhash
 
-from ..config import FORMAT_VERSION, META_BYTES_MAX
-from ..types import Bytes
+from ..base.config import FORMAT_VERSION, META_BYTES_MAX
+from ..base.types import Bytes
 
 MAGIC = b"TLR2"
 HEAD = struct.Struct("<4sIQQQBBHIQQQ")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config import FORMAT_VERSION
-from ..durable import ReadFile
-from ..errors import UnknownFormat
+from ..base.atomic_files import ReadFile
+from ..base.config import FORMAT_VERSION
+from ..base.errors import UnknownFormat
 from .record import ALIGNMENT, HEAD, MAGIC, EntryKind, Location, unpack_head
 
 _WINDOW_BYTES = 1 << 16  # read at a time while leaping: small records share a window

@@ -12,10 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..catalog import Catalog
-from ..clock import Clock
-from ..codec import tree
-from ..config import (
+from ..base.clock import Clock
+from ..base.config import (
     MIB,
     RECORD_SLACK_BYTES,
     SEGMENT_BYTES_GROWN_MAX,
@@ -23,10 +21,12 @@ from ..config import (
     SEGMENT_RECORDS_WANTED,
     JournalConfig,
 )
-from ..errors import LogUnavailable, in_words
-from ..failpoints import hit
-from ..threads import WaitableLock
-from ..types import AnyArray
+from ..base.errors import LogUnavailable, in_words
+from ..base.failpoints import hit
+from ..base.threads import WaitableLock
+from ..base.types import AnyArray
+from ..catalog import Catalog
+from ..encoding import tree
 from .body import BodyEncoder, EncodedBody, PartsWriter
 from .group_commit import GroupCommit
 from .index import IndexedRecord, LogIndex
@@ -34,7 +34,7 @@ from .layout import Layout, Payload, SparseForm, pack_layout
 from .payload_writer import Choices, PayloadThread, PieceWriter
 from .preallocator import Preallocator
 from .record import HEAD, Description, EntryKind, Position, digest, extent_end, pack_description, pack_head
-from .sealing import SealLease
+from .segment_age import SealLease
 from .segment_file import SegmentFile
 
 Tensor = tuple[str, AnyArray | None]  # name, content; None = "no gradient"

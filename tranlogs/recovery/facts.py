@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from ..base.atomic_files import ReadFile
+from ..base.errors import CorruptCatalog, CorruptRecord
 from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, PrunedRow, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
-from ..durable import ReadFile
-from ..errors import CorruptCatalog, CorruptRecord
-from ..lineage import Limits, lineage
+from ..catalog.lineage import Limits, lineage
 from ..log.index import LogIndex, open_if_sound
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Location

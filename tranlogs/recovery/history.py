@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..catalog import SegmentRow
-from ..lineage import Limits
+from ..catalog.lineage import Limits
 from ..log.record import EntryKind, Location
 
 

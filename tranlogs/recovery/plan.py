@@ -16,9 +16,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..base.errors import RecoveryError
 from ..catalog import CheckpointRow
-from ..errors import RecoveryError
-from ..lineage import Limits, is_on
+from ..catalog.lineage import Limits, is_on
 from ..log.record import EntryKind, Position
 from .history import History, Link
 

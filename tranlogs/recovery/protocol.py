@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..checkpoint import Checkpoint
+from ..checkpoints import Checkpoint
 from ..log.reader import Entry
 
 

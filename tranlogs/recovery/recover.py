@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint
-from ..errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
-from ..failpoints import hit
-from ..lineage import lineage
+from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
+from ..base.failpoints import hit
+from ..catalog.lineage import lineage
+from ..checkpoints import Checkpoint
 from ..log.reader import Entry, SegmentReader
 from ..log.record import EntryKind, Position
 from .facts import Facts, mended, open_for_reading, open_mended, scan_segment

@@ -1,8 +1,8 @@
 """When to take a checkpoint and which ones to keep: pure decisions, given facts."""
 
-from .keep import KeepAll, KeepEvery, KeepLatest, RetentionPolicy, as_retention
-from .monitor import Monitor
-from .schedule import CheckpointFacts, CheckpointPolicy, EveryBytes, EverySeconds, EverySteps, RecoveryTime, as_policy
+from .checkpoint_policy import CheckpointFacts, CheckpointPolicy, EveryBytes, EverySeconds, EverySteps, RecoveryTime, as_policy
+from .keep_policy import KeepAll, KeepEvery, KeepLatest, RetentionPolicy, as_retention
+from .monitor_settings import Monitor
 
 __all__ = [
     "CheckpointFacts",

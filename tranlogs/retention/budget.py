@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..base.errors import UsageError
 from ..catalog import CheckpointRow, SegmentRow, TimelineRow
-from ..errors import UsageError
-from ..lineage import Limits, is_on, lineage
+from ..catalog.lineage import Limits, is_on, lineage
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..base.errors import UsageError
 from ..catalog import CheckpointRow, SegmentRow, TimelineRow
-from ..errors import UsageError
-from ..lineage import Limits, lineage
+from ..catalog.lineage import Limits, lineage
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..catalog import EvaluationRow, Tables
-from .decay import Worth
+from .value_decay import Worth
 
 _PREFIX = "evaluation/"
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..base.quantities import count, seconds_in_words
 from ..catalog import EvaluationRow, Incident, StoreRow, Watermarks
-from ..quantities import count, seconds_in_words
 
 Scope = Literal["process", "machine", "site"]
 History = Sequence[tuple[float, int]]  # seconds since 1970 and the step that was committed then, oldest first

@@ -18,12 +18,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..base.atomic_files import sync_folder
+from ..base.failpoints import hit
 from ..catalog import Catalog, CheckpointRow, CommonRow, PrunedRow, SegmentRow, Tables, TimelineRow, segment_key
-from ..durable import sync_folder
-from ..failpoints import hit
-from ..lineage import is_on
+from ..catalog.lineage import is_on
 from .budget import Pruning, newest_lineage
-from .keep import RetentionPolicy
+from .keep_policy import RetentionPolicy
 
 Decide = Callable[[Sequence[SegmentRow], Sequence[CheckpointRow], Sequence[TimelineRow]], Pruning]
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ..errors import UsageError
-from ..types import Bytes
+from ..base.errors import UsageError
+from ..base.types import Bytes
 
 Mode = Literal["auto", "full", "sample"]
 Digests = npt.NDArray[np.uint64]

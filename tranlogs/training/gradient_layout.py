@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..base.types import ITEMSIZE, TensorSpec
 from ..log.layout import Layout
-from ..types import ITEMSIZE, TensorSpec
 
 SMALL_BYTES = 64 << 10  # a copy of fewer bytes costs less than a buffer of its own
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..codec.tree import Fixed
+from ..encoding.tree import Fixed
 from ..journal import Journal
-from ..journal.writers import StepRecord
+from ..journal.writing.record_writers import StepRecord
 from ..log.layout import Payload
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 
 from .base import Backend, Gradients
 

@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, overload
 
-from tranlogs.errors import UsageError
-from tranlogs.types import AnyArray, Bytes
+from tranlogs.base.errors import UsageError
+from tranlogs.base.types import AnyArray, Bytes
 
-from ..adapt import Values, flat_bytes
+from ..state.arrays import Values, flat_bytes
 
 Gradients = Sequence[Any]  # a backend's own tensors, None where a variable got no gradient
 

@@ -11,9 +11,9 @@ import jax
 import keras
 import numpy as np
 
-from tranlogs.types import AnyArray
+from tranlogs.base.types import AnyArray
 
-from ..adapt import Values, from_array, to_array
+from ..state.arrays import Values, from_array, to_array
 from .base import Backend, Gradients, HostViews, Tap, Watcher, check_one_update
 
 

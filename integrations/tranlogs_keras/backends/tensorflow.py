@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tranlogs.errors import UsageError
-from tranlogs.types import AnyArray, SparseArray
+from tranlogs.base.errors import UsageError
+from tranlogs.base.types import AnyArray, SparseArray
 
-from ..adapt import Values, from_array, to_array
 from ..private import trained_by
+from ..state.arrays import Values, from_array, to_array
 from .base import Backend, Gradients, HostViews, OneStep, Tap, Watcher, check_one_update
 
 _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)

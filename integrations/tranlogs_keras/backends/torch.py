@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from tranlogs.types import AnyArray
+from tranlogs.base.types import AnyArray
 
-from ..adapt import Values, from_array, to_array
 from ..private import tensors_of, trained_by
+from ..state.arrays import Values, from_array, to_array
 from .base import Backend, Gradients, Tap, Watcher, check_one_update
 
 _AS_UINT = {torch.bfloat16: (torch.uint16, ml_dtypes.bfloat16)}

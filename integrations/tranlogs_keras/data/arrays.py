@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..adapt import Values
 from ..backends import Backend
 from ..private import array_slicing, tree
+from ..state.arrays import Values
 from .sources import OwnOrder, Source
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from .. import rng
-from ..attributes import Attributes
 from ..backends import Backend
+from ..state import rng
+from ..state.attributes import Attributes
 from .sources import Doubt, OwnOrder, Source
 
 

@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 
-from .. import private, rng
-from ..adapt import Values
+from .. import private
 from ..backends import Backend
-from ..fingerprint import digest
+from ..state import rng
+from ..state.arrays import Values
+from ..state.fingerprint import digest
 
 _GLANCED_ROWS = 64
 

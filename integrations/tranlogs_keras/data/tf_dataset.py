@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 
 from .sources import Source
 

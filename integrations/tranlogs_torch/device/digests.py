@@ -34,9 +34,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tranlogs.config import DIGEST_BYTES
+from tranlogs.base.config import DIGEST_BYTES
 
-from ..adapt import memory_order
+from ..tensors.arrays import memory_order
 from .gather import Form, Gather, Places, form_in_memory_order
 
 Digests = npt.NDArray[np.uint64]

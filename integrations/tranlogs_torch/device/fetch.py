@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tranlogs.types import Bytes
+from tranlogs.base.types import Bytes
 
-from ..adapt import flat_bytes
+from ..tensors.arrays import flat_bytes
 from .gather import Form, Gather, Places
 from .streams import Device, Event
 

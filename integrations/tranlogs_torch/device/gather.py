@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..adapt import memory_order
+from ..tensors.arrays import memory_order
 
 # Dtypes for which the multi-tensor copy has a kernel of its own on every device. Complex tensors may be lazily conjugated,
 # which a copy of each alone resolves.

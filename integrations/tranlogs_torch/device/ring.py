@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from tranlogs.errors import LogUnavailable
-from tranlogs.threads import WaitableLock
+from tranlogs.base.errors import LogUnavailable
+from tranlogs.base.threads import WaitableLock
 
 _ALIGNMENT = 64  # of regions: no two of them share a cache line
 

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..gradients import move_into
-from .hooks import Hook
-from .leaving import Leaving, WatchedJoin
+from ..state.pending_gradients import move_into
+from .comm_hooks import Hook
+from .join import Leaving, WatchedJoin
 
 
 class Reducer:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs.recovery.recover import Progress
 
 from . import weights_only

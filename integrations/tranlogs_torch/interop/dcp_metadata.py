@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 
-from ..adapt import DTYPES
+from ..tensors.arrays import DTYPES
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from tranlogs.checkpoint import Checkpoint, Snapshot, SnapshotPool, write_checkpoint
-from tranlogs.codec import tree
-from tranlogs.durable import make_folder
-from tranlogs.errors import CannotRead, CorruptCheckpoint, DataError, UnencodableState, UsageError
+from tranlogs.base.atomic_files import make_folder
+from tranlogs.base.errors import CannotRead, CorruptCheckpoint, DataError, UnencodableState, UsageError
+from tranlogs.checkpoints import Checkpoint, Snapshot, SnapshotPool, write_checkpoint
+from tranlogs.encoding import tree
 from tranlogs.recovery.recover import Progress
 
-from ..adapt import adapt, make_array, make_extension
+from ..tensors.arrays import adapt, make_array, make_extension
 from .source import Parts, StartFrom, StateDict, read_parts
 
 FOLDER = "start"

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 
-from .. import naming
-from ..equality import have_same_bits
-from ..shards import is_dtensor, is_part
+from ..sharding.shards import is_dtensor, is_part
+from ..state import naming
+from ..tensors.equality import have_same_bits
 from .matching import Match, match_names
 from .optimizer_state import Unfit, fitted
 from .source import Parts, StartFrom, StateDict

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from ..naming import clean_names
+from ..state.naming import clean_names
 
 _PREFIXES = ("module.", "_orig_mod.", "model.")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs.recovery.recover import Progress
 
 from . import weights_only

@@ -13,12 +13,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 
-from ..data import END, LoaderPosition
-from ..distributed.group import size
-from ..loader_class import iterating
-from ..rng import get_rng, set_rng
+from ..data.loader_class import iterating
+from ..data.position import END, LoaderPosition
+from ..data.rng import get_rng, set_rng
+from ..distributed.process_group import size
 
 
 class TrainerPosition(LoaderPosition):

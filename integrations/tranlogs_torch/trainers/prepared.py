@@ -10,7 +10,7 @@ from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher, Data
 from accelerate.optimizer import AcceleratedOptimizer
 from torch.optim import Optimizer
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 
 
 def check_accelerate() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tranlogs.errors import StoreUnavailable
+from tranlogs.base.errors import StoreUnavailable
 
 from .process import Process, command, write_log_settings
 from .settings import ROLES, Settings, memory_of, role_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs.recovery import RecoveryReport
 
 from ...optimizer import LoggedOptimizer

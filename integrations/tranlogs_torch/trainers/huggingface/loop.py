@@ -22,7 +22,7 @@ from typing import Any
 
 from transformers import Trainer
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 
 from ...optimizer import LoggedOptimizer
 from ..position import TrainerPosition

@@ -15,7 +15,7 @@ import transformers
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 
 __all__ = ["PATCHED", "PROGRESS", "ExportableState", "check_transformers", "find_trainer"]
 

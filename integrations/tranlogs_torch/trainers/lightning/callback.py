@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs.recovery import RecoveryReport
 
 from ...optimizer import LoggedOptimizer

@@ -16,7 +16,7 @@ from lightning.pytorch.loops import _TrainingEpochLoop
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 
-from tranlogs.errors import UsageError
+from tranlogs.base.errors import UsageError
 
 __all__ = ["before_iterating", "before_training", "check_lightning", "end_restart", "epoch_metrics", "loaders"]
 

@@ -1,0 +1,1 @@
+"""What a step of Keras consumes, as a record of the log."""

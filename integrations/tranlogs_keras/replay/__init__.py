@@ -1,0 +1,1 @@
+"""Redo, and a run without its training script."""

@@ -1,0 +1,182 @@
+"""The state that a checkpoint describes, whatever it is: variables and optimizer, made anew when it is restored."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+
+from tranlogs.base.errors import UsageError
+from tranlogs.checkpoints import Checkpoint
+from tranlogs.log.reader import Entry
+from tranlogs.log.record import EntryKind
+
+from .. import private
+from ..backends import Backend, make_backend
+from ..state import environment
+from ..state.arrays import from_array
+from ..state.state import KerasState
+from ..state.variables import Slot, Variables
+
+
+class RecordedVariables(Variables):
+    """Variables under their recorded names; see `Variables`."""
+
+    def __init__(self, meta: dict[str, Any], backend: Backend, optimizers: dict[str, Any]) -> None:
+        self.backend, self.is_whole, self.optimizers = backend, meta["log"] == "weights", optimizers
+        made = {
+            name: _variable(name, dtype, shape) for name, dtype, shape in meta["variables"] if not name.startswith("optimizer/")
+        }
+        slots = {name: Slot(name, made[name], dtype, tuple(shape)) for name, dtype, shape in meta["variables"] if name in made}
+        self.trained = [slots[name] for name in meta["trained"]]
+        self.others = [slot for name, slot in slots.items() if name.startswith("param/") and name not in set(meta["trained"])]
+        self.metrics = [slot for name, slot in slots.items() if name.startswith("metric/")]
+        self.auxiliary: list[Slot] = []
+        self.owned: list[Slot] = []
+
+    def own(self, meta: dict[str, Any]) -> None:
+        """The optimizers are built: name their variables."""
+        recorded = [item for item in meta["variables"] if item[0].startswith("optimizer/")]
+        for which, optimizer in self.optimizers.items():
+            mine = [item for item in recorded if item[0].startswith(f"optimizer/{which}/")]
+            variables = optimizer.variables or [_variable(*item) for item in mine]
+            if len(variables) != len(mine):
+                raise UsageError(
+                    f"optimizer {which!r} has {len(variables)} variables when it is built here, and had {len(mine)} in "
+                    "the run: another version of Keras, or of its class"
+                )
+            self.owned += [Slot(name, v, dtype, tuple(shape)) for (name, dtype, shape), v in zip(mine, variables)]
+
+    def rename(self, recorded: dict[str, str]) -> None:
+        """Nothing to do: they have these names."""
+
+    def has_grown(self) -> bool:
+        return False
+
+
+class RecordedState(KerasState):
+    """See the module.
+
+    Args:
+        optimizers: classes of the user's own, as "module:Class".
+
+    Attributes:
+        meta: what the checkpoint tells of the model.
+        plain: the body of the boundary that was landed on, with its arrays as they were written.
+    """
+
+    def __init__(self, optimizers: Sequence[str]) -> None:
+        self._classes = {kind.__name__: kind for kind in map(_imported, optimizers)}
+        self.meta: dict[str, Any] = {}
+        self.plain: dict[str, Any] = {}
+        self._model: Any = None
+        super().__init__(Variables.__new__(Variables), make_backend(), "gradients", "auto")
+
+    def differences(self, checkpoint: Checkpoint) -> list[str]:
+        return []  # nothing is there before the checkpoint says what
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        meta = self.meta = checkpoint.meta(make_array=from_array)
+        recorded = checkpoint.manifest["environment"]
+        self.log = meta["log"]
+        optimizers = {which: self._optimizer(which, about) for which, about in meta["optimizers"].items()}
+        variables = RecordedVariables(meta, self.backend, optimizers)
+        by_name = variables.by_name
+        for which, about in meta["optimizers"].items():
+            if optimizers[which].is_real:
+                optimizers[which].real.build([by_name[name].variable for name in about["trains"]])
+                left_out = [by_name[name].variable for name in about.get("undecayed", ())]
+                private.leave_undecayed(optimizers[which].real, left_out)
+        variables.optimizers = {which: made.real if made.is_real else made for which, made in optimizers.items()}
+        variables.own(meta)
+        if self.log == "gradients":
+            _constrain(by_name, meta.get("constraints", {}))
+        self.variables = variables
+        self._model = SimpleNamespace(
+            optimizer=variables.optimizers.get("optimizer"),
+            jit_compile=recorded["jit_compile"],
+            run_eagerly=recorded.get("run_eagerly", False),
+            variables=[slot.variable for slot in variables.everything_but_metrics],
+            trainable_variables=[slot.variable for slot in variables.trained],
+        )
+        self.backend.prepare_apply(self._model)
+        super().restore(checkpoint)
+
+    def decode(self, entry: Entry) -> Any:
+        if entry.kind == EntryKind.BOUNDARY:
+            self.plain = entry.body()
+        return super().decode(entry)
+
+    def environment_now(self) -> dict[str, Any]:
+        """Of this process."""
+        return environment.describe(self._model, self.backend, {})
+
+    def _optimizer(self, which: str, about: dict[str, Any]) -> Any:
+        """The optimizer, or where after-images tell everything, a holder of its variables."""
+        if self.log == "weights" and which != "optimizer":
+            return SimpleNamespace(is_real=False, variables=[])
+        if about["config"] is None or not about["trains"]:
+            if self.log == "weights":
+                return SimpleNamespace(is_real=False, variables=[])
+            raise UsageError(f"optimizer {which!r} ({about['class']}) could not be recorded: it has no get_config()")
+        config = json.loads(about["config"])
+        foreign = only_keras(config) - self._classes.keys()
+        if foreign:
+            if self.log == "weights":
+                return SimpleNamespace(is_real=False, variables=[])
+            module, _, name = about["class"].rpartition(".")
+            raise UsageError(
+                f"optimizer {which!r} is a {about['class']}, which Keras does not have. Name its class if you trust it: "
+                f"--optimizer {module}:{name}"
+            )
+        made = keras.saving.deserialize_keras_object(config, custom_objects=self._classes, safe_mode=True)
+        return SimpleNamespace(is_real=True, real=made)
+
+
+def _constrain(slots: dict[str, Slot], constraints: dict[str, str | None]) -> None:
+    """An update ends with the constraint of each variable."""
+    for name, text in constraints.items():
+        config = None if text is None else json.loads(text)
+        if config is None or only_keras(config) or not isinstance(config, dict):
+            raise UsageError(f"{name} has a constraint that is not Keras's own, and a run executes no code that it names: its "
+                             "steps cannot be redone without the script")  # fmt: skip
+        slots[name].variable.constraint = keras.saving.deserialize_keras_object(config, safe_mode=True)
+
+
+def only_keras(config: Any) -> set[str]:
+    """Names of the classes in a configuration that are not Keras's own: nothing else is made of what a run says."""
+    found: set[str] = set()
+    if isinstance(config, dict):
+        name = config.get("class_name")
+        module = config.get("module")
+        if isinstance(name, str) and "config" in config:
+            own = module is None or module == "builtins" or module == "keras" or str(module).startswith("keras.")
+            is_plain = own and config.get("registered_name") in (None, name) and name not in ("__lambda__", "function")
+            if not is_plain:
+                found.add(name)
+        for value in config.values():
+            found |= only_keras(value)
+    elif isinstance(config, list):
+        for item in config:
+            found |= only_keras(item)
+    return found
+
+
+def _variable(name: str, dtype: str, shape: Sequence[int]) -> Any:
+    plain = name.rpartition("/")[2].replace("#", "_").replace("@", "_")
+    return keras.Variable(initializer="zeros", shape=tuple(shape), dtype=dtype, trainable=False, name=plain)
+
+
+def _imported(spec: str) -> Any:
+    module, colon, name = spec.rpartition("=")[2].partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"--optimizer {spec}: it cannot be imported ({error})") from None
+    if not colon or not (isinstance(found, type) and issubclass(found, private.BaseOptimizer)):
+        raise UsageError(f"--optimizer {spec}: it is no Keras optimizer; give it as module:Class")
+    return found

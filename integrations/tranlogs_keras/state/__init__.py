@@ -1,0 +1,1 @@
+"""What a Keras run consists of, described, read and restored."""

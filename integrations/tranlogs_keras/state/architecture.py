@@ -1,0 +1,94 @@
+"""What a checkpoint tells of the model besides its variables, so that weights can be exported without the script."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import keras
+
+from .. import private
+from . import environment
+from .variables import Variables, without_numbers
+
+_TEXT_MAX = 60
+
+
+def describe_model(model: Any, variables: Variables) -> dict[str, Any]:
+    """Layout of a weights file, architecture and optimizers, as plain values. What a model cannot tell is None."""
+    names = {id(slot.variable): slot.name for slot in variables.everything_but_metrics}
+    return {
+        "layout": _layout(model, variables.optimizers, names),
+        "architecture": _json(model.to_json),
+        "constraints": {names[id(v)]: _json(partial(_serialized, v.constraint)) for v in model.trainable_variables
+                        if getattr(v, "constraint", None) is not None and id(v) in names},
+        "optimizers": {
+            which: {
+                "class": environment.class_name(optimizer),
+                "config": _json(partial(_serialized, optimizer)),
+                "trains": [names[id(v)] for v in private.trained_by(optimizer) if id(v) in names],
+                "undecayed": [names[id(v)] for v in private.undecayed(optimizer) if id(v) in names],
+            }
+            for which, optimizer in variables.optimizers.items()
+        },
+    }  # fmt: skip
+
+
+def compare_models(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Where the script's model, losses and settings of optimizers are not what they were in the run, one phrase each.
+
+    What cannot be serialized is not compared; names, and seeds that Keras draws, differ from process to process.
+    """
+    pairs = [("the model", recorded["architecture"], now["architecture"])]
+    for which, about in now["optimizers"].items():
+        pairs.append((f"model.{which}", recorded["optimizers"].get(which, {}).get("config"), about["config"]))
+    found: list[str] = []
+    for name, was, is_ in pairs:
+        if was is not None and is_ is not None:
+            _compare(name, json.loads(was), json.loads(is_), found)
+    return found
+
+
+_NOT_COMPARED = {"seed", "shared_object_id", "name", "optimizer", "build_config"}  # an optimizer is compared by itself
+
+
+def _compare(path: str, was: Any, now: Any, found: list[str]) -> None:
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in [*was, *(key for key in now if key not in was)]:
+            if key not in _NOT_COMPARED:
+                inner = path if key in ("config", "compile_config") else f"{path}.{key}"
+                _compare(inner, was.get(key), now.get(key), found)
+    elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        for i, (a, b) in enumerate(zip(was, now)):
+            _compare(f"{path}[{i}]", a, b, found)
+    elif without_numbers(was) != without_numbers(now):
+        found.append(f"{path} was {_short(was)}, now it is {_short(now)}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "..."
+
+
+def _layout(model: Any, optimizers: dict[str, Any], names: dict[int, str]) -> dict[str, Any] | None:
+    """The variable at each place of a .weights.h5 file; None where a layer writes something else than variables."""
+    try:
+        found, layers = private.weight_layout(model, optimizers)
+    except Exception:  # a layer's own save_own_variables
+        return None
+    if any(id(value) not in names for value in found.values()):
+        return None
+    return {"places": {place: names[id(value)] for place, value in found.items()}, "layers": layers}
+
+
+def _serialized(thing: Any) -> str:
+    return json.dumps(keras.saving.serialize_keras_object(thing))
+
+
+def _json(make: Any) -> str | None:
+    """Models and optimizers of the user's own may not be serializable; then weights alone can be exported."""
+    try:
+        return str(make())
+    except Exception:
+        return None

@@ -1,0 +1,83 @@
+"""What an object of the user's (a PyDataset) keeps on itself and has changed: its own order of samples, its own generator."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from tranlogs.base.errors import UnencodableState
+from tranlogs.base.types import Extension
+from tranlogs.encoding import tree
+
+from .arrays import adapt
+from .callbacks import packed, unpacked
+from .fingerprint import digest
+
+_GENERATORS = ("numpy.Generator", "numpy.RandomState", "random.Random")
+
+
+class Attributes:
+    """The attributes of an object that have changed since this was made; arrays are compared by digest.
+
+    Attributes:
+        lost: names of those that have changed and cannot be stored.
+    """
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+        self._given = {name: _mark(value) for name, value in vars(thing).items()}
+        self._carried: set[str] = set()
+        self.lost: set[str] = set()
+
+    def read(self) -> dict[str, Any]:
+        """Those that have changed, encodable."""
+        found = {}
+        for name, value in vars(self._thing).items():
+            mark = _mark(value)
+            if mark is None:
+                self.lost |= {name} if self._given.get(name) is not None else set()
+                continue
+            if name in self._carried or mark != self._given.get(name):
+                found[name] = _stored(value)
+        return found
+
+    def write(self, recorded: dict[str, Any]) -> None:
+        """Set them."""
+        for name, value in recorded.items():
+            _restore(self._thing, name, value)
+        self._carried = set(recorded)
+
+
+def _mark(value: Any) -> Any:
+    """By what a value is compared; None if it cannot be stored."""
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.shape, digest(value)) if value.dtype.kind in "biufc" else None
+    try:
+        return tree.encode(_stored(value), adapt=adapt)
+    except (UnencodableState, RecursionError, TypeError):
+        return None
+
+
+def _stored(value: Any) -> Any:
+    if isinstance(value, np.random.Generator):
+        return Extension("numpy.Generator", value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return Extension("numpy.RandomState", value.get_state(legacy=True))
+    if isinstance(value, random.Random):
+        return Extension("random.Random", value.getstate())
+    return packed(value)
+
+
+def _restore(thing: Any, name: str, value: Any) -> None:
+    if not isinstance(value, Extension) or value.tag not in _GENERATORS:
+        setattr(thing, name, unpacked(value))
+        return
+    generator = getattr(thing, name)
+    if value.tag == "numpy.Generator":
+        generator.bit_generator.state = value.value
+    elif value.tag == "numpy.RandomState":
+        generator.set_state(value.value)
+    else:
+        generator.setstate(value.value)

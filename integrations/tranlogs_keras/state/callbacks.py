@@ -1,0 +1,273 @@
+"""The state of the other callbacks: what they keep as plain attributes and have changed since `fit` began.
+
+EarlyStopping's patience spent, ReduceLROnPlateau's best value, ModelCheckpoint's best, the history. What never changes is
+their configuration and stays the script's. What cannot be stored (open files, models) is left out and named.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from operator import is_
+from typing import Any
+
+import keras
+import numpy as np
+
+from tranlogs.base.errors import UnencodableState
+from tranlogs.base.types import Extension
+from tranlogs.encoding import tree
+
+from .arrays import adapt
+from .fingerprint import digest
+
+_KERAS_OWN = {"_model", "params", "validation_data", "model"}
+_SKIPPED = (keras.callbacks.ProgbarLogger,)
+_BEFORE_BATCHES = ("on_train_batch_begin", "on_batch_begin")
+_AFTER_BATCHES = ("on_train_batch_end", "on_batch_end")
+_HOOKS = (*_BEFORE_BATCHES, *_AFTER_BATCHES)
+# They have hooks of batches, which write no variable of the model.
+_READING = (keras.callbacks.ModelCheckpoint, keras.callbacks.TensorBoard, keras.callbacks.TerminateOnNaN)
+_HEAVY_BYTES = 1 << 16  # arrays larger than this are compared by digest: EarlyStopping keeps the best weights
+
+_DIGESTED_BYTES_MAX = 16 << 20
+_SAME = object()
+
+_MODULES = {"keras.ops": keras.ops, "numpy": np}
+_COMPARISONS = {"less", "greater", "less_equal", "greater_equal"}
+
+State = dict[str, dict[str, Any]]
+
+
+class Siblings:
+    """See the module.
+
+    Args:
+        callbacks: of the fit, without ours, before their `on_train_begin` was called.
+
+    Attributes:
+        lost: attributes that have changed and cannot be stored ("MyCallback.model").
+    """
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self._named = _named(callbacks)
+        self._given = {name: {key: _digest(value) if _is_heavy(value) else _encoded(value)
+                              for key, value in _plain(callback).items()}
+                       for name, callback in self._named.items()}  # fmt: skip
+        self._packed: dict[tuple[str, str], tuple[Any, Any]] = {}  # digest or encoding, and what was packed
+        self._batchwise = {name: callback for name, callback in self._named.items() if _has_hook(callback, *_HOOKS)}
+        self._seen: dict[str, dict[str, Any]] = {}  # copies of attributes at the last look
+        self._states: State = {}  # as of the last look
+        self._carried: State = {}  # restored: it stays in the state even where a later process does not touch it
+        self.lost: set[str] = set()
+
+    @property
+    def write_before_batches(self) -> bool:
+        """Whether any of them may write variables between a boundary and the step behind it."""
+        return any(_has_hook(callback, *_BEFORE_BATCHES) for callback in self._writing())
+
+    @property
+    def write_after_batches(self) -> bool:
+        """Whether any of them may write variables between a step and the boundary behind it."""
+        return any(_has_hook(callback, *_AFTER_BATCHES) for callback in self._writing())
+
+    def _writing(self) -> list[Any]:
+        return [callback for callback in self._named.values() if type(callback) not in _READING]
+
+    def read(self, *, is_end: bool = True) -> State:
+        """Their state now: the same object as before for each that has not changed.
+
+        Args:
+            is_end: of an epoch or a fit, where all of them have had their turn. Within an epoch only those that have hooks of
+                batches may have changed; if one of them is not Keras's own, it may have changed others.
+        """
+        looks_at_all = is_end or any(type(callback) not in _READING for callback in self._batchwise.values())
+        for name, callback in (self._named if looks_at_all else self._batchwise).items():
+            self._look(name, callback)
+        return {name: state for name, state in self._states.items() if state}
+
+    def _look(self, name: str, callback: Any) -> None:
+        """Read a callback's attributes that may be others than at the last look."""
+        seen, plain = self._seen.setdefault(name, {}), _plain(callback)
+        others = {key: value for key, value in plain.items() if key not in seen or not is_as_before(value, seen[key])}
+        if not others and len(seen) == len(plain) and name in self._states:
+            return
+        before = self._states.get(name, {})
+        self._seen[name] = {key: copied(value) if key in others else seen[key] for key, value in plain.items()}
+        found = {key: self._changed(name, key, value) if key in others else before.get(key, _SAME)
+                 for key, value in plain.items()}  # fmt: skip
+        now = {key: value for key, value in found.items() if value is not _SAME}
+        if name not in self._states or now.keys() != before.keys() or any(now[key] is not before[key] for key in now):
+            self._states[name] = now
+
+    def _changed(self, name: str, key: str, value: Any) -> Any:
+        """An attribute, packed, if it is not as the script gave it; the same object as long as it stays the same."""
+        given, is_carried = self._given[name], key in self._carried.get(name, ())
+        mark = _digest(value) if _is_heavy(value) else _encoded(value)
+        if mark is None:
+            self.lost |= {f"{name}.{key}"} if given.get(key) is not None or _may_be_state(value) else set()
+            return _SAME
+        if mark == given.get(key) and not is_carried:
+            return _SAME
+        known = self._packed.get((name, key))
+        if known is None or known[0] != mark:
+            known = self._packed[name, key] = mark, packed(value)
+        return known[1]
+
+    def write(self, state: State) -> None:
+        """Give each callback its recorded state."""
+        for name, attributes in state.items():
+            callback = self._named.get(name)
+            if callback is None:
+                continue
+            for key, value in attributes.items():
+                packed_value, value = value, unpacked(value)
+                if _is_heavy(value):
+                    self._packed[name, key] = _digest(value), packed_value
+                old = getattr(callback, key, None)
+                if isinstance(old, dict) and isinstance(value, dict):  # others may hold it: `model.history.history`
+                    old.clear()
+                    old.update(value)
+                else:
+                    setattr(callback, key, value)
+        self._carried = state
+        self._seen.clear()
+        self._states = {}
+
+
+_OTHER = object()
+_DEPTH_MAX = 3  # of what is copied
+_ATOMS = (bool, int, float, str, bytes, type(None))
+
+
+def copied(value: Any, depth: int = 0) -> Any:
+    """Lists, tuples and dicts of numbers and strings, copied with all that is in them; for anything else a mark that
+    `is_as_before` takes for no value."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is dict:
+        keys, values = copied(list(value), depth), copied(list(value.values()), depth)
+        return _OTHER if keys is _OTHER or values is _OTHER else (dict, keys, values)
+    if kind not in (list, tuple) or depth > _DEPTH_MAX:
+        return _OTHER
+    items = [item if type(item) in _ATOMS else copied(item, depth + 1) for item in value]
+    return _OTHER if any(item is _OTHER for item in items) else (kind, items)
+
+
+def is_as_before(value: Any, copy: Any) -> bool:
+    """Whether a value is what it was when it was copied: the very same numbers and strings."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value is copy or (kind is type(copy) and kind is not float and value == copy)
+    if type(copy) is not tuple or copy[0] is not kind:
+        return False
+    if kind is dict:
+        return is_as_before(list(value), copy[1]) and is_as_before(list(value.values()), copy[2])
+    items = copy[1]
+    return len(value) == len(items) and (all(map(is_, value, items)) or all(map(is_as_before, value, items)))
+
+
+def packed(value: Any) -> Any:
+    """A value with its long lists of floats as arrays, which boundaries share until they change; functions by name."""
+    name = _function_name(value)
+    if name is not None:
+        return Extension("function", name)
+    if isinstance(value, np.ndarray):
+        return value.copy()  # it may be written to before it is in the log
+    if isinstance(value, dict):
+        return {key: packed(item) for key, item in value.items()}
+    if isinstance(value, deque):
+        return Extension("deque", {"items": [packed(item) for item in value], "maxlen": value.maxlen})
+    if isinstance(value, (set, frozenset)):
+        return Extension(type(value).__name__, sorted(map(packed, value), key=repr))
+    if isinstance(value, list) and len(value) > 8 and all(type(item) is float for item in value):
+        return Extension("floats", np.array(value, np.float64))
+    return [packed(item) for item in value] if isinstance(value, list) else value
+
+
+def unpacked(value: Any) -> Any:
+    """The inverse."""
+    if isinstance(value, Extension) and value.tag == "floats":
+        return value.value.tolist()
+    if isinstance(value, Extension) and value.tag == "function":
+        module, _, name = value.value.rpartition(".")
+        found = getattr(_MODULES.get(module), name, None)
+        return found if _function_name(found) == value.value else None
+    if isinstance(value, Extension) and value.tag == "deque":
+        return deque(map(unpacked, value.value["items"]), value.value["maxlen"])
+    if isinstance(value, Extension) and value.tag in ("set", "frozenset"):
+        return (set if value.tag == "set" else frozenset)(map(unpacked, value.value))
+    if isinstance(value, dict):
+        return {key: unpacked(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.copy()  # what was read cannot be written to
+    return [unpacked(item) for item in value] if isinstance(value, list) else value
+
+
+def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for callback in callbacks:
+        if isinstance(callback, _SKIPPED):
+            continue
+        base, count = type(callback).__name__, 1
+        name = base
+        while name in found:
+            count += 1
+            name = f"{base}#{count}"
+        found[name] = callback
+    return found
+
+
+def _has_hook(callback: Any, *names: str) -> bool:
+    """Whether a callback has methods of these names that Keras's base class does not have."""
+    base = keras.callbacks.Callback
+    return any(name in vars(callback) or getattr(type(callback), name) is not getattr(base, name) for name in names)
+
+
+def _plain(callback: Any) -> dict[str, Any]:
+    return {key: value for key, value in vars(callback).items() if key not in _KERAS_OWN}
+
+
+def _encoded(value: Any) -> bytes | None:
+    """A value's bytes, to compare it by; None if it cannot be stored."""
+    try:
+        return tree.encode(packed(value), adapt=adapt)
+    except (UnencodableState, RecursionError, TypeError):  # an item that is no part of a set, when it is packed
+        return None
+
+
+def _function_name(value: Any) -> str | None:
+    """Of what a monitor compares by: keras.ops.less, numpy.greater. No other function is taken, or looked up."""
+    name = getattr(value, "__name__", None)
+    for module, functions in _MODULES.items():
+        if callable(value) and isinstance(name, str) and name in _COMPARISONS and getattr(functions, name, None) is value:
+            return f"{module}.{name}"
+    return None
+
+
+def _is_heavy(value: Any) -> bool:
+    arrays = _items(value)
+    return sum(item.nbytes for item in arrays if isinstance(item, np.ndarray)) > _HEAVY_BYTES
+
+
+def _digest(value: Any) -> list[int]:
+    """Of one large array, or several; of very large ones a part, for it is asked at each boundary."""
+    found = []
+    for item in _items(value):
+        if not isinstance(item, np.ndarray) or item.dtype.kind == "O":
+            found.append(hash(_encoded(item)))
+            continue
+        array = item
+        whole = array if array.nbytes <= _DIGESTED_BYTES_MAX else array.reshape(-1)[:: array.nbytes // _DIGESTED_BYTES_MAX + 1]
+        found += [id(item) if array.nbytes > _DIGESTED_BYTES_MAX else 0, digest(whole)]
+    return found
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _may_be_state(value: Any) -> bool:
+    """Whether an attribute that cannot be stored looks like something that training has made."""
+    return isinstance(value, (list, dict, set, tuple, deque)) and not callable(value)

@@ -1,0 +1,30 @@
+"""The parts of a boundary's body that seldom change: an unchanged value goes in as the same `Fixed`, to be encoded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tranlogs.encoding.tree import Fixed
+
+
+class Parts:
+    """Wraps values by name. A value that is the same object as the last one under its name has not changed."""
+
+    def __init__(self) -> None:
+        self._fixed: dict[str, Fixed] = {}
+
+    def of(self, name: str, value: Any) -> Fixed:
+        """The value, wrapped."""
+        known = self._fixed.get(name)
+        if known is None or known.value is not value:
+            known = self._fixed[name] = Fixed(value)
+        return known
+
+    def under(self, prefix: str, values: dict[str, Any]) -> dict[str, Fixed]:
+        """Several values as parts of their own; `found_under` is the inverse."""
+        return {prefix + name: self.of(prefix + name, value) for name, value in values.items()}
+
+
+def found_under(prefix: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The values that a body holds as parts of their own."""
+    return {name.removeprefix(prefix): value for name, value in body.items() if name.startswith(prefix)}

@@ -1,0 +1,66 @@
+"""The global random number generators: Python's, numpy's, torch's where it is imported, and Keras's own."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tranlogs.training.rng import HostRng, is_same_state, numpy_state, python_state, set_host_rng
+
+from .. import private
+from ..backends import Backend
+from .arrays import Values
+
+
+class Generators:
+    """Reads the state of all of them again and again. What has not changed is the same object as before."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._host = HostRng()
+        self._state: dict[str, Any] = {}
+
+    def read(self, keras_seed: Values | None = None) -> dict[str, Any]:
+        """The state of all, encodable; `keras_seed`, where the state of Keras's own was just read."""
+        before, now = self._state, {**self._host.read(), **_others(self._backend, keras_seed)}
+        self._state = {name: before[name] if is_same_state(before.get(name), value) else value for name, value in now.items()}
+        return self._state
+
+
+def get_rng(backend: Backend) -> dict[str, Any]:
+    """The state of all of them, encodable."""
+    return {"python": python_state(), "numpy": numpy_state(), **_others(backend, None)}
+
+
+def _others(backend: Backend, keras_seed: Values | None) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    torch = sys.modules.get("torch")
+    if torch is not None:  # a DataLoader may feed any backend
+        state["torch"] = torch.get_rng_state().numpy()
+        if torch.cuda.is_initialized():
+            state["cuda"] = [s.numpy() for s in torch.cuda.get_rng_state_all()]
+    if keras_seed is None and (seed := private.global_seed_state()) is not None:
+        keras_seed = backend.value_of(seed)
+    if keras_seed is not None:
+        state["keras"] = keras_seed.copy()
+    return state
+
+
+def set_rng(state: dict[str, Any], backend: Backend, *, but_python: bool = False) -> None:
+    """Set all of them; or all but Python's and numpy's, from which threads draw that read ahead."""
+    if "keras" in state:  # first: where it is made only now, its seed is drawn from Python's
+        backend.assign(private.make_global_seed(), state["keras"])
+    if not but_python:
+        set_host_rng(state)
+    if "torch" in state:
+        import torch
+
+        torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all([torch.from_numpy(s.copy()) for s in state["cuda"]])
+
+
+def has_drawn(before: dict[str, Any], after: dict[str, Any], backend: Backend) -> bool:
+    """Whether Python's, numpy's or torch's generator moved between two states; on torch, the model draws from torch's."""
+    names = ("python", "numpy") if backend.name == "torch" else ("python", "numpy", "torch")
+    return any(not is_same_state(before.get(name), after.get(name)) for name in names)

@@ -1,0 +1,185 @@
+"""A Keras run's state as the core sees it: described, snapshot, restored, redone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import keras
+
+from tranlogs.base.types import AnyArray
+from tranlogs.checkpoints import Checkpoint, Snapshot
+from tranlogs.log.reader import Entry
+from tranlogs.recovery import Divergence
+
+from .. import private
+from ..backends import Backend
+from ..capture.plan import Look, Plan
+from . import environment
+from .arrays import from_array, to_array
+from .fingerprint import Fingerprint, Mode
+from .variables import Variables, matched
+
+LogKind = Literal["gradients", "weights"]
+
+
+class KerasState:
+    """See the module; implements `tranlogs.recovery.Recoverable`.
+
+    Attributes:
+        log: what steps are logged as.
+        body: the body of the boundary that was landed on.
+        optimizer_attributes: plain attributes of the optimizer that the log knows (an eager backend heeds them).
+        fingerprint_kinds: the kinds that redo has compared.
+        is_halved: steps are taken in two calls, since the update gives other bits in one call with its step.
+    """
+
+    def __init__(self, variables: Variables, backend: Backend, log: LogKind, fingerprint: Mode) -> None:
+        self.variables, self.backend, self.log = variables, backend, log
+        self.fingerprint = Fingerprint(fingerprint)
+        self.fingerprint_kinds: set[str] = set()
+        self.body: dict[str, Any] = {}
+        self.kept: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # a checkpoint's own share of the data, and its position
+        self.optimizer_attributes: dict[str, Any] = {}
+        self.is_halved = False
+        self._plan: Plan | None = None
+        self.environment: dict[str, Any] = {}  # as it is now
+        self.recorded_environment: dict[str, Any] = {}
+        self.about: dict[str, Any] = {}  # what a checkpoint tells of the model besides its variables
+        self.recorded_about: dict[str, Any] = {}  # the same of the checkpoint that was restored
+        self.notes: list[str] = []
+
+    # Describing.
+
+    def nbytes(self) -> int:
+        """Bytes of a checkpoint's tensors, about."""
+        slots = self.variables.everything_but_metrics
+        return sum(value.nbytes for value in self.backend.values_of([slot.variable for slot in slots]))
+
+    @property
+    def plan(self) -> Plan:
+        """What steps and boundaries read."""
+        if self._plan is None or not self._plan.is_of(self.variables, self.log):
+            self._plan = Plan(self.variables, self.log)
+        return self._plan
+
+    def look(self) -> Look:
+        """What a boundary needs of the variables, in one read."""
+        plan = self.plan
+        watched = plan.watched_variables if self.backend.watches_values else []
+        read = self.backend.values_of([*watched, *plan.kept])
+        return plan.look_of(read[len(watched) :], read[: len(watched)] if self.backend.watches_values else None)
+
+    def snapshot(self, boundary: dict[str, Any], kept: dict[str, Any]) -> Snapshot:
+        """All state, as views of live memory, with the boundary's body and what the source of data keeps besides."""
+        slots = self.variables.everything_but_metrics
+        values = self.backend.values_of([slot.variable for slot in slots])
+        tensors: dict[str, AnyArray] = {slot.name: to_array(value) for slot, value in zip(slots, values, strict=True)}
+        listed = [(slot.name, slot.dtype, slot.shape) for slot in [*slots, *self.variables.metrics]]
+        return Snapshot(tensors, {"variables": listed, "trained": [slot.name for slot in self.variables.trained],
+                                  "log": self.log, "attributes": self.optimizer_attributes, "halved": self.is_halved,
+                                  "schedules": self.schedules(), "boundary": boundary, "kept": kept, **self.about})  # fmt: skip
+
+    def schedules(self) -> dict[str, str]:
+        """Learning-rate schedules as JSON, by optimizer."""
+        found = {}
+        for which, optimizer in self.variables.optimizers.items():
+            schedule = private.learning_rate_of(optimizer)
+            if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+                found[which] = json.dumps(keras.saving.serialize_keras_object(schedule), sort_keys=True, default=str)
+        return found
+
+    # Recoverable.
+
+    def differences(self, checkpoint: Checkpoint) -> list[str]:
+        meta = checkpoint.meta(make_array=from_array)
+        recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"]]
+        _, unlike = matched(recorded, [*self.variables.everything_but_metrics, *self.variables.metrics])
+        recorded_environment = checkpoint.manifest["environment"]
+        found = environment.differences(recorded_environment, self.variables.optimizers)
+        if meta["log"] == self.log == "gradients":
+            found += environment.demanded(recorded_environment, self.environment)
+        schedules = self.schedules()
+        for which in sorted(meta["schedules"].keys() | schedules.keys()):
+            was, now = (given.get(which, "a number") for given in (meta["schedules"], schedules))
+            if was != now and (self.log == "gradients" or "a number" in (was, now)):
+                found.append(f"model.{which}: its learning rate was {was}, now it is {now}; redoing steps needs the run's own")
+        if found:  # then the optimizer has other variables, which need not be told one by one
+            unlike = [text for text in unlike if not text.startswith("optimizer ")]
+        return [*unlike, *found]
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        meta = checkpoint.meta(make_array=from_array)
+        self.recorded_environment = checkpoint.manifest["environment"]
+        self.recorded_about = {key: meta[key] for key in ("architecture", "optimizers")}
+        self.fingerprint_kinds.clear()
+        self.is_halved = meta["halved"]
+        self.notes += self.backend.set_back(self.recorded_environment)
+        recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"]]
+        slots, _ = matched(recorded, [*self.variables.everything_but_metrics, *self.variables.metrics])
+        self.variables.rename({slot.name: name for name, slot in slots.items()})
+        for name, _, _ in recorded:
+            if not name.startswith("metric/"):
+                self.backend.assign(slots[name].variable, from_array(checkpoint.read(name)))
+        now = plain_attributes(self.variables.optimizers)
+        self.notes += [f"model.{path.replace('/', '.')}: the script gives {now[path]!r}, the run has {value!r}, which holds"
+                       for path, value in meta["attributes"].items() if path in now and now[path] != value]  # fmt: skip
+        self.set_attributes(meta["attributes"])
+        self.kept = meta["kept"], meta["boundary"]["position"]
+        self.set_auxiliary(meta["boundary"])
+
+    def restore_weights(self, checkpoint: Checkpoint, meta: dict[str, Any]) -> bool:
+        """Give the model alone what a checkpoint has; False where that does not fit it."""
+        recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"] if name.startswith("param/")]
+        slots, unlike = matched(recorded, [*self.variables.trained, *self.variables.others])
+        if unlike:
+            return False
+        written = meta["boundary"]["auxiliary"]
+        for name, slot in slots.items():
+            self.backend.assign(slot.variable, written[name] if name in written else from_array(checkpoint.read(name)))
+        return True
+
+    def set_attributes(self, attributes: dict[str, Any]) -> None:
+        """Give the optimizers the run's plain attributes, before anything is traced."""
+        self.optimizer_attributes = dict(attributes)
+        for path, value in attributes.items():
+            owner, _, name = path.rpartition("/")
+            set_plain(self.variables.optimizers, owner, name, value)
+
+    def set_auxiliary(self, body: dict[str, Any]) -> None:
+        slots = self.variables.by_name
+        for kind in ("auxiliary", "metrics"):
+            for name, values in body[kind].items():
+                if name in slots:
+                    self.backend.assign(slots[name].variable, values)
+        self.body = body
+
+    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+        from ..replay.redo import redo
+
+        return redo(self, entries, tick)
+
+    def decode(self, entry: Entry) -> Any:
+        return entry.body(make_array=from_array)
+
+
+def plain_attributes(optimizers: dict[str, Any]) -> dict[str, Any]:
+    """Numbers and switches that optimizers keep as attributes (`weight_decay`, `beta_1`), by optimizer and name."""
+    found = {}
+    for which, optimizer in optimizers.items():
+        for owner, thing in ((which, optimizer), (f"{which}.inner", getattr(optimizer, "inner_optimizer", None))):
+            for name, value in vars(thing).items() if thing is not None else ():
+                if not name.startswith("_") and type(value) in (bool, int, float, str, type(None)) and name != "name":
+                    found[f"{owner}/{name}"] = value
+    return found
+
+
+def set_plain(optimizers: dict[str, Any], owner: str, name: str, value: Any) -> None:
+    """Set one of them."""
+    which, _, inner = owner.partition(".")
+    optimizer = optimizers.get(which)
+    if inner:
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    if optimizer is not None and getattr(optimizer, name, None) != value:
+        setattr(optimizer, name, value)

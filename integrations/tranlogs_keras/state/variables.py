@@ -1,0 +1,192 @@
+"""The variables of a run under names that hold from one process to the next, and what each of them is to a step.
+
+Keras numbers what the user does not name (`dense_3/kernel`), process by process. Names in the log are the paths of the
+process that began the run; a later process is matched by order, with shapes and dtypes compared, and paths compared but
+for such numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import private
+from ..backends import Backend
+
+_NUMBER = re.compile(r"_\d+(?=$|/|_)")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One variable (under replicas: one component of one).
+
+    Attributes:
+        name: in the log.
+        variable: the backend's or Keras's.
+        dtype: as numpy calls it.
+        shape: of the whole.
+    """
+
+    name: str
+    variable: Any
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def kind(self) -> str:
+        """What the name begins with."""
+        return self.name.partition("/")[0]
+
+
+class Variables:
+    """All variables that a step can change, sorted by who changes them.
+
+    Attributes:
+        trained: updated by the optimizer; redo computes them.
+        owned: the optimizer's own, likewise.
+        others: variables of the model that it does not update.
+        auxiliary: those of them that the forward pass writes (BatchNorm's statistics, seeds): in every boundary.
+        metrics: running state of the epoch's metrics: in every boundary.
+        optimizers: by the attribute of the model that holds them.
+        version: how often they were looked for.
+    """
+
+    version = 0
+
+    def __init__(self, model: Any, backend: Backend, *, is_whole: bool) -> None:
+        """`is_whole`: after-images are logged, so that every variable is the log's own business."""
+        self.model, self.backend, self.is_whole = model, backend, is_whole
+        self.optimizers: dict[str, Any] = {}
+        self.trained: list[Slot] = []
+        self._recorded: dict[str, str] = {}  # names of the process that began the run
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look for them anew: an optimizer may have been built since."""
+        model = self.model
+        self.version += 1
+        self.optimizers = optimizers_of(model)
+        trained = private.trained_by(model.optimizer)
+        ids = set(map(id, trained))
+        rest = [v for v in _unique(model.variables) if id(v) not in ids]
+        own = set() if self.is_whole else private.own_non_trainable(model)
+        names = _Names()
+        self.trained = list(self._slots("param", trained, names))
+        self.others = [slot for v in rest for slot in self._slots("param", [v], names)]
+        own = {id(part) for v in rest if id(v) in own for part in self.backend.parts_of(v)}
+        self.auxiliary = [slot for slot in self.others if id(slot.variable) in own]
+        self.owned = [slot for which, optimizer in self.optimizers.items()
+                      for slot in self._slots(f"optimizer/{which}", optimizer.variables, names)]  # fmt: skip
+        known = {id(slot.variable) for slot in self.everything_but_metrics}
+        metrics = [v for v in model.metrics_variables if id(v) not in known]
+        self.metrics = list(self._slots("metric", _unique(metrics), names))
+        self._count = self._counted()
+
+    def _slots(self, prefix: str, variables: Iterable[Any], names: _Names) -> Iterator[Slot]:
+        for variable in variables:
+            name = names.unique(f"{prefix}/{variable.path}")
+            parts = self.backend.parts_of(variable)
+            for i, part in enumerate(parts):
+                own = name if len(parts) == 1 else f"{name}@{i}"
+                yield Slot(self._recorded.get(own, own), part, _dtype(variable), tuple(variable.shape))
+
+    def rename(self, recorded: dict[str, str]) -> None:
+        """Call variables as the run does, by the names that they have now."""
+        before = {name: own for own, name in self._recorded.items()}
+        self._recorded |= {before.get(name, name): wanted for name, wanted in recorded.items() if name != wanted}
+        self.refresh()
+
+    def changed_by(self, record: str) -> list[Slot]:
+        """What the steps of a kind of record change: fingerprinted."""
+        return self.everything_but_metrics if record == "weights" else [*self.trained, *self.owned]
+
+    def watched_by(self, record: str) -> list[Slot]:
+        """What a callback may write, and no boundary holds: what steps change, then weights that are frozen."""
+        if record == "weights":
+            return self.everything_but_metrics
+        known = {id(slot) for slot in self.auxiliary}
+        return [*self.changed_by(record), *(slot for slot in self.others if id(slot) not in known)]
+
+    @property
+    def everything_but_metrics(self) -> list[Slot]:
+        """What a checkpoint holds as tensors."""
+        return [*self.trained, *self.others, *self.owned]
+
+    @property
+    def by_name(self) -> dict[str, Slot]:
+        """All, by name."""
+        return {slot.name: slot for slot in [*self.everything_but_metrics, *self.metrics]}
+
+    def has_grown(self) -> bool:
+        """Whether there are more variables than at the last look."""
+        return self._count != self._counted()
+
+    def _counted(self) -> tuple[int, ...]:
+        return (
+            len(self.model.variables),
+            len(self.model.metrics_variables),
+            *(len(o.variables) for o in self.optimizers.values()),
+        )
+
+
+def optimizers_of(model: Any) -> dict[str, Any]:
+    """The optimizers that a model holds, by attribute: one, or in a custom `train_step` several."""
+    found = {} if model.optimizer is None else {"optimizer": model.optimizer}
+    for name, value in vars(model).items():
+        several = isinstance(value, (list, tuple, dict))
+        items = value.items() if isinstance(value, dict) else enumerate(value) if several else [("", value)]
+        for key, item in items:
+            if isinstance(item, private.BaseOptimizer) and all(item is not other for other in found.values()):
+                found[name.lstrip("_") + (f".{key}" if several else "")] = item
+    return found
+
+
+def is_same_name(a: str, b: str) -> bool:
+    """Whether two names differ in nothing but the numbers that Keras gives to what the user does not name."""
+    return a == b or without_numbers(a) == without_numbers(b)
+
+
+def without_numbers(name: Any) -> Any:
+    """A name without the numbers that Keras gives; anything else as it is."""
+    return _NUMBER.sub("", name) if isinstance(name, str) else name
+
+
+def matched(recorded: Sequence[tuple[str, str, tuple[int, ...]]], slots: Sequence[Slot]) -> tuple[dict[str, Slot], list[str]]:
+    """The variable of each recorded name, matched by order within a kind; and what does not fit, one sentence each."""
+    found: dict[str, Slot] = {}
+    differences: list[str] = []
+    for kind in dict.fromkeys([name.partition("/")[0] for name, _, _ in recorded] + [slot.kind for slot in slots]):
+        theirs = [item for item in recorded if item[0].startswith(kind + "/")]
+        mine = [slot for slot in slots if slot.kind == kind]
+        place = {name: i for i, (name, _, _) in enumerate(theirs)}
+        if place.keys() == {slot.name for slot in mine}:
+            mine.sort(key=lambda slot: place[slot.name])
+        for (name, dtype, shape), slot in zip(theirs, mine):
+            found[name] = slot
+            if not is_same_name(name, slot.name):
+                differences.append(f"{kind} {name}: recorded, but in its place there is {slot.name} now")
+            elif (dtype, shape) != (slot.dtype, slot.shape):
+                differences.append(f"{kind} {name}: recorded as {dtype}{list(shape)}, now {slot.dtype}{list(slot.shape)}")
+        differences += [f"{kind} {name}: recorded, but not there now" for name, _, _ in theirs[len(mine) :]]
+        differences += [f"{kind} {slot.name}: there now, but not recorded" for slot in mine[len(theirs) :]]
+    return found, differences
+
+
+def _dtype(variable: Any) -> str:
+    dtype = variable.dtype
+    return str(getattr(dtype, "name", dtype))
+
+
+def _unique(variables: Iterable[Any]) -> list[Any]:
+    return list({id(v): v for v in variables}.values())
+
+
+class _Names:
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+
+    def unique(self, name: str) -> str:
+        count = self._seen[name] = self._seen.get(name, 0) + 1
+        return name if count == 1 else f"{name}#{count}"

@@ -1,0 +1,1 @@
+"""What a step consumes, captured by hooks, and writes that no step made."""

@@ -1,0 +1,51 @@
+"""Which GradScaler steps an optimizer: one that nobody tracks starts anew after a crash, and one that knows two ids for one
+optimizer unscales twice."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+import torch
+
+from tranlogs.base.errors import UsageError
+
+_LOOKS = 16  # steps at which it is looked for
+_FRAMES = 16  # between `GradScaler.step` and a hook of the optimizer
+
+
+class ScalerWatch:
+    """Finds the GradScaler that calls a step, among the callers of the step's hook."""
+
+    def __init__(self) -> None:
+        self._looks = _LOOKS
+        self.scaler: torch.amp.GradScaler | None = None
+
+    def look(self) -> bool:
+        """Whether one is found now that was not known before. Call it from a hook of the step."""
+        if self.scaler is not None or not self._looks:
+            return False
+        self._looks -= 1
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(_FRAMES):
+            if frame is None:
+                break
+            if frame.f_code is torch.amp.GradScaler.step.__code__:
+                self.scaler = frame.f_locals["self"]
+                return True
+            frame = frame.f_back
+        return False
+
+    def check(self, inner: torch.optim.Optimizer, shell: torch.optim.Optimizer) -> None:
+        """Refuse gradients that were unscaled under one id and are stepped under the other.
+
+        Raises:
+            UsageError: the scaler was given the wrapper once and the plain optimizer once, since its last update.
+        """
+        if self.scaler is None:
+            return
+        known = self.scaler._per_optimizer_states
+        if id(inner) in known and id(shell) in known:
+            raise UsageError("the GradScaler was given the LoggedOptimizer in one call and the optimizer inside it in another "
+                             "(unscale_, step): it takes them for two, and unscales the gradients twice. Give it the "
+                             "LoggedOptimizer in both")  # fmt: skip

@@ -1,0 +1,1 @@
+"""The position in the data: loaders, samplers, random number generators."""

@@ -1,0 +1,57 @@
+"""Random number generators: torch's (CPU and GPUs), numpy's and Python's global ones, and a loader's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tranlogs.encoding.tree import Fixed
+from tranlogs.training.rng import HostRng, numpy_state, python_state, set_host_rng
+
+
+def get_rng(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
+    """The state of all of them, encodable."""
+    return {"python": python_state(), "numpy": numpy_state(), **_torchs(generators)}
+
+
+def _torchs(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if generators:
+        state["generators"] = [g.get_state() for g in generators]
+    return state
+
+
+class KeptRng:
+    """The state of all generators, as the same object as long as nobody draws."""
+
+    def __init__(self) -> None:
+        self._host = HostRng()
+        self._torch = b""
+        self._kept: Fixed | None = None
+
+    def now(self) -> Fixed:
+        """Return the state now."""
+        host, own = self._host.read(), torch.get_rng_state().numpy().tobytes()
+        before = {} if self._kept is None else self._kept.value
+        is_same = own == self._torch and all(before.get(name) is state for name, state in host.items())
+        if self._kept is None or not is_same or torch.cuda.is_initialized():
+            self._torch, self._kept = own, Fixed({**host, **_torchs()})
+        return self._kept
+
+
+def set_rng(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -> None:
+    """Set all of them."""
+    torch.set_rng_state(_own(state["torch"]))
+    set_host_rng(state)
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([_own(t) for t in state["cuda"]])
+    for generator, own in zip(generators, state.get("generators", ()), strict=False):
+        generator.set_state(_own(own))
+
+
+def _own(state: torch.Tensor) -> torch.Tensor:
+    return state.clone()  # set_state may keep the memory it is given

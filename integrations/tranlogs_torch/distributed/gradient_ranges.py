@@ -1,0 +1,100 @@
+"""Which range of a step's gradients this rank logs: equal parts of their elements, laid end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import xxhash
+
+from tranlogs.base.types import AnyArray, Array, Piece, SparseArray, TensorSpec
+
+from ..tensors import arrays
+from ..tensors.arrays import memory_order, odd_strides, to_array
+
+Named = tuple[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What is logged of one gradient: `tensor`, and the place of its elements in the order of the whole's memory.
+
+    `piece` is None where the gradient is logged whole (a sparse or empty one).
+    """
+
+    name: str
+    tensor: torch.Tensor
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] | None = None
+    piece: Piece | None = None
+
+    def spec(self) -> TensorSpec:
+        """Return the description of what is logged."""
+        if self.piece is None:
+            return arrays.spec_of(self.name, self.tensor)
+        return replace(arrays.spec_of(self.name, self.tensor), shape=self.shape, strides=self.strides, piece=self.piece)
+
+    def placed(self, content: AnyArray) -> AnyArray:
+        """The bytes of `tensor`, told where they belong."""
+        if self.piece is not None:
+            assert isinstance(content, Array)
+            content.piece, content.whole, content.strides = self.piece, self.shape, self.strides
+        return content
+
+
+def shares(named: Sequence[Named], rank: int, world: int, copies: int) -> list[Portion]:
+    """A rank's part of the gradients, and those of the ranks behind it of which it keeps copies."""
+    return [portion for i in range(copies) for portion in portions(named, (rank + i) % world, world)]
+
+
+def portions(named: Sequence[Named], rank: int, world: int) -> list[Portion]:
+    """A rank's part of the gradients. Sparse and empty ones go to one rank each, whole."""
+    dense = [g.layout is torch.strided and g.numel() > 0 for _, g in named]
+    total = sum(g.numel() for (_, g), is_dense in zip(named, dense, strict=True) if is_dense)
+    low, high = total * rank // world, total * (rank + 1) // world
+    found: list[Portion] = []
+    start = 0
+    for i, ((name, gradient), is_dense) in enumerate(zip(named, dense, strict=True)):
+        if not is_dense:
+            if i % world == rank:
+                found.append(Portion(name, gradient))
+            continue
+        first, last = max(start, low) - start, min(start + gradient.numel(), high) - start
+        start += gradient.numel()
+        if first < last:
+            found += _ranges(name, gradient, first, last)
+    return found
+
+
+def _ranges(name: str, gradient: torch.Tensor, first: int, last: int) -> Iterator[Portion]:
+    flat, strides = _flat(gradient)
+    yield Portion(name, flat[first:last], tuple(gradient.shape), strides, Piece("flat", (first,), (last - first,)))
+
+
+def _flat(gradient: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
+    """The elements in the order of memory, and the strides if they are not those of C order."""
+    gradient = gradient.detach()
+    if gradient.is_conj() or gradient.is_neg():
+        gradient = gradient.resolve_conj().resolve_neg()
+    if gradient.is_contiguous():
+        return gradient.reshape(-1), odd_strides(gradient) if 1 in gradient.shape else None
+    if not memory_order(gradient).is_contiguous():  # gaps or overlaps
+        gradient = gradient.clone(memory_format=torch.preserve_format)
+    ordered = memory_order(gradient)
+    if not ordered.is_contiguous():
+        return gradient.contiguous().reshape(-1), None
+    return ordered.reshape(-1), odd_strides(gradient)
+
+
+def digest(named: Sequence[Named]) -> str:
+    """A digest of names, layouts and values: equal on two ranks if and only if their gradients are."""
+    found = xxhash.xxh3_64()
+    for name, gradient in named:
+        array = to_array(gradient)
+        parts = [array.indices, array.values] if isinstance(array, SparseArray) else [array]
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        for part in parts:
+            found.update(f"{part.strides}".encode())
+            found.update(part.data.data)
+    return found.hexdigest()

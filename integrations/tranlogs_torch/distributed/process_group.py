@@ -1,0 +1,177 @@
+"""The processes that train together, and how they tell each other small things."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tranlogs.base.config import PATIENCE_SECONDS_MAX
+from tranlogs.base.errors import UsageError
+from tranlogs.encoding import tree
+
+from .notes import Board
+from .startup import MADE, wait_for_all
+
+_log = logging.getLogger("tranlogs")
+
+_CURE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+
+class Group:
+    """All processes of torch.distributed. What they tell each other is a tree of plain values: nothing is unpickled.
+
+    Until training begins they wait for each other in a group of their own: one may have minutes of its log to redo, or a
+    journal to bring from a store, and the time limit of the script's group is made for steps. Who died is noticed in it as in
+    any, by the connection.
+
+    Attributes:
+        rank: of this process, from 0.
+        world: how many there are.
+        board: where they leave notes for each other.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.backend = str(dist.get_backend())
+        self.board = Board(self.rank, self.world)
+        self.board.write(MADE, "")
+        self._patient: Any = None
+        self._usual: Any = None
+        self._has_met = self._has_begun = False
+
+    @property
+    def _group(self) -> Any:
+        """Through which they speak now. All make the groups here, at the first word."""
+        if not self._has_met:
+            self._has_met = True
+            wait_for_all(self.board, self.world)
+            self._patient = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_SECONDS_MAX))
+            has_cpu = "gloo" in str(dist.get_backend_config(dist.group.WORLD)) if dist.group.WORLD is not None else False
+            self._usual = None if has_cpu else dist.new_group(backend="gloo")  # NCCL moves what lies on GPUs only
+        return self._usual if self._has_begun else self._patient
+
+    def begin(self) -> None:
+        """Training begins: from here on the script's time limit counts for who keeps others waiting. All must call it."""
+        self._has_begun = True
+
+    def gather(self, value: Any) -> Sequence[Any]:
+        """Everybody's value, by rank. All must call it."""
+        blob = tree.encode(value)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        dist.all_gather(sizes, torch.tensor([len(blob)]), group=self._group)
+        longest = max(int(size) for size in sizes)
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        blobs = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
+        dist.all_gather(blobs, mine, group=self._group)
+        return [tree.decode(blob[: int(size)].numpy().tobytes()) for blob, size in zip(blobs, sizes, strict=True)]
+
+    def pass_back(self, blob: bytes) -> bytes:
+        """Give bytes to the rank before this one; those of the rank behind it. All must call it."""
+        before, behind = (self.rank - 1) % self.world, (self.rank + 1) % self.world
+        size, theirs = torch.tensor([len(blob)]), torch.zeros(1, dtype=torch.int64)
+        content = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        sent = [dist.isend(one, before, group=self._group) for one in (size, content)]
+        dist.recv(theirs, behind, group=self._group)
+        found = torch.empty(int(theirs), dtype=torch.uint8)
+        dist.recv(found, behind, group=self._group)
+        for one in sent:
+            if one is not None:
+                one.wait()
+        return found.numpy().tobytes()
+
+    def broadcast(self, blob: bytes, source: int) -> bytes:
+        """The bytes of rank `source`. All must call it."""
+        size = torch.tensor([len(blob)])
+        dist.broadcast(size, source, group=self._group)
+        content = torch.frombuffer(bytearray(blob), dtype=torch.uint8) if self.rank == source else None
+        if content is None:
+            content = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(content, source, group=self._group)
+        return content.numpy().tobytes()
+
+    def send(self, blob: bytes, to: int) -> None:
+        """Give bytes to rank `to`, which must receive them."""
+        dist.send(torch.tensor([len(blob)]), to, group=self._group)
+        dist.send(torch.frombuffer(bytearray(blob), dtype=torch.uint8), to, group=self._group)
+
+    def receive(self, source: int) -> bytes:
+        """The bytes that rank `source` sends."""
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, source, group=self._group)
+        found = torch.empty(int(size), dtype=torch.uint8)
+        dist.recv(found, source, group=self._group)
+        return found.numpy().tobytes()
+
+
+class Solo:
+    """One process that takes up what several have recorded: it has nobody to ask."""
+
+    def gather(self, value: Any) -> Sequence[Any]:
+        """Its own value."""
+        return [value]
+
+    def broadcast(self, blob: bytes, source: int) -> bytes:
+        """What it gave itself."""
+        return blob
+
+    def send(self, blob: bytes, to: int) -> None:
+        """There is nobody else."""
+        raise AssertionError(f"rank {to} is not there")
+
+    def receive(self, source: int) -> bytes:
+        """There is nobody else."""
+        raise AssertionError(f"rank {source} is not there")
+
+
+def size() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def is_there() -> bool:
+    """Whether this process trains together with others."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def local_world() -> int:
+    """How many processes of the group are on this machine; all of them, where the launcher does not say."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return (int(told) if told.isdigit() else dist.get_world_size()) if is_there() else 1
+
+
+def demand_group(run: Path, *, was_alone: bool = False) -> None:
+    """Refuse to open, begin or recover alone what was started as one of many.
+
+    Args:
+        run: the run's folder.
+        was_alone: whether no process group was there when the LoggedOptimizer was made.
+
+    Raises:
+        UsageError: WORLD_SIZE says so and no process group is there, or one came only afterwards.
+    """
+    world = os.environ.get("WORLD_SIZE", "1")
+    if is_there() and was_alone:
+        why = "torch.distributed was initialised after LoggedOptimizer(...) was made"
+    elif not is_there() and world.isdigit() and int(world) > 1:
+        why = f"WORLD_SIZE is {world}, but torch.distributed is not initialised"
+    else:
+        return
+    raise UsageError(f"{run}: {why}, so this process cannot agree with the others on a step. Call "
+                     "torch.distributed.init_process_group() before LoggedOptimizer(...) is made")  # fmt: skip
+
+
+def warn_of_restarts(rank: int) -> None:
+    """A restart by torchrun hangs in this version of torch unless a variable is set; it must be said before the first crash."""
+    may_restart = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in ("", "0")
+    shares_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if rank == 0 and may_restart and shares_store and not os.environ.get(_CURE):
+        _log.warning("torchrun --max-restarts: after a crash the restarted processes read the addresses of the dead ones and "
+                     "hang, before any code of a script runs. Start torchrun with %s=1 in the environment", _CURE)  # fmt: skip

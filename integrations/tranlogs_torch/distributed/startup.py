@@ -1,0 +1,60 @@
+"""Wait for the processes that have not come yet to where all first speak with each other, and say who they are.
+
+Who loads data for minutes is slow, and that is a warning. Nobody can tell it from one that is never going to come (it only
+evaluates, or belongs to a group that does not train), so after as long as torch itself waits for a process it is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from tranlogs.base.config import MISSING_SECONDS_MAX, MISSING_SECONDS_TOLD
+from tranlogs.base.errors import UsageError
+
+from .notes import Board
+
+_log = logging.getLogger("tranlogs")
+
+MADE, HERE = "made", "here"  # notes: that a LoggedOptimizer was made, that it has come
+_POLL_SECONDS_MAX = 1.0
+
+
+def wait_for_all(board: Board, world: int, *, now: Callable[[], float] = time.monotonic,
+                 sleep: Callable[[float], None] = time.sleep) -> None:  # fmt: skip
+    """Return when all have come.
+
+    Raises:
+        UsageError: some did not; it names them.
+    """
+    if not board.is_there:
+        return
+    board.write(HERE, "")
+    began, poll, is_due = now(), 0.001, MISSING_SECONDS_TOLD
+    while not board.is_full(HERE):
+        waited = now() - began
+        missing = set(range(world)) - board.read(HERE).keys() if waited >= is_due else set()
+        if missing:
+            told = _told(missing, board.read(MADE), waited)
+            if waited >= max(MISSING_SECONDS_MAX, board.seconds_max):
+                raise UsageError(told)
+            _log.warning("%s", told)
+            is_due = min(2 * is_due, max(MISSING_SECONDS_MAX, board.seconds_max))
+        sleep(poll)
+        poll = min(2 * poll, _POLL_SECONDS_MAX)
+
+
+def _told(missing: Collection[int], made: Collection[int], seconds: float) -> str:
+    without = [rank for rank in sorted(missing) if rank not in made]
+    behind = [rank for rank in sorted(missing) if rank in made]
+    found = [f"{_named(without)} made no LoggedOptimizer"] if without else []
+    found += [f"{_named(behind)} made one, and did not come to its recover() or its first step"] if behind else []
+    return (f"waiting for other processes for {seconds:.0f} s: {'; '.join(found)}. All processes of torch.distributed agree on "
+            "a step to go on from, so each must make a LoggedOptimizer and call recover(), also where only one saves. One that "
+            "does not train with the others (it evaluates, or belongs to another group) must be left out of "
+            "init_process_group()")  # fmt: skip
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"

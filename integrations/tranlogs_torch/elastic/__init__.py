@@ -1,0 +1,1 @@
+"""A run that goes on over another number of processes."""

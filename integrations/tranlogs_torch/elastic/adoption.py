@@ -1,0 +1,86 @@
+"""The state of a rank whose journal is gone, from the checkpoints of others.
+
+Weights and optimizer state are the same on all ranks. What is a rank's own (random numbers, buffers, the position in the
+data) stands, as it was at each checkpoint, in the checkpoint of the rank before it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import xxhash
+
+from tranlogs.base.errors import CorruptCheckpoint, StateMismatch
+from tranlogs.checkpoints import Checkpoint
+from tranlogs.encoding import tree
+
+from ..data.rng import get_rng
+from ..distributed.comm_hooks import without_errors
+from ..tensors import arrays
+
+if TYPE_CHECKING:
+    from ..state.state import TorchState
+
+
+def packed(body: dict[str, Any]) -> bytes:
+    """A boundary's body in bytes."""
+    return tree.encode(body, path="", adapt=arrays.adapt)
+
+
+def unpacked(blob: bytes) -> dict[str, Any]:
+    """The inverse of `packed`."""
+    body: dict[str, Any] = tree.decode(blob, make_array=arrays.make_array, make_extension=arrays.make_extension)
+    return body
+
+
+def adopt(state: TorchState, sources: Sequence[Path], rank: int, built: dict[str, Any] | None) -> list[str]:
+    """Set all state from checkpoints of other ranks; see `SharedState.adopt`.
+
+    Args:
+        state: of this rank.
+        sources: folders of checkpoints of one step.
+        rank: of this process.
+        built: the rank's own part as it was built, if that is right; else None.
+    """
+    blob = _mirrored(sources, rank) or (packed(built) if built is not None else b"")
+    with Checkpoint(sources[0]) as checkpoint:
+        if differences := state.differences(checkpoint):
+            raise StateMismatch(sources[0], differences)
+        state.restore(checkpoint)
+        boundary = _meta(checkpoint)["boundary"]
+    if blob:
+        state.set_auxiliary(unpacked(blob))
+        return []
+    state.set_auxiliary({**without_errors(boundary), "rng": seeded(f"{sources[0].name} {rank}")})
+    return [f"the journal of rank {rank} is gone, and what was its own is nowhere else: it goes on with the buffers of another "
+            "rank, and with new random numbers"]  # fmt: skip
+
+
+def _mirrored(sources: Sequence[Path], rank: int) -> bytes:
+    """The rank's own part, from whichever checkpoint has it."""
+    for source in sources:
+        with suppress(CorruptCheckpoint), Checkpoint(source) as checkpoint:
+            blob: bytes = _meta(checkpoint).get("mirror", {}).get(rank, b"")
+            if blob:
+                return blob
+    return b""
+
+
+def _meta(checkpoint: Checkpoint) -> dict[str, Any]:
+    meta: dict[str, Any] = checkpoint.meta(make_array=arrays.make_array, make_extension=arrays.make_extension)
+    return meta
+
+
+def seeded(name: str) -> dict[str, Any]:
+    """Random states that depend on the name alone."""
+    seed = xxhash.xxh3_64_intdigest(name.encode())
+    torch.manual_seed(seed & (1 << 63) - 1)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    return get_rng()

@@ -1,0 +1,1 @@
+"""The training loop: boundaries between batches, and the run as a whole."""

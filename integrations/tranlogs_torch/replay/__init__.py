@@ -1,0 +1,1 @@
+"""Redo: logged steps are applied again."""

@@ -1,0 +1,238 @@
+"""Redo: apply logged steps with the run's own optimizer, and compare the fingerprint after each.
+
+Two orders give the same bits. Step by step works for every optimizer. Tensor by tensor (all steps of one parameter
+while it is in the processor's cache) takes half the time and is used where an update of one tensor depends on no other:
+the optimizers of torch.optim but LBFGS.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tranlogs.base.errors import CorruptRecord
+from tranlogs.base.types import AnyArray
+from tranlogs.log.reader import Entry, SegmentReader
+from tranlogs.log.record import EntryKind
+from tranlogs.recovery import Divergence
+
+from ..capture.single_step import amp_of, clip_again, without_hooks
+from ..tensors.arrays import DTYPES, from_array
+from .by_tensor import ByTensor, Decoded
+from .gradient_blocks import GradientMemory
+
+if TYPE_CHECKING:
+    from ..state.state import TorchState
+
+_STEPS_MIN = 2  # fewer steps than this are not worth another order
+
+_ELEMENTWISE = {
+    "SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD", "Adafactor",
+    "Muon",
+}  # fmt: skip
+
+
+def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+    """Apply entries in order. Weights records hold the whole state, so all before the last of them are passed over."""
+    with _default_dtype(state.recorded_environment.get("default_dtype")):
+        return _redo(state, entries, tick)
+
+
+def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+    divergence: Divergence | None = None
+    decoded = _without_covered(state, _decoded(state, entries))
+    decoded = [(_whole(state, entry, body), body) if "share" in body else (entry, body) for entry, body in decoded]
+    done = len(entries) - len(decoded)
+    tick(done)
+    memory = GradientMemory()
+    for run, by_tensor in _runs(state, decoded):
+        if by_tensor:
+            found = ByTensor(state, run).redo(partial(_tick_from, tick, done))
+            divergence = divergence or found
+        else:
+            for i, (entry, body) in enumerate(run):
+                found = redo_one(state, entry, body, memory)
+                divergence = divergence or found
+                tick(done + i + 1)
+        done += len(run)
+    return divergence
+
+
+def _decoded(state: TorchState, entries: Sequence[Entry]) -> list[Decoded]:
+    """The entries with their bodies; a body that several of them share is decoded once."""
+    bodies: dict[tuple[SegmentReader, int], dict[str, Any]] = {}
+    found = []
+    for entry in entries:
+        key = entry.reader, entry.body_key
+        body = bodies.get(key)
+        if body is None:
+            body = bodies[key] = state.decode(entry)
+        found.append((entry, body))
+    return found
+
+
+def _whole(state: TorchState, entry: Entry, body: dict[str, Any]) -> Entry:
+    """A record that ranks divided among themselves, with the shares of all."""
+    if state.shares is None:
+        raise CorruptRecord(entry.reader.path, "it holds a share of the gradients, and the other ranks' journals are not there",
+                            step=entry.step)  # fmt: skip
+    return state.shares.whole(entry, body, state.decode)
+
+
+@contextmanager
+def _default_dtype(name: str | None) -> Iterator[None]:
+    """Optimizers make their `step` in the default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPES.get(name or "", before))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _tick_from(tick: Callable[[int], None], base: int, done: int) -> None:
+    tick(base + done)
+
+
+def _without_covered(state: TorchState, decoded: list[Decoded]) -> list[Decoded]:
+    """The entries without the steps that a later after-image of all that they change makes needless."""
+    if len(state.optimizers) == 1:
+        for i in range(len(decoded) - 1, 0, -1):
+            if decoded[i][1].get("is_whole"):
+                return [item for item in decoded[:i] if item[0].kind != EntryKind.STEP] + decoded[i:]
+    return decoded
+
+
+def _runs(state: TorchState, decoded: list[Decoded]) -> Iterator[tuple[list[Decoded], bool]]:
+    """Cut the entries into runs that can be redone tensor by tensor, and the rest."""
+    run: list[Decoded] = []
+    eligible = False
+    known: dict[int, bool] = {}  # by body, until something is redone: an after-image may change the groups
+    groups: dict[str, int] = {}  # how many each optimizer has in this run
+    are_apart = _are_apart(state)
+    for item in decoded:
+        entry, body = item
+        fits = known.get(id(body))
+        if fits is None or entry.kind != EntryKind.STEP:
+            fits = known[id(body)] = are_apart and _is_elementwise(state, entry, body)
+        if run and (fits != eligible or (fits and not _has_as_many(groups, body))):
+            yield run, eligible and len(run) >= _STEPS_MIN
+            run = []
+            known.clear()
+            groups.clear()
+            are_apart = _are_apart(state)
+            fits = are_apart and _is_elementwise(state, entry, body)
+        eligible = fits
+        if fits:
+            groups[body["optimizer"]] = len(body["hyper"])
+        run.append(item)
+    if run:
+        yield run, eligible and len(run) >= _STEPS_MIN
+
+
+def _is_elementwise(state: TorchState, entry: Entry, body: dict[str, Any]) -> bool:
+    if entry.kind != EntryKind.STEP or body["record"] != "gradients" or body["fingerprint"] == "device":
+        return False
+    optimizer = state.optimizers[body["optimizer"]]
+    kind = type(optimizer)
+    return kind.__name__ in _ELEMENTWISE and getattr(torch.optim, kind.__name__, None) is kind
+
+
+def _are_apart(state: TorchState) -> bool:
+    """Whether all parameters lie on the CPU, none belongs to two optimizers, and no two share memory; frozen ones, too."""
+    owned = [p for optimizer in state.optimizers.values() for g in optimizer.param_groups for p in g["params"]]
+    parameters = {id(p): p for p in (*owned, *state.parameters.values())}
+    is_owned_once = len({id(p) for p in owned}) == len(owned)
+    is_on_cpu = all(p.device.type == "cpu" for p in parameters.values())
+    return is_owned_once and is_on_cpu and not _share_memory(list(parameters.values()))
+
+
+def _has_as_many(groups: dict[str, int], body: dict[str, Any]) -> bool:
+    """Whether a step can be redone together with those of optimizers that have so many groups."""
+    count = len(body["hyper"])
+    return groups.get(body["optimizer"], count) == count
+
+
+def _share_memory(parameters: list[torch.Tensor]) -> bool:
+    """Whether two parameters lie in one memory (`b.data = a.data`): then the order of their updates counts."""
+    places = sorted((p.data_ptr(), p.data_ptr() + p.nbytes) for p in parameters if p.numel())
+    return any(following < end for (_, end), (following, _) in itertools.pairwise(places))
+
+
+def redo_one(state: TorchState, entry: Entry, body: dict[str, Any], memory: GradientMemory) -> Divergence | None:
+    """Apply one entry; a Divergence if the fingerprint differs afterwards."""
+    with torch.no_grad():
+        if entry.kind == EntryKind.IMAGE or body["record"] == "weights":
+            apply_image(state, entry, body)
+            if body.get("is_stateless"):
+                state.stale.add(body["optimizer"])
+        elif body["record"] == "gradients":
+            _step(state, entry, body, memory)
+        else:
+            raise CorruptRecord(entry.reader.path, f"a record of unknown kind {body['record']!r}", step=entry.step)
+    return _compare(state, entry, body) if entry.digests else None
+
+
+def apply_image(state: TorchState, entry: Entry, body: dict[str, Any]) -> None:
+    """Write an after-image: parameters, optimizer state where it was logged, parameter groups where they have changed."""
+    arrays = {}
+    for name in entry.tensor_names():
+        kind, _, rest = name.partition("/")
+        if kind == "param" and (array := entry.read(name)) is not None:
+            arrays[rest] = array
+    groups = body.get("groups", {})
+    if groups:
+        state.cover(arrays)
+    for name, array in arrays.items():
+        value, parameter = from_array(array), state.parameters[name]
+        if parameter.shape == value.shape and parameter.is_contiguous() == value.is_contiguous():
+            parameter.data.copy_(value)
+        else:  # it grew, shrank or was transposed while training
+            parameter.data = value.to(parameter.device, copy=True)
+    for which, about in groups.items():
+        state.set_groups(which, about["params"], about["values"])
+    for which, items in body.get("state", {}).items():
+        state.set_state(which, items, partial(_state_of, entry, which))
+
+
+def _state_of(entry: Entry, which: str, name: str, key: str) -> AnyArray | None:
+    return entry.read(f"state/{which}/{name}/{key}")
+
+
+def _step(state: TorchState, entry: Entry, body: dict[str, Any], memory: GradientMemory) -> None:
+    optimizer = state.optimizers[body["optimizer"]]
+    state.set_hyper(body["optimizer"], body["hyper"])
+    gradients = memory.read(entry)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter in parameters:
+        gradient = gradients.get(state.name_of[id(parameter)])
+        # A copy lies in memory as torch aligns it: products of matrices may round otherwise elsewhere.
+        parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+    try:
+        clip_again([p for p in parameters if p.grad is not None], body)
+        with amp_of(optimizer, body), without_hooks(optimizer):
+            optimizer.step()
+    except BaseException:
+        for parameter in parameters:
+            parameter.grad = None
+        raise
+
+
+def _compare(state: TorchState, entry: Entry, body: dict[str, Any]) -> Divergence | None:
+    recorded = np.frombuffer(entry.digests, "<u8")
+    kind, names, fingerprint = body["fingerprint"], list(state.parameters), state.fingerprint
+    state.fingerprint_kinds.add(kind)
+    now = fingerprint.digests(entry.step, kind)
+    which = fingerprint.window(entry.step) if kind == "sample" else range(len(now))
+    if len(recorded) != len(now):
+        return Divergence(entry.step, "the number of parameters")
+    for i, a, b in zip(which, recorded, now, strict=True):
+        if a != b:
+            return Divergence(entry.step, names[i])
+    return None

@@ -1,0 +1,1 @@
+"""Parameters of which a process holds a part: FSDP, DTensor, ZeroRedundancyOptimizer."""

@@ -1,0 +1,216 @@
+"""Tensors of which this process holds a part: DTensors (FSDP2, tensor parallelism), and plain ones that are told of (`held`).
+
+The update of a sharded parameter is taken element by element on its part, so a part is all that is logged, put into
+checkpoints and redone, each told where in the whole it lies. Nothing here asks another process for anything, but `settled`.
+
+Private names of torch that this module uses: `DTensor._local_tensor`, `compute_local_shape_and_global_offset` of
+`torch.distributed.tensor._utils`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from tranlogs.base.errors import UsageError
+from tranlogs.base.types import AnyArray, Array, Piece, TensorSpec
+
+from .placement import KNOWN, Place, empty_of, layout_of
+
+_PLACE = "_tranlogs_place"  # on a plain tensor that was made from a part, without its script
+_SCALARS = {"step", "eta", "mu", "mu_product"}  # state of torch's optimizers that is one number whatever the parameter is
+
+_ELEMENTWISE = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"}
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Whether it is a DTensor."""
+    return hasattr(tensor, "_local_tensor")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor, as a plain one that shares its memory: nothing of what is another's."""
+    empty = empty_of(tensor) if KNOWN else None  # it is asked for each tensor at each step
+    return in_memory(tensor) if empty is None else empty
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is in this process's memory, also a copy of what is another's."""
+    inner: Any = getattr(tensor, "_local_tensor", None)
+    if inner is None:
+        return tensor
+    held: torch.Tensor = inner.wait() if hasattr(inner, "wait") else inner  # a collective may be on its way
+    return held
+
+
+def place_of(parameter: torch.Tensor) -> Place | None:
+    """Where the part of a parameter lies; None where this process holds all of it.
+
+    Raises:
+        UsageError: it is laid out in a way that cannot be told.
+    """
+    if not is_dtensor(parameter):
+        layout = layout_of(parameter) if KNOWN else None
+        return getattr(parameter, _PLACE, None) if layout is None else layout.place
+    whole: Any = parameter
+    found = _box(tuple(whole.shape), whole.device_mesh, tuple(whole.placements))
+    if found is not None and found.piece.length != tuple(local(parameter).shape):
+        raise UsageError(f"a DTensor of shape {found.whole} with the placements {whole.placements}: what this process holds, "
+                         f"{tuple(local(parameter).shape)}, is no box of it that can be named")  # fmt: skip
+    return found
+
+
+@lru_cache(maxsize=100_000)
+def _box(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Place | None:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if any(placement.is_partial() for placement in placements):
+        raise UsageError(f"a DTensor with the placements {placements}: a parameter that is a sum over processes is not logged")
+    length, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return None if tuple(length) == shape else Place(shape, Piece("box", tuple(offset), tuple(length)))
+
+
+def shape_of(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The shape of the whole."""
+    place = place_of(parameter)
+    return tuple(parameter.shape) if place is None else place.whole
+
+
+def put_place(parameter: torch.Tensor, place: Place) -> None:
+    """Note where a plain tensor lies in the parameter that it is a part of."""
+    setattr(parameter, _PLACE, place)
+
+
+def array_of(tensor: torch.Tensor, parameter: torch.Tensor,
+             convert: Callable[[torch.Tensor], AnyArray] | None = None) -> AnyArray:  # fmt: skip
+    """The bytes of what is laid out as a parameter (itself, its gradient, its state), told where in the whole they belong.
+
+    `convert` makes an array of a tensor: `arrays.to_array` if it is None.
+    """
+    from ..tensors.arrays import to_array
+
+    return placed((convert or to_array)(tensor), parameter)
+
+
+def spec_of(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> TensorSpec:
+    """Return the description of what is laid out as a parameter: `array_of` without its bytes."""
+    from ..tensors import arrays
+
+    spec, place = arrays.spec_of(name, tensor), place_of(parameter)
+    if place is None or spec.shape != place.piece.length or tensor.layout is not torch.strided:
+        return spec
+    return replace(spec, shape=place.whole, piece=place.piece)
+
+
+def placed(content: AnyArray, parameter: torch.Tensor) -> AnyArray:
+    """Bytes of what is laid out as a parameter, told where in the whole they belong."""
+    place = place_of(parameter)
+    if place is not None and isinstance(content, Array) and content.shape == place.piece.length:
+        content.whole, content.piece = place
+    return content
+
+
+def is_alike(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether an optimizer's state `key` is laid out as its parameter, so that it is sharded where that is."""
+    shape = local(value).shape
+    return shape == local(parameter).shape and (len(shape) > 0 or key not in _SCALARS)
+
+
+def like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A part of this process as what its parameter is: a DTensor, or the plain tensor."""
+    if not is_dtensor(parameter) or is_dtensor(value):
+        return value
+    from torch.distributed.tensor import DTensor
+
+    whole: Any = parameter
+    with torch.no_grad():
+        return DTensor.from_local(value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape,
+                                  stride=whole.stride())  # fmt: skip
+
+
+def settled(parameter: torch.Tensor) -> torch.Tensor | None:
+    """A parameter's gradient, in the parameter's own layout. Under tensor parallelism it may still be a sum over processes that
+    the step would take: it is taken here, by all of them, and stays."""
+    gradient: Any = parameter.grad
+    if is_dtensor(gradient) and is_dtensor(parameter):
+        wanted = parameter.placements  # type: ignore[attr-defined]
+        if gradient.placements != wanted:
+            gradient = parameter.grad = gradient.redistribute(placements=wanted)
+    return gradient  # type: ignore[no-any-return]
+
+
+def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an update of one element depends on no other, so that a part can be redone by itself."""
+    kind = type(optimizer)
+    return kind.__name__ in _ELEMENTWISE and getattr(torch.optim, kind.__name__, None) is kind
+
+
+def is_part(parameter: torch.Tensor) -> bool:
+    """Whether this process may hold a part of it only."""
+    return is_dtensor(parameter) or place_of(parameter) is not None
+
+
+def describe(parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """How parameters lie over the processes, as plain values; empty where none is shared out among several.
+
+    `meshes` has each mesh's dimensions, sizes and the ranks in C order; `tensors` by name [mesh, shape of the whole, placement
+    in each dimension of the mesh, or words of who laid it out].
+    """
+    meshes: list[dict[str, Any]] = []
+    tensors: dict[str, list[Any]] = {}
+    for name, parameter in parameters.items():
+        whole: Any = parameter
+        layout = layout_of(parameter)
+        if is_dtensor(parameter) and whole.device_mesh.size() > 1:
+            mesh, shape, words = _described(whole.device_mesh), whole.shape, [_words(p) for p in whole.placements]
+        elif layout is not None:
+            mesh, shape, words = layout.mesh, layout.place.whole if layout.place else parameter.shape, [layout.words]
+        else:
+            continue
+        if mesh not in meshes:
+            meshes.append(mesh)
+        tensors[name] = [meshes.index(mesh), list(shape), words]
+    return {"meshes": meshes, "tensors": tensors} if tensors else {}
+
+
+def _described(mesh: Any) -> dict[str, Any]:
+    return {"names": list(mesh.mesh_dim_names or ()), "shape": list(mesh.mesh.shape), "ranks": mesh.mesh.flatten().tolist()}
+
+
+def _words(placement: Any) -> str:
+    """`Shard(0)`, `Replicate()`, or as torch names a shard of a shard."""
+    is_plain = placement.is_shard() and type(placement).__name__ == "Shard"
+    return f"Shard({placement.dim})" if is_plain else repr(placement)
+
+
+def is_relaid(parameters: Mapping[str, torch.Tensor], recorded: Mapping[str, Any]) -> bool:
+    """Whether any of the parameters lies otherwise over the processes than was recorded (by `describe`)."""
+    now = describe(parameters)
+    return any(_layout(now, name) != _layout(recorded, name) for name in parameters)
+
+
+def _layout(sharding: Mapping[str, Any], name: str) -> Any:
+    mesh, _, placements = sharding.get("tensors", {}).get(name, (None, (), ()))
+    return None if mesh is None else (sharding["meshes"][mesh], list(placements))
+
+
+def differences(parameters: Mapping[str, torch.Tensor], recorded: Mapping[str, Iterable[Any] | None]) -> list[str]:
+    """Parameters of which this process holds another part than was recorded ([kind, offset, whole] by name)."""
+    found = []
+    for name, about in recorded.items():
+        if name not in parameters:
+            continue
+        place = place_of(parameters[name])
+        now = None if place is None else [place.piece.kind, list(place.piece.offset), list(place.whole)]
+        was = None if about is None else list(about)
+        if now != was:
+            found.append(f"parameter {name}: this process held {_told(was)}, now it holds {_told(now)}")
+    return found
+
+
+def _told(piece: list[Any] | None) -> str:
+    return "all of it" if piece is None else f"a part of {piece[2]} from {piece[1]} on"

@@ -1,0 +1,1 @@
+"""What a PyTorch run consists of, described, read and restored."""

@@ -1,0 +1,256 @@
+"""Auxiliary state: all that the next batch needs and that no step computes, read and set at a boundary.
+
+Buffers, schedulers and whatever else is tracked, positions in the data, random numbers, hyper-parameters after the step,
+which parameters train and which modules are in training mode, and gradients that wait for a step (gradients.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from tranlogs.base.errors import UnencodableState, UsageError
+from tranlogs.encoding import tree
+from tranlogs.encoding.tree import Fixed
+from tranlogs.training.recorder import Kept
+
+from ..data.generators import generators_in, trackable
+from ..data.lasting_states import LastingStates
+from ..data.position import LoaderPosition
+from ..data.rng import KeptRng, set_rng
+from ..sharding.shards import local
+from ..tensors import arrays
+from .extra_state import frozen, split
+from .module_walk import ModuleWalk
+from .pending_gradients import Gradients
+from .state import TorchState
+
+_log = logging.getLogger("tranlogs")
+
+
+class Auxiliary:
+    """See the module.
+
+    Args:
+        state: the run's parameters, optimizers and modules.
+        on_boundary: called by a loader's position when the loop asks for its next batch.
+        on_open: called by a loader's position before an epoch, or the rest of one, is opened.
+        on_doubt: told what of the data cannot be brought back, in words, and whether the order is known to be wrong.
+        on_loader: called with the position in a loader that is new.
+        worker_seeds: for the positions in loaders (data.py).
+
+    Attributes:
+        tracked: what has state_dict and load_state_dict, by name.
+        loaders: positions in the data, by name.
+        count: turns of loops without a loader.
+    """
+
+    def __init__(self, state: TorchState, on_boundary: Callable[[LoaderPosition], None],
+                 on_open: Callable[[LoaderPosition], None], on_doubt: Callable[[str, bool], None],
+                 on_loader: Callable[[LoaderPosition], None], worker_seeds: str | None) -> None:  # fmt: skip
+        self._state, self._on_boundary, self._on_open, self._on_doubt = state, on_boundary, on_open, on_doubt
+        self._on_loader, self._worker_seeds = on_loader, worker_seeds
+        self.gradients = Gradients(state)
+        self._orphans: list[str] = []
+        self.tracked: dict[str, Any] = {}
+        self.loaders: dict[str, LoaderPosition] = {}
+        self.count = 0
+        self._landed: dict[str, Any] | None = None  # what recovery landed on, until training goes on
+        self._positions: dict[str, Any] = {}  # recorded positions of loaders that nobody has named yet
+        self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
+        self._walk = ModuleWalk(state.modules)
+        self._after, self._flags, self._training, self._kept_rng = Kept(), Kept(), Kept(), KeptRng()
+        self._lasting: defaultdict[str, LastingStates] = defaultdict(LastingStates)  # by loader
+        self._scalers: dict[str, Any] = {}  # tracked GradScalers as they were at the last boundary
+
+    # What belongs to it
+
+    def track(self, name: str, thing: Any) -> None:
+        """Track a loader, or anything with state_dict and load_state_dict; after a recovery, bring it back at once."""
+        if isinstance(thing, DataLoader):
+            self.loader(thing, name)
+            return
+        thing = trackable(thing)
+        if name in self.tracked and self.tracked[name] is not thing:
+            raise UsageError(f"track({name}=...): another object is tracked under this name already")
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise UsageError(f"track({name}=...): a {type(thing).__name__} has no state_dict and load_state_dict")
+        content = thing.state_dict()
+        tree.encode(content, path=f"track[{name!r}]", adapt=arrays.adapt)
+        if content == {}:
+            _log.warning("track(%s=...): its state_dict is empty, so nothing of it comes back", name)
+        self.tracked[name] = thing
+        if self._landed is not None and name in self._landed["tracked"]:
+            thing.load_state_dict(self._landed["tracked"][name])
+            self._set_hyper(self._landed)  # making a scheduler writes the groups
+
+    def loader(self, loader: DataLoader[Any], name: str = "loader",
+               kind: type[LoaderPosition] = LoaderPosition) -> LoaderPosition:  # fmt: skip
+        """The position in a loader; one object a loader. Of another `kind`, its loops are not the script's own ones."""
+        for position in self.loaders.values():
+            if position.stands_for(loader):
+                return position
+        if name in self.loaders:
+            name = f"{name}{len(self.loaders)}"
+        position = self.loaders[name] = kind(loader, self._on_boundary, self._on_open, self._on_doubt, self._worker_seeds)
+        if kind is LoaderPosition:
+            self._on_loader(position)
+        if name in self._positions:
+            position.load_state_dict(self._positions.pop(name))
+        return position
+
+    def caveats(self) -> list[str]:
+        """What cannot be brought back, known before training goes on: of loaders in the middle of an epoch, of schedulers."""
+        found = [caveat for position in self.loaders.values() for caveat in position.caveats]
+        tracked = {id(getattr(thing, "generator", None)) for thing in self.tracked.values()}
+        for name, position in self.loaders.items():
+            for path, generator in generators_in(position.loader.dataset, f"{name}.dataset"):
+                if position.taken and (position.loader.num_workers or id(generator) not in tracked):
+                    found.append(f"{path} is a random generator of the dataset's own: what it draws is not brought back. "
+                                 "Without workers track it, or let the dataset draw from the global generators")  # fmt: skip
+        if self._orphans:
+            found.append(f"gradients of parameters that no optimizer has ({self._orphans[0]}, ...) pile up and are not brought "
+                         "back: freeze them with requires_grad_(False)")  # fmt: skip
+        groups = (group for which in self._state.optimizers for group in self._state.outer(which).param_groups)
+        scheduled = any("initial_lr" in group for group in groups)
+        tracked_or_inside = (getattr(t, "scheduler", t) for t in self.tracked.values())  # accelerate's keeps one
+        schedulers = (isinstance(t, LRScheduler) or hasattr(t, "last_epoch") for t in tracked_or_inside)
+        if scheduled and not any(schedulers):
+            found.append(
+                "a scheduler was made for an optimizer, but none is tracked: without track(scheduler=...) it starts anew"
+            )
+        return found
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether a recovery has come back here and training has not gone on yet."""
+        return self._landed is not None
+
+    def go_on(self) -> None:
+        """Training goes on: what is tracked from here on starts as it is."""
+        landed, self._landed, self._rng = self._landed, None, None
+        if landed is not None:
+            for name in landed["tracked"].keys() - self.tracked.keys():
+                self._on_doubt(f"the run has the state of {name!r}, but nothing is tracked under that name: it does not come "
+                               "back", False)  # fmt: skip
+            for name in self.tracked.keys() - landed["tracked"].keys():
+                self._on_doubt(f"{name!r} is tracked now, but the run has no state of it: it starts as it is", False)
+
+    def open_loop(self) -> None:
+        """A loop begins: what ran between `recover()` and here drew random numbers that the uninterrupted run did not."""
+        rng, self._rng = self._rng, None
+        if rng is not None:
+            self.set_positions_back()
+            set_rng(rng)
+
+    def set_positions_back(self) -> None:
+        """Loaders whose loop has not gone on yet: what else drew from their samplers and generators is undone."""
+        for position in self.loaders.values():
+            position.set_back()
+
+    def set_entered(self, position: LoaderPosition) -> None:
+        """The script's code before a loop is about to run again: it draws what it drew when it first ran."""
+        rng = position.entered if position.entered is not None else self._rng
+        if rng is not None:
+            set_rng(rng)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a recovery landed in the middle of training, and no loop was opened since."""
+        return self._rng is not None
+
+    # At a boundary
+
+    def taken(self) -> dict[str, int]:
+        """Batches and turns handed out so far, by loader."""
+        return {name: position.passed for name, position in self.loaders.items()} | {"": self.count}
+
+    def read(self) -> dict[str, Any]:
+        """All of it, now."""
+        tracked = {name: thing.state_dict() for name, thing in self.tracked.items()}
+        self._scalers = {name: tracked[name] for name in tracked if isinstance(self.tracked[name], torch.amp.GradScaler)}
+        flags, waiting = self.gradients.read()
+        return {
+            "tracked": tracked,
+            "data": {name: self._lasting[name].of(position) for name, position in self.read_data().items()},
+            "count": self.count,
+            "buffers": {name: local(buffer) for name, buffer in self._walk.buffers().items()},
+            "extra": self._state.extra.read(),
+            "own": {which: own for which, o in self._state.optimizers.items() if (own := split(o)[0])},
+            "after": self._after.of({which: frozen(self._state.hyper(which)) for which in self._state.optimizers}),
+            "flags": self._flags.of(flags),
+            "waiting": waiting,
+            "training": self._training.of(self._walk.training()),
+            "rng": self.rng_now(),
+        }
+
+    def rng_now(self) -> Fixed:
+        """The state of all random generators."""
+        return self._kept_rng.now()
+
+    def drop_unstorable(self) -> None:
+        """Do without what was tracked and cannot be stored any more: logging can go on with the rest."""
+        for name, thing in list(self.tracked.items()):
+            try:
+                tree.encode(thing.state_dict(), path=f"track[{name!r}]", adapt=arrays.adapt, out_of_line=[])
+            except UnencodableState as error:
+                del self.tracked[name]
+                self._on_doubt(f"{name!r} is tracked no longer and does not come back: {error}", False)
+
+    def read_data(self) -> dict[str, Any]:
+        """Positions in the data, by loader."""
+        return self._positions | {name: position.state_dict() for name, position in self.loaders.items()}
+
+    def write(self, body: dict[str, Any]) -> None:
+        """Set all of it to a recorded boundary's; buffers are the state's to set."""
+        self._landed, self._positions = body, dict(body["data"])
+        self.count = body["count"]
+        for name, position in self.loaders.items():
+            if name in self._positions:
+                position.load_state_dict(self._positions.pop(name))
+        self.set_back(body)
+
+    def set_back(self, body: dict[str, Any]) -> None:
+        """The part of `write` that code between batches can change, too."""
+        for name, content in body["tracked"].items():
+            if name in self.tracked:
+                self.tracked[name].load_state_dict(content)
+        self._set_hyper(body)
+        self._orphans = self.gradients.write(body["flags"], body["waiting"])
+        for prefix, module in self._state.modules.items():
+            parts, modes = list(module.modules()), body["training"].get(prefix, b"")
+            if len(parts) == len(modes):
+                for part, mode in zip(parts, modes, strict=True):
+                    part.training = bool(mode)
+        set_rng(body["rng"])
+
+    def reopen(self) -> None:
+        """The next loop that is opened goes on in the middle of training: its random state is the recorded one."""
+        self._rng = self._landed["rng"] if self._landed is not None else None
+
+    def has_skipped_step(self) -> bool:
+        """Whether a tracked GradScaler moved since the last boundary: then it has taken or skipped its step."""
+        return any(self.tracked[name].state_dict() != before for name, before in self._scalers.items())
+
+    def changed_hyper(self) -> list[str]:
+        """Hyper-parameters that are not what recovery has set."""
+        recorded = {} if self._landed is None else self._landed["after"]
+        return [f"{key} of parameter group {i} of optimizer {which!r}" for which, groups in recorded.items()
+                for i, (was, now) in enumerate(zip(groups, self._state.hyper(which), strict=False))
+                for key in was.keys() & now.keys() if not _is_equal(was[key], now[key])]  # fmt: skip
+
+    def _set_hyper(self, body: dict[str, Any]) -> None:
+        for which, groups in body["after"].items():  # a scheduler's load_state_dict does not write them
+            self._state.set_hyper(which, groups)
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return bool(torch.as_tensor(a).cpu().equal(torch.as_tensor(b).cpu()))
+    return bool(a == b)

@@ -1,0 +1,57 @@
+"""Small scalars that the loop notes (a loss, an accuracy): with the unit in the log, and whole in checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tranlogs.base.config import SCALARS_MAX
+from tranlogs.base.errors import UsageError
+
+Curve = tuple[list[int], list[float]]  # steps, values
+
+
+class ScalarHistory:
+    """Curves by name. After recovery they are there again, without gaps or doubles."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, float] = {}
+        self.curves: dict[str, Curve] = {}
+
+    def note(self, **scalars: float) -> None:
+        """Keep scalars with the running unit; the last value of a name counts.
+
+        Raises:
+            UsageError: a value is no number, or there are too many names.
+        """
+        for name, value in scalars.items():
+            try:
+                self._pending[name] = float(getattr(value, "item", lambda v=value: v)())
+            except (TypeError, ValueError, RuntimeError):
+                raise UsageError(f"note({name}=...): one number is wanted, not {value!r:.60}") from None
+        if len(self._pending.keys() | self.curves.keys()) > SCALARS_MAX:
+            raise UsageError(f"note(): more than {SCALARS_MAX} names")
+
+    def commit(self, step: int) -> dict[str, float]:
+        """The unit is complete: its scalars, which now belong to `step`."""
+        noted, self._pending = self._pending, {}
+        self.extend([(step, noted)])
+        return noted
+
+    def extend(self, noted: list[tuple[int, dict[str, float]]]) -> None:
+        """Append what was noted at some steps."""
+        for step, scalars in noted:
+            for name, value in scalars.items():
+                steps, values = self.curves.setdefault(name, ([], []))
+                steps.append(step)
+                values.append(value)
+
+    def pack(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {name: (np.array(s, np.int64), np.array(v, np.float64)) for name, (s, v) in self.curves.items()}
+
+    def unpack(self, packed: dict[str, Any]) -> None:
+        """From a checkpoint."""
+        self._pending = {}
+        self.curves = {name: (steps.tolist(), values.tolist()) for name, (steps, values) in packed.items()}

@@ -1,0 +1,1 @@
+"""Torch's tensors as the core's arrays, and their comparison bit for bit."""

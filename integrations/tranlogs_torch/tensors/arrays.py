@@ -1,0 +1,148 @@
+"""Torch's values <-> the core's arrays: bytes in storage order, strides kept, sparse order kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Bytes, Extension, SparseArray, TensorSpec
+from tranlogs.encoding.tree import to_numpy
+
+from ..sharding.shards import local
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE if hasattr(torch, name)}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def to_array(tensor: torch.Tensor) -> AnyArray:
+    """A tensor's bytes: a view where it lies dense in the memory of the CPU, else a copy. Of a DTensor, this process's part.
+
+    Raises:
+        TypeError: the tensor has a layout or dtype that the format does not hold (CSR, quantized, ...).
+    """
+    tensor = local(tensor).detach()
+    if tensor.layout is torch.sparse_coo:
+        indices, values = to_array(tensor._indices()), to_array(tensor._values())
+        assert isinstance(indices, Array)
+        assert isinstance(values, Array)
+        return SparseArray(tuple(tensor.shape), indices, values, tensor.is_coalesced())
+    if tensor.layout is not torch.strided or tensor.dtype not in NAMES:
+        raise TypeError(f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}")
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    name, shape = NAMES[tensor.dtype], tuple(tensor.shape)
+    if tensor.is_contiguous():
+        return Array(name, shape, flat_bytes(tensor), odd_strides(tensor) if 1 in shape else None)
+    ordered = _in_storage_order(tensor)
+    if ordered is None:  # gaps or overlaps: keep the values and the order of the dimensions
+        tensor = tensor.clone(memory_format=torch.preserve_format)
+        ordered = _in_storage_order(tensor)
+    if ordered is None:
+        return Array(name, shape, flat_bytes(tensor.contiguous()))
+    return Array(name, shape, flat_bytes(ordered), odd_strides(tensor))
+
+
+def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
+    """Return the description that `to_array` would give a tensor, without a look at its bytes.
+
+    Raises:
+        TypeError: as `to_array`.
+    """
+    tensor = local(tensor).detach()
+    if tensor.layout not in (torch.strided, torch.sparse_coo) or tensor.dtype not in NAMES:
+        raise TypeError(f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}")
+    shape = tuple(tensor.shape)
+    if tensor.layout is torch.sparse_coo:
+        return TensorSpec(name, NAMES[tensor.dtype], shape)
+    if _in_storage_order(tensor) is None:
+        tensor = torch.empty_like(tensor, device="meta")  # with the strides of a clone
+    strides = odd_strides(tensor) if _in_storage_order(tensor) is not None else None
+    return TensorSpec(name, NAMES[tensor.dtype], shape, strides if 1 in shape or not tensor.is_contiguous() else None)
+
+
+def flat_bytes(tensor: torch.Tensor) -> Bytes:
+    """A contiguous CPU tensor's memory as uint8, without a copy."""
+    if tensor.numel() == 0:
+        return np.empty(0, np.uint8)
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))  # a single element may have any stride, which reshape keeps
+    return flat.view(torch.uint8).numpy()
+
+
+def odd_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Strides other than those of C order; also in dimensions of size 1, where a contiguous channels_last tensor has them."""
+    expected, size = [], 1
+    for length in reversed(tensor.shape):
+        expected.append(size)
+        size *= max(1, length)
+    strides = tuple(tensor.stride())
+    return None if strides == tuple(reversed(expected)) else strides
+
+
+def memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its dimensions in the order of memory."""
+    strides, shape = tensor.stride(), tensor.shape
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda d: (-strides[d], -shape[d])))
+
+
+def _in_storage_order(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor in the order of memory, if that makes it contiguous."""
+    permuted = memory_order(tensor)
+    return permuted if permuted.is_contiguous() else None
+
+
+def from_array(array: AnyArray) -> torch.Tensor:
+    """The tensor of an array. It shares the array's memory where that is writable."""
+    if isinstance(array, SparseArray):
+        return torch.sparse_coo_tensor(from_array(array.indices), from_array(array.values), array.shape,
+                                       is_coalesced=array.is_coalesced, check_invariants=False)  # fmt: skip
+    dtype = DTYPES[array.dtype]
+    if array.nbytes == 0:
+        return torch.empty(array.shape, dtype=dtype)
+    data = array.data if array.data.flags.writeable else array.data.copy()
+    flat = torch.frombuffer(data, dtype=dtype)
+    return flat.view(array.shape) if array.strides is None else flat.as_strided(array.shape, array.strides)
+
+
+def adapt(value: Any) -> Any:
+    """For `tree.encode`: torch's plain values as arrays and extensions; anything else comes back as it is."""
+    if isinstance(value, torch.Tensor):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            return value
+        try:
+            return to_array(value)
+        except TypeError:
+            return value
+    if isinstance(value, torch.dtype):
+        return Extension("torch.dtype", str(value).removeprefix("torch."))
+    if isinstance(value, torch.device):
+        return Extension("torch.device", str(value))
+    if type(value) is torch.Size:
+        return Extension("torch.Size", tuple(value))
+    if type(value) is slice:
+        return Extension("slice", (value.start, value.stop, value.step))
+    return value
+
+
+def make_array(array: AnyArray) -> Any:
+    """For `tree.decode`: tensors, and numpy arrays where they were numpy arrays."""
+    if isinstance(array, Array) and not array.is_tensor:
+        return to_numpy(array)
+    return from_array(array)
+
+
+def make_extension(extension: Extension) -> Any:
+    """For `tree.decode`: the inverse of `adapt`; unknown extensions stay what they are."""
+    value = extension.value
+    if extension.tag == "torch.dtype" and isinstance(getattr(torch, str(value), None), torch.dtype):
+        return getattr(torch, value)
+    if extension.tag == "torch.device":
+        return torch.device(value)
+    if extension.tag == "torch.Size":
+        return torch.Size(value)
+    if extension.tag == "slice":
+        return slice(*value)
+    return extension

@@ -1,0 +1,1 @@
+"""Checkpoints made from the log, in a process beside the monitor."""

@@ -1,0 +1,1 @@
+"""Who may read the dashboard, and the address that it listens on."""

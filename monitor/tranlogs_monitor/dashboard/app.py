@@ -1,0 +1,107 @@
+"""The routes: the page, what its charts draw, /metrics for Prometheus, /healthz for whoever looks after the monitor.
+
+All are read-only. Nothing that a request names is looked up in the file system: journals are those of the board, and static
+files are read when the application is made. Handlers answer from memory within milliseconds, so they run in the event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from importlib.resources import files
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from .access.access import Access
+from .access.guard import Guard
+from .answers import SafeAnswers
+from .metrics import CONTENT_TYPE, Metrics
+from .pages.board import Board
+from .pages.curves import curves
+from .pages.page import journal_page, overview
+
+_KINDS = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+_STATIC = ("icon.svg", "page.css", "page.js", "uplot.css", "uplot.js")
+
+
+def make_app(metrics: Metrics, board: Board, access: Access) -> Starlette:
+    """Return the ASGI application of the dashboard.
+
+    Args:
+        metrics: for Prometheus.
+        board: for people.
+        access: who may read it.
+    """
+    routes = _Routes(metrics, board)
+    app = Starlette(
+        routes=[
+            Route("/", routes.front_page),
+            Route("/journal/{name:path}", routes.journal),
+            Route("/data.json", routes.data),
+            Route("/static/{name}", routes.static),
+            Route("/metrics", routes.prometheus),
+            Route("/healthz", routes.health),
+        ],
+        middleware=[Middleware(SafeAnswers), Middleware(Guard, access=access)],
+        exception_handlers={404: _nothing_there},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Routes:
+    """What each address answers."""
+
+    def __init__(self, metrics: Metrics, board: Board) -> None:
+        self._metrics, self._board = metrics, board
+        self._static = {name: (files(__package__) / "static" / name).read_bytes() for name in _STATIC}
+
+    async def front_page(self, request: Request) -> Response:
+        """Answer with the only journal, or with the list of all."""
+        if self._board.journal("") is not None:
+            return self._journal_page("")
+        interval = self._board.settings.interval_seconds
+        return HTMLResponse(overview(self._board.journals(), now=time.time(), interval_seconds=interval))
+
+    async def journal(self, request: Request) -> Response:
+        """Answer with one journal in full."""
+        name = request.path_params["name"]
+        return self._journal_page(name) if name else await _nothing_there(request)
+
+    async def data(self, request: Request) -> Response:
+        """Answer with the numbers that the charts draw."""
+        shown = self._board.journal(request.query_params.get("journal", ""))
+        if shown is None:
+            return PlainTextResponse("No such journal is watched: give one as ?journal=\n", 404)
+        return Response(json.dumps(curves(shown), separators=(",", ":"), allow_nan=False), media_type="application/json")
+
+    async def static(self, request: Request) -> Response:
+        """Answer with a style sheet, script or icon."""
+        name = request.path_params["name"]
+        if name not in self._static:
+            return await _nothing_there(request)
+        return Response(self._static[name], media_type=_KINDS[name.rpartition(".")[2]])
+
+    async def prometheus(self, request: Request) -> Response:
+        """Answer with the metrics."""
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE)
+
+    async def health(self, request: Request) -> Response:
+        """Answer that the monitor is there."""
+        return PlainTextResponse("ok\n")
+
+    def _journal_page(self, name: str) -> Response:
+        shown = self._board.journal(name)
+        if shown is None:
+            return PlainTextResponse("No such journal is watched: / lists those that are\n", 404)
+        has_others = len(self._board.journals()) > 1
+        interval = self._board.settings.interval_seconds
+        return HTMLResponse(journal_page(shown, now=time.time(), interval_seconds=interval, has_others=has_others))
+
+
+async def _nothing_there(request: Request, error: Exception | None = None) -> Response:
+    return PlainTextResponse("/, /data.json, /metrics and /healthz are here\n", 404)

@@ -1,0 +1,1 @@
+"""The pages: facts of journals, filled into templates."""

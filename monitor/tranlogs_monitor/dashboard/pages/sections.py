@@ -1,0 +1,137 @@
+"""Facts for the sections of one journal's page; the templates put them into sentences and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tranlogs.retention.exposure import Exposure, History, has_store, seconds_between
+
+from ...watching.state import Level
+from ...watching.watch import Seen
+
+_TITLES = {"process": "If the process dies", "machine": "If the machine loses power", "site": "If the site or its disk is gone"}
+_MEANINGS = {
+    "committed": "in the log: survives the process",
+    "synced": "on disk: survives a power cut",
+    "archived": "in the store",
+    "persisted": "durable in the store: survives the site",
+}
+_CHECKPOINTS_MAX = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What one kind of accident would cost now.
+
+    Attributes:
+        title: the accident in words.
+        exposure: the steps that would be lost.
+        level: the colour of the card.
+    """
+
+    title: str
+    exposure: Exposure
+    level: Level
+
+
+def losses(exposures: Sequence[Exposure]) -> list[Loss]:
+    """Return a card for each accident."""
+    return [Loss(_TITLES[one.scope], one, _level_of(one)) for one in exposures]
+
+
+def _level_of(exposure: Exposure) -> Level:
+    if exposure.nothing_left:
+        return "idle"
+    return "attention" if exposure.is_at_least else "fine"
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkLine:
+    """One row of the table of watermarks.
+
+    Attributes:
+        name: the watermark.
+        step: the newest step that has reached it.
+        steps_behind: the distance to `committed`; None for `committed` itself.
+        seconds_behind: the time that those steps took; None if it is not known.
+        meaning: what a step survives that has reached the watermark.
+    """
+
+    name: str
+    step: int
+    steps_behind: int | None
+    seconds_behind: float | None
+    meaning: str
+
+
+def watermark_lines(seen: Seen, history: History) -> list[WatermarkLine]:
+    """Return the watermarks, those of the store only if there is one."""
+    marks = seen.rows.marks
+    names = ["committed", "synced", *(["archived", "persisted"] if has_store(marks, seen.rows.store) else [])]
+    meanings = _MEANINGS | ({"synced": "to memory only (tmpfs)"} if seen.in_memory else {})
+    lines = []
+    for name in names:
+        step, is_first = getattr(marks, name), name == "committed"
+        lines.append(WatermarkLine(name, step, None if is_first else marks.committed - step,
+                                   None if is_first else seconds_between(history, step), meanings[name]))  # fmt: skip
+    return lines
+
+
+def watermark_notes(seen: Seen) -> list[str]:
+    """Return sentences about the store, and about a run that syncs its checkpoints only."""
+    marks, store = seen.rows.marks, seen.rows.store
+    notes = [] if store is None else [f"The store is {store.url}."]
+    if store is not None and store.url.startswith("file:"):
+        notes.append("It is a folder, and survives the site if it lies on another one.")
+    if not has_store(marks, store):
+        notes.append("No store: nothing is kept away from this machine.")
+    if marks.committed and not marks.synced:
+        notes.append('Of this run only checkpoints are synced (durability="process").')
+    return notes
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Bytes on disk.
+
+    Attributes:
+        log_bytes: size of all segments.
+        checkpoint_bytes: size of all checkpoints.
+    """
+
+    log_bytes: int
+    checkpoint_bytes: int
+
+
+def space_of(seen: Seen) -> Space:
+    """Return the bytes that a journal takes."""
+    return Space(sum(row.size for row in seen.rows.segments), sum(row.nbytes for row in seen.rows.checkpoints))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLine:
+    """One row of the table of checkpoints.
+
+    Attributes:
+        step: the step of the checkpoint.
+        size: its bytes.
+        taken_at: when it was taken, in seconds since 1970.
+        note: that recovery begins there, or why it goes; "" for neither.
+    """
+
+    step: int
+    size: int
+    taken_at: float
+    note: str
+
+
+def checkpoint_lines(seen: Seen) -> list[CheckpointLine]:
+    """Return the newest checkpoints, the newest one first."""
+    newest = sorted(seen.rows.checkpoints, key=lambda row: (row.timeline, row.sequence), reverse=True)[:_CHECKPOINTS_MAX]
+    lines = []
+    for row in newest:
+        is_anchor = seen.anchor is not None and row.name == seen.anchor.name
+        note = "sound: recovery begins here" if is_anchor else seen.pruning.reasons.get(row.name, "")
+        lines.append(CheckpointLine(row.step, row.nbytes, row.created_at, note))
+    return lines

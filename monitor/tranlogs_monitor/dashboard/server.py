@@ -1,0 +1,103 @@
+"""The dashboard's server: uvicorn in a thread of the monitor.
+
+The socket listens before the thread starts, so that an address that cannot be had is an error of the caller. uvicorn handles no
+signals (it would do so in the main thread only) and logs nothing; what goes wrong is logged here and in `answers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tranlogs.base.threads import start_thread
+
+from .access.access import Access, access_on, in_url, is_unspecified
+from .access.listening import listen
+from .access.tokens import Token, choose_token
+from .app import make_app
+from .metrics import Metrics
+from .pages.board import Board
+
+_log = logging.getLogger(__name__)
+
+_REQUEST_SECONDS_MAX = 30.0  # for the first request of a connection to come
+_IDLE_SECONDS_MAX = 5  # between two requests of a connection
+_SECONDS_TO_END = 1  # for answers under way; then they are cut off
+_SECONDS_TO_JOIN = 5.0
+
+
+class WebServer:
+    """Serves the dashboard from a thread until `close`.
+
+    Args:
+        address: host and port; port 0 takes a free one.
+        metrics: for Prometheus.
+        board: for people.
+        token: what a request must carry where one is required; by default a random one.
+        has_auth: False to require none anywhere.
+
+    Attributes:
+        port: the port that it listens on.
+        access: who may read it.
+        url: the address of the front page. It contains the token if one is required that nobody knows yet.
+
+    Raises:
+        UsageError: the address is not one of this machine, or the port is taken or not allowed.
+        LogUnavailable: no thread can be started.
+    """
+
+    def __init__(self, address: tuple[str, int], metrics: Metrics, board: Board, *, token: Token | None = None,
+                 has_auth: bool = True) -> None:  # fmt: skip
+        self._socket = listen(address)
+        try:
+            host, self.port = self._socket.getsockname()[:2]
+            self.access = access_on(host, token or choose_token(None, {}), has_auth=has_auth)
+            self.url = _url(host, self.port, self.access)
+            self._server = uvicorn.Server(_config(metrics, board, self.access))
+            self._server.config.load()
+            self._thread = start_thread("tranlogs-web", self._run)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def close(self) -> None:
+        """Stop serving; answers under way get a second."""
+        self._server.should_exit = True
+        self._thread.join(_SECONDS_TO_JOIN)
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except (Exception, SystemExit) as error:
+            _log.error("the page is not served any more (%s: %s); the monitor goes on", type(error).__name__, error)
+
+
+def _config(metrics: Metrics, board: Board, access: Access) -> uvicorn.Config:
+    return uvicorn.Config(
+        make_app(metrics, board, access), http=_Protocol, loop="asyncio", ws="none", lifespan="off", interface="asgi3",
+        log_config=None, log_level=logging.CRITICAL, access_log=False, proxy_headers=False, server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS_MAX, timeout_graceful_shutdown=_SECONDS_TO_END,
+    )  # fmt: skip
+
+
+class _Protocol(H11Protocol):
+    """A connection, closed if it has sent no request after a while: each one takes a file handle of the monitor."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(_REQUEST_SECONDS_MAX, self._close_if_silent)
+
+    def _close_if_silent(self) -> None:
+        if not self.cycle:
+            self.transport.close()
+
+
+def _url(host: str, port: int, access: Access) -> str:
+    name = socket.gethostname() if is_unspecified(host) else in_url(host)
+    token = access.token
+    return f"http://{name}:{port}/" + (f"?token={token.value}" if token is not None and token.is_random else "")

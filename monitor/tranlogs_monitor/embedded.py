@@ -1,0 +1,77 @@
+"""The monitor that a trainer brings along, as a thread or as a process (`tranlogs.journal.embedded_monitor`)."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+from tranlogs.base.threads import start_thread
+from tranlogs.journal import JournalPaths
+from tranlogs.journal.embedded_monitor import Beside
+from tranlogs.retention import Monitor
+from tranlogs.retention.budget import Budget
+from tranlogs.retention.compaction import Compaction
+from tranlogs.shipping import LAG_SECONDS
+
+from .daemon import Daemon
+from .settings import Settings
+
+_log = logging.getLogger("tranlogs")
+
+LOG_NAME = "monitor.log"  # in the journal's folder: what a process beside the trainer says
+_SECONDS_TO_END = 10.0
+_SPAWN = '"$@" >/dev/null & echo $!'  # by a shell that ends at once: the monitor is nobody's child, and not waited for
+
+
+def start_beside(paths: JournalPaths, monitor: Monitor) -> Beside:
+    """Start a monitor for one journal.
+
+    Raises:
+        OSError, LogUnavailable: no process or thread is to be had.
+    """
+    return MonitorThread(paths, monitor) if monitor.mode == "thread" else MonitorProcess(paths, monitor)
+
+
+class MonitorThread:
+    """The daemon in a thread. Whatever ends it is said once, and training goes on. The trainer ships by itself."""
+
+    def __init__(self, paths: JournalPaths, monitor: Monitor) -> None:
+        settings = Settings(Budget(monitor.budget_bytes), interval_seconds=monitor.interval_seconds,
+                            compaction=Compaction() if monitor.compact else None)  # fmt: skip
+        self._folder = paths.folder
+        self._daemon = Daemon([paths.folder], settings, find=lambda _: [paths])
+        self._thread = start_thread("tranlogs-monitor", self._run)
+
+    def _run(self) -> None:
+        try:
+            self._daemon.run()
+        except Exception as error:
+            _log.warning("%s: its monitor has ended (%s: %s); training and logging go on without one", self._folder,
+                         type(error).__name__, error)  # fmt: skip
+
+    def close(self) -> None:
+        """End it after the evaluation under way; one that takes long ends with the process."""
+        self._daemon.stop()
+        self._thread.join(_SECONDS_TO_END)
+
+
+class MonitorProcess:
+    """`tranlogs monitor --until-closed` in a session of its own."""
+
+    def __init__(self, paths: JournalPaths, monitor: Monitor) -> None:
+        folder = paths.folder.absolute()
+        command = [sys.executable, "-m", "tranlogs", "monitor", str(folder), "--until-closed", "--interval", monitor.interval]
+        if monitor.budget_bytes is not None:
+            command += ["--budget", str(monitor.budget_bytes)]
+        if monitor.compact:
+            command += ["--compact"]
+        if monitor.store is not None:
+            command += ["--store", monitor.store, "--max-lag", f"{LAG_SECONDS:g}s"]
+        with open(folder / LOG_NAME, "ab") as log:
+            done = subprocess.run(["/bin/sh", "-c", _SPAWN, "sh", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=log, start_new_session=True, check=True, pass_fds=())  # fmt: skip
+        self.pid = int(done.stdout)
+
+    def close(self) -> None:
+        """Nothing to do: it sees that the run was closed."""

@@ -1,0 +1,1 @@
+"""Journals under watch: evaluated, pruned, sealed and archived."""

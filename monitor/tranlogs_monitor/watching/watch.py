@@ -1,0 +1,243 @@
+"""One journal under watch: at each evaluation it is looked at, valued, and pruned; a dead trainer's log is sealed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tranlogs.base.clock import Clock
+from tranlogs.base.quantities import bytes_in_words, count
+from tranlogs.catalog import (
+    Catalog,
+    CheckpointRow,
+    CommonRow,
+    EvaluationRow,
+    FollowedCatalog,
+    Incident,
+    PrunedRow,
+    SegmentRow,
+    StoreRow,
+    Tables,
+    TimelineRow,
+    Watermarks,
+)
+from tranlogs.catalog.lineage import is_on
+from tranlogs.journal import JournalPaths, Owner, read_owner
+from tranlogs.journal.opening import is_in_memory, settle_segments
+from tranlogs.log.retired_files import unlink_retired
+from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, newest_lineage, plan_pruning
+from tranlogs.retention.evaluation import last_row, worth_of
+from tranlogs.retention.prune import delete_retired, prune
+from tranlogs.retention.value_decay import Worth, evaluate
+
+from ..compaction.compactor import Compactor
+from ..settings import Settings
+from . import evaluations
+from .anchors import Anchors
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One consistent look at a catalog."""
+
+    segments: list[SegmentRow]
+    checkpoints: list[CheckpointRow]
+    timelines: list[TimelineRow]
+    marks: Watermarks
+    pruned: PrunedRow
+    incidents: list[Incident]
+    last: EvaluationRow | None
+    store: StoreRow | None = None
+    common: CommonRow | None = None
+
+    @property
+    def shared(self) -> list[CheckpointRow]:
+        """Checkpoints that are no newer than what all ranks have."""
+        return [row for row in self.checkpoints if self.common is None or row.step <= self.common.step]
+
+    @classmethod
+    def of(cls, tables: Tables) -> Rows:
+        checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
+        return cls(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow),
+                   tables.get("watermarks", Watermarks) or Watermarks(), tables.get("pruned", PrunedRow) or PrunedRow(),
+                   tables.rows("incident/", Incident), last_row(tables), tables.get("store", StoreRow),
+                   tables.get("common", CommonRow))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an evaluation found and did.
+
+    Attributes:
+        at: when, in seconds since 1970.
+        rows: of the catalog, after what was done.
+        before: of the catalog, before that.
+        owner: the trainer, or the last one.
+        worth: values of the sealed segments.
+        anchor: the newest checkpoint that is known to be sound, and no newer than what all ranks have.
+        pruning: what went, or in a dry run would go.
+        sealed: segments of a dead trainer that were sealed.
+        seconds: what it took.
+        protected: of each sealed segment, by ordinal.
+        budget_bytes: of the journal.
+        in_memory: it lies on a tmpfs.
+    """
+
+    at: float
+    rows: Rows
+    owner: Owner | None
+    worth: Worth
+    anchor: CheckpointRow | None
+    pruning: Pruning
+    sealed: int = 0
+    seconds: float = 0.0
+    protected: dict[int, bool] = field(default_factory=dict)
+    budget_bytes: int | None = None
+    before: Rows | None = None
+    in_memory: bool = False
+
+    @property
+    def did_nothing(self) -> bool:
+        """Whether all was as it should be."""
+        return not (self.sealed or self.pruning.segments or self.pruning.checkpoints)
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the trainer has suspended logging."""
+        return any(incident.to_step is None for incident in self.rows.incidents)
+
+
+class JournalWatch:
+    """See the module. One thread calls it."""
+
+    def __init__(self, paths: JournalPaths, settings: Settings, clock: Clock, compactor: Compactor | None = None) -> None:
+        self.paths, self._settings, self._clock, self._compactor = paths, settings, clock, compactor
+        self._anchors = Anchors(paths.checkpoints)
+        self._catalog = FollowedCatalog(paths.folder, writable=not settings.is_dry_run)
+        self._has_said = ""  # the last thing that was warned of
+        self._was_alive: bool | None = None
+        self._in_memory = is_in_memory(paths.folder)
+
+    def close(self) -> None:
+        """Let go of the catalog."""
+        self._catalog.close()
+
+    def evaluate(self) -> Seen:
+        """Look, value, prune, and write down what was seen.
+
+        Raises:
+            CorruptCatalog, LogUnavailable: the catalog cannot be read or written now.
+            OSError: files cannot be deleted.
+        """
+        start = time.perf_counter()
+        catalog, now = self._catalog.current(), self._clock.now()
+        owner = read_owner(self.paths.folder)
+        sealed = self._seal_left(catalog, owner)
+        rows: Rows = catalog.read(Rows.of)
+        self._anchors.forget(rows.checkpoints)
+        self._anchors.verify(rows.shared, rows.timelines)
+        worth = self._valued(rows, now)
+        anchor = self._anchors.newest(rows.shared, rows.timelines)
+        limits = newest_lineage(rows.checkpoints, rows.timelines)
+        protected = {row.ordinal: is_protected(row, anchor, limits) for row in rows.segments if row.state == "sealed"}
+        pruning = self._pruned(catalog, rows, worth, now, owner)
+        is_changed = bool(pruning.segments or pruning.checkpoints) and not self._settings.is_dry_run
+        after: Rows = catalog.read(Rows.of) if is_changed else rows
+        seen = Seen(now, after, owner, worth, anchor, pruning, sealed, time.perf_counter() - start, protected,
+                    self._settings.budget.nbytes, rows, self._in_memory)  # fmt: skip
+        if not self._settings.is_dry_run:
+            with catalog.transaction() as tables:
+                evaluations.write(tables, self._row(seen), worth, protected)
+        return seen
+
+    def _valued(self, rows: Rows, now: float) -> Worth:
+        limits = newest_lineage(rows.checkpoints, rows.timelines)
+        on = [row for row in rows.checkpoints if is_on(row, limits)]
+        before = None if rows.last is None else worth_of(rows.last)
+        return evaluate(self._settings.decay, rows.segments, on, rows.marks, before, now)
+
+    # The dead trainer.
+
+    def _seal_left(self, catalog: Catalog, owner: Owner | None) -> int:
+        """Seal at once what a dead trainer left open: it can be shipped, and pruned once a checkpoint covers it."""
+        is_alive = owner is not None and owner.is_alive
+        was_alive, self._was_alive = self._was_alive, is_alive
+        if is_alive or owner is None or self._settings.is_dry_run:
+            return 0
+        left = settle_segments(self.paths, catalog, sync=True, still=self._is_abandoned)
+        if left or was_alive:
+            how, level = ("closed it", logging.INFO) if owner.has_closed else ("died without closing it", logging.WARNING)
+            _log.log(level, "%s: process %d on %s %s; sealed what it left: %s", self.paths.folder, owner.pid, owner.host,
+                     how, count(left, "segment"))  # fmt: skip
+        return left
+
+    def _is_abandoned(self) -> bool:
+        owner = read_owner(self.paths.folder)
+        return owner is None or not owner.is_alive
+
+    # Pruning.
+
+    def _is_held(self, tables: Tables) -> bool:
+        """Whether a trainer has recovered, maybe to an older step, and the catalog does not say yet where it will go on.
+
+        A hold that outlives its process is of one that died while other journals needed what is here.
+        """
+        hold = tables.request("hold")
+        return hold is not None and (bool(hold.get("outlives")) or not self._is_abandoned())
+
+    def _pruned(self, catalog: Catalog, rows: Rows, worth: Worth, now: float, owner: Owner | None) -> Pruning:
+        values, budget, shared = worth.as_dict(), self._settings.budget, {row.name for row in rows.shared}
+
+        def decide(segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow],
+                   timelines: Sequence[TimelineRow]) -> Pruning:  # fmt: skip
+            anchor = self._anchors.newest([row for row in checkpoints if row.name in shared], timelines)
+            plan = plan_pruning(budget, segments, checkpoints, timelines, values, anchor=anchor, now=now)
+            if self._compactor is None:
+                return plan
+            return self._compactor.relieve(self.paths.folder, plan, segments, anchor, timelines)
+
+        plan = decide(rows.segments, rows.checkpoints, rows.timelines)
+        if self._settings.is_dry_run:
+            return plan
+        if plan.segments or plan.checkpoints or plan.wants_checkpoint:
+            plan = prune(catalog, decide, self._is_held)
+            self._tell(plan, owner)
+        elif self._has_said:
+            self._has_said = ""
+            _log.info("%s: within its budget again", self.paths.folder)
+        delete_retired(catalog, self.paths.checkpoints)
+        is_short = budget.nbytes is not None and bytes_on_disk(rows.segments, rows.checkpoints) > budget.high * budget.nbytes
+        if is_short or owner is None or not owner.is_alive:  # else the trainer makes new segments of them
+            unlink_retired(catalog, self.paths.log)
+        return plan
+
+    def _tell(self, plan: Pruning, owner: Owner | None) -> None:
+        if plan.segments or plan.checkpoints:
+            _log.info("%s: %s and %s go: %s of %s are left", self.paths.folder, count(len(plan.segments), "segment"),
+                      count(len(plan.checkpoints), "checkpoint"), bytes_in_words(plan.bytes_after),
+                      bytes_in_words(plan.bytes_before))  # fmt: skip
+        if not plan.wants_checkpoint:
+            self._has_said = ""
+            return
+        done = "its trainer is asked for a checkpoint" if owner is not None and owner.is_alive else \
+            "no trainer is there to take a checkpoint: --compact makes one from the log, or give more room"  # fmt: skip
+        if done != self._has_said:
+            self._has_said = done
+            _log.warning(
+                "%s: over its budget with protected data alone (%s); %s",
+                self.paths.folder,
+                bytes_in_words(plan.bytes_after),
+                done,
+            )
+
+    def _row(self, seen: Seen) -> EvaluationRow:
+        rows, marks = seen.rows, seen.rows.marks
+        return EvaluationRow(
+            1 if rows.last is None else rows.last.number + 1, seen.at, marks.committed, marks.synced, marks.archived,
+            marks.persisted, sum(row.size for row in rows.segments), sum(row.nbytes for row in rows.checkpoints),
+            self._settings.budget.nbytes,
+        )  # fmt: skip

@@ -1,0 +1,183 @@
+"""Read a checkpoint back; every byte is checked before it is used."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ..base.atomic_files import ReadFile
+from ..base.config import FORMAT_VERSION
+from ..base.errors import CannotRead, CorruptCheckpoint, UnknownFormat
+from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray
+from ..catalog import CheckpointRow
+from ..encoding import tree
+from .folder import MANIFEST, META, STATE, from_c_order, open_manifest
+from .snapshot import aux_name
+
+
+class Checkpoint(ReadFile):
+    """A published checkpoint, opened for reading. Its tensors are read one at a time.
+
+    Raises:
+        CorruptCheckpoint: a file is missing, has another size than the manifest says, or the manifest is damaged.
+        UnknownFormat: a newer version wrote it.
+        CannotRead: file handles, memory or rights are missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self.manifest: dict[str, Any] = open_manifest((folder / MANIFEST).read_bytes())
+            if self.manifest["format"] != FORMAT_VERSION:
+                raise UnknownFormat(folder / MANIFEST, self.manifest["format"], FORMAT_VERSION)
+            self._tensors: dict[str, dict[str, Any]] = self.manifest["tensors"]
+        except (OSError, ValueError, KeyError, RecursionError) as error:
+            if isinstance(error, OSError):
+                CannotRead.demand(folder / MANIFEST, error)
+            raise CorruptCheckpoint(folder / MANIFEST, f"it cannot be read ({error})") from None
+        try:
+            size, wanted = (folder / STATE).stat().st_size, self.manifest["state"]["bytes"]
+            if size != wanted:
+                raise CorruptCheckpoint(folder / STATE, f"{size} bytes instead of {wanted}")
+            super().__init__(folder / STATE)
+        except OSError as error:
+            CannotRead.demand(folder / STATE, error)
+            raise CorruptCheckpoint(folder / STATE, f"it cannot be opened ({error.strerror})") from None
+        self._start = self.manifest["state"]["bytes"] - sum(t["bytes"] for t in self._tensors.values())
+
+    @property
+    def step(self) -> int:
+        return int(self.manifest["step"])
+
+    @property
+    def sequence(self) -> int:
+        return int(self.manifest["sequence"])
+
+    @property
+    def chain(self) -> int:
+        return int(self.manifest["chain"], 16)
+
+    @property
+    def timeline(self) -> int:
+        return int(self.manifest["timeline"])
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.manifest["state"]["bytes"])
+
+    def row(self, name: str) -> CheckpointRow:
+        """Its row for the catalog, under this name."""
+        about = self.manifest
+        return CheckpointRow(name, self.step, self.sequence, about["chain"], self.timeline,
+                             self.nbytes + int(about["meta"]["bytes"]), about["created_at"])  # fmt: skip
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """Names of the tensors under a prefix, in the order in which they were written."""
+        sparse = self.manifest["sparse"]
+        seen = set()
+        places = {name: (int(t["offset"]), int(t["bytes"])) for name, t in self._tensors.items()}  # an empty one has no place
+        for name in sorted(places, key=places.__getitem__):
+            base = name.partition("#")[0]
+            base = base if base in sparse else name
+            if base.startswith(prefix) and base not in seen:
+                seen.add(base)
+                yield base
+
+    def layout(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """dtype and shape of a tensor, without reading it."""
+        if name in self.manifest["sparse"]:
+            return self._tensors[name + "#values"]["dtype"], tuple(self.manifest["sparse"][name]["shape"])
+        return self._tensors[name]["dtype"], tuple(self._tensors[name]["shape"])
+
+    def read(self, name: str) -> AnyArray:
+        """One tensor.
+
+        Raises:
+            CorruptCheckpoint: its bytes are damaged.
+        """
+        sparse = self.manifest["sparse"].get(name)
+        if sparse is not None:
+            indices, values = self._dense(name + "#indices"), self._dense(name + "#values")
+            return SparseArray(tuple(sparse["shape"]), indices, values, sparse["coalesced"])
+        return self._dense(name)
+
+    def meta(self, **make: Any) -> Any:
+        """The tree of everything that is no tensor (`make_array`, `make_extension` as for `tree.decode`)."""
+        try:
+            return tree.decode(self._meta(), lambda index, _: self.read(aux_name(index)), **make)
+        except (tree.MalformedTree, KeyError) as error:
+            raise CorruptCheckpoint(self.folder / META, f"it cannot be decoded ({error})") from None
+
+    def _meta(self) -> bytes:
+        about = self.manifest["meta"]
+        try:
+            raw = (self.folder / META).read_bytes()
+        except OSError as error:
+            CannotRead.demand(self.folder / META, error)
+            raise CorruptCheckpoint(self.folder / META, f"it cannot be read ({error.strerror})") from None
+        if len(raw) != about["bytes"] or xxhash.xxh3_64_hexdigest(raw) != about["xxh3_64"]:
+            raise CorruptCheckpoint(self.folder / META, "its checksum differs")
+        return raw
+
+    def verify(self) -> Iterator[tuple[int, CorruptCheckpoint | None]]:
+        """Check every byte, part by part: the size of each, and what is wrong with it."""
+        parts: list[tuple[int, Callable[[], Any]]] = [
+            (self._start, self._check_header), (int(self.manifest["meta"]["bytes"]), self._check_meta),
+        ]  # fmt: skip
+        parts += [(int(about["bytes"]), partial(self._checked, name)) for name, about in self._tensors.items()]
+        for nbytes, check in parts:
+            try:
+                check()
+                yield nbytes, None
+            except CorruptCheckpoint as damage:
+                yield nbytes, damage
+
+    def _check_header(self) -> None:
+        raw = self._read(self._start, 0, "").tobytes()
+        if struct.unpack_from("<Q", raw) != (self._start - 8,):
+            raise CorruptCheckpoint(self.folder / STATE, "its header's length is wrong")
+        if xxhash.xxh3_64_hexdigest(raw[8:]) != self.manifest["state"]["header_xxh3_64"]:
+            raise CorruptCheckpoint(self.folder / STATE, "its header's checksum differs")
+
+    def _check_meta(self) -> None:
+        try:
+            tree.decode(self._meta(), lambda _, layout: layout, make_array=lambda _: None)
+        except tree.MalformedTree as error:
+            raise CorruptCheckpoint(self.folder / META, f"it cannot be decoded ({error})") from None
+
+    def _dense(self, name: str) -> Array:
+        about = self._tensors.get(name)
+        if about is None:
+            raise CorruptCheckpoint(self.folder / STATE, "it is not in the manifest", tensor=name)
+        shape = tuple(about["shape"])
+        if math.prod(shape) * ITEMSIZE[about["dtype"]] != about["bytes"]:
+            raise CorruptCheckpoint(self.folder / MANIFEST, "shape and size disagree", tensor=name)
+        data = self._checked(name)
+        strides = tuple(about["strides"]) if "strides" in about else None
+        if strides is not None:
+            data = from_c_order(data, shape, strides)
+        array = Array(about["dtype"], shape, data, strides, not about.get("numpy", False))
+        if "piece" in about:
+            kind, offset, whole = about["piece"]
+            array.piece, array.whole = Piece(kind, tuple(offset), shape), tuple(whole)
+        return array
+
+    def _checked(self, name: str) -> Bytes:
+        about = self._tensors[name]
+        data = self._read(about["bytes"], self._start + about["offset"], name)
+        if xxhash.xxh3_64_hexdigest(data.data) != about["xxh3_64"]:
+            raise CorruptCheckpoint(self.folder / STATE, "the checksum of its bytes differs", tensor=name)
+        return data
+
+    def _read(self, size: int, offset: int, name: str) -> Bytes:
+        data = np.empty(size, np.uint8)
+        if problem := self.fill(data, offset):
+            raise CorruptCheckpoint(self.folder / STATE, problem, tensor=name)
+        return data

@@ -1,0 +1,194 @@
+"""`tranlogs log`: the records of a run, or one of them in full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..options import FINE, PROBLEM, Json, Run, command, show_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ...base.types import Piece
+    from ..reading.records import History, Record
+
+
+@command
+def log(
+    run: Run,
+    step: Annotated[int | None, typer.Option("--step", "-s", min=0, help="Show this step's record in full.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many steps to list, the newest; 0 for all.")] = 20,
+    as_json: Json = False,
+) -> int:
+    """List the records of the newest timeline, or show one in full."""
+    from ..reading.runs import journals_of, settled
+
+    found = [settled(paths.folder, partial(_look, paths.folder, step, limit), lambda rank: rank["problems"])
+             for paths in journals_of(run)]  # fmt: skip
+    problems = [message for rank in found for message in rank["problems"]]
+    if as_json:
+        show_json({"run": run, "problems": problems, "ranks": found})
+    elif step is None:
+        _show(found, _list)
+    else:
+        _show(found, _full)
+    return PROBLEM if problems else FINE
+
+
+def _look(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
+    from ..reading.records import list_records, read_history, show_records
+
+    history = read_history(folder, step=step, newest=limit)
+    problems = list(history.problems)
+    if step is None:
+        records: Sequence[Any] = list(list_records(history, _newest(history, limit), problems))
+    else:
+        records = list(show_records(history, _of_step(history, folder, step), problems))
+    return {"folder": folder, "records": records, "problems": list(dict.fromkeys(problems))}
+
+
+def _newest(history: History, limit: int) -> list[Any]:
+    """The entries of the newest `limit` steps."""
+    from ...log.record import EntryKind
+
+    steps = sorted({link.step for link in history.links if link.kind == EntryKind.STEP})
+    first = steps[-limit] if 0 < limit < len(steps) else 0
+    return [link for link in history.links if link.step >= first]
+
+
+def _of_step(history: History, folder: Path, step: int) -> list[Any]:
+    from ...base.errors import UsageError
+
+    found = [link for link in history.links if link.step == step]
+    if not found:
+        held = [link.step for link in history.links]
+        there = f"it holds steps {min(held)} to {max(held)}" if held else "it holds no step"
+        raise UsageError(f"{folder}: step {step} is not in the log; {there}")
+    return found
+
+
+def _show(found: Sequence[dict[str, Any]], draw: Any) -> None:
+    from ..output import screen
+
+    out = screen.console()
+    for rank in found:
+        for part in draw(rank):
+            out.print(part)
+        for message in rank["problems"]:
+            out.print(screen.problem(message))
+
+
+def _list(rank: dict[str, Any]) -> list[RenderableType]:
+    from ..output import screen
+
+    columns = ("step", "kind", "optimizer", "tensors", "stored", "lr", "noted")
+    rows = [_row(records) for records in _units(rank["records"])]
+    if not rows:
+        return [f"{rank['folder']}: no record is in the log"]
+    return [screen.table(str(rank["folder"]), columns, rows, numbers=("step", "tensors", "stored"))]
+
+
+def _units(records: Sequence[Record]) -> list[list[Record]]:
+    """Each record, with the boundary that follows it (its scalars belong to it); a boundary after nothing stands alone."""
+    units: list[list[Record]] = []
+    for record in records:
+        if record.kind == "boundary" and units and units[-1][-1].kind != "boundary" and units[-1][0].step == record.step:
+            units[-1].append(record)
+        else:
+            units.append([record])
+    return units
+
+
+def _row(unit: Sequence[Record]) -> list[object]:
+    from ..output import screen
+
+    first, last = unit[0], unit[-1]
+    lr = ", ".join(dict.fromkeys(screen.number(_plain(value)) for value in first.lr))
+    noted = " ".join(f"{name}={screen.number(value)}" for name, value in last.scalars.items())
+    kind = first.kind if first.is_committed else f"{first.kind}, not committed"
+    return [first.step, kind, first.optimizer, first.tensors, screen.size(sum(r.stored_bytes for r in unit)), lr, noted]
+
+
+def _plain(value: Any) -> Any:
+    from ..output.json_values import plain
+
+    return plain(value)
+
+
+def _full(rank: dict[str, Any]) -> list[RenderableType]:
+    from ..output import screen
+
+    parts: list[RenderableType] = []
+    for record in rank["records"]:
+        body = _plain(record.get("body", {}))
+        place = f"number {record['sequence']} in {record['segment']}"
+        about = {"step": record["step"], "kind": record["kind"], "entry": place, "noted": _words(record.get("scalars", {})),
+                 "committed": "yes" if record["is_committed"] else "no"}  # fmt: skip
+        about |= {key: _words(value) for key, value in body.items() if key != "hyper"}
+        parts.append(screen.facts([(name, value) for name, value in about.items() if value != ""]))
+        parts += [_groups(body["hyper"])] if body.get("hyper") else []
+        parts += [_tensors(record["tensors"])] if record.get("tensors") else []
+        parts += [_pieces(record["pieces"])] if record.get("pieces") else []
+        parts.append("")
+    return parts
+
+
+def _words(value: Any) -> str:
+    """A nested value in one line, large parts by what they are."""
+    from ..output import screen
+
+    if isinstance(value, dict):
+        if set(value) == {"bytes"}:
+            return screen.size(value["bytes"])
+        if set(value) == {"dtype", "shape"}:
+            return f"{value['dtype']}{value['shape']}"
+        return ", ".join(f"{key}={_nested(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return "[" + ", ".join(_nested(item) for item in value[:8]) + (", ..." if len(value) > 8 else "") + "]"
+    return screen.number(value)
+
+
+def _nested(value: Any) -> str:
+    return (
+        "{" + _words(value) + "}" if isinstance(value, dict) and len(value) != 2 and set(value) != {"bytes"} else _words(value)
+    )
+
+
+def _groups(hyper: Sequence[dict[str, Any]]) -> RenderableType:
+    from ..output import screen
+
+    names = list(dict.fromkeys(name for group in hyper for name in group))
+    rows = [[name, *(_words(group.get(name, "")) for group in hyper)] for name in names]
+    return screen.table("hyper-parameters in force in the step", ["", *(f"group {i}" for i in range(len(hyper)))], rows)
+
+
+def _tensors(tensors: Sequence[dict[str, Any]]) -> RenderableType:
+    from ..output import screen
+
+    has_parts = any(t["piece"] is not None for t in tensors)
+    rows = [[t["name"] + (f" ({t['part']})" if t["part"] else ""), t["dtype"], _size(t["shape"]),
+             *([_held(t["piece"])] if has_parts else []), screen.size(t["bytes"])]
+            for t in tensors]  # fmt: skip
+    columns = ("name", "dtype", "shape", *(["part"] if has_parts else []), "bytes")
+    return screen.table("tensors", columns, rows, numbers=("bytes",))
+
+
+def _pieces(pieces: Sequence[dict[str, Any]]) -> RenderableType:
+    from ..output import screen
+
+    rows = [[screen.size(p["bytes"]), p["codec"], screen.size(p["stored_bytes"]), p["checksum"]] for p in pieces]
+    return screen.table("pieces", ("bytes", "codec", "stored", "checksum"), rows, numbers=("bytes", "stored"))
+
+
+def _size(lengths: Sequence[int]) -> str:
+    return "x".join(map(str, lengths))
+
+
+def _held(piece: Piece | None) -> str:
+    """What this journal has of the tensor, and from where on."""
+    return "" if piece is None else f"{_size(piece.length)} @{','.join(map(str, piece.offset))}"

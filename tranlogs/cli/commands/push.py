@@ -1,0 +1,128 @@
+"""`tranlogs push`: ship a run to a store, once and by hand."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..options import FINE, PROBLEM, Json, Run, StoreCheckpoints, TakeOver, command, kept_there, show_json
+
+if TYPE_CHECKING:
+    from ...journal import JournalPaths
+    from ...recovery.recover import Progress
+    from ...shipping import Archiver
+    from ..reading.survey import Survey
+
+Url = Annotated[
+    str, typer.Argument(metavar="URL", show_default=False, help="Store: file:///path, alluxio://HOST:PORT/path, s3://...")
+]
+
+_SEAL_SECONDS = 0.5  # a live trainer is asked to seal what is older
+
+
+@command
+def push(
+    run: Run,
+    url: Url,
+    bandwidth: Annotated[str | None, typer.Option(help="Bytes a second, like 50MiB.")] = None,
+    uploads: Annotated[int, typer.Option(min=1, help="Parts that are sent at once.")] = 4,
+    store_checkpoints: StoreCheckpoints = "2",
+    patience: Annotated[str, typer.Option(help="Give up when nothing has moved for so long.")] = "2min",
+    take_over: TakeOver = False,
+    as_json: Json = False,
+) -> int:
+    """Ship a run to a store, once.
+
+    It lies there below its folder's name. This ends when the store calls all of it durable.
+    What a dead trainer left open is sealed; of a live one all that it had committed when this began is shipped. What is there
+    already is not sent again.
+    """
+    from ...base.quantities import bytes_of, seconds_of
+    from ...recovery.progress import progress_bar
+    from ...shipping import Limits, Throttle
+    from ...stores import PatientStore, open_store
+    from ..reading.runs import journals_of
+
+    throttle = Throttle(None if bandwidth is None else bytes_of(bandwidth, "--bandwidth"), uploads)
+    limits = Limits(_SEAL_SECONDS, keep=kept_there(store_checkpoints), takes_over=take_over)
+    seconds = seconds_of(patience, "--patience")
+    journals, found = journals_of(run), []
+    with PatientStore(open_store(url), min(seconds, 60.0)) as store, progress_bar() as progress:
+        for paths in journals:
+            found.append(_push(paths, store, limits, throttle, seconds, progress))
+    if as_json:
+        show_json({"url": url, "journals": found})
+    else:
+        _show(found)
+    return FINE if all(one["archived"] >= one["committed"] and not one["problem"] for one in found) else PROBLEM
+
+
+def _push(paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience: float,
+          progress: Progress | None) -> dict[str, Any]:  # fmt: skip
+    from ...base.clock import SystemClock
+    from ...shipping import Archiver, place_of
+    from ..reading.survey import survey
+
+    _seal_left(paths)
+    before, place = survey(paths.folder), place_of(paths)
+    archiver = Archiver(paths, store, place, limits, SystemClock(), throttle)
+    try:
+        problem = _drain(archiver, before, patience, progress)
+    finally:
+        archiver.close()
+    found = archiver.progressed()
+    return {"folder": paths.folder, "store": f"{store.url}/{place}", "committed": before.watermarks.committed,
+            "archived": found.archived, "persisted": found.persisted, "problem": problem or None}  # fmt: skip
+
+
+def _seal_left(paths: JournalPaths) -> None:
+    from ...catalog import Catalog
+    from ...journal import read_owner
+    from ...journal.opening import settle_segments
+
+    def is_abandoned() -> bool:
+        owner = read_owner(paths.folder)
+        return owner is None or not owner.is_alive
+
+    if is_abandoned():
+        catalog = Catalog.open(paths.folder, writable=True)
+        try:
+            settle_segments(paths, catalog, sync=True, still=is_abandoned)
+        finally:
+            catalog.close()
+
+
+def _drain(archiver: Archiver, before: Survey, patience: float, progress: Progress | None) -> str:
+    """Ship until the store has what was committed, or nothing moves any more; gives what is in the way."""
+    total, last, since = 0, None, time.monotonic()
+    while True:
+        now = archiver.turn()
+        total = max(total, now.bytes_left)
+        if progress is not None and total:
+            progress("push", total - now.bytes_left, total)
+        if now.archived >= before.watermarks.committed and now.persisted >= now.archived:
+            return ""
+        if now.is_refused:
+            return now.problem
+        if now != last:
+            last, since = now, time.monotonic()
+        if time.monotonic() - since > patience:
+            return now.problem or f"step {now.archived} is as far as it comes: what follows is not sealed, or damaged"
+        archiver.wait()
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    from ..output import screen
+
+    for one in found:
+        rows = [
+            ("journal", one["folder"]),
+            ("store", one["store"]),
+            ("archived", f"step {one['archived']} of {one['committed']}"),
+            ("durable there", f"step {one['persisted']}"),
+        ]
+        if one["problem"]:
+            rows.append(("problem", one["problem"]))
+        screen.console().print(screen.facts(rows))

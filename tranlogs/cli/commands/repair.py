@@ -1,0 +1,92 @@
+"""`tranlogs repair`: a new catalog from what segments and checkpoints say of themselves, and sound copies from the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..options import FINE, PROBLEM, Json, Run, command, show_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...journal import JournalPaths
+    from ...recovery.recover import Progress
+    from ...verify import Problem
+
+Url = Annotated[
+    str | None, typer.Option("--store", metavar="URL", help="Where sound copies are; else the store that it is shipped to.")
+]
+_NOTHING = "the catalog is sound, and so is what it names; nothing was done (--force rebuilds it anyway)"
+
+
+@command
+def repair(
+    run: Run,
+    force: Annotated[bool, typer.Option("--force", help="Rebuild the catalog even if it is sound.")] = False,
+    store: Url = None,
+    as_json: Json = False,
+) -> int:
+    """Mend damaged files, from the others or from a store.
+
+    A damaged catalog is kept beside the new one; nobody may be training on the run.
+    """
+    from ...recovery.progress import progress_bar
+    from ..reading.runs import journals_of
+
+    with progress_bar() as progress:
+        done = [_repair(paths, force, store, progress) for paths in journals_of(run)]
+    if as_json:
+        show_json({"run": run, "ranks": done})
+    else:
+        for about in done:
+            for line in [*about["done"], *about["left"]] or [_NOTHING]:
+                typer.echo(f"{about['folder']}: {line}")
+    return PROBLEM if any(about["left"] for about in done) else FINE
+
+
+def _repair(paths: JournalPaths, force: bool, url: str | None, progress: Progress | None) -> dict[str, Any]:
+    from ...journal.process.writer_lock import OwnerLock
+    from ...rebuild import rebuild_catalog
+    from .verify import check_journal
+
+    lock = OwnerLock(paths.folder)
+    try:
+        problem = _problem_of(paths.folder)
+        done = rebuild_catalog(paths.folder) if force or problem is not None else []
+        found = check_journal(paths, progress).problems
+        if replaced := _replace(paths, found, url):
+            found = check_journal(paths, progress).problems
+        return {"folder": paths.folder, "problem": problem, "done": done + replaced, "left": [str(one) for one in found]}
+    finally:
+        lock.release()
+
+
+def _replace(paths: JournalPaths, problems: Sequence[Problem], url: str | None) -> list[str]:
+    """Bring segments and checkpoints that are damaged from the store; gives what was, one sentence each."""
+    from ...shipping import Spare
+
+    spare, done = Spare(paths, url), []
+    for path in dict.fromkeys(one.path for one in problems):
+        parts = path.relative_to(paths.folder).parts  # log/FILE, checkpoints/NAME/FILE
+        if len(parts) > 1 and (source := spare.replace(parts[1])):
+            done.append(f"{parts[1]} was damaged, and replaced by the copy in {source}")
+    return done
+
+
+def _problem_of(folder: Path) -> str | None:
+    """What is wrong with a catalog: every row is read."""
+    from ...base.errors import CorruptCatalog
+    from ...catalog import Catalog, Tables
+
+    try:
+        catalog = Catalog.open(folder)
+        try:
+            catalog.read(Tables.check)
+            return "the run's row is missing" if catalog.run() is None else None
+        finally:
+            catalog.close()
+    except CorruptCatalog as error:
+        return str(error)

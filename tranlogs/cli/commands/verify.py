@@ -1,0 +1,167 @@
+"""`tranlogs verify`: every checksum and every chain; with --replay every fingerprint, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..options import FINE, PROBLEM, Json, Optimizers, Run, command, show_json
+
+if TYPE_CHECKING:
+    from ...journal import JournalPaths
+    from ...recovery import RecoveryReport
+    from ...recovery.recover import Progress
+    from ...verify import Problem
+
+_MIB = 1 << 20
+_PROBLEMS_SHOWN_MAX = 50
+
+
+@dataclass(slots=True)
+class Verified:
+    """What was read of one journal, what is wrong with it, and what was replayed."""
+
+    folder: Path
+    nbytes: int = 0
+    entries: int = 0
+    tensors: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    replays: list[RecoveryReport] = field(default_factory=list)
+
+
+@command
+def verify(
+    run: Run,
+    replay: Annotated[bool, typer.Option("--replay", help="Also redo all steps and compare every fingerprint.")] = False,
+    optimizer: Optimizers = None,
+    as_json: Json = False,
+) -> int:
+    """Check every byte: checksums, chains, checkpoints, the catalog.
+
+    Not read is what recovery can no longer come to: steps that another timeline left behind, and space not yet written.
+
+    With --replay the whole log is redone from the oldest checkpoint on, and the state is compared with the run's fingerprint
+    after each step.
+    """
+    from ...base.errors import UsageError
+    from ...recovery.progress import progress_bar
+    from ..reading.runs import journals_of, settled
+
+    if optimizer and not replay:
+        raise UsageError("--optimizer goes with --replay: without it no step is redone")
+    found = []
+    for paths in journals_of(run):
+        with progress_bar() as progress:
+            about = check_journal(paths, progress)
+            if replay:
+                redo = partial(_replay, paths, optimizer or (), bool(about.problems), progress)
+                about.replays, problems = settled(paths.folder, redo, lambda found: found[1])
+                about.problems += problems
+        found.append(about)
+    if as_json:
+        show_json({"run": run, "problems": [problem for about in found for problem in about.problems], "ranks": found})
+    else:
+        _show(found)
+    return PROBLEM if any(about.problems for about in found) else FINE
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
+    """Read all of a journal."""
+    from ...verify import Checked, verify_journal
+
+    progress = progress or _silent
+    about, total = Verified(paths.folder), _bytes_in(paths)
+    for finding in verify_journal(paths.folder):
+        if isinstance(finding, Checked):
+            about.nbytes += finding.nbytes
+            about.entries += finding.entries
+            about.tensors += finding.tensors
+            progress("verify (MiB)", min(about.nbytes, total) // _MIB, total // _MIB)
+        else:
+            about.problems.append(finding)
+    progress("verify (MiB)", total // _MIB, total // _MIB)
+    return about
+
+
+def _bytes_in(paths: JournalPaths) -> int:
+    """About how much there is to read."""
+    from ...base.errors import CorruptCatalog
+    from ...recovery.facts import read_catalog
+
+    try:
+        rows = read_catalog(paths.folder)
+    except CorruptCatalog:
+        return sum(path.stat().st_size for path in paths.folder.rglob("*") if path.is_file())
+    return sum(row.used_bytes or row.size for row in rows.segments) + sum(row.nbytes for row in rows.checkpoints)
+
+
+def _replay(paths: JournalPaths, optimizers: Sequence[str], is_damaged: bool,
+            progress: Any) -> tuple[list[RecoveryReport], list[Problem]]:  # fmt: skip
+    """Redo the newest timeline from its oldest checkpoint; where the log has a hole, from the next one behind it."""
+    from ...base.errors import TranLogsError, UsageError
+    from ...catalog.lineage import is_on, lineage
+    from ...recovery.facts import open_for_reading
+    from ...verify import Problem
+    from ..frameworks import offline_of
+
+    facts = open_for_reading(paths.folder)
+    limits = lineage(facts.timelines, facts.timeline)
+    replays: list[RecoveryReport] = []
+    problems = []
+    for row in sorted((row for row in facts.checkpoints if is_on(row, limits)), key=lambda row: row.sequence):
+        if replays and row.step <= replays[-1].step:
+            continue
+        try:
+            report = offline_of(paths, optimizers).replay(checkpoint=row.name, progress=progress)
+        except UsageError:
+            if is_damaged:  # which explains it, and has been told
+                break
+            raise
+        except TranLogsError as error:
+            problems.append(Problem(paths.checkpoints / row.name, f"nothing can be replayed from it: {error}", row.step))
+            continue
+        replays.append(report)
+        if report.exact is False:
+            what = f"redone from checkpoint {row.step}, it differs from what the run recorded"
+            problems.append(Problem(paths.log, what, report.first_divergent_step))
+    return replays, problems
+
+
+def _compared(report: RecoveryReport) -> str:
+    if report.exact is None:
+        return "not all could be compared"
+    if not report.exact:
+        return f"differs from step {report.first_divergent_step} on"
+    return "all equal" if report.replayed else "nothing to compare"
+
+
+def _show(found: Sequence[Verified]) -> None:
+    from ..output import screen
+
+    out = screen.console()
+    for about in found:
+        rows: list[tuple[str, object]] = [
+            ("journal", about.folder),
+            ("read", f"{screen.size(about.nbytes)}: {about.entries} entries, {about.tensors} tensors"),
+        ]
+        for report in about.replays:
+            steps, seconds = screen.count(report.replayed, "step"), report.seconds_replay
+            rows.append(
+                ("replayed", f"{steps} from checkpoint {report.checkpoint_step} in {seconds:.2f} s: {_compared(report)}")
+            )
+            rows += [("note", note) for note in report.notes]
+        rows.append(("result", screen.count(len(about.problems), "problem") if about.problems else "sound"))
+        out.print(screen.facts(rows))
+        for problem in about.problems[:_PROBLEMS_SHOWN_MAX]:
+            out.print(screen.problem(str(problem)))
+        if len(about.problems) > _PROBLEMS_SHOWN_MAX:
+            out.print(f"... and {len(about.problems) - _PROBLEMS_SHOWN_MAX} more (--json has all)")

@@ -1,0 +1,57 @@
+"""What people see: tables that fit 80 columns, sizes and times in words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ...base.quantities import bytes_in_words, count
+
+__all__ = ["console", "count", "facts", "moment", "number", "problem", "size", "table"]
+
+size = bytes_in_words
+
+
+def console() -> Console:
+    """For stdout."""
+    return Console(highlight=False)
+
+
+def facts(rows: Sequence[tuple[str, object]]) -> Table:
+    """Names and values, a line each."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(name, value if isinstance(value, Text) else Text(str(value)))
+    return grid
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()) -> Table:
+    """A table; the columns named in `numbers` are right-aligned."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in columns:
+        made.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row])
+    return made
+
+
+def problem(message: str) -> Text:
+    """A problem in red."""
+    return Text.assemble(("problem: ", "bold red"), message)
+
+
+def moment(seconds: float) -> str:
+    """A time of the catalog in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
+
+
+def number(value: object) -> str:
+    """A number for a column: short, and exact where that is short."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

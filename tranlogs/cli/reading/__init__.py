@@ -1,0 +1,1 @@
+"""What commands read of runs and journals, without disturbing who writes them."""

@@ -1,0 +1,175 @@
+"""The records of a journal in order, decoded without the framework that wrote them."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...base.errors import CorruptRecord
+from ...catalog import CheckpointRow, SegmentRow
+from ...catalog.lineage import Limits, is_on, lineage
+from ...log.reader import Entry, SegmentReader
+from ...log.record import EntryKind
+from ...recovery.facts import Facts, open_for_reading
+from ...recovery.history import Link, build_history
+
+
+@dataclass(slots=True)
+class History:
+    """The entries of the newest timeline and those it came from, and the checkpoints among them."""
+
+    links: list[Link]
+    checkpoints: list[CheckpointRow]
+    problems: list[str]
+    committed: int  # sequence number of the newest boundary
+
+
+def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> History:
+    """Find a journal's entries; nothing of them is decoded yet.
+
+    Segments that hold nothing of what is asked for are not looked at, if the catalog says what they hold.
+
+    Args:
+        folder: the journal's.
+        step: the step whose entries are asked for; None for all steps.
+        newest: how many of the newest steps are asked for; 0 for all.
+    """
+    if step is not None or newest:
+        choice = _Choice(step, newest)
+        history = _history(open_for_reading(folder, index_use="if broken", choose=choice.choose), choice)
+        if choice.is_answered_by(history):
+            return history
+    return _history(open_for_reading(folder))
+
+
+def _history(facts: Facts, choice: _Choice | None = None) -> History:
+    limits = lineage(facts.timelines, facts.timeline)
+    found = build_history(facts.segments, limits)
+    links = [link for run in found.runs for link in run if choice is None or choice.is_valid(link)]
+    checkpoints = [row for row in facts.checkpoints if is_on(row, limits)]
+    ends = [link.sequence for link in links if link.kind == EntryKind.BOUNDARY] + [row.sequence for row in checkpoints]
+    return History(links, checkpoints, facts.notes, max(ends, default=0))
+
+
+class _Choice:
+    """The segments that can hold a step, or the newest steps, by what the catalog says; and always the end of the log."""
+
+    def __init__(self, step: int | None, newest: int) -> None:
+        self._step, self._newest = step, newest
+        self._ends: dict[int, int] = {}  # by ordinal: where a later segment goes on; what lies behind is void
+        self._is_all = True
+
+    def choose(self, rows: Sequence[SegmentRow], limits: Limits) -> set[int]:
+        """Return the ordinals of the segments; see `open_for_reading`."""
+        chosen: set[int] = set()
+        steps, end = 0, sys.maxsize
+        for row in sorted(rows, key=lambda row: -row.ordinal):
+            self._ends[row.ordinal] = end
+            if row.state != "sealed":
+                chosen.add(row.ordinal)
+            elif row.timeline in limits:
+                has_step = self._step is not None and row.base_step <= self._step <= row.last_step
+                if steps == 0 or steps < self._newest or has_step:
+                    chosen.add(row.ordinal)
+                else:
+                    self._is_all = False
+                steps += row.last_step - row.base_step
+                end = min(end, row.base_sequence)
+        return chosen
+
+    def is_valid(self, link: Link) -> bool:
+        """Return True if no segment that was not looked at supersedes an entry."""
+        return link.sequence <= self._ends.get(link.segment.row.ordinal, sys.maxsize)
+
+    def is_answered_by(self, history: History) -> bool:
+        """Return True if nothing else has to be looked at."""
+        links = history.links
+        if not any(link.kind == EntryKind.BOUNDARY for link in links):  # which entries are committed?
+            return False
+        if self._step is not None:
+            return any(link.step == self._step for link in links)
+        return self._is_all or len({link.step for link in links if link.kind == EntryKind.STEP}) >= self._newest
+
+
+@dataclass(slots=True)
+class Record:
+    """One entry as it is listed."""
+
+    sequence: int
+    step: int
+    kind: str  # gradients, weights, image, boundary, damaged
+    optimizer: str = ""
+    tensors: int = 0
+    stored_bytes: int = 0
+    dense_bytes: int = 0
+    lr: list[Any] = field(default_factory=list)
+    scalars: dict[str, float] = field(default_factory=dict)
+    segment: str = ""
+    is_committed: bool = True
+
+
+def list_records(history: History, wanted: Sequence[Link], problems: list[str]) -> Iterator[Record]:
+    """Records of the links, in order; damage is appended to `problems`."""
+    for link, entry in _decoded(wanted):
+        committed = link.sequence <= history.committed
+        if isinstance(entry, CorruptRecord):
+            problems.append(str(entry))
+            yield Record(link.sequence, link.step, "damaged", segment=link.segment.path.name, is_committed=committed)
+            continue
+        body = _body(entry)
+        yield Record(
+            link.sequence, link.step, _kind(entry, body), str(body.get("optimizer", "")), len(entry.tensor_names()),
+            entry.stored_bytes + entry.head.description_bytes, entry.raw_bytes,
+            [group["lr"] for group in body.get("hyper", []) if "lr" in group], entry.scalars, link.segment.path.name, committed,
+        )  # fmt: skip
+
+
+def show_records(history: History, wanted: Sequence[Link], problems: list[str]) -> Iterator[dict[str, Any]]:
+    """Records in full, in order."""
+    for link, entry in _decoded(wanted):
+        place = {"sequence": link.sequence, "step": link.step, "segment": link.segment.path.name,
+                 "offset": link.location.offset, "is_committed": link.sequence <= history.committed}  # fmt: skip
+        if isinstance(entry, CorruptRecord):
+            problems.append(str(entry))
+            yield {**place, "kind": "damaged", "problem": str(entry)}
+            continue
+        body = _body(entry)
+        yield {
+            **place, "kind": _kind(entry, body), "timeline": link.segment.row.timeline,
+            "chain": f"{entry.head.chain:016x}", "digest": f"{entry.head.digest:016x}", "scalars": entry.scalars,
+            "tensors": entry.described_tensors(), "pieces": entry.described_pieces(), "body": body,
+            "fingerprint_bytes": len(entry.digests),
+        }  # fmt: skip
+
+
+def _decoded(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | CorruptRecord]]:
+    for _, group in itertools.groupby(wanted, key=lambda link: link.segment.row.ordinal):
+        links = {link.sequence: link for link in group}
+        first = min(links)
+        segment = links[first].segment
+        try:
+            with SegmentReader(segment.path, segment.locations) as reader:
+                for link in links.values():
+                    try:
+                        yield link, reader.decode(link.location)
+                    except CorruptRecord as error:
+                        yield link, error
+        except (CorruptRecord, OSError) as error:
+            found = error if isinstance(error, CorruptRecord) else CorruptRecord(segment.path, str(error))
+            yield links[first], found
+
+
+def _body(entry: Entry) -> dict[str, Any]:
+    try:
+        found = entry.body()
+    except CorruptRecord as error:
+        return {"damaged": str(error)}
+    return found if isinstance(found, dict) else {"content": found}
+
+
+def _kind(entry: Entry, body: dict[str, Any]) -> str:
+    return str(body.get("record", "step")) if entry.kind == EntryKind.STEP else entry.kind.name.lower()

@@ -1,0 +1,316 @@
+"""What a journal holds and where a crash now would lead: collected without disturbing whoever writes it.
+
+Nothing is verified here but what has to be opened; `tranlogs verify` reads every byte. A journal that is written
+meanwhile can look damaged for a moment, so it is looked at again before a problem is told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...base.errors import CorruptCatalog, CorruptCheckpoint, RecoveryError
+from ...catalog import (
+    Catalog,
+    CheckpointRow,
+    EvaluationRow,
+    Incident,
+    RunRow,
+    SegmentRow,
+    StoreRow,
+    Tables,
+    TimelineRow,
+    Watermarks,
+)
+from ...catalog.lineage import Limits, is_on, lineage
+from ...checkpoints import Checkpoint
+from ...journal import Owner, read_owner
+from ...journal.opening import is_in_memory
+from ...rebuild import read_files
+from ...recovery.facts import newest_first, scan_segment
+from ...recovery.group.journal_summary import is_of_group, recorded_environment, world_of
+from ...recovery.group.single_reader import Alone
+from ...recovery.history import ScannedSegment, build_history
+from ...recovery.plan import Plan, plan_recovery
+from ...retention.evaluation import newest_rows, protected_of, worth_of
+from ...retention.exposure import Exposure, exposures, has_store
+from .runs import settled
+
+_SCANNED_MAX = 10_000  # records; more would be felt
+
+
+@dataclass(slots=True)
+class Survey:
+    """See the module.
+
+    `plan` is what recovery would do now; None if the run holds nothing yet, or nothing sound. `evaluations` are the monitor's,
+    oldest first, as far back as is needed to say how long ago the lowest watermark was committed.
+    """
+
+    folder: Path
+    at: float
+    run: RunRow
+    owner: Owner | None
+    checkpoints: list[CheckpointRow]
+    segments: list[SegmentRow]
+    timelines: list[TimelineRow]
+    incidents: list[Incident]
+    watermarks: Watermarks
+    plan: Plan | None = None
+    monitor: Owner | None = None
+    store: StoreRow | None = None
+    evaluations: list[EvaluationRow] = field(default_factory=list)
+    environment: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def timeline(self) -> int:
+        """The newest timeline."""
+        return max((row.number for row in self.timelines), default=1)
+
+    def bytes_of(self) -> dict[str, int]:
+        """Bytes on disk by purpose."""
+        used = [row for row in self.segments if row.state in ("open", "sealed")]
+        return {
+            "log": sum(row.used_bytes for row in used),
+            "allocated": sum(row.size for row in self.segments),
+            "checkpoints": sum(row.nbytes for row in self.checkpoints),
+        }
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the run lies on a tmpfs."""
+        return is_in_memory(self.folder)
+
+    def exposures(self) -> tuple[Exposure, Exposure, Exposure]:
+        """What would be lost now if the process, the machine or the site died."""
+        history = [(row.at, row.committed) for row in self.evaluations] + [(self.at, self.watermarks.committed)]
+        checkpoint_step = self.plan.checkpoint.step if self.plan is not None else 0
+        return exposures(self.watermarks, checkpoint_step=checkpoint_step, history=history, incidents=self.incidents,
+                         store=self.store, in_memory=self.in_memory)  # fmt: skip
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        recovery = None
+        if self.plan is not None:
+            recovery = {"step": self.plan.position.step, "checkpoint": self.plan.checkpoint.name,
+                        "replay_steps": self.plan.position.step - self.plan.checkpoint.step}  # fmt: skip
+        return {
+            "folder": self.folder, "rank": self.run.rank, "run_id": self.run.run_id, "framework": self.run.framework,
+            "created_at": self.run.created_at, "timeline": self.timeline, "writer": self.owner,
+            "watermarks": self.watermarks, "recovery": recovery, "bytes": self.bytes_of(), "checkpoints": self.checkpoints,
+            "segments": self.segments, "timelines": self.timelines, "incidents": self.incidents,
+            "environment": self.environment, "problems": self.problems, "monitor": self.monitor, "store": self.store,
+            "lost_now": {one.scope: {**asdict(one), "words": one.in_words()} for one in self.exposures()},
+            "evaluation": _evaluation(self.evaluations[-1]) if self.evaluations else None,
+        }  # fmt: skip
+
+
+def _evaluation(row: EvaluationRow) -> dict[str, Any]:
+    protected = protected_of(row)
+    return {
+        "at": row.at, "bytes": row.log_bytes + row.checkpoint_bytes, "budget_bytes": row.budget_bytes,
+        "segments": [{"ordinal": ordinal, "value": value, "protected": protected[ordinal]}
+                     for ordinal, value in worth_of(row).as_dict().items()],
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Where ranks that train together would land now; `step` is None where that cannot be.
+
+    `lost` are ranks whose journals are gone, `left` those whose journals are there, and that do not train any more.
+    """
+
+    world: int
+    step: int | None
+    lost: list[int]
+    left: list[int]
+    problems: list[str]
+
+
+def survey_group(folder: Path) -> Group | None:
+    """Look at a journal together with those of the other ranks; None if one process trained alone."""
+    environment = recorded_environment(folder)
+    if world_of(environment) == 1 and not is_of_group(environment):
+        return None
+    return settled(folder, lambda: _look_together(folder), lambda found: found.problems)
+
+
+def _look_together(folder: Path) -> Group:
+    try:
+        alone = Alone(folder)
+    except RecoveryError as error:
+        return Group(world_of(recorded_environment(folder)), None, [], [], [str(error)])
+    lost = [holding.rank for holding in alone.era.holdings if holding.is_empty]
+    problems = [f"the journal of rank {rank} is gone" for rank in lost]
+    try:
+        return Group(alone.world, alone.newest(), lost, alone.left, problems)
+    except RecoveryError as error:
+        return Group(alone.world, None, lost, alone.left, [*problems, str(error)])
+
+
+def survey(folder: Path) -> Survey:
+    """Look at a journal.
+
+    Raises:
+        UnknownFormat: a newer version wrote it.
+    """
+    return settled(folder, lambda: _look(folder), lambda found: found.problems)
+
+
+def _look(folder: Path) -> Survey:
+    found = _read_catalog(folder)
+    found.problems += _missing_files(found)
+    for incident in found.incidents:
+        if incident.to_step is None:
+            found.problems.append(f"logging is suspended since step {incident.from_step}: {incident.why}")
+    broken = _read_environment(found)
+    limits = lineage(found.timelines, found.timeline)
+    start = max((row.sequence for row in found.checkpoints if is_on(row, limits) and row.name not in broken), default=0)
+    unscanned = _taken_on_trust(found, limits, start)
+    scanned = _scan(found, start, unscanned)
+    plan = _plan_from_end(found, scanned, limits, unscanned, start) if unscanned else None
+    if unscanned and plan is None:
+        scanned = _scan(found, start, ())
+    _measure(found, scanned)
+    if found.checkpoints or any(len(segment.locations) > 1 for segment in scanned):
+        _plan(found, scanned, limits, broken, plan)
+    return found
+
+
+def _read_catalog(folder: Path) -> Survey:
+    owner, monitor = read_owner(folder), read_owner(folder, "monitor")
+
+    def look(tables: Tables) -> Survey:
+        checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
+        marks = tables.get("watermarks", Watermarks) or Watermarks()
+        return Survey(
+            folder, time.time(), tables.get("run", RunRow) or RunRow("", 0, 0.0), owner,
+            sorted(checkpoints, key=lambda row: (row.timeline, row.sequence)), tables.rows("segment/", SegmentRow),
+            tables.rows("timeline/", TimelineRow) or [TimelineRow(1)], tables.rows("incident/", Incident), marks,
+            monitor=monitor, store=tables.get("store", StoreRow), evaluations=_evaluations(tables, marks),
+        )  # fmt: skip
+
+    try:
+        catalog = Catalog.open(folder)
+        try:
+            found: Survey = catalog.read(look)
+            return found
+        finally:
+            catalog.close()
+    except CorruptCatalog as error:
+        files = read_files(folder)
+        run = files.runs[0] if files.runs else RunRow("", 0, 0.0)
+        checkpoints = sorted(files.checkpoints, key=lambda row: (row.timeline, row.sequence))
+        return Survey(folder, time.time(), run, owner, checkpoints, files.segments, list(files.timelines.values()), [],
+                      Watermarks(), monitor=monitor, problems=[str(error), *files.notes])  # fmt: skip
+
+
+def _evaluations(tables: Tables, marks: Watermarks) -> list[EvaluationRow]:
+    lowest = (marks.persisted or marks.archived) if has_store(marks) else marks.synced
+    found: list[EvaluationRow] = []
+    for row in newest_rows(tables):
+        found.append(row)
+        if row.committed <= lowest:
+            break
+    return found[::-1]
+
+
+def _missing_files(found: Survey) -> list[str]:
+    log, checkpoints = found.folder / "log", found.folder / "checkpoints"
+    gone = [log / row.file for row in found.segments if row.state in ("open", "sealed") and not (log / row.file).exists()]
+    gone += [checkpoints / row.name for row in found.checkpoints if not (checkpoints / row.name).exists()]
+    return [f"{path}: the catalog lists it, and it is not there" for path in gone]
+
+
+def _read_environment(found: Survey) -> set[str]:
+    """Open the checkpoints from the newest on until one is sound; returns the names of those that are not."""
+    broken: set[str] = set()
+    for row in reversed(found.checkpoints):
+        try:
+            with Checkpoint(found.folder / "checkpoints" / row.name) as checkpoint:
+                found.environment = checkpoint.manifest["environment"]
+                return broken
+        except CorruptCheckpoint as error:
+            broken.add(row.name)
+            found.problems.append(str(error))
+    return broken
+
+
+def _taken_on_trust(found: Survey, limits: Limits, start: int) -> list[SegmentRow]:
+    """Return the older segments behind an entry if the catalog says that they lead to the newer ones without a hole.
+
+    So many records as `_SCANNED_MAX` are scanned, which tells a hole between two of them; `tranlogs verify` reads them all.
+    """
+    rows = [row for row in found.segments if row.state == "sealed" and row.timeline in limits and row.last_sequence > start]
+    rows.sort(key=lambda row: row.ordinal)
+    records = 0
+    while rows and (records == 0 or records + _records(rows[-1]) <= _SCANNED_MAX):
+        records += _records(rows.pop())
+    behind = [row.base_sequence for row in rows[1:]]
+    is_unbroken = bool(rows) and rows[0].base_sequence <= start and behind == [row.last_sequence for row in rows[:-1]]
+    try:
+        is_there = all((found.folder / "log" / row.file).stat().st_size >= row.used_bytes for row in rows)
+    except OSError:
+        is_there = False
+    return rows if is_unbroken and is_there else []
+
+
+def _records(row: SegmentRow) -> int:
+    return row.last_sequence - row.base_sequence
+
+
+def _scan(found: Survey, start: int, unscanned: Collection[SegmentRow]) -> list[ScannedSegment]:
+    """The entries behind the newest sound checkpoint: older segments are not needed to say where recovery leads."""
+    scanned, left_out = [], {row.ordinal for row in unscanned}
+    for row in newest_first(found.segments):
+        if row.state == "retired" or (row.state == "sealed" and row.last_sequence <= start) or row.ordinal in left_out:
+            continue
+        segment = scan_segment(found.folder / "log" / row.file, row, found.problems, found.timeline)
+        if segment is not None:
+            scanned.append(segment)
+    return scanned
+
+
+def _plan_from_end(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, unscanned: Sequence[SegmentRow],
+                   start: int) -> Plan | None:  # fmt: skip
+    """The plan if all entries of `unscanned` are there; None if what was scanned does not go on behind them."""
+    end, history = unscanned[-1], build_history(scanned, limits)
+    first = history.runs[0][0] if history.runs else None
+    if first is None or first.sequence != end.last_sequence + 1:
+        return None
+    newest = next((row for row in reversed(found.checkpoints) if row.sequence == start and is_on(row, limits)), None)
+    if newest is None:
+        return None
+    there = replace(newest, step=end.last_step, sequence=end.last_sequence, chain=f"{first.location.head.chain:016x}")
+    plan = plan_recovery([there], history, limits, timeline=found.timeline)
+    return replace(plan, checkpoint=newest) if plan.links else None
+
+
+def _measure(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
+    """Open segments say in the catalog neither how far they reach nor how full they are."""
+    seen = {segment.row.ordinal: segment for segment in scanned if segment.locations}
+    for i, row in enumerate(found.segments):
+        if row.state in ("ready", "open") and row.ordinal in seen:
+            locations = seen[row.ordinal].locations
+            found.segments[i] = replace(
+                row, state="open", timeline=seen[row.ordinal].row.timeline, last_sequence=locations[-1].head.sequence,
+                base_step=locations[0].head.step, last_step=locations[-1].head.step,
+                used_bytes=max(location.end for location in locations))  # fmt: skip
+
+
+def _plan(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, broken: set[str], plan: Plan | None) -> None:
+    history = build_history(scanned, limits)
+    try:
+        found.plan = plan or plan_recovery(found.checkpoints, history, limits, timeline=found.timeline, broken=broken)
+    except RecoveryError as error:
+        found.problems.append(str(error))
+        return
+    found.watermarks = replace(found.watermarks, committed=found.plan.position.step,
+                               synced=min(found.watermarks.synced, found.plan.position.step))  # fmt: skip
+    if found.plan.has_later:
+        found.problems += history.holes or [f"committed steps after {found.plan.position.step} cannot be reached"]

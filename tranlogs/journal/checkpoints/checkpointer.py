@@ -1,0 +1,129 @@
+"""Writes checkpoints behind the training thread: a snapshot is held at one memcpy, the rest happens here."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...base.atomic_files import is_disk_full, sync_folder
+from ...base.clock import Clock
+from ...base.errors import CorruptCheckpoint, LogUnavailable
+from ...base.failpoints import hit
+from ...base.threads import start_thread
+from ...catalog import Catalog, CheckpointRow
+from ...checkpoints import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
+from ...encoding.tree import Adapt
+from ...log.record import Position
+
+_log = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """One checkpoint at a time; while one is being written, `is_busy`."""
+
+    def __init__(self, folder: Path, catalog: Catalog, clock: Clock, about: dict[str, Any],
+                 on_published: Callable[[CheckpointRow], None], make_room: Callable[[], bool]) -> None:  # fmt: skip
+        self._folder, self._catalog, self._clock, self._about = folder, catalog, clock, about
+        self._on_published, self._make_room = on_published, make_room
+        self._pool = SnapshotPool()
+        self._thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def take(self, snapshot: Snapshot, position: Position, adapt: Adapt | None, *, wait: bool = False) -> None:
+        """Hold a snapshot of the state at `position` and write it in the background, or here with `wait`."""
+        assert not self.is_busy
+        hit("checkpoint.snapshot")
+        self.failure = None
+        snapshot.encode(adapt)
+        self._pool.hold(snapshot)
+        if wait:
+            self._write(snapshot, position)
+            return
+        self._thread = start_thread("tranlogs-checkpoint", self._write, snapshot, position)
+
+    def _write(self, snapshot: Snapshot, position: Position) -> None:
+        start = self._clock.monotonic()
+        name = checkpoint_name(position.step, position.timeline, position.sequence)
+        about = {
+            **self._about, "step": position.step, "sequence": position.sequence, "chain": f"{position.chain:016x}",
+            "timeline": position.timeline, "created_at": self._clock.now(),
+        }  # fmt: skip
+        try:
+            if self._has(name, position):
+                return
+            try:
+                nbytes = self._written(name, snapshot, about)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and self._has(name, position):
+                    return  # a monitor was first
+                raise
+            seconds = self._clock.monotonic() - start
+            row = CheckpointRow(name, position.step, position.sequence, about["chain"], position.timeline, nbytes,
+                                about["created_at"], seconds)  # fmt: skip
+            with self._catalog.transaction() as tables:
+                tables.put(f"checkpoint/{name}", row)
+            self._on_published(row)
+        except Exception as error:  # the journal looks at the next boundary
+            self.failure = error
+
+    def _written(self, name: str, snapshot: Snapshot, about: dict[str, Any]) -> int:
+        """Its bytes; on a full disk in the place of older ones."""
+        try:
+            return write_checkpoint(self._folder, name, snapshot, about)
+        except OSError as error:
+            if not is_disk_full(error) or not self._make_room():
+                raise
+            return write_checkpoint(self._folder, name, snapshot, about)
+
+    def _has(self, name: str, position: Position) -> bool:
+        """Whether this very checkpoint is there; a damaged one, or one of a lost history, makes room.
+
+        A sound one that is not listed is: a crash came before the catalog knew, or a monitor is just publishing it.
+        """
+        try:
+            with Checkpoint(self._folder / name) as found:
+                is_sound = found.chain == position.chain and all(damage is None for _, damage in found.verify())
+                if is_sound and self._is_listed(found.row(name)):
+                    return True
+        except CorruptCheckpoint:
+            pass
+        shutil.rmtree(self._folder / name, ignore_errors=True)
+        return False
+
+    def _is_listed(self, row: CheckpointRow) -> bool:
+        """Whether the catalog has it, from now on if not before; False where it is about to be deleted."""
+        with self._catalog.transaction() as tables:
+            known = tables.get(f"checkpoint/{row.name}", CheckpointRow)
+            if known is None:
+                sync_folder(self._folder)  # a crash may have come before its name was kept
+                tables.put(f"checkpoint/{row.name}", row)
+        return known is None or known.state == "published"
+
+    def reserve(self, nbytes: int) -> None:
+        """Get the memory for snapshots of about `nbytes`, in the background."""
+        if not self.is_busy:
+            try:
+                self._thread = start_thread("tranlogs-reserve", self._reserve, nbytes)
+            except LogUnavailable as error:
+                _log.debug("no memory ahead for a snapshot: %s", error)
+
+    def _reserve(self, nbytes: int) -> None:
+        try:
+            self._pool.reserve(nbytes)
+        except MemoryError as error:
+            _log.debug("no memory ahead for a snapshot: %s", error)
+
+    def wait(self) -> None:
+        """Wait for the one being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None

@@ -1,0 +1,1 @@
+"""How the journal hands records to the log, and what it does while the disk refuses them."""

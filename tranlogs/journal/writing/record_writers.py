@@ -1,0 +1,154 @@
+"""Two ways to write records with one face: on the training thread, or behind it in a thread of its own.
+
+The second is for devices whose copies finish later (GPU). Memory that is not on its way from a device is copied into pooled
+buffers when a record is queued; for what is on its way the writer thread waits. The training thread waits only when the queue
+is full (back-pressure).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ...base.errors import LogUnavailable, in_words
+from ...base.types import Array
+from ...encoding import tree
+from ...log.body import BodyEncoder, EncodedBody, Part
+from ...log.layout import Payload
+from ...log.record import EntryKind
+from ...log.writer import RecordWriter, Scalars, WriteAheadLog
+from .writer_thread import BufferPool, HandOver
+
+Body = dict[str, Any] | tree.Fixed  # the same `Fixed` as for the record before need not be encoded again
+
+
+class StepRecord(Protocol):
+    """A step being logged."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def wait(self) -> None:
+        """Wait until the tensors are written: their memory may change then."""
+
+    def abort(self) -> None: ...
+
+
+class Writer(Protocol):
+    """Writes the records of one log.
+
+    Raises:
+        LogUnavailable: the disk is full or fails.
+    """
+
+    def begin(self, payload: Payload) -> StepRecord:
+        """Start the record of a step."""
+
+    def commit(self, record: StepRecord, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
+        """Finish the record of a step."""
+
+    def append(self, kind: EntryKind, step: int, payload: Payload, body: dict[str, Any], digests: bytes,
+               adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
+        """Write a whole record."""
+
+
+class DirectWriter:
+    """On the training thread. A large payload is written by a thread beside it until the commit."""
+
+    def __init__(self, log: WriteAheadLog) -> None:
+        self._log = log
+
+    def begin(self, payload: Payload) -> StepRecord:
+        return self._log.begin(payload)
+
+    def commit(self, record: StepRecord, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
+        assert isinstance(record, RecordWriter)
+        self._log.commit(record, EntryKind.STEP, step, self._log.encoder.whole(body, adapt), digests)
+
+    def append(self, kind: EntryKind, step: int, payload: Payload, body: dict[str, Any], digests: bytes,
+               adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
+        self._log.append(kind, step, payload, encoded(self._log.encoder, kind, body, adapt), digests, scalars)
+
+
+class QueuedWriter:
+    """In the thread of a `HandOver`. A job that fails latches there: what comes after it is refused."""
+
+    def __init__(self, log: WriteAheadLog, handover: HandOver) -> None:
+        self._log, self._handover = log, handover
+
+    def begin(self, payload: Payload) -> StepRecord:
+        return QueuedRecord(held(self._handover.pool, payload))
+
+    def commit(self, record: StepRecord, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
+        assert isinstance(record, QueuedRecord)
+        self._submit(record, EntryKind.STEP, step, body, digests, adapt, None)
+
+    def append(self, kind: EntryKind, step: int, payload: Payload, body: dict[str, Any], digests: bytes,
+               adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
+        record = QueuedRecord(held(self._handover.pool, payload))
+        try:
+            self._submit(record, kind, step, body, digests, adapt, scalars)
+        except BaseException:
+            record.abort()
+            raise
+
+    def _submit(self, record: QueuedRecord, kind: EntryKind, step: int, body: Body, digests: bytes,
+                adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
+        """Queue a record. Its body is encoded now: what it refers to may change before the writer gets to it."""
+        handover, log, pool, payload = self._handover, self._log, self._handover.pool, record.payload
+        if handover.failure is not None:
+            raise LogUnavailable(in_words(handover.failure)) from handover.failure
+        body_parts = {name: _held_part(pool, part) for name, part in encoded(log.encoder, kind, body, adapt).items()}
+        copies = [array for part in body_parts.values() for _, array in part.arrays]
+        nbytes = payload.nbytes + sum(array.nbytes for array in copies)
+        record.is_open = False
+
+        def job() -> None:
+            log.append(kind, step, payload, body_parts, digests, scalars)
+            for array in copies:
+                pool.give_back(array)
+
+        handover.submit(nbytes, job)
+
+
+class QueuedRecord:
+    """A record that is queued as a whole: its payload is a copy, or on its way from a device."""
+
+    def __init__(self, payload: Payload) -> None:
+        self.payload = payload
+        self.is_open = True
+
+    def wait(self) -> None:
+        """Return at once: the payload is a copy."""
+
+    def abort(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            if self.payload.release is not None:
+                self.payload.release()
+
+
+def encoded(encoder: BodyEncoder, kind: EntryKind, body: Body, adapt: tree.Adapt | None) -> EncodedBody:
+    """Encode a body: that of a boundary part by part."""
+    if kind != EntryKind.BOUNDARY:
+        return encoder.whole(body, adapt)
+    assert isinstance(body, dict), "the parts of a boundary are fixed one by one"
+    return encoder.parts(body, adapt)
+
+
+def held(pool: BufferPool, payload: Payload) -> Payload:
+    """Return the payload with a copy of its memory; one that is on its way from a device is no one else's already."""
+    if payload.wait is not None or payload.release is not None:
+        return payload
+    copies = [pool.copy(Array("uint8", (buffer.nbytes,), buffer)) for buffer in payload.buffers]
+
+    def release() -> None:
+        for copy in copies:
+            pool.give_back(copy)
+
+    return Payload(payload.layout, [copy.data for copy in copies], payload.absent, payload.sparse, release=release)
+
+
+def _held_part(pool: BufferPool, part: Part) -> Part:
+    if not part.arrays:
+        return part
+    return Part(part.blob, [(name, pool.copy(array)) for name, array in part.arrays])

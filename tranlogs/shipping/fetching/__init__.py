@@ -1,0 +1,1 @@
+"""From the store: whole journals, and sound copies of damaged files."""
