@@ -10,7 +10,6 @@ import pytest
 from tests.monitor.test_watch import watching
 from tests.shipping.ships import toy, trained
 from tests.support.toy import open_toy
-from tranlogs import testing
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import RecoveryError
 from tranlogs.catalog import Catalog
@@ -53,7 +52,7 @@ def test_a_monitor_that_looks_while_a_rewind_is_read_takes_nothing(memory_path: 
         assert watch.evaluate().did_nothing
         return recover(*arguments, **options)
 
-    monkeypatch.setattr(testing.toy, "recover", looked_at)
+    monkeypatch.setattr("tests.support.toy.recover", looked_at)
     assert trainer.recover(step=25).step == 25
     watch.close()
     trainer.train(40)

@@ -12,11 +12,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tranlogs.testing.toy import ToyTrainer
 
 from tests.monitor.asking import ask
 from tests.monitor.compacting import ROOT
 from tests.monitor.test_watch import run
+from tests.support.toy import ToyTrainer
 from tranlogs_monitor.dashboard.access.tokens import ENVIRONMENT_NAME
 
 __all__ = ["run"]

@@ -9,10 +9,10 @@ from importlib.resources import files
 
 import pytest
 from jinja2 import UndefinedError
-from tranlogs.testing.toy import ToyTrainer
 
 from tests.monitor.test_state import seen_at
 from tests.monitor.test_watch import run
+from tests.support.toy import ToyTrainer
 from tranlogs.catalog import Incident, StoreRow
 from tranlogs_monitor.dashboard.pages.board import Shown
 from tranlogs_monitor.dashboard.pages.page import journal_page, overview

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tranlogs.testing.browser import Browser
-from tranlogs.testing.toy import ToyTrainer
 
 from tests.monitor.asking import ask
 from tests.monitor.test_page import browser
 from tests.monitor.test_state import seen_at
 from tests.monitor.test_watch import run
+from tests.support.browser import Browser
+from tests.support.toy import ToyTrainer
 from tranlogs.base.errors import UsageError
 from tranlogs_monitor.dashboard.access.tokens import Token
 from tranlogs_monitor.dashboard.metrics import Metrics
