@@ -28,11 +28,11 @@ from .distributed.process_group import local_world
 from .interop import StartFrom
 from .loops.session import Session
 from .sharding import zero_optimizer
-from .sharding.shards import local
 from .state.fingerprint import Mode
 from .state.naming import Models
 from .state.pending_gradients import mark_zero
 from .state.scalars import Curve
+from .tensors.placement import local
 
 _SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_step_supports_amp_scaling"]
 _SHARED += [f"_optimizer_{name}_hooks" for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post",

@@ -16,7 +16,7 @@ from tests.cli.conftest import Cli
 from tests.distributed.child import DIES, SAMPLES, _digest
 from tests.distributed.conftest import Launcher
 from tests.distributed.sharded import EPOCHS
-from tranlogs_torch.offline.recorded_state import OfflineRun
+from tranlogs_torch.offline.run import OfflineRun
 
 pytestmark = pytest.mark.crash
 

@@ -18,7 +18,7 @@ from tranlogs.base.errors import DataError, UsageError
 from tranlogs_torch import LoggedOptimizer
 from tranlogs_torch.interop.dcp import read_folder
 from tranlogs_torch.interop.dcp_metadata import read_metadata
-from tranlogs_torch.offline.recorded_state import OfflineRun
+from tranlogs_torch.offline.run import OfflineRun
 from tranlogs_torch.tensors import equality
 
 pytestmark = [

@@ -19,7 +19,7 @@ from tests.torch.lab import contents, differences, flatten
 from tranlogs.base.errors import RecoveryError, UsageError
 from tranlogs.checkpoints import Checkpoint
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.offline.recorded_state import OfflineRun
+from tranlogs_torch.offline.run import OfflineRun
 
 STEPS = 9
 Optimizers = dict[str, torch.optim.Optimizer]

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from tests.cli.conftest import cli
 from tranlogs.base.errors import UsageError
 from tranlogs_torch import LoggedOptimizer, StartFrom
-from tranlogs_torch.offline.recorded_state import OfflineRun
+from tranlogs_torch.offline.run import OfflineRun
 from tranlogs_torch.tensors.equality import have_same_bits
 
 __all__ = ["cli"]

@@ -22,13 +22,13 @@ from tranlogs.log.writer import Tensor
 from tranlogs.training.recorder import StepRecorder, is_same
 
 from ..sharding import fsdp_wrapper
-from ..sharding.placement import KNOWN
-from ..sharding.shards import array_of, is_elementwise, is_part, local, placed, settled, spec_of
+from ..sharding.shards import array_of, is_elementwise, is_part, placed, settled, spec_of
 from ..sharding.zero_optimizer import forget_places, own_of
 from ..state.extra_state import frozen, is_torchs
 from ..state.fingerprint import StateWatch, version_of, versions
 from ..state.pending_gradients import mark_used
 from ..tensors.arrays import adapt, to_array
+from ..tensors.placement import KNOWN, local
 from .grad_scaler import ScalerWatch
 from .gradient_plan import GradientPlans
 from .replay_check import Rehearsal

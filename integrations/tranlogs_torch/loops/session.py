@@ -43,11 +43,12 @@ from ..capture.optimizer_hooks import Member
 from ..capture.staging import Staging
 from ..data.position import Epoch, LoaderPosition
 from ..data.rng import get_rng
-from ..distributed import Together, is_of_many, recover_alone, settle_in
 from ..distributed.process_group import demand_group
+from ..elastic.world_size import is_of_many, recover_alone, settle_in
 from ..interop import Built, Start, StartFrom, find_start
+from ..offline.live_state import LiveState
 from ..sharding import fsdp
-from ..sharding.shards import array_of, local
+from ..sharding.shards import array_of
 from ..sharding.zero_optimizer import bring_in
 from ..state import environment, naming
 from ..state.auxiliary import Auxiliary
@@ -55,8 +56,9 @@ from ..state.backup import Remembered
 from ..state.caveats import caveats, verdict
 from ..state.fingerprint import Digests, Mode
 from ..state.scalars import ScalarHistory
-from ..state.state import TorchState
 from ..tensors import arrays
+from ..tensors.placement import local
+from .coordinator import Together
 from .user_loop import PlainLoops
 
 _log = logging.getLogger("tranlogs")
@@ -80,7 +82,7 @@ class Session:
         self.modules = naming.as_modules(models)
         fsdp.tell_places(self.modules)
         self.members: dict[str, Member] = {}
-        self.state = TorchState(self.modules, {}, self._set_auxiliary, fingerprint=fingerprint)
+        self.state = LiveState(self.modules, {}, self._set_auxiliary, fingerprint=fingerprint)
         self.plain = PlainLoops(self)
         self.auxiliary = Auxiliary(self.state, self.boundary, self._opening, self._doubt, self.plain.adopt, worker_seeds)
         self.writes = ForeignWrites(self.state, self.members, self._found_late)

@@ -6,8 +6,8 @@ import torch
 
 from tranlogs.encoding import tree
 
-from ..sharding.shards import in_memory
 from ..tensors import arrays
+from ..tensors.placement import in_memory
 from . import naming
 from .auxiliary import Auxiliary
 from .state import TorchState

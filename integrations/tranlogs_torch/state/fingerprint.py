@@ -17,9 +17,8 @@ from tranlogs.training.fingerprint import Digests, Mode, some_bytes
 from tranlogs.training.looks import FIRST_UNITS
 
 from ..device.digests import DeviceDigests
-from ..sharding.placement import KNOWN
-from ..sharding.shards import is_dtensor, local
 from ..tensors.arrays import memory_order, to_array
+from ..tensors.placement import KNOWN, is_dtensor, local
 
 __all__ = ["Digests", "Fingerprint", "Mode", "StateWatch", "memory_of", "version_of"]
 

@@ -22,20 +22,20 @@ from tranlogs.recovery.protocol import Spare
 from tranlogs.recovery.recover import Progress
 from tranlogs.retention import CheckpointPolicy, EverySteps
 
+from ..distributed.comm_hooks import without_errors
+from ..distributed.divergence_check import Likeness
+from ..distributed.gradient_ranges import Named, Portion, digest, shares
+from ..distributed.process_group import Group, is_there, warn_of_restarts
+from ..distributed.reducer import Reducer, reducers_in
 from ..elastic import adoption
+from ..elastic.neighbour_copies import Beside, check_copies
 from ..elastic.world_size import demand_unused
 from ..sharding import fsdp
 from ..sharding.shards import describe as describe_shards
-from .comm_hooks import without_errors
-from .divergence_check import Likeness
-from .gradient_ranges import Named, Portion, digest, shares
-from .neighbour_copies import Beside, check_copies
-from .process_group import Group, is_there, warn_of_restarts
-from .reducer import Reducer, reducers_in
 
 if TYPE_CHECKING:
     from ..capture.optimizer_hooks import Member
-    from ..state.state import TorchState
+    from ..elastic.recoverable_state import RecoverableState
 
 _log = logging.getLogger("tranlogs")
 
@@ -58,7 +58,7 @@ class Together:
         came_back: whether this rank had run out of data before where the others landed.
     """
 
-    def __init__(self, state: TorchState, policy: CheckpointPolicy, copies: int = 1) -> None:
+    def __init__(self, state: RecoverableState, policy: CheckpointPolicy, copies: int = 1) -> None:
         self._group = Group()
         self.rank, self.world = self._group.rank, self._group.world
         self.copies = check_copies(copies, self.world)
@@ -84,7 +84,7 @@ class Together:
         warn_of_restarts(self.rank)
 
     @classmethod
-    def of(cls, state: TorchState, policy: CheckpointPolicy, rank: int | None, copies: int) -> Together | None:
+    def of(cls, state: RecoverableState, policy: CheckpointPolicy, rank: int | None, copies: int) -> Together | None:
         """For a process among several; None for one alone.
 
         Raises:
