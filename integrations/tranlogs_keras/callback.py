@@ -14,7 +14,7 @@ from tranlogs.recovery import RecoveryReport
 from tranlogs.retention import Monitor
 
 from . import private
-from .data.sources import DataOrder
+from .data.source import DataOrder
 from .session import Session
 from .settings import Settings
 from .state.fingerprint import Mode

@@ -26,17 +26,18 @@ from tranlogs.recovery.verdict import report_of, verdict
 from tranlogs.shipping import Spare, bring_absent, ship_along
 
 from . import private
-from .backends import make_backend
-from .capture.plan import Look
-from .capture.steps import StepLog
+from .backends import arrays, make_backend
+from .backends.arrays import Values
+from .capture.steps import StepCapture
 from .data import Cursor, Position, describe_data, make_source, other_data
+from .replay.replayable_state import ReplayableState
 from .settings import Settings
-from .state import arrays, environment, rng
+from .state import environment, rng
 from .state.architecture import compare_models, describe_model
-from .state.arrays import Values
-from .state.callbacks import Siblings
+from .state.callbacks import CallbackStates
 from .state.parts import Parts, found_under
-from .state.state import KerasState, plain_attributes
+from .state.plan import Look
+from .state.state import plain_attributes
 from .state.variables import Variables
 
 _log = logging.getLogger("tranlogs")
@@ -144,16 +145,16 @@ class Session:
                     f"{self.run}: model.{which} has no variables yet. A train_step that makes them with its first update "
                     f"leaves nothing to resume into: call model.{which}.build(...) on the variables that it trains, before fit"
                 )
-        self.state = KerasState(self.variables, self.backend, log, settings.fingerprint)
+        self.state = ReplayableState(self.variables, self.backend, log, settings.fingerprint)
         self.state.optimizer_attributes = plain_attributes(self.variables.optimizers)
         self.state.environment = environment.describe(model, self.backend, self.variables.optimizers)
         self.state.about = {**describe_model(model, self.variables), "splits": self._splits}
         self._environment.update(self.state.environment)
-        self.siblings = Siblings(callbacks)
+        self.siblings = CallbackStates(callbacks)
         self.seed = before["seed"] if before is not None else settings.seed_or_fresh()
         self.source = make_source(self._iterator, self.backend, seed=self.seed, data_order=settings.data_order,
                                   doubt=self._doubt, strategy=self.backend.strategy_of(model))  # fmt: skip
-        self.steps = StepLog(self.state, self.journal, self._expects, self._give_up, self._found_late)
+        self.steps = StepCapture(self.state, self.journal, self._expects, self._give_up, self._found_late)
         self._plan_looks()
         self._data = describe_data(self._iterator.data_adapter, self.source)
         self._earlier: list[dict[str, Any]] = []  # histories of the run's fits before this one

@@ -21,7 +21,7 @@ from tranlogs.retention.keep_policy import when_full
 
 from . import private
 from .backends import Backend
-from .data.sources import DataOrder
+from .data.source import DataOrder
 from .state.fingerprint import Mode
 from .state.state import LogKind
 

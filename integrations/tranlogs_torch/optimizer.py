@@ -21,7 +21,7 @@ from tranlogs.journal.process.shutdown import GRACE_SECONDS, OnSignal
 from tranlogs.recovery import RecoveryReport
 from tranlogs.retention import Monitor
 
-from .capture.optimizer_hooks import LogKind, Member
+from .capture.optimizer_hooks import LogKind, OptimizerHooks
 from .capture.replay_check import nested
 from .data.position import Epoch
 from .distributed.process_group import local_world
@@ -82,7 +82,7 @@ class LoggedOptimizer(Optimizer):
 
     inner: Optimizer
     session: Session
-    member: Member
+    member: OptimizerHooks
 
     def __init__(self, optimizer: Optimizer, run: str | Path, model: Models = None, *, log: LogKind = "gradients",
                  checkpoint_every: Any = 500, durability: Literal["machine", "process"] = "machine", keep: Any = 2,
@@ -111,7 +111,7 @@ class LoggedOptimizer(Optimizer):
             raise
 
     def _join(self, optimizer: Optimizer, session: Session, name: str, log: LogKind, optimizer_state: bool) -> None:
-        member = Member(session, name, optimizer, log, optimizer_state=optimizer_state)
+        member = OptimizerHooks(session, name, optimizer, log, optimizer_state=optimizer_state)
         self.__dict__.update(inner=optimizer, session=session, member=member)
         session.add(member)
         session.shells[name] = self

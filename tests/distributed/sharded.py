@@ -124,7 +124,7 @@ def _of_any_kind(world: int) -> nn.Module:
 
 def _of_any_wrapper(world: int) -> nn.Module:
     """Whole in one process, wrapped in two, the same in three, of which each steps its own, sharded over four."""
-    kinds = {1: lambda: Tall(), 2: lambda: wrapped.classic(Tall, 2), 3: lambda: wrapped.together(Tall, 3)}
+    kinds = {1: lambda: Tall(), 2: lambda: wrapped.classic(Tall, 2), 3: lambda: wrapped.coordinator(Tall, 3)}
     return kinds[world]() if world in kinds else _plain(world)
 
 
@@ -139,8 +139,8 @@ LOOPS: dict[str, Any] = {
     "resharded ddp": _of_any_kind, "resharded tp": _of_any_mesh,
     "resharded wrapped": _of_any_wrapper, "classic": partial(wrapped.classic, Tall),
     "classic mixed accumulation": partial(wrapped.classic_mixed, partial(Tall, nn.LayerNorm)),
-    "classic replicated": partial(wrapped.replicated, Tall), "zero": partial(wrapped.together, Tall),
-    "zero views": partial(wrapped.together, Tall), "zero join": partial(wrapped.together, Tall),
+    "classic replicated": partial(wrapped.replicated, Tall), "zero": partial(wrapped.coordinator, Tall),
+    "zero views": partial(wrapped.coordinator, Tall), "zero join": partial(wrapped.coordinator, Tall),
 }  # fmt: skip
 TORN = ("resharded", "resharded ddp", "resharded wrapped")  # where one may die amid the change
 

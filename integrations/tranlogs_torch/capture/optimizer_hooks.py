@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from operator import is_
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -21,6 +21,7 @@ from tranlogs.log.layout import NO_TENSORS, Layout, Payload
 from tranlogs.log.writer import Tensor
 from tranlogs.training.recorder import StepRecorder, is_same
 
+from ..ddp.gradient_ranges import Portion
 from ..sharding import fsdp_wrapper
 from ..sharding.shards import array_of, is_elementwise, is_part, placed, settled, spec_of
 from ..sharding.zero_optimizer import forget_places, own_of
@@ -31,19 +32,16 @@ from ..tensors.arrays import adapt, to_array
 from ..tensors.placement import KNOWN, local
 from .grad_scaler import ScalerWatch
 from .gradient_plan import GradientPlans
-from .replay_check import Rehearsal
+from .replay_check import StepRehearsal
+from .run import LoggedRun
 from .single_step import can_nest, is_nested
-
-if TYPE_CHECKING:
-    from ..distributed.gradient_ranges import Portion
-    from ..loops.session import Session
 
 _log = logging.getLogger("tranlogs")
 
 LogKind = Literal["gradients", "weights"]
 
 
-class Member:
+class OptimizerHooks:
     """See the module.
 
     Attributes:
@@ -53,7 +51,7 @@ class Member:
         log: "gradients" or "weights"; what cannot be redone from gradients logs weights once that is found out.
     """
 
-    def __init__(self, session: Session, name: str, outer: torch.optim.Optimizer, log: LogKind, *,
+    def __init__(self, session: LoggedRun, name: str, outer: torch.optim.Optimizer, log: LogKind, *,
                  optimizer_state: bool) -> None:  # fmt: skip
         self.session, self.name, self.outer, self.log = session, name, outer, log
         self.inner = inner = own_of(outer)
@@ -84,7 +82,7 @@ class Member:
         self._is_image = False
         self._share: list[Portion] | None = None  # what of the gradients this rank logs; None for all
         self._began = time.perf_counter()
-        self._rehearsal = Rehearsal(inner)
+        self._rehearsal = StepRehearsal(inner)
         self._can_nest = can_nest(inner)
         self._scaler = ScalerWatch()
         self._pre = inner.register_step_pre_hook(_seen_compiled(torch.compiler.disable(self._before_step)))
@@ -234,7 +232,7 @@ class Member:
         if len(parameters) != len(self._owners) or not all(map(is_, parameters, self._owners)):
             name_of = session.state.name_of
             self._owners, self._names = parameters, [f"grad/{name_of[id(p)]}" for p in parameters]
-        if session.together is None and session.staging is None:
+        if session.coordinator is None and session.staging is None:
             payload = self._plans.payload(self._names, [p.grad for p in parameters])
             if payload is not None:
                 return payload
@@ -244,7 +242,7 @@ class Member:
         session = self.session
         present = [(n, p) for n, p in zip(self._names, self._owners, strict=True) if settled(p) is not None]
         found = [(name, local(p.grad)) for name, p in present if p.grad is not None]
-        self._share = None if session.together is None else session.together.share(self, found)
+        self._share = None if session.coordinator is None else session.coordinator.share(self, found)
         if self._share is not None:
             found = [(portion.name, portion.tensor) for portion in self._share]
         if session.staging is not None:
@@ -296,9 +294,9 @@ class Member:
             body["amp"] = self._amp
         if self._clip is not None and not self._is_image:
             body["clip"] = self._clip
-        if self._share is not None and not self._is_image and session.together is not None:
-            body["share"] = (session.together.rank, session.together.world)
-            body["copies"] = session.together.copies
+        if self._share is not None and not self._is_image and session.coordinator is not None:
+            body["share"] = (session.coordinator.rank, session.coordinator.world)
+            body["copies"] = session.coordinator.copies
         digests = session.digests().tobytes()
         if self._is_image:
             payload = session.after_image(self._image(body), every_step=self.log == "weights")

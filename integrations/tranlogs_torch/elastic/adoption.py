@@ -21,7 +21,7 @@ from tranlogs.checkpoints import Checkpoint
 from tranlogs.encoding import tree
 
 from ..data.rng import get_rng
-from ..distributed.comm_hooks import without_errors
+from ..ddp.comm_hooks import without_errors
 from ..state.state import TorchState
 from ..tensors import arrays
 

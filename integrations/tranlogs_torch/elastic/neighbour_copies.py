@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.recovery.group.landing import Landing
 
-from ..distributed.comm_hooks import without_errors
+from ..ddp.comm_hooks import without_errors
 from .adoption import packed, seeded, unpacked
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A state that ranks recover together, perhaps over another number of processes (`SharedState` of `tranlogs.recovery.group`)."""
+"""A state that ranks recover together, perhaps over another number of processes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tranlogs.recovery.group.landing import Landing
 from tranlogs.recovery.protocol import Spare
 from tranlogs.recovery.recover import Progress
 
-from ..distributed.comm_hooks import without_errors
+from ..ddp.comm_hooks import without_errors
 from ..distributed.process_group import Solo
 from .adoption import seeded
 from .neighbour_copies import settle_beside

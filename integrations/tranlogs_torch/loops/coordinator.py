@@ -22,11 +22,11 @@ from tranlogs.recovery.protocol import Spare
 from tranlogs.recovery.recover import Progress
 from tranlogs.retention import CheckpointPolicy, EverySteps
 
-from ..distributed.comm_hooks import without_errors
-from ..distributed.divergence_check import Likeness
-from ..distributed.gradient_ranges import Named, Portion, digest, shares
+from ..ddp.comm_hooks import without_errors
+from ..ddp.divergence_check import Likeness
+from ..ddp.gradient_ranges import Named, Portion, digest, shares
+from ..ddp.reducer import Reducer, reducers_in
 from ..distributed.process_group import Group, is_there, warn_of_restarts
-from ..distributed.reducer import Reducer, reducers_in
 from ..elastic import adoption
 from ..elastic.neighbour_copies import Beside, check_copies
 from ..elastic.world_size import demand_unused
@@ -34,7 +34,7 @@ from ..sharding import fsdp
 from ..sharding.shards import describe as describe_shards
 
 if TYPE_CHECKING:
-    from ..capture.optimizer_hooks import Member
+    from ..capture.run import HookedOptimizer
     from ..elastic.recoverable_state import RecoverableState
 
 _log = logging.getLogger("tranlogs")
@@ -43,7 +43,7 @@ _SUM_OF_TWO = 2  # processes: whatever the order, it is the same
 _ASK_STEPS = 10  # how often ranks ask each other whether a checkpoint is due, and whether they are still equal
 
 
-class Together:
+class Coordinator:
     """See the module.
 
     Args:
@@ -84,7 +84,7 @@ class Together:
         warn_of_restarts(self.rank)
 
     @classmethod
-    def of(cls, state: RecoverableState, policy: CheckpointPolicy, rank: int | None, copies: int) -> Together | None:
+    def of(cls, state: RecoverableState, policy: CheckpointPolicy, rank: int | None, copies: int) -> Coordinator | None:
         """For a process among several; None for one alone.
 
         Raises:
@@ -138,16 +138,16 @@ class Together:
 
     # Steps.
 
-    def share(self, member: Member, named: Sequence[Named]) -> list[Portion] | None:
+    def share(self, hooks: HookedOptimizer, named: Sequence[Named]) -> list[Portion] | None:
         """What this rank logs of a step's gradients; None for all of them."""
         if not self._is_lockstep() or not self.is_divided:
             return None
-        if not self._is_reduced((member.name, member.inner)):  # a group was added, or a parameter trains that was frozen
-            self._fall_back(f"optimizer {member.name!r} trains parameters whose gradients no DistributedDataParallel sums (it "
+        if not self._is_reduced((hooks.name, hooks.inner)):  # a group was added, or a parameter trains that was frozen
+            self._fall_back(f"optimizer {hooks.name!r} trains parameters whose gradients no DistributedDataParallel sums (it "
                             "sums those that were there, and trained, when it was made)")  # fmt: skip
             return None
-        if member.name not in self._checked:
-            self._checked.add(member.name)
+        if hooks.name not in self._checked:
+            self._checked.add(hooks.name)
             digests = self._group.gather(digest(named))
             if len(set(digests)) > 1:
                 self._fall_back(f"the gradients of rank {_first_other(digests)} are not those of rank 0")

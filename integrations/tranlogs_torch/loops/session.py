@@ -38,8 +38,9 @@ from tranlogs.retention import Monitor, as_policy, as_retention
 from tranlogs.shipping import Spare, bring_absent, ship_along
 from tranlogs.training.looks import Place
 
-from ..capture.foreign_writes import ForeignWrites
-from ..capture.optimizer_hooks import Member
+from ..capture.foreign_writes import ForeignWriteDetector
+from ..capture.optimizer_hooks import OptimizerHooks
+from ..capture.run import HookedOptimizer
 from ..capture.staging import Staging
 from ..data.position import Epoch, LoaderPosition
 from ..data.rng import get_rng
@@ -52,14 +53,14 @@ from ..sharding.shards import array_of
 from ..sharding.zero_optimizer import bring_in
 from ..state import environment, naming
 from ..state.auxiliary import Auxiliary
-from ..state.backup import Remembered
+from ..state.backup import StateBackup
 from ..state.caveats import caveats, verdict
 from ..state.fingerprint import Digests, Mode
 from ..state.scalars import ScalarHistory
 from ..tensors import arrays
 from ..tensors.placement import local
-from .coordinator import Together
-from .user_loop import PlainLoops
+from .coordinator import Coordinator
+from .user_loop import UserLoops
 
 _log = logging.getLogger("tranlogs")
 
@@ -81,20 +82,20 @@ class Session:
         self._durability = durability
         self.modules = naming.as_modules(models)
         fsdp.tell_places(self.modules)
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, OptimizerHooks] = {}
         self.state = LiveState(self.modules, {}, self._set_auxiliary, fingerprint=fingerprint)
-        self.plain = PlainLoops(self)
+        self.plain = UserLoops(self)
         self.auxiliary = Auxiliary(self.state, self.boundary, self._opening, self._doubt, self.plain.adopt, worker_seeds)
-        self.writes = ForeignWrites(self.state, self.members, self._found_late)
+        self.writes = ForeignWriteDetector(self.state, self.members, self._found_late)
         self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
-        self.together = Together.of(self.state, policy, rank, copies)
-        rank = (rank or 0) if self.together is None else self.together.rank
-        if self.together is not None:
-            self.together.watch_join(self._leave_join)
+        self.coordinator = Coordinator.of(self.state, policy, rank, copies)
+        rank = (rank or 0) if self.coordinator is None else self.coordinator.rank
+        if self.coordinator is not None:
+            self.coordinator.watch_join(self._leave_join)
         with progress_bar() as progress:
             url, is_own = store_of(monitor, store)
             has_come = bring_absent(url, JournalPaths.of(run, rank), progress) is not None
-            left = 1 if self.together is None else self.together.world
+            left = 1 if self.coordinator is None else self.coordinator.world
             while rank == 0 and has_come:  # those of ranks that are none now hold their shares
                 has_come = bring_absent(url, JournalPaths.of(run, left), progress) is not None
                 left += 1
@@ -102,7 +103,7 @@ class Session:
                                     policy=policy, retention=retention,
                                     take_over=self._grace if is_wanted(take_over) else None)  # fmt: skip
         if rank == 0 and is_wanted(take_over):
-            end_beyond(self.run, 1 if self.together is None else self.together.world, self._grace)
+            end_beyond(self.run, 1 if self.coordinator is None else self.coordinator.world, self._grace)
         self.journal.adapt = arrays.adapt
         self.monitor = start_beside(monitor, self.journal.paths)
         self.shipping, self.spare = ship_along(url if is_own else None, self.journal.paths), Spare(self.journal.paths, url)
@@ -116,7 +117,7 @@ class Session:
         self._taken_at_boundary: dict[str, int] = {}
         self._has_begun = self._has_reserved = self._has_said_unlogged = False
         self.loops: list[object] = []  # loops of ours that are running, the outermost first
-        self._remembered: Remembered | None = None  # the state, while code per epoch runs again for finished epochs
+        self._remembered: StateBackup | None = None  # the state, while code per epoch runs again for finished epochs
         self._has_said_nested = False
         self._wants_checkpoint = False
         self._implicit: dict[str, Any] | None = None  # after a step in a loop of the user's own: random state, and buffers
@@ -132,7 +133,7 @@ class Session:
 
     # Putting the run together.
 
-    def add(self, member: Member) -> None:
+    def add(self, member: OptimizerHooks) -> None:
         """Add an optimizer under its name."""
         if self._has_begun:
             raise UsageError(f"optimizer {member.name!r}: add it before recover() and before the first step")
@@ -151,14 +152,14 @@ class Session:
     def _describe(self) -> None:
         """What the rounding depends on, as it is now: a script may set its threads after it made the optimizer."""
         self.environment.update(environment.describe(self.state.optimizers))
-        if self.together is not None:
-            self.together.describe(self.environment)
+        if self.coordinator is not None:
+            self.coordinator.describe(self.environment)
 
     def _demand_alike(self) -> None:
         """Refuse settings that differ between processes which train together."""
-        if self.together is not None:
+        if self.coordinator is not None:
             logs = {f"log of optimizer {name!r}": member.log for name, member in self.members.items()}
-            self.together.demand_alike({"durability": self._durability, **logs})
+            self.coordinator.demand_alike({"durability": self._durability, **logs})
 
     def track(self, **things: Any) -> None:
         """Track loaders and anything with state_dict / load_state_dict; refuse what cannot be stored."""
@@ -176,7 +177,7 @@ class Session:
             if self._report is not None and self.steps_since_boundary == 0 and self.journal.step == self._report.step:
                 return self._report  # a notebook cell run twice
             raise UsageError("recover() must come before the first step")
-        demand_group(self.run, was_alone=self.together is None)
+        demand_group(self.run, was_alone=self.coordinator is None)
         start = time.monotonic()
         fsdp.reshard(self.modules)  # what was gathered from the shards before is not what they are going to be
         self.state.refresh()  # a group may have been added since
@@ -185,17 +186,17 @@ class Session:
         self._demand_alike()
         if step is not None:
             self.journal.hold()
-        if self.together is not None:
-            self.together.demand_same_start(origin.identity if origin else "", is_fresh=self.journal.is_fresh)
+        if self.coordinator is not None:
+            self.coordinator.demand_same_start(origin.identity if origin else "", is_fresh=self.journal.is_fresh)
         if origin is not None and self.journal.is_fresh and origin.identity:
             self._load(origin, progress)  # what others have of a journal that was lost comes over it
-        if self.together is None:
+        if self.coordinator is None:
             if is_of_many(self.journal.paths.folder):
                 landing = recover_alone(self.journal, self.state, step, progress, self.spare)
         else:
-            self.together.doubts()  # refuses what cannot be, before anything is touched
-            landing = self.together.recover(self.journal, self.auxiliary.read(), step, progress, self.spare)
-        if landing is None and self.together is None:
+            self.coordinator.doubts()  # refuses what cannot be, before anything is touched
+            landing = self.coordinator.recover(self.journal, self.auxiliary.read(), step, progress, self.spare)
+        if landing is None and self.coordinator is None:
             found = recover(self.journal.paths.folder, self.state, step=step, progress=progress, spare=self.spare)
         else:
             found = None if landing is None else landing.recovered
@@ -212,8 +213,8 @@ class Session:
         self._describe()
         if landing is not None:
             self._landed = settle_in(self.state, landing, self._landed)
-            if self.together is not None:
-                self.together.take_over(self._landed)
+            if self.coordinator is not None:
+                self.coordinator.take_over(self._landed)
         is_new, number = (found.plan.has_later, None) if landing is None else (landing.is_new, landing.timeline)
         self.journal.go_on_from(found.position, new_timeline=is_new, number=number, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
@@ -244,28 +245,28 @@ class Session:
 
     def _land_together(self, landing: Landing, found: Recovered) -> None:
         """What all ranks do before any of them goes on."""
-        together, doubts = self.together, landing.doubts
+        coordinator, doubts = self.coordinator, landing.doubts
         bring_in(self.state.outers.values())
         body = {**self._landed, "scalars": self.scalars.pack()}
-        is_any_lost = landing.is_adopted if together is None else any(together.told_by_all(landing.is_adopted))
+        is_any_lost = landing.is_adopted if coordinator is None else any(coordinator.told_by_all(landing.is_adopted))
         begins = landing.is_begun or is_any_lost  # a disk that is lost next costs nothing more
         if landing.is_new and not landing.is_resharded:  # in all journals, before the first record: else a crash could leave
             self.journal.start()  # steps of two histories
-            if together is not None:  # nothing is in any of them before it is begun in all: else it never was
-                together.told_by_all(True)
-        if begins and together is not None:
-            together.mirror(body)
+            if coordinator is not None:  # nothing is in any of them before it is begun in all: else it never was
+                coordinator.told_by_all(True)
+        if begins and coordinator is not None:
+            coordinator.mirror(body)
         if landing.is_resharded:
             self._begin_resharded(body)
         elif begins:
             self.journal.checkpoint(self.state.snapshot(body), wait=True)
-        if together is not None:
+        if coordinator is not None:
             step = found.position.step
             doubts += [
-                *together.doubts(),
-                *together.prime(body, step, step if begins else found.plan.checkpoint.step),
+                *coordinator.doubts(),
+                *coordinator.prime(body, step, step if begins else found.plan.checkpoint.step),
             ]
-            doubts = together.joined(doubts)
+            doubts = coordinator.joined(doubts)
         self._doubts += [(text, False) for text in doubts]
         found.notes += landing.notes
         self._landed = {}  # it may be large
@@ -279,7 +280,7 @@ class Session:
         with self.journal.unpruned():
             self.journal.start()
             is_written = self.journal.checkpoint(self.state.snapshot(body), wait=True)
-            written = [is_written] if self.together is None else self.together.told_by_all(is_written)
+            written = [is_written] if self.coordinator is None else self.coordinator.told_by_all(is_written)
             if not all(written):
                 raise RecoveryError(f"{self.run}: rank {written.index(False)} could not write the checkpoint that it begins "
                                     "with, and without it what follows would be lost. The run is as it was: start again when "
@@ -317,7 +318,7 @@ class Session:
             return
         if not self.journal.is_fresh:
             raise NotRecovered(self.run, self.journal.catalog.watermarks().committed)
-        demand_group(self.run, was_alone=self.together is None)
+        demand_group(self.run, was_alone=self.coordinator is None)
         if self._origin_told is None and find_start(self.run, None) is not None:
             raise UsageError(f"{self.run}: weights were imported for this run, which recover() loads: call it before the loop")
         self._demand_alike()
@@ -326,24 +327,24 @@ class Session:
         self.state.refresh()
         self.state.given = self.state.given or {which: self.state.given_now(which) for which in self.members}
         self.writes.remember(self.journal.step)
-        if self.together is not None and is_first:
-            self.environment["past"] = gone_on((), 0, self.together.told_by_all(new_id())[0])
+        if self.coordinator is not None and is_first:
+            self.environment["past"] = gone_on((), 0, self.coordinator.told_by_all(new_id())[0])
         self.journal.start()
         body = self.auxiliary.read()
-        if self.together is not None:
-            for doubt in self.together.doubts():
+        if self.coordinator is not None:
+            for doubt in self.coordinator.doubts():
                 _log.warning("%s: %s", self.run, doubt)
             body["scalars"] = self.scalars.pack()
             if not is_first:  # the others go on from what they have, and say this as they land, and that they have begun
                 bring_in(self.state.outers.values())
-                self.together.told_by_all(True)
-                self.together.told_by_all(True)
-            self.together.mirror(body)
+                self.coordinator.told_by_all(True)
+                self.coordinator.told_by_all(True)
+            self.coordinator.mirror(body)
         self.journal.checkpoint(self.state.snapshot(body), wait=True)
-        if self.together is not None:
+        if self.coordinator is not None:
             if not is_first:
-                self.together.prime({}, 0, 0)
-            self.together.joined([])
+                self.coordinator.prime({}, 0, 0)
+            self.coordinator.joined([])
 
     # Steps (called by members).
 
@@ -384,10 +385,10 @@ class Session:
         """Whether something wrote to the state since the last look."""
         return bool(self.writes.parameters(self.journal.step) or self.writes.optimizers() or self._grown())
 
-    def mark_called(self, member: Member) -> None:
+    def mark_called(self, hooks: HookedOptimizer) -> None:
         """Tell schedulers that hold the shell that it stepped, even if the inner was stepped directly."""
-        self.shells[member.name]._opt_called = True
-        member.inner._opt_called = member.outer._opt_called = True  # type: ignore[attr-defined]
+        self.shells[hooks.name]._opt_called = True
+        hooks.inner._opt_called = hooks.outer._opt_called = True  # type: ignore[attr-defined]
 
     def request_checkpoint(self) -> bool:
         """Ask for a checkpoint at the next boundary; False if logging is suspended."""
@@ -515,8 +516,8 @@ class Session:
         def whole() -> dict[str, Any]:
             return {**body, "scalars": self.scalars.pack()}
 
-        if self.together is not None:
-            wanted = self.together.at_boundary(self.journal, body, whole, wanted=wanted, digests=self.writes.known)
+        if self.coordinator is not None:
+            wanted = self.coordinator.at_boundary(self.journal, body, whole, wanted=wanted, digests=self.writes.known)
         self.journal.boundary(body, lambda: self.state.snapshot(whole()), scalars=noted, checkpoint=wanted)
         if self.journal.is_suspended:
             self.auxiliary.drop_unstorable()
@@ -644,7 +645,7 @@ class Session:
         """Code per epoch is about to run again: what it does to the state is to be undone."""
         if self._remembered is None:
             self.note_writes()
-            self._remembered = Remembered(self.state, self.auxiliary)
+            self._remembered = StateBackup(self.state, self.auxiliary)
 
     def _opening(self, position: LoaderPosition) -> None:
         """A loop over a loader is about to be opened."""
@@ -681,8 +682,8 @@ class Session:
 
     def _close(self, *, is_orderly: bool) -> None:
         atexit.unregister(self._at_exit)
-        if self.together is not None:
-            self.together.leave()
+        if self.coordinator is not None:
+            self.coordinator.leave()
         if self.is_active and self._has_begun:
             if is_orderly:
                 self._commit_implicit(is_before_forward=True)

@@ -13,7 +13,7 @@ from .auxiliary import Auxiliary
 from .state import TorchState
 
 
-class Remembered:
+class StateBackup:
     """Parameters, buffers and auxiliary state; not the optimizers' own state, and not the positions in the data.
 
     Args:

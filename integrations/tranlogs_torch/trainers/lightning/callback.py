@@ -15,12 +15,13 @@ from tranlogs.recovery import RecoveryReport
 from ...optimizer import LoggedOptimizer
 from ..position import TrainerPosition
 from . import hooks, private
+from .base import TranLogsCallback
 from .progress import Progress
 
 private.check_lightning()
 
 
-class TranLogsLightningCallback(pl.Callback):  # type: ignore[misc]
+class TranLogsLightningCallback(TranLogsCallback):
     """Logs every step of `Trainer.fit`; run the same script again after a crash, and training goes on at the batch.
 
         trainer = pl.Trainer(max_epochs=20, callbacks=[TranLogsLightningCallback("runs/digits")])
