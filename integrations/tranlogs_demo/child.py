@@ -57,7 +57,7 @@ def train(job: Job, tell: Teller) -> None:
         optimizer.zero_grad()
         losses.append(loss.item())
         if logged is not None:
-            logged.note(loss=losses[-1])
+            logged.log_scalars(loss=losses[-1])
         tell.phase("boundary")
         if job.seconds_max is not None and len(losses) >= _BATCHES_MIN and time.monotonic() - start > job.seconds_max:
             break

@@ -117,7 +117,7 @@ class LoggedOptimizer(Optimizer):
         session.shells[name] = self
         optimizer._tranlogs_run = str(session.run)  # type: ignore[attr-defined]
 
-    def also(self, optimizer: Optimizer, name: str, *, log: LogKind = "gradients",
+    def add_optimizer(self, optimizer: Optimizer, name: str, *, log: LogKind = "gradients",
              optimizer_state: bool = True) -> LoggedOptimizer:  # fmt: skip
         """Another optimizer of the same loop: logged in the same run, recovered to the same moment."""
         _check(optimizer, log)
@@ -220,7 +220,7 @@ class LoggedOptimizer(Optimizer):
         """For loops without a loader: the numbers of the turns that are left, from 0 to `until` - 1."""
         return self.session.steps(until)
 
-    def note(self, **scalars: float) -> None:
+    def log_scalars(self, **scalars: float) -> None:
         """Keep small numbers (a loss) with the running batch; `tranlogs log` shows them, `scalars` has their curves."""
         self.session.scalars.note(**scalars)
 

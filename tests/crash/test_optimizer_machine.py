@@ -82,7 +82,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         def wrap(plain: list[Any], model: Any) -> list[Any]:
             first = LoggedOptimizer(plain[0], self.run, model, log=self.log_kind, **self.options)  # type: ignore[arg-type]
             self.logged = first
-            return [first, *(first.also(other, "head") for other in plain[1:])]
+            return [first, *(first.add_optimizer(other, "head") for other in plain[1:])]
 
         self.script = Script(self.twin.kind, wrap)
         self.logged.track(scheduler=self.script.scheduler, **({"loader": self.script.loader} if self.script.loader else {}))
@@ -155,7 +155,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         """The body of a batch, and the boundary behind it."""
         noted = self.script.body(what, is_amid=self.twin.is_amid)
         if noted is not None:
-            self.logged.note(loss=noted)
+            self.logged.log_scalars(loss=noted)
         before = self.twin.step, self.twin.is_amid
         self.twin.do(what)
         self.next_batch()

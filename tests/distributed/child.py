@@ -330,7 +330,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none="kept" not in name)
         step += 1
         losses[step] = loss.item()
-        optimizer.note(loss=loss.item())
+        optimizer.log_scalars(loss=loss.item())
         if "resized" in name:
             told = [step, loader.sampler.epoch, x[:, 0].tolist(), everything(model, inner, scheduler)]
             with open(f"{run}.seen{dist_rank()}", "a") as file:

@@ -190,7 +190,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             embedded.LAG_SECONDS = 0.1
             options |= {"store": f"{run}.store", "checkpoint_every": EVERY * len(inner)}
         optimizers[0] = LoggedOptimizer(inner[0], run, model, **options)
-        optimizers[1:] = [optimizers[0].also(one, name=type(one).__name__) for one in inner[1:]]
+        optimizers[1:] = [optimizers[0].add_optimizer(one, name=type(one).__name__) for one in inner[1:]]
         if name in TORN and kill and len(kill) > 3 and dist_rank() == kill[0]:
             optimizers[0].session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
         if Path(f"{run}.torn").exists() and dist_rank() == 1:
@@ -255,7 +255,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             for one in optimizers:
                 one.zero_grad()
         losses[step] = loss.item()
-        optimizer.note(loss=loss.item())
+        optimizer.log_scalars(loss=loss.item())
         told("taken", step, loader.sampler.epoch, samples)
         if "mixed" in name and number % 5 == 0:
             with torch.no_grad():

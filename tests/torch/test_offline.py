@@ -96,7 +96,7 @@ class Case:
         logged = LoggedOptimizer(first, run, model if self.with_model else None, **options)
         if self.second is not None:
             inner["second"] = self.second(model)
-            logged.also(inner["second"], "second")
+            logged.add_optimizer(inner["second"], "second")
         scheduler = torch.optim.lr_scheduler.MultiStepLR(logged, [3, 6, 8], gamma=0.5)
         logged.track(scheduler=scheduler)
         return model, logged, inner, scheduler

@@ -60,7 +60,7 @@ def test_another_set_of_optimizers_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     model = small()
     with logged(model, run) as optimizer:
-        optimizer.also(torch.optim.SGD(model[2].parameters()), "g")
+        optimizer.add_optimizer(torch.optim.SGD(model[2].parameters()), "g")
         optimizer.recover()
     with logged(small(), run) as optimizer, pytest.raises(StateMismatch, match="optimizer 'g': only the run has it"):
         optimizer.recover()
@@ -167,10 +167,10 @@ def test_older_step_starts_a_new_timeline(tmp_path: Path) -> None:
 
 def test_note_wants_numbers_and_names_what_is_none(tmp_path: Path) -> None:
     with logged(small(), tmp_path / "run") as optimizer:
-        optimizer.note(loss=torch.tensor(1.5), rate=float("nan"))
+        optimizer.log_scalars(loss=torch.tensor(1.5), rate=float("nan"))
         for wrong in ("high", torch.zeros(2), None):
             with pytest.raises(UsageError, match=r"note\(grade=\.\.\.\): one number is wanted"):
-                optimizer.note(grade=wrong)  # type: ignore[arg-type]
+                optimizer.log_scalars(grade=wrong)  # type: ignore[arg-type]
 
 
 def test_hyper_parameters_of_the_run_hold_and_a_change_in_the_script_is_told(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_scalars_have_neither_gaps_nor_doubles(tmp_path: Path) -> None:
         for number in optimizer.steps(11):
             one_step(model, optimizer, number)
             attempt.tick()
-            optimizer.note(loss=torch.tensor(0.5 * number), rate=optimizer.param_groups[0]["lr"])
+            optimizer.log_scalars(loss=torch.tensor(0.5 * number), rate=optimizer.param_groups[0]["lr"])
             attempt.tick()
         attempt.keep(scalars=getattr(optimizer, "scalars", None))
         optimizer.close()

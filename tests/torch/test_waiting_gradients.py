@@ -19,7 +19,7 @@ def two_speeds(attempt: Attempt, *, out_of_place: bool, change_at: int) -> None:
     seed()
     model = nn.ModuleDict({"often": nn.Linear(4, 4), "seldom": nn.Linear(4, 3)})
     often = attempt.wrap(torch.optim.SGD(model["often"].parameters(), lr=0.05), model)
-    seldom = attempt.also(often, torch.optim.AdamW(model["seldom"].parameters(), lr=0.01), "seldom")
+    seldom = attempt.add_optimizer(often, torch.optim.AdamW(model["seldom"].parameters(), lr=0.01), "seldom")
     attempt.start(often)
     for number in often.steps(16):
         often.zero_grad()

@@ -66,7 +66,7 @@ _log = logging.getLogger("tranlogs")
 
 
 class Session:
-    """See the module. `LoggedOptimizer` makes one and shares it with `also`."""
+    """See the module. `LoggedOptimizer` makes one and shares it with `add_optimizer`."""
 
     def __init__(self, run: str | Path, models: naming.Models, *, checkpoint_every: Any, keep: Any, durability: str,
                  fingerprint: Mode, rank: int | None, segment_bytes: int | None, handover: str | None,

@@ -87,7 +87,7 @@ class TranLogsLightningCallback(TranLogsCallback):
         logged = LoggedOptimizer(first, self._run, model, **self._settings)
         try:
             for number, other in enumerate(others, start=1):
-                logged.also(other, name=f"optimizer{number}")
+                logged.add_optimizer(other, name=f"optimizer{number}")
             self._recover(trainer, logged)
         except BaseException:
             logged.close()
