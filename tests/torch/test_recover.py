@@ -169,7 +169,7 @@ def test_note_wants_numbers_and_names_what_is_none(tmp_path: Path) -> None:
     with logged(small(), tmp_path / "run") as optimizer:
         optimizer.log_scalars(loss=torch.tensor(1.5), rate=float("nan"))
         for wrong in ("high", torch.zeros(2), None):
-            with pytest.raises(UsageError, match=r"note\(grade=\.\.\.\): one number is wanted"):
+            with pytest.raises(UsageError, match=r"log_scalars\(grade=\.\.\.\): one number is wanted"):
                 optimizer.log_scalars(grade=wrong)  # type: ignore[arg-type]
 
 
