@@ -23,9 +23,13 @@ from .commands.store import store
 from .commands.verify import verify
 
 app = typer.Typer(
-    name="tranlogs", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    name="tranlogs",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     epilog="Exit codes: 0 fine, 1 the run has a problem that the output names, 2 wrong usage. Each command has --json.",
-)  # fmt: skip
+)
 for _function in (demo, status, log, verify, replay, export, import_, repair, monitor, push, pull):
     app.command("import" if _function is import_ else None)(_function)
 app.add_typer(store)

@@ -21,10 +21,12 @@ Run = Annotated[
 Optimizers = Annotated[
     list[str] | None,
     typer.Option(
-        "--optimizer", metavar="module:Class", show_default=False,
+        "--optimizer",
+        metavar="module:Class",
+        show_default=False,
         help="Class of an optimizer that is not torch's own (NAME=module:Class if several).",
     ),
-]  # fmt: skip
+]
 StoreCheckpoints = Annotated[
     str, typer.Option(metavar="N|all", help="Checkpoints that stay in the store, and the log behind the oldest of them.")
 ]

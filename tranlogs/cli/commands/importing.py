@@ -51,8 +51,14 @@ def import_(
     from ...recovery.progress import progress_bar
     from ..frameworks import importer_of
 
-    options: dict[str, Any] = {"model": model, "missing": missing or [], "unexpected": unexpected or [], "cast": cast,
-                               "only_weights": only_weights, "trust": trust}  # fmt: skip
+    options: dict[str, Any] = {
+        "model": model,
+        "missing": missing or [],
+        "unexpected": unexpected or [],
+        "cast": cast,
+        "only_weights": only_weights,
+        "trust": trust,
+    }
     with progress_bar() as progress:
         about = importer_of("torch")(source, run, options, progress)
     if as_json:
@@ -71,8 +77,10 @@ def _show(about: dict[str, Any]) -> None:
         rows.append((f"weights {key}".rstrip(), what))
         if held["not_finite"]:
             rows.append(("note", f"not finite: {', '.join(held['not_finite'][:5])}"))
-    rows += [(f"optimizer {which}" if which != "optimizer" else which, f"state of {screen.count(parameters, 'parameter')}")
-             for which, parameters in about["optimizers"].items()]  # fmt: skip
+    rows += [
+        (f"optimizer {which}" if which != "optimizer" else which, f"state of {screen.count(parameters, 'parameter')}")
+        for which, parameters in about["optimizers"].items()
+    ]
     rows += [(what.replace("_", " "), ", ".join(about[what])) for what in ("others", "not_used") if about[what]]
     if about["run"]:
         rows.append(

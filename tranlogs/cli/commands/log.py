@@ -28,8 +28,10 @@ def log(
     """List the records of the newest timeline, or show one in full."""
     from ..reading.runs import journals_of, settled
 
-    found = [settled(paths.folder, partial(_look, paths.folder, step, limit), lambda rank: rank["problems"])
-             for paths in journals_of(run)]  # fmt: skip
+    found = [
+        settled(paths.folder, partial(_look, paths.folder, step, limit), lambda rank: rank["problems"])
+        for paths in journals_of(run)
+    ]
     problems = [message for rank in found for message in rank["problems"]]
     if as_json:
         show_json({"run": run, "problems": problems, "ranks": found})
@@ -127,8 +129,13 @@ def _full(rank: dict[str, Any]) -> list[RenderableType]:
     for record in rank["records"]:
         body = _plain(record.get("body", {}))
         place = f"number {record['sequence']} in {record['segment']}"
-        about = {"step": record["step"], "kind": record["kind"], "entry": place, "noted": _words(record.get("scalars", {})),
-                 "committed": "yes" if record["is_committed"] else "no"}  # fmt: skip
+        about = {
+            "step": record["step"],
+            "kind": record["kind"],
+            "entry": place,
+            "noted": _words(record.get("scalars", {})),
+            "committed": "yes" if record["is_committed"] else "no",
+        }
         about |= {key: _words(value) for key, value in body.items() if key != "hyper"}
         parts.append(screen.facts([(name, value) for name, value in about.items() if value != ""]))
         parts += [_groups(body["hyper"])] if body.get("hyper") else []
@@ -171,9 +178,16 @@ def _tensors(tensors: Sequence[dict[str, Any]]) -> RenderableType:
     from ..output import screen
 
     has_parts = any(t["piece"] is not None for t in tensors)
-    rows = [[t["name"] + (f" ({t['part']})" if t["part"] else ""), t["dtype"], _size(t["shape"]),
-             *([_held(t["piece"])] if has_parts else []), screen.size(t["bytes"])]
-            for t in tensors]  # fmt: skip
+    rows = [
+        [
+            t["name"] + (f" ({t['part']})" if t["part"] else ""),
+            t["dtype"],
+            _size(t["shape"]),
+            *([_held(t["piece"])] if has_parts else []),
+            screen.size(t["bytes"]),
+        ]
+        for t in tensors
+    ]
     columns = ("name", "dtype", "shape", *(["part"] if has_parts else []), "bytes")
     return screen.table("tensors", columns, rows, numbers=("bytes",))
 

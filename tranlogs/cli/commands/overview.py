@@ -69,8 +69,10 @@ def overview_screen(lines: Sequence[RunLine]) -> RenderableType:
     """All runs as a table, and what is wrong below it."""
     import rich.console
 
-    rows = [(line.run.name, _told_state(line), line.committed, "-" if line.lands is None else line.lands,
-             screen.size(line.nbytes)) for line in lines]  # fmt: skip
+    rows = [
+        (line.run.name, _told_state(line), line.committed, "-" if line.lands is None else line.lands, screen.size(line.nbytes))
+        for line in lines
+    ]
     columns = ("run", "state", "committed", "a crash lands on", "bytes")
     table = screen.table("runs", columns, rows, numbers=("committed", "a crash lands on", "bytes"))
     return rich.console.Group(table, *(screen.problem(problem) for line in lines for problem in line.problems))

@@ -45,9 +45,14 @@ def _show(found: list[Any]) -> None:
     from ..output import screen
 
     for one in found:
-        screen.console().print(screen.facts([
-            ("journal", one.folder), ("step", f"{one.step}, from the checkpoint of step {one.checkpoint_step}"),
-            ("read", screen.size(one.nbytes)),
-            *([("lost", f"{one.steps_lost} steps cannot be read from the store any more")] if one.steps_lost else []),
-            *(("note", note) for note in one.notes),
-        ]))  # fmt: skip
+        screen.console().print(
+            screen.facts(
+                [
+                    ("journal", one.folder),
+                    ("step", f"{one.step}, from the checkpoint of step {one.checkpoint_step}"),
+                    ("read", screen.size(one.nbytes)),
+                    *([("lost", f"{one.steps_lost} steps cannot be read from the store any more")] if one.steps_lost else []),
+                    *(("note", note) for note in one.notes),
+                ]
+            )
+        )

@@ -59,8 +59,9 @@ def push(
     return FINE if all(one["archived"] >= one["committed"] and not one["problem"] for one in found) else PROBLEM
 
 
-def _push(paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience: float,
-          progress: Progress | None) -> dict[str, Any]:  # fmt: skip
+def _push(
+    paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience: float, progress: Progress | None
+) -> dict[str, Any]:
     from ...base.clock import SystemClock
     from ...shipping import Archiver, place_of
     from ..reading.survey import survey
@@ -73,8 +74,14 @@ def _push(paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience:
     finally:
         archiver.close()
     found = archiver.progressed()
-    return {"folder": paths.folder, "store": f"{store.url}/{place}", "committed": before.watermarks.committed,
-            "archived": found.archived, "persisted": found.persisted, "problem": problem or None}  # fmt: skip
+    return {
+        "folder": paths.folder,
+        "store": f"{store.url}/{place}",
+        "committed": before.watermarks.committed,
+        "archived": found.archived,
+        "persisted": found.persisted,
+        "problem": problem or None,
+    }
 
 
 def _seal_left(paths: JournalPaths) -> None:

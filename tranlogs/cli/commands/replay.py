@@ -77,13 +77,21 @@ def _show(about: dict[str, Any]) -> None:
 
     replayed = screen.count(about["replayed"], "step")
     equal = "every redone step compared, all equal" if about["replayed"] else "the checkpoint's own; no step had to be redone"
-    exact = {True: equal, False: f"NO: differs from step {about['first_divergent_step']} on",
-             None: "could not be verified"}[about["exact"]]  # fmt: skip
-    screen.console().print(screen.facts([
-        ("file", f"{about['file']} ({screen.size(about['bytes'])})" if about["file"] else "not written"),
-        ("step", f"{about['step']} (batch {about['batch']}, epoch {about['epoch']}, timeline {about['timeline']})"),
-        ("replayed", f"{replayed} from checkpoint {about['checkpoint_step']} in {about['seconds_replay']:.2f} s "
-                     f"({about['seconds']:.2f} s with reading and loading)"),
-        ("bit-exact", exact),
-        *(("note", note) for note in about["notes"]),
-    ]))  # fmt: skip
+    exact = {True: equal, False: f"NO: differs from step {about['first_divergent_step']} on", None: "could not be verified"}[
+        about["exact"]
+    ]
+    screen.console().print(
+        screen.facts(
+            [
+                ("file", f"{about['file']} ({screen.size(about['bytes'])})" if about["file"] else "not written"),
+                ("step", f"{about['step']} (batch {about['batch']}, epoch {about['epoch']}, timeline {about['timeline']})"),
+                (
+                    "replayed",
+                    f"{replayed} from checkpoint {about['checkpoint_step']} in {about['seconds_replay']:.2f} s "
+                    f"({about['seconds']:.2f} s with reading and loading)",
+                ),
+                ("bit-exact", exact),
+                *(("note", note) for note in about["notes"]),
+            ]
+        )
+    )

@@ -69,8 +69,9 @@ def _overview(folder: Path, lines: Sequence[RunLine], watch: bool, *, as_json: b
 
     if watch:
         names = ", ".join(str(line.run) for line in lines[:3])
-        raise UsageError(f"{folder} holds {screen.count(len(lines), 'run')}: --watch one of them ({names}), or see "
-                         "`tranlogs monitor --http`")  # fmt: skip
+        raise UsageError(
+            f"{folder} holds {screen.count(len(lines), 'run')}: --watch one of them ({names}), or see `tranlogs monitor --http`"
+        )
     problems = [problem for line in lines for problem in line.problems]
     if as_json:
         show_json({"folder": folder, "problems": problems, "runs": lines})
@@ -169,8 +170,10 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
         ("synced", f"step {marks.synced}: " + ("to memory only (tmpfs)" if found.in_memory else "survives power loss")),
     ]
     if has_store(marks, found.store):
-        rows += [("archived", f"step {marks.archived}: in the store"),
-                 ("persisted", f"step {marks.persisted}: durable in the store")]  # fmt: skip
+        rows += [
+            ("archived", f"step {marks.archived}: in the store"),
+            ("persisted", f"step {marks.persisted}: durable in the store"),
+        ]
     if found.store is not None:
         rows.append(("store", found.store.url if not found.store.problem else f"not shipped now: {found.store.problem}"))
         rows += [("under-replicated", found.store.copies_missing)] if found.store.copies_missing else []
@@ -178,12 +181,18 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
     rows += watched(found)
     rows += [
         ("a crash now", _crash(found)),
-        ("bytes", f"log {screen.size(nbytes['log'])} in {screen.size(nbytes['allocated'])} allocated, "
-                  f"checkpoints {screen.size(nbytes['checkpoints'])}"),
-    ]  # fmt: skip
+        (
+            "bytes",
+            f"log {screen.size(nbytes['log'])} in {screen.size(nbytes['allocated'])} allocated, "
+            f"checkpoints {screen.size(nbytes['checkpoints'])}",
+        ),
+    ]
     if found.environment:
-        told = [f"{key} {_short(value)}" for key, value in found.environment.items()
-                if value not in (None, False, True) and key != "sharding"]  # fmt: skip
+        told = [
+            f"{key} {_short(value)}"
+            for key, value in found.environment.items()
+            if value not in (None, False, True) and key != "sharding"
+        ]
         rows.append(("environment", ", ".join(told)))
         if sharding := found.environment.get("sharding"):
             rows.append(("sharded", _sharded(sharding)))
@@ -193,8 +202,10 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
 def _sharded(sharding: dict[str, Any]) -> str:
     from ..output import screen
 
-    over = [" x ".join(f"{name} {size}".strip() for name, size in zip(mesh["names"] or [""], mesh["shape"], strict=False))
-            for mesh in sharding["meshes"]]  # fmt: skip
+    over = [
+        " x ".join(f"{name} {size}".strip() for name, size in zip(mesh["names"] or [""], mesh["shape"], strict=False))
+        for mesh in sharding["meshes"]
+    ]
     return screen.count(len(sharding["tensors"]), "parameter") + (f", over {', '.join(over)} ranks" if over else "")
 
 
@@ -229,8 +240,10 @@ def _short(value: object) -> str:
 def _checkpoints(found: Survey, rows_max: int) -> RenderableType:
     from ..output import screen
 
-    rows = [(row.step, row.timeline, screen.size(row.nbytes), screen.moment(row.created_at), f"{row.seconds:.2f} s")
-            for row in found.checkpoints[-rows_max:]]  # fmt: skip
+    rows = [
+        (row.step, row.timeline, screen.size(row.nbytes), screen.moment(row.created_at), f"{row.seconds:.2f} s")
+        for row in found.checkpoints[-rows_max:]
+    ]
     columns = ("step", "timeline", "size", "taken", "writing took")
     return screen.table(
         _title("checkpoints", found.checkpoints, rows_max), columns, rows, numbers=("step", "size", "writing took")
@@ -240,8 +253,17 @@ def _checkpoints(found: Survey, rows_max: int) -> RenderableType:
 def _segments(found: Survey, rows_max: int) -> RenderableType:
     from ..output import screen
 
-    rows = [(row.ordinal, row.state, row.timeline or "-", _steps(row.base_step, row.last_step), screen.size(row.used_bytes),
-             screen.size(row.size)) for row in found.segments[-rows_max:]]  # fmt: skip
+    rows = [
+        (
+            row.ordinal,
+            row.state,
+            row.timeline or "-",
+            _steps(row.base_step, row.last_step),
+            screen.size(row.used_bytes),
+            screen.size(row.size),
+        )
+        for row in found.segments[-rows_max:]
+    ]
     columns = ("segment", "state", "timeline", "steps", "used", "file")
     return screen.table(_title("segments", found.segments, rows_max), columns, rows, numbers=("segment", "used", "file"))
 
@@ -253,8 +275,10 @@ def _steps(base: int, last: int) -> str:
 def _incidents(found: Survey, rows_max: int) -> RenderableType:
     from ..output import screen
 
-    rows = [(row.from_step, screen.moment(row.from_time), "not yet" if row.to_step is None else row.to_step, row.why)
-            for row in found.incidents[-rows_max:]]  # fmt: skip
+    rows = [
+        (row.from_step, screen.moment(row.from_time), "not yet" if row.to_step is None else row.to_step, row.why)
+        for row in found.incidents[-rows_max:]
+    ]
     columns = ("from step", "at", "until step", "why")
     return screen.table(
         _title("logging was suspended", found.incidents, rows_max), columns, rows, numbers=("from step", "until step")
@@ -264,8 +288,10 @@ def _incidents(found: Survey, rows_max: int) -> RenderableType:
 def _timelines(found: Survey, rows_max: int) -> RenderableType:
     from ..output import screen
 
-    rows = [(row.number, row.parent or "-", row.fork_step if row.parent else "-", screen.moment(row.created_at))
-            for row in found.timelines[-rows_max:]]  # fmt: skip
+    rows = [
+        (row.number, row.parent or "-", row.fork_step if row.parent else "-", screen.moment(row.created_at))
+        for row in found.timelines[-rows_max:]
+    ]
     return screen.table(
         _title("timelines", found.timelines, rows_max), ("timeline", "left timeline", "at step", "created"), rows
     )

@@ -34,8 +34,17 @@ def list_(
         show_json({"runs": [{name: getattr(run, name) for name in run.__slots__} for run in runs]})
     else:
         out = screen.console()
-        rows = [(run.name, run.ranks, "-" if run.step is None else run.step, screen.size(run.nbytes), screen.moment(run.at),
-                 run.host) for run in runs]  # fmt: skip
+        rows = [
+            (
+                run.name,
+                run.ranks,
+                "-" if run.step is None else run.step,
+                screen.size(run.nbytes),
+                screen.moment(run.at),
+                run.host,
+            )
+            for run in runs
+        ]
         columns = ("run", "ranks", "up to step", "bytes", "last sent", "from")
         out.print(screen.table(url, columns, rows, numbers=columns[1:4]) if runs else "no runs are there")
         for problem in (problem for run in runs for problem in run.problems):

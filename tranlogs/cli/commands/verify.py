@@ -104,8 +104,9 @@ def _bytes_in(paths: JournalPaths) -> int:
     return sum(row.used_bytes or row.size for row in rows.segments) + sum(row.nbytes for row in rows.checkpoints)
 
 
-def _replay(paths: JournalPaths, optimizers: Sequence[str], is_damaged: bool,
-            progress: Any) -> tuple[list[RecoveryReport], list[Problem]]:  # fmt: skip
+def _replay(
+    paths: JournalPaths, optimizers: Sequence[str], is_damaged: bool, progress: Any
+) -> tuple[list[RecoveryReport], list[Problem]]:
     """Redo the newest timeline from its oldest checkpoint; where the log has a hole, from the next one behind it."""
     from ...base.errors import TranLogsError, UsageError
     from ...catalog.lineage import is_on, lineage
