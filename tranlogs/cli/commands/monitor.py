@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from ...base.errors import UsageError
-from ..options import Json, Optimizers, StoreCheckpoints, TakeOver, command, kept_there, show_json
+from ...base.quantities import bytes_of, seconds_of
+from ...retention.budget import Budget
+from ...retention.compaction import Compaction
+from ...retention.value_decay import Decay
+from ...shipping import Limits
+from ..frameworks import daemon_of
+from ..options import Json, Optimizers, StoreCheckpoints, TakeOver, command, parse_store_checkpoints
+from ..output import screen
+from ..output.json_values import print_json
+from ..reading.runs import journals_of
 
 
 @command
@@ -62,13 +71,6 @@ def monitor(
 
     What recovery to the newest step needs never goes. Runs until Ctrl-C or SIGTERM.
     """
-    from ...base.quantities import bytes_of, seconds_of
-    from ...retention.budget import Budget
-    from ...retention.compaction import Compaction
-    from ...retention.value_decay import Decay
-    from ...shipping import Limits
-    from ..frameworks import daemon_of
-    from ..reading.runs import journals_of
 
     limits = Budget(
         None if budget is None else bytes_of(budget, "--budget"),
@@ -92,7 +94,7 @@ def monitor(
     shipping = None
     if store is not None:
         lag = None if max_lag is None else seconds_of(max_lag, "--max-lag")
-        limits_there = Limits(lag, keep=kept_there(store_checkpoints), takes_over=take_over)
+        limits_there = Limits(lag, keep=parse_store_checkpoints(store_checkpoints), takes_over=take_over)
         rate = None if bandwidth is None else bytes_of(bandwidth, "--bandwidth")
         shipping = {"url": store, "limits": limits_there, "bytes_per_second": rate, "senders": uploads}
     compaction = Compaction(
@@ -120,7 +122,7 @@ def monitor(
         http=http,
         token_file=token_file,
         has_auth=not no_auth,
-        show=_show_json if as_json else _show_table,
+        show=_print_json if as_json else _show_table,
     )
     return code
 
@@ -150,12 +152,11 @@ def _as_dict(paths: Any, seen: Any) -> dict[str, Any]:
     }
 
 
-def _show_json(found: list[tuple[Any, Any]]) -> None:
-    show_json({"journals": [_as_dict(paths, seen) for paths, seen in found]})
+def _print_json(found: list[tuple[Any, Any]]) -> None:
+    print_json({"journals": [_as_dict(paths, seen) for paths, seen in found]})
 
 
 def _show_table(found: list[tuple[Any, Any]]) -> None:
-    from ..output import screen
 
     out = screen.console()
     for paths, seen in found:
