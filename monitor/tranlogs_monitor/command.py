@@ -29,9 +29,18 @@ _log = logging.getLogger(__name__)
 Find = Callable[[Path], list[JournalPaths]]
 
 
-def watch(roots: Sequence[Path], settings: Settings, *, journals_of: Find, is_json: bool, once: bool, http: str | None = None,
-          token_file: Path | None = None, has_auth: bool = True,
-          show: Callable[[list[tuple[JournalPaths, Seen]]], None]) -> int:  # fmt: skip
+def watch(
+    roots: Sequence[Path],
+    settings: Settings,
+    *,
+    journals_of: Find,
+    is_json: bool,
+    once: bool,
+    http: str | None = None,
+    token_file: Path | None = None,
+    has_auth: bool = True,
+    show: Callable[[list[tuple[JournalPaths, Seen]]], None],
+) -> int:
     """Watch until SIGTERM or SIGINT; or, `once`, evaluate, show what was found, and end.
 
     Args:
@@ -101,8 +110,9 @@ def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSett
         from .dashboard.pages.board import Board
         from .dashboard.server import WebServer
     except ImportError as error:
-        raise UsageError("--http needs Starlette, uvicorn, Jinja2 and prometheus-client: pip install 'tranlogs[monitor]' "
-                         f"({error})") from None  # fmt: skip
+        raise UsageError(
+            f"--http needs Starlette, uvicorn, Jinja2 and prometheus-client: pip install 'tranlogs[monitor]' ({error})"
+        ) from None
     metrics, board = Metrics(), Board(settings)
     server = WebServer(address_of(http.address), metrics, board, token=http.token, has_auth=http.has_auth)
     _announce(server.url, server.access)

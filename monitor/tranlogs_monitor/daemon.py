@@ -65,10 +65,16 @@ class Daemon:
         clock: of evaluations.
     """
 
-    def __init__(self, roots: Sequence[Path], settings: Settings, *, find: Callable[[Path], list[JournalPaths]],
-                 on_seen: Callable[[Seen | str, JournalPaths], None] = lambda seen, paths: None,
-                 on_gone: Callable[[Path], None] = lambda folder: None,
-                 clock: Clock | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        settings: Settings,
+        *,
+        find: Callable[[Path], list[JournalPaths]],
+        on_seen: Callable[[Seen | str, JournalPaths], None] = lambda seen, paths: None,
+        on_gone: Callable[[Path], None] = lambda folder: None,
+        clock: Clock | None = None,
+    ) -> None:
         self._roots, self._settings, self._find, self._on_seen, self._on_gone = roots, settings, find, on_seen, on_gone
         self._clock = clock or SystemClock()
         self._watched: dict[Path, _Watched] = {}

@@ -29,8 +29,14 @@ class OfflineRun(Protocol):
         """Raise UsageError if `export` could not write this, in the format named, or else that its name says."""
         ...
 
-    def replay(self, *, step: int | None = None, sequence: int | None = None, checkpoint: str | None = None,
-               progress: Progress | None = None) -> RecoveryReport:  # fmt: skip
+    def replay(
+        self,
+        *,
+        step: int | None = None,
+        sequence: int | None = None,
+        checkpoint: str | None = None,
+        progress: Progress | None = None,
+    ) -> RecoveryReport:
         """Bring the state to a step, or as far as the entry `sequence`."""
         ...
 

@@ -118,9 +118,13 @@ class _Shipping:
                 last, since = now, time.monotonic()
             stalled = time.monotonic() - since
             if stalled > STALL_SECONDS or (now.problem and stalled > STALL_SECONDS / 10) or time.monotonic() > end:
-                _log.warning("%s: steps after %d are not in the store %s, as far as is known%s; `tranlogs push` ships them",
-                             self._paths.folder, max(now.archived, self._told().archived), self._store.url,
-                             f" ({now.problem})" if now.problem else "")  # fmt: skip
+                _log.warning(
+                    "%s: steps after %d are not in the store %s, as far as is known%s; `tranlogs push` ships them",
+                    self._paths.folder,
+                    max(now.archived, self._told().archived),
+                    self._store.url,
+                    f" ({now.problem})" if now.problem else "",
+                )
                 return False
             self._archiver.wake()
             self._archiver.wait()
@@ -132,8 +136,12 @@ class _Shipping:
             if now.persisted != last:
                 last, since = now.persisted, time.monotonic()
             if time.monotonic() - since > _DURABLE_SECONDS or time.monotonic() > end:
-                _log.warning("%s: steps after %d are in the store %s, but not durable there yet; `tranlogs push` waits",
-                             self._paths.folder, now.persisted, self._store.url)  # fmt: skip
+                _log.warning(
+                    "%s: steps after %d are in the store %s, but not durable there yet; `tranlogs push` waits",
+                    self._paths.folder,
+                    now.persisted,
+                    self._store.url,
+                )
                 return
             self._archiver.wake()
             self._archiver.wait()

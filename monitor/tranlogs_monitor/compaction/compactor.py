@@ -67,16 +67,27 @@ class Compactor:
         """Whether one is being made."""
         return self._making is not None
 
-    def relieve(self, folder: Path, plan: Pruning, segments: Sequence[SegmentRow], anchor: CheckpointRow | None,
-                timelines: Sequence[TimelineRow]) -> Pruning:  # fmt: skip
+    def relieve(
+        self,
+        folder: Path,
+        plan: Pruning,
+        segments: Sequence[SegmentRow],
+        anchor: CheckpointRow | None,
+        timelines: Sequence[TimelineRow],
+    ) -> Pruning:
         """A pruning plan that does not ask the trainer for a checkpoint, where one can be made here."""
         journal = self._journals.setdefault(folder, _Journal())
         can = anchor is not None and self._may_try(journal, anchor) and not journal.failures
         journal.is_urgent = bool(plan.wants_checkpoint and can and anchor and sealed_behind(segments, anchor, timelines))
         return replace(plan, wants_checkpoint=False) if journal.is_urgent else plan
 
-    def look(self, paths: JournalPaths, segments: Sequence[SegmentRow], anchor: CheckpointRow | None,
-             timelines: Sequence[TimelineRow]) -> None:  # fmt: skip
+    def look(
+        self,
+        paths: JournalPaths,
+        segments: Sequence[SegmentRow],
+        anchor: CheckpointRow | None,
+        timelines: Sequence[TimelineRow],
+    ) -> None:
         """Begin with a checkpoint of this journal if that is worth it, and no other one is being made."""
         journal = self._journals.setdefault(paths.folder, _Journal())
         self._waiting.pop(paths.folder, None)
@@ -150,8 +161,14 @@ class Compactor:
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # the trainer's memory there is not touched
         if not self._settings.optimizers:
             environment["PYTHONSAFEPATH"] = "1"  # nothing is imported from the working folder
-        return subprocess.Popen([*command, *self._settings.optimizers], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                stderr=stderr, env=environment, start_new_session=True)  # fmt: skip
+        return subprocess.Popen(
+            [*command, *self._settings.optimizers],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+        )
 
     def _settle(self, making: _Making, code: int) -> None:
         assert making.process.stdout is not None
@@ -181,16 +198,25 @@ class Compactor:
             self._postpone(journal)
             _log.info("%s: a checkpoint of step %d was made from the log for nothing: %s", folder, shadow.row.step, why)
         else:
-            _log.info("%s: checkpoint of step %d made from the log (%d bytes, in %.1f s)", folder, shadow.row.step,
-                      shadow.row.nbytes, self._clock.monotonic() - making.since)  # fmt: skip
+            _log.info(
+                "%s: checkpoint of step %d made from the log (%d bytes, in %.1f s)",
+                folder,
+                shadow.row.step,
+                shadow.row.nbytes,
+                self._clock.monotonic() - making.since,
+            )
 
     def _refused(self, making: _Making, why: str) -> None:
         journal = self._journals[making.paths.folder]
         journal.refused = making.anchor.name
         if why not in journal.said:
             journal.said.add(why)
-            _log.warning("%s: no checkpoint can be made from the log behind the one of step %d, so the trainer's own are "
-                         "needed: %s", making.paths.folder, making.anchor.step, why)  # fmt: skip
+            _log.warning(
+                "%s: no checkpoint can be made from the log behind the one of step %d, so the trainer's own are needed: %s",
+                making.paths.folder,
+                making.anchor.step,
+                why,
+            )
 
     def _failed(self, paths: JournalPaths, why: str) -> None:
         delete_shadows(paths.checkpoints)

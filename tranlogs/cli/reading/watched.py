@@ -40,8 +40,11 @@ def _budget(row: EvaluationRow) -> Text | str:
     share = used / row.budget_bytes
     full = round(min(share, 1.0) * _BAR)
     colour = "green" if share <= 1 else "yellow"
-    return Text.assemble(("\u2588" * full, colour), ("\u2591" * (_BAR - full), "dim"),
-                         f" {bytes_in_words(used)} of {bytes_in_words(row.budget_bytes)} ({100 * share:.0f} %)")  # fmt: skip
+    return Text.assemble(
+        ("\u2588" * full, colour),
+        ("\u2591" * (_BAR - full), "dim"),
+        f" {bytes_in_words(used)} of {bytes_in_words(row.budget_bytes)} ({100 * share:.0f} %)",
+    )
 
 
 def _values(row: EvaluationRow) -> Text | str:

@@ -72,8 +72,12 @@ class Spare:
                 _log.warning("%s: the store %s has no copy of %s", self._paths.folder, store.url, name)
                 return ""
             if not known.is_same(self._manifest, one):
-                _log.warning("%s: what the store %s has as %s is of another run, or of another past of this one",
-                             self._paths.folder, store.url, name)  # fmt: skip
+                _log.warning(
+                    "%s: what the store %s has as %s is of another run, or of another past of this one",
+                    self._paths.folder,
+                    store.url,
+                    name,
+                )
                 return ""
             if not fetch_item(store, one, self._paths.folder, is_allocated=True):
                 return ""

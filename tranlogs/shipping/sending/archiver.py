@@ -81,8 +81,9 @@ class Archiver:
         throttle: shared by all that send, of this journal and of others.
     """
 
-    def __init__(self, paths: JournalPaths, store: Store, place: str, limits: Limits, clock: Clock,
-                 throttle: Throttle | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, paths: JournalPaths, store: Store, place: str, limits: Limits, clock: Clock, throttle: Throttle | None = None
+    ) -> None:
         self._paths, self._store, self._place, self._limits, self._clock = paths, store, place, limits, clock
         self._throttle = throttle or Throttle()
         self._ledger = Ledger(paths, store, place, clock, takes_over=limits.takes_over)

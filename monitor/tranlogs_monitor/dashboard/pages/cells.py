@@ -82,8 +82,10 @@ class Log:
 def log_of(seen: Seen) -> Log:
     """Return what the page shows of a journal's log."""
     sealed = sorted((row for row in seen.rows.segments if row.state == "sealed"), key=lambda row: row.ordinal, reverse=True)
-    lines = [SegmentLine(row.ordinal, row.base_step + 1, row.last_step, row.size, seen.worth.of(row.ordinal),
-                         _standing(seen, row)) for row in sealed[:_TABLE_ROWS_MAX]]  # fmt: skip
+    lines = [
+        SegmentLine(row.ordinal, row.base_step + 1, row.last_step, row.size, seen.worth.of(row.ordinal), _standing(seen, row))
+        for row in sealed[:_TABLE_ROWS_MAX]
+    ]
     return Log(marks_of(seen), lines, len(sealed), sum(seen.protected.values()))
 
 
