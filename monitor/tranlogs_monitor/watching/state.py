@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tranlogs.base.quantities import bytes_in_words
+from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow
 from tranlogs.catalog.lineage import is_on
 from tranlogs.retention.budget import newest_lineage
@@ -98,7 +98,7 @@ def _attention(seen: Seen) -> list[str]:
         return found
     what = "its trainer is asked for a checkpoint, behind which there is more to give up." if _is_alive(seen) else \
         "no trainer is there to take a checkpoint. --compact makes one from the log; or give it a larger budget."  # fmt: skip
-    return [*found, f"What recovery needs is above the budget ({bytes_in_words(seen.pruning.bytes_after)}): {what}"]
+    return [*found, f"What recovery needs is above the budget ({format_bytes(seen.pruning.bytes_after)}): {what}"]
 
 
 def _is_alive(seen: Seen) -> bool:

@@ -62,7 +62,7 @@ def monitor(
 
     What recovery to the newest step needs never goes. Runs until Ctrl-C or SIGTERM.
     """
-    from ...base.quantities import bytes_of, seconds_of
+    from ...base.quantities import parse_bytes, parse_seconds
     from ...retention.budget import Budget
     from ...retention.compaction import Compaction
     from ...retention.value_decay import Decay
@@ -70,9 +70,10 @@ def monitor(
     from ..frameworks import daemon_of
     from ..reading.runs import journals_of
 
-    limits = Budget(None if budget is None else bytes_of(budget, "--budget"), high, low,
-                    None if max_age is None else seconds_of(max_age, "--max-age"), max_segments, max_checkpoints)  # fmt: skip
-    decay = Decay(None if life is None else seconds_of(life, "--life"), alpha_covered, alpha_newer, alpha_archived,
+    limits = Budget(None if budget is None else parse_bytes(budget, "--budget"), high, low,
+                    None if max_age is None else parse_seconds(max_age, "--max-age"), max_segments,
+                    max_checkpoints)  # fmt: skip
+    decay = Decay(None if life is None else parse_seconds(life, "--life"), alpha_covered, alpha_newer, alpha_archived,
                   alpha_persisted)  # fmt: skip
     if store is None and (max_lag is not None or bandwidth is not None or take_over):
         raise UsageError("--max-lag, --bandwidth and --take-over are for shipping: give --store URL, too")
@@ -84,14 +85,14 @@ def monitor(
         raise UsageError("--once evaluates, and ships nothing; `tranlogs push RUN URL` ships a run once")
     shipping = None
     if store is not None:
-        lag = None if max_lag is None else seconds_of(max_lag, "--max-lag")
+        lag = None if max_lag is None else parse_seconds(max_lag, "--max-lag")
         limits_there = Limits(lag, keep=kept_there(store_checkpoints), takes_over=take_over)
-        rate = None if bandwidth is None else bytes_of(bandwidth, "--bandwidth")
+        rate = None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth")
         shipping = {"url": store, "limits": limits_there, "bytes_per_second": rate, "senders": uploads}
-    compaction = Compaction(None if compact_after is None else bytes_of(compact_after, "--compact-after"),
-                            seconds_of(compact_timeout, "--compact-timeout"), tuple(optimizer or ()))  # fmt: skip
+    compaction = Compaction(None if compact_after is None else parse_bytes(compact_after, "--compact-after"),
+                            parse_seconds(compact_timeout, "--compact-timeout"), tuple(optimizer or ()))  # fmt: skip
     watch, settings, _ = daemon_of("monitor")
-    chosen = settings(limits, decay, seconds_of(interval, "--interval"), dry_run, wait, shipping,
+    chosen = settings(limits, decay, parse_seconds(interval, "--interval"), dry_run, wait, shipping,
                       compaction if compact else None, until_closed)  # fmt: skip
     code: int = watch(
         runs, chosen, journals_of=journals_of, is_json=log_json, once=once or dry_run, http=http, token_file=token_file,

@@ -39,15 +39,15 @@ def push(
     What a dead trainer left open is sealed; of a live one all that it had committed when this began is shipped. What is there
     already is not sent again.
     """
-    from ...base.quantities import bytes_of, seconds_of
+    from ...base.quantities import parse_bytes, parse_seconds
     from ...recovery.progress import progress_bar
     from ...shipping import Limits, Throttle
     from ...stores import PatientStore, open_store
     from ..reading.runs import journals_of
 
-    throttle = Throttle(None if bandwidth is None else bytes_of(bandwidth, "--bandwidth"), uploads)
+    throttle = Throttle(None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth"), uploads)
     limits = Limits(_SEAL_SECONDS, keep=kept_there(store_checkpoints), takes_over=take_over)
-    seconds = seconds_of(patience, "--patience")
+    seconds = parse_seconds(patience, "--patience")
     journals, found = journals_of(run), []
     with PatientStore(open_store(url), min(seconds, 60.0)) as store, progress_bar() as progress:
         for paths in journals:
@@ -80,7 +80,7 @@ def _push(paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience:
 def _seal_left(paths: JournalPaths) -> None:
     from ...catalog import Catalog
     from ...journal import read_owner
-    from ...journal.opening import settle_segments
+    from ...journal.opening import seal_abandoned_segments
 
     def is_abandoned() -> bool:
         owner = read_owner(paths.folder)
@@ -89,7 +89,7 @@ def _seal_left(paths: JournalPaths) -> None:
     if is_abandoned():
         catalog = Catalog.open(paths.folder, writable=True)
         try:
-            settle_segments(paths, catalog, sync=True, still=is_abandoned)
+            seal_abandoned_segments(paths, catalog, sync=True, is_abandoned=is_abandoned)
         finally:
             catalog.close()
 

@@ -32,9 +32,9 @@ def status(
     as_json: Json = False,
 ) -> int:
     """Show how far a run is, and what it holds. What would be lost now, too; of a folder with runs in it, a line for each."""
-    from ...base.quantities import seconds_of
+    from ...base.quantities import parse_seconds
 
-    seconds = seconds_of(interval, "--interval")
+    seconds = parse_seconds(interval, "--interval")
     if seconds <= 0:
         raise UsageError(f"--interval {interval}: must be more than nothing")
     if lines := _runs_in(run):

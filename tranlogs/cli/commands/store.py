@@ -62,11 +62,11 @@ def check(
 
     Says what is wrong, and which property to set.
     """
-    from ...base.quantities import bytes_of, seconds_of
+    from ...base.quantities import parse_bytes, parse_seconds
     from ...stores import STALL_SECONDS, PatientStore, open_store
     from ...stores.check import check_store
 
-    nbytes, patience_seconds = bytes_of(size, "--size"), seconds_of(patience, "--patience")
+    nbytes, patience_seconds = parse_bytes(size, "--size"), parse_seconds(patience, "--patience")
     with PatientStore(open_store(url), STALL_SECONDS) as opened:
         report = check_store(opened, nbytes=nbytes, patience_seconds=patience_seconds)
     if as_json:
