@@ -44,7 +44,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         fingerprint: "full" (every byte after each step), "sample", or "auto": full while it costs little of a step.
         rank: number of this process among those that train together.
         segment_bytes: size of a log file; by default it fits the model (16 to 256 MiB).
-        handover: "direct" (records are written on the training thread) or "thread".
+        writer: "direct" (records are written on the training thread) or "thread".
         verbose: whether to print where training goes on.
         monitor: brings a monitor along: "thread" (ends with each fit), "process" (outlives this one, and ends once the run is
             closed or settled), or a `tranlogs.Monitor`.
@@ -54,7 +54,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         on_signal: "seal": SIGTERM or SIGUSR1 that nobody else handles seals, syncs and ships the log, and ends the process,
             whatever the main thread does; where somebody handles it, the log is synced and that handler decides. None leaves
             signals alone.
-        grace: seconds that this may take, from the signal to the end of the process.
+        grace_seconds: seconds that this may take, from the signal to the end of the process.
         take_over: whether another process on this machine that writes the run is ended (SIGTERM, the time of grace, SIGKILL);
             by default what TRANLOGS_TAKE_OVER says, else not.
 
@@ -67,15 +67,15 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, run: str | os.PathLike[str], *, log: LogKind | Literal["auto"] = "auto", checkpoint_every: Any = "epoch",
                  keep: Any = 2, durability: str = "machine", data_order: DataOrder = "tranlogs", seed: int | None = None,
-                 fingerprint: Mode = "auto", rank: int = 0, segment_bytes: int | None = None, handover: str | None = None,
+                 fingerprint: Mode = "auto", rank: int = 0, segment_bytes: int | None = None, writer: str | None = None,
                  verbose: bool = True, monitor: Literal["thread", "process"] | Monitor | None = None,
                  budget: str | int | None = None, store: str | None = None, on_signal: OnSignal | None = "seal",
-                 grace: float = GRACE_SECONDS, take_over: bool | None = None) -> None:  # fmt: skip
+                 grace_seconds: float = GRACE_SECONDS, take_over: bool | None = None) -> None:  # fmt: skip
         super().__init__()
         self._settings = Settings.checked(
             run, log=log, checkpoint_every=checkpoint_every, keep=keep, durability=durability, data_order=data_order, seed=seed,
-            fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes, handover=handover, verbose=verbose,
-            monitor=monitor, budget=budget, store=store, on_signal=on_signal, grace=grace,
+            fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes, writer=writer, verbose=verbose,
+            monitor=monitor, budget=budget, store=store, on_signal=on_signal, grace_seconds=grace_seconds,
             take_over=take_over)  # fmt: skip
         self._session: Session | None = None
         self._fits = 0

@@ -15,8 +15,8 @@ from tranlogs.base.config import JournalConfig, fitting_segment_bytes
 from tranlogs.base.errors import DataError, UsageError
 from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.journal import Journal, JournalPaths
-from tranlogs.journal.embedded_monitor import start_beside, store_of
-from tranlogs.journal.process.shutdown import Parting
+from tranlogs.journal.embedded_monitor import shipping_store, start_embedded_monitor
+from tranlogs.journal.process.shutdown import ShutdownHandler
 from tranlogs.log.reader import Entry
 from tranlogs.recovery import Divergence, RecoveryReport
 from tranlogs.recovery.facts import mended_note
@@ -79,26 +79,26 @@ class Session:
         self._wants_checkpoint = self._has_reserved = False
         self._build()
         self.journal = self._open_journal()
-        self.monitor = start_beside(settings.monitor, self.journal.paths)
-        url, is_own = store_of(settings.monitor, settings.store)
+        self.monitor = start_embedded_monitor(settings.monitor, self.journal.paths)
+        url, is_own = shipping_store(settings.monitor, settings.store)
         self.shipping, self.spare = ship_along(url if is_own else None, self.journal.paths), Spare(self.journal.paths, url)
-        self._parting = Parting(self.journal, self.shipping.wait, settings.on_signal, settings.grace)
+        self._shutdown_handler = ShutdownHandler(self.journal, self.shipping.wait, settings.on_signal, settings.grace_seconds)
         try:
             self._put_together(number, callbacks)
         except BaseException:
             self.monitor.close()
             self.journal.close()
             self.shipping.close(self.journal.committed)
-            self._parting.close()
+            self._shutdown_handler.close()
             raise
 
     def _open_journal(self) -> Journal:
         settings = self.settings
-        config: dict[str, Any] = {"durability": settings.durability, "handover": settings.handover or "direct"}
+        config: dict[str, Any] = {"durability": settings.durability, "writer": settings.writer or "direct"}
         step_bytes = sum(math.prod(v.shape) * 4 for v in self.model.trainable_variables)
         config["segment_bytes"] = settings.segment_bytes or fitting_segment_bytes(step_bytes)
         with progress_bar() as progress:
-            url, _ = store_of(settings.monitor, settings.store)
+            url, _ = shipping_store(settings.monitor, settings.store)
             bring_absent(url, JournalPaths.of(self.run, settings.rank), progress)
         journal = Journal.open(
             self.run,
@@ -108,7 +108,7 @@ class Session:
             config=JournalConfig(**config),
             policy=settings.policy,
             retention=settings.retention,
-            take_over=settings.grace if settings.takes_over else None,
+            take_over=settings.grace_seconds if settings.takes_over else None,
         )
         journal.adapt = arrays.adapt
         return journal
@@ -216,7 +216,7 @@ class Session:
         self.backend.prepare_apply(self.model)
         found = recover(self.journal.paths.folder, self.state, progress=self.settings.progress(), spare=self.spare)
         assert found is not None, "a run with a checkpoint holds something"
-        self.journal.go_on_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
+        self.journal.continue_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
         if found.replayed:
             self.journal.observe_replay(found.seconds_replay / found.replayed)
@@ -237,7 +237,7 @@ class Session:
         assert found is not None, "a run with a checkpoint holds something"
         # The chain starts anew: nothing links this fit's log with the one before but the checkpoint at its beginning.
         position = replace(found.position, sequence=found.position.sequence + 1, chain=secrets.randbits(64))
-        self.journal.go_on_from(position, new_timeline=found.plan.has_later, damaged=found.damaged)
+        self.journal.continue_from(position, new_timeline=found.plan.has_later, damaged=found.damaged)
         end = {"history": nothing.body.get(f"{_CALLBACK}History", {}), "step": found.position.step}
         self._earlier = [*nothing.body.get("earlier", []), end]
         self.settings.retention.steps.update(fit["step"] for fit in self._earlier)
@@ -489,7 +489,7 @@ class Session:
         self.monitor.close()
         self.journal.close()
         self.shipping.close(self.journal.committed)
-        self._parting.close()
+        self._shutdown_handler.close()
 
 
 class _Nothing:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tranlogs.base.errors import UsageError
-from tranlogs.journal.embedded_monitor import as_monitor
-from tranlogs.journal.process.shutdown import OnSignal
-from tranlogs.journal.process.shutdown import checked as checked_grace
-from tranlogs.journal.process.takeover import is_wanted
+from tranlogs.journal.embedded_monitor import parse_monitor
+from tranlogs.journal.process.shutdown import OnSignal, check_shutdown_settings
+from tranlogs.journal.process.takeover import is_takeover_wanted
 from tranlogs.recovery.recover import Progress
 from tranlogs.retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
 from tranlogs.retention.keep_policy import when_full
@@ -68,12 +67,12 @@ class Settings:
     fingerprint: Mode
     rank: int
     segment_bytes: int | None
-    handover: str | None
+    writer: str | None
     verbose: bool
     monitor: Monitor | None
     store: str | None
     on_signal: OnSignal | None
-    grace: float
+    grace_seconds: float
     takes_over: bool
 
     @classmethod
@@ -90,13 +89,13 @@ class Settings:
         fingerprint: Any,
         rank: int,
         segment_bytes: int | None,
-        handover: str | None,
+        writer: str | None,
         verbose: bool,
         monitor: Any,
         budget: Any,
         store: Any,
         on_signal: Any,
-        grace: Any,
+        grace_seconds: Any,
         take_over: bool | None,
     ) -> Settings:
         """From what a user writes.
@@ -129,13 +128,13 @@ class Settings:
             fingerprint,
             rank,
             segment_bytes,
-            handover,
+            writer,
             verbose,
-            as_monitor(monitor, budget, store),
+            parse_monitor(monitor, budget, store),
             store,
             on_signal,
-            checked_grace(on_signal, grace),
-            is_wanted(take_over),
+            check_shutdown_settings(on_signal, grace_seconds),
+            is_takeover_wanted(take_over),
         )
 
     def seed_or_fresh(self) -> int:

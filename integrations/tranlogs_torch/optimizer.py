@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import UsageError
-from tranlogs.journal.embedded_monitor import as_monitor
+from tranlogs.journal.embedded_monitor import parse_monitor
 from tranlogs.journal.process.shutdown import GRACE_SECONDS, OnSignal
 from tranlogs.recovery import RecoveryReport
 from tranlogs.retention import Monitor
@@ -60,7 +60,7 @@ class LoggedOptimizer(Optimizer):
         segment_bytes: size of a log file; by default it fits the model (16 to 256 MiB).
         worker_seeds: "batch" seeds torch, numpy and Python in DataLoader workers anew for each batch, so that augmentation and
             collating there are exact, too. The numbers are then others than without. For all loaders of the run.
-        handover: "direct" writes on the training thread, "thread" hands over to a writer; by default chosen by device.
+        writer: "direct" writes on the training thread, "thread" hands over to a writer; by default chosen by device.
         monitor: brings a monitor along, one for each rank: "thread" (ends with this process), "process" (outlives it, and ends
             once the run is closed or settled), or a `tranlogs.Monitor`.
         budget: what the run may take on this machine's disk, like "20GiB"; kept by the monitor. Ranks share it evenly.
@@ -71,7 +71,7 @@ class LoggedOptimizer(Optimizer):
         on_signal: "seal": SIGTERM or SIGUSR1 that nobody else handles seals, syncs and ships the log, and ends the process,
             whatever the main thread does; where somebody handles it, the log is synced and that handler decides. None leaves
             signals alone.
-        grace: seconds that this may take, from the signal to the end of the process.
+        grace_seconds: seconds that this may take, from the signal to the end of the process.
         take_over: whether another process on this machine that writes the run is ended (SIGTERM, the time of grace, SIGKILL);
             by default what TRANLOGS_TAKE_OVER says, else not.
 
@@ -87,21 +87,22 @@ class LoggedOptimizer(Optimizer):
     def __init__(self, optimizer: Optimizer, run: str | Path, model: Models = None, *, log: LogKind = "gradients",
                  checkpoint_every: Any = 500, durability: Literal["machine", "process"] = "machine", keep: Any = 2,
                  optimizer_state: bool = True, fingerprint: Mode = "auto", name: str = "main", rank: int | None = None,
-                 segment_bytes: int | None = None, handover: Literal["direct", "thread"] | None = None,
+                 segment_bytes: int | None = None, writer: Literal["direct", "thread"] | None = None,
                  worker_seeds: Literal["batch"] | None = None, monitor: Literal["thread", "process"] | Monitor | None = None,
                  budget: str | int | None = None, store: str | None = None, copies: int = 1,
-                 on_signal: OnSignal | None = "seal", grace: float = GRACE_SECONDS,
+                 on_signal: OnSignal | None = "seal", grace_seconds: float = GRACE_SECONDS,
                  take_over: bool | None = None) -> None:  # fmt: skip
         _check(optimizer, log)
-        beside = as_monitor(monitor, budget, store, among=local_world())
+        embedded_monitor = parse_monitor(monitor, budget, store, among=local_world())
         if worker_seeds not in (None, "batch"):
             raise UsageError(f'worker_seeds={worker_seeds!r}: use "batch", or None')
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         on_cuda = any(p.is_cuda for p in parameters)
         session = Session(run, model, checkpoint_every=checkpoint_every, keep=keep, durability=durability,
                           fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes or _fitting(parameters),
-                          handover=handover, on_cuda=on_cuda, worker_seeds=worker_seeds, monitor=beside,
-                          store=store, copies=copies, on_signal=on_signal, grace=grace, take_over=take_over)  # fmt: skip
+                          writer=writer, on_cuda=on_cuda, worker_seeds=worker_seeds, monitor=embedded_monitor,
+                          store=store, copies=copies, on_signal=on_signal, grace_seconds=grace_seconds,
+                          take_over=take_over)  # fmt: skip
         try:
             zero_optimizer.tell_places(optimizer)
             self._join(optimizer, session, name, log, optimizer_state)

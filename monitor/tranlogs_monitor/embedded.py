@@ -8,7 +8,7 @@ import sys
 
 from tranlogs.base.threads import start_thread
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.embedded_monitor import Beside
+from tranlogs.journal.embedded_monitor import EmbeddedMonitor
 from tranlogs.retention import Monitor
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
@@ -24,7 +24,7 @@ _SECONDS_TO_END = 10.0
 _SPAWN = '"$@" >/dev/null & echo $!'  # by a shell that ends at once: the monitor is nobody's child, and not waited for
 
 
-def start_beside(paths: JournalPaths, monitor: Monitor) -> Beside:
+def start_embedded_monitor(paths: JournalPaths, monitor: Monitor) -> EmbeddedMonitor:
     """Start a monitor for one journal.
 
     Raises:

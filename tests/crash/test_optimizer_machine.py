@@ -31,7 +31,7 @@ from tranlogs.base.errors import RecoveryError
 from tranlogs.base.failpoints import POINTS
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths, journal
-from tranlogs.journal.opening import settle_segments
+from tranlogs.journal.opening import seal_abandoned_segments
 from tranlogs.log import writer as log
 from tranlogs.shipping import pull
 from tranlogs.stores import LocalStore
@@ -65,7 +65,7 @@ class OptimizerMachine(RuleBasedStateMachine):
 
     @initialize(optimizer=st.sampled_from(["adamw", "sgd"]), has_two=st.booleans(), data=st.sampled_from(DATA),
                 log_kind=st.sampled_from(["gradients", "weights"]), durability=st.sampled_from(["process", "machine"]),
-                handover=st.sampled_from(["direct", "thread"]), every=st.sampled_from([2, 5, 1000]),
+                writer=st.sampled_from(["direct", "thread"]), every=st.sampled_from([2, 5, 1000]),
                 keep=st.integers(1, 3))  # fmt: skip
     def begin(self, optimizer: str, has_two: bool, data: str, log_kind: str, **options: Any) -> None:
         self.twin, self.log_kind = Twin(Kind(optimizer, has_two, data)), log_kind
@@ -146,7 +146,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         """Let all be written that is handed over, and note what is claimed."""
         journal = self.logged.session.journal
         journal.wait_synced()
-        if not journal.is_suspended and (journal._handover is None or journal._handover.failure is None):
+        if not journal.is_suspended and (journal._writer_thread is None or journal._writer_thread.failure is None):
             self.claimed = len(self.boundaries) - 1
 
     # What a loop does.
@@ -165,7 +165,7 @@ class OptimizerMachine(RuleBasedStateMachine):
             return
         self.boundaries.append(self.twin.boundary())
         journal = self.logged.session.journal
-        if journal.config.handover == "direct" and not journal.is_suspended:
+        if journal.config.writer == "direct" and not journal.is_suspended:
             self.claimed = len(self.boundaries) - 1
 
     @rule(what=st.sampled_from(BODIES), times=st.integers(1, 4))
@@ -237,7 +237,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         self.end(in_order=False)
         self.open()
 
-    @precondition(lambda self: self.lives < LIVES_MAX and self.options["handover"] == "thread")
+    @precondition(lambda self: self.lives < LIVES_MAX and self.options["writer"] == "thread")
     @rule(bodies=st.lists(st.sampled_from(BODIES), min_size=1, max_size=4))
     def die_with_records_in_the_queue(self, bodies: list[str]) -> None:
         """What was told as committed is there; what waits for the writer thread is lost."""
@@ -245,7 +245,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         self.turn("step")  # no checkpoint is due for a while: it would wait for the queue
         self.settle()
         journal, is_stopped, goes_on = self.logged.session.journal, threading.Event(), threading.Event()
-        if journal.is_suspended or journal._handover is None or self.options["checkpoint_every"] < 1000:
+        if journal.is_suspended or journal._writer_thread is None or self.options["checkpoint_every"] < 1000:
             return
 
         def stop() -> None:
@@ -256,7 +256,7 @@ class OptimizerMachine(RuleBasedStateMachine):
             copy_of_written(journal, run)
             goes_on.set()
 
-        journal._handover.submit(0, stop)
+        journal._writer_thread.submit(0, stop)
         for what in bodies:
             self.turn(what)
         is_stopped.wait()
@@ -307,7 +307,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         self.end(in_order=in_order)
         paths = JournalPaths.of(self.run)
         catalog = Catalog.open(paths.folder, writable=True)
-        settle_segments(paths, catalog, sync=True)
+        seal_abandoned_segments(paths, catalog, sync=True)
         catalog.close()
         ship(self.run, LocalStore(self.folder / "store"))
         assert marks(self.run).archived >= self.boundaries[self.claimed].step

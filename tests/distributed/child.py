@@ -262,7 +262,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if name == "apart":  # as scripts do where only rank 0 saves
             options |= {} if dist_rank() == 0 else {"checkpoint_every": 1000, "durability": "machine"}
         if name == "without one":  # it only evaluates, or so
-            startup.MISSING_SECONDS_TOLD, startup.MISSING_SECONDS_MAX = 1.0, 3.0
+            startup.MISSING_SECONDS_WARNED, startup.MISSING_SECONDS_MAX = 1.0, 3.0
             notes.Board.seconds_max = 3.0  # type: ignore[assignment, method-assign]
             wait_until(lambda: dist_rank() == 0)
         if "sample" in name:

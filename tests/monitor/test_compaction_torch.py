@@ -1,4 +1,4 @@
-"""Shadow checkpoints of PyTorch runs: the trainer's own bytes, or a refusal in words."""
+"""Derived checkpoints of PyTorch runs: the trainer's own bytes, or a refusal in words."""
 
 from __future__ import annotations
 

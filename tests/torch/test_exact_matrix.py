@@ -152,9 +152,7 @@ def test_zeroed_gradients_are_not_the_same_as_none(tmp_path: Path) -> None:
     prove_exact(script, tmp_path / "run", DIE_AT)
 
 
-@pytest.mark.parametrize(
-    "options", [{"log": "weights"}, {"fingerprint": "sample"}, {"handover": "thread"}, {"keep": 1}], ids=str
-)
+@pytest.mark.parametrize("options", [{"log": "weights"}, {"fingerprint": "sample"}, {"writer": "thread"}, {"keep": 1}], ids=str)
 def test_way_of_logging_changes_nothing(options: dict[str, Any], tmp_path: Path) -> None:
     script = partial(ordinary, optimizer_of=lambda m: make("AdamW", "foreach", split(m)))
     prove_exact(script, tmp_path / "run", DIE_AT, is_exact=None if "fingerprint" in options else True, **options)

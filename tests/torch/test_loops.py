@@ -122,7 +122,7 @@ def test_gradient_that_stays_after_the_step(how: str, options: dict[str, Any], t
 
 def test_gradient_written_while_its_record_waits_for_the_writer(tmp_path: Path) -> None:
     script = partial(carried, how="decayed", options={"fused": True})
-    prove_exact(script, tmp_path / "run", (16,), handover="thread")
+    prove_exact(script, tmp_path / "run", (16,), writer="thread")
 
 
 # Hooks that clip: on parameters, before and after ours.

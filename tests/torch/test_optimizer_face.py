@@ -416,9 +416,9 @@ def clipped_crosswise(attempt: Attempt) -> None:
     optimizer.close()
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
-def test_clipping_crosswise_comes_back_to_the_bit(handover: str, tmp_path: Path) -> None:
-    prove_exact(clipped_crosswise, tmp_path / "run", (12, 2), checkpoint_every=1000, handover=handover)
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+def test_clipping_crosswise_comes_back_to_the_bit(writer: str, tmp_path: Path) -> None:
+    prove_exact(clipped_crosswise, tmp_path / "run", (12, 2), checkpoint_every=1000, writer=writer)
 
 
 # Names

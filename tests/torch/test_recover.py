@@ -305,15 +305,15 @@ def test_default_dtype_of_the_run_holds_in_redo(kind: Any, tmp_path: Path) -> No
     assert differences(again.outcome(), trained.outcome()) == []
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 def test_training_goes_on_while_the_disk_is_full(
-    handover: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It says so once, takes logging up again from a fresh checkpoint, and what it logs then is sound."""
     run = tmp_path / "run"
     model, twin = small(), small()
     plain = torch.optim.AdamW(twin.parameters(), lr=0.01)
-    with logged(model, run, checkpoint_every=1000, handover=handover) as optimizer:
+    with logged(model, run, checkpoint_every=1000, writer=writer) as optimizer:
         optimizer.recover()
         journal = optimizer.session.journal
         for number in optimizer.steps(20):

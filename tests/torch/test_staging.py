@@ -478,7 +478,7 @@ def training(
     ids=["plain", "clipped", "sparse", "written between steps", "weights"],
 )  # fmt: skip
 def test_a_run_comes_back_exactly(options: dict[str, Any], twins: Twins, tmp_path: Path) -> None:
-    prove_exact(partial(training, **options), tmp_path / "run", [5, 9], handover="thread")
+    prove_exact(partial(training, **options), tmp_path / "run", [5, 9], writer="thread")
     twin, staging = twins.made[-1]
     assert staging.statistics.payloads > 0
     assert max(twin.transfers) <= 512
@@ -488,7 +488,7 @@ def test_a_device_that_fails_suspends_logging_and_training_goes_on(
     twins: Twins, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     twins.fails_at = 4
-    prove_exact(training, tmp_path / "run", handover="thread")
+    prove_exact(training, tmp_path / "run", writer="thread")
     assert [r.getMessage() for r in caplog.records if "the copy failed on the device" in r.getMessage()]
 
 
@@ -506,7 +506,7 @@ def test_no_space_in_the_ring_suspends_logging_and_training_goes_on(
             return Payload.of(contents_of(Payload(*_parts(kept[-1]))))
 
     monkeypatch.setattr(session, "Staging", Full)
-    prove_exact(training, tmp_path / "run", handover="thread")
+    prove_exact(training, tmp_path / "run", writer="thread")
     assert [r.getMessage() for r in caplog.records if "gave back no space" in r.getMessage()]
 
 

@@ -86,8 +86,8 @@ def demo_of(name: str) -> Callable[..., int]:
 
 def daemon_of(name: str) -> tuple[Callable[..., int], Callable[..., Any], Callable[..., Any]]:
     """A daemon's function, what makes its settings, and what starts it beside a trainer."""
-    watch, settings, start_beside = _load("tranlogs.daemons", name, f"this needs the {name}")
-    return watch, settings, start_beside
+    watch, settings, start_embedded_monitor = _load("tranlogs.daemons", name, f"this needs the {name}")
+    return watch, settings, start_embedded_monitor
 
 
 def _recorded_name(paths: JournalPaths) -> str:

@@ -30,7 +30,7 @@ from alluxio import exceptions
 from requests.adapters import HTTPAdapter
 
 from ..base.config import STORE_ANSWER_SECONDS, STORE_CONNECT_SECONDS
-from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, TranLogsError, in_words
+from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, TranLogsError, error_text
 from .alluxio_advice import advice
 from .base import ObjectStatus, Store
 from .file_slice import Part
@@ -390,5 +390,5 @@ def _words(error: BaseException) -> str:
         return "its answer is none of Alluxio's REST API (while a worker or the master is away, that can be)"
     if isinstance(error, requests.ConnectionError):
         return _words_of_connection(str(error))
-    text = error.message if isinstance(error, exceptions.AlluxioError) else in_words(error)
+    text = error.message if isinstance(error, exceptions.AlluxioError) else error_text(error)
     return " ".join(str(text).split())[:400]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import xxhash
 
-from tranlogs.base.errors import RecoveryError, StateMismatch, UsageError, in_words
+from tranlogs.base.errors import RecoveryError, StateMismatch, UsageError, error_text
 from tranlogs.base.types import AnyArray, Array
 from tranlogs.log.writer import Tensor
 from tranlogs.recovery.group.journal_access import Channel
@@ -156,7 +156,7 @@ class Taking:
             found = act()
         except Exception as caught:  # the others wait
             error = caught
-        failed = [text for text in self._channel.gather(in_words(error) if error else "") if text]
+        failed = [text for text in self._channel.gather(error_text(error) if error else "") if text]
         if error is not None:
             raise error
         if failed:

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import LogUnavailable, NotRecovered, RecoveryError, UsageError
 from tranlogs.journal import Journal, JournalPaths
-from tranlogs.journal.embedded_monitor import start_beside, store_of
-from tranlogs.journal.process.shutdown import GRACE_SECONDS, OnSignal, Parting, checked
-from tranlogs.journal.process.takeover import end_beyond, is_wanted
+from tranlogs.journal.embedded_monitor import shipping_store, start_embedded_monitor
+from tranlogs.journal.process.shutdown import GRACE_SECONDS, OnSignal, ShutdownHandler, check_shutdown_settings
+from tranlogs.journal.process.takeover import end_former_ranks, is_takeover_wanted
 from tranlogs.log.layout import Payload
 from tranlogs.log.writer import Tensor
 from tranlogs.recovery import RecoveryReport
@@ -69,13 +69,13 @@ class Session:
     """See the module. `LoggedOptimizer` makes one and shares it with `add_optimizer`."""
 
     def __init__(self, run: str | Path, models: naming.Models, *, checkpoint_every: Any, keep: Any, durability: str,
-                 fingerprint: Mode, rank: int | None, segment_bytes: int | None, handover: str | None,
+                 fingerprint: Mode, rank: int | None, segment_bytes: int | None, writer: str | None,
                  on_cuda: bool, worker_seeds: str | None = None, monitor: Monitor | None = None,
-                 store: str | None = None, copies: int = 1, on_signal: OnSignal | None = "seal", grace: float = GRACE_SECONDS,
-                 take_over: bool | None = None) -> None:  # fmt: skip
-        self.run, self._grace = Path(run), checked(on_signal, grace)
+                 store: str | None = None, copies: int = 1, on_signal: OnSignal | None = "seal",
+                 grace_seconds: float = GRACE_SECONDS, take_over: bool | None = None) -> None:  # fmt: skip
+        self.run, self._grace_seconds = Path(run), check_shutdown_settings(on_signal, grace_seconds)
         demand_group(self.run)  # before a journal is opened: all would open that of rank 0, and be told to take it over
-        settings: dict[str, Any] = {"durability": durability, "handover": handover or ("thread" if on_cuda else "direct")}
+        settings: dict[str, Any] = {"durability": durability, "writer": writer or ("thread" if on_cuda else "direct")}
         if segment_bytes is not None:
             settings["segment_bytes"] = segment_bytes
         config, policy, retention = JournalConfig(**settings), as_policy(checkpoint_every), as_retention(keep)
@@ -93,7 +93,7 @@ class Session:
         if self.coordinator is not None:
             self.coordinator.watch_join(self._leave_join)
         with progress_bar() as progress:
-            url, is_own = store_of(monitor, store)
+            url, is_own = shipping_store(monitor, store)
             has_come = bring_absent(url, JournalPaths.of(run, rank), progress) is not None
             left = 1 if self.coordinator is None else self.coordinator.world
             while rank == 0 and has_come:  # those of ranks that are none now hold their shares
@@ -101,14 +101,14 @@ class Session:
                 left += 1
         self.journal = Journal.open(run, rank=rank, framework="torch", environment=self.environment, config=config,
                                     policy=policy, retention=retention,
-                                    take_over=self._grace if is_wanted(take_over) else None)  # fmt: skip
-        if rank == 0 and is_wanted(take_over):
-            end_beyond(self.run, 1 if self.coordinator is None else self.coordinator.world, self._grace)
+                                    take_over=self._grace_seconds if is_takeover_wanted(take_over) else None)  # fmt: skip
+        if rank == 0 and is_takeover_wanted(take_over):
+            end_former_ranks(self.run, 1 if self.coordinator is None else self.coordinator.world, self._grace_seconds)
         self.journal.adapt = arrays.adapt
-        self.monitor = start_beside(monitor, self.journal.paths)
+        self.monitor = start_embedded_monitor(monitor, self.journal.paths)
         self.shipping, self.spare = ship_along(url if is_own else None, self.journal.paths), Spare(self.journal.paths, url)
-        self._parting = Parting(self.journal, self.shipping.wait, on_signal, grace)
-        self.staging = Staging() if config.handover == "thread" else None
+        self._shutdown_handler = ShutdownHandler(self.journal, self.shipping.wait, on_signal, grace_seconds)
+        self.staging = Staging() if config.writer == "thread" else None
         if self.staging is not None:
             self.state.convert = self.staging.to_array
         self.shells: dict[str, Any] = {}
@@ -216,7 +216,7 @@ class Session:
             if self.coordinator is not None:
                 self.coordinator.take_over(self._landed)
         is_new, number = (found.plan.has_later, None) if landing is None else (landing.is_new, landing.timeline)
-        self.journal.go_on_from(found.position, new_timeline=is_new, number=number, damaged=found.damaged,
+        self.journal.continue_from(found.position, new_timeline=is_new, number=number, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
         if found.replayed:
             self.journal.observe_replay(found.seconds_replay / found.replayed)
@@ -701,8 +701,8 @@ class Session:
         self.plain.release()
         self.monitor.close()
         self.journal.close()
-        self.shipping.close(self.journal.committed, None if is_orderly else self._grace)
-        self._parting.close()
+        self.shipping.close(self.journal.committed, None if is_orderly else self._grace_seconds)
+        self._shutdown_handler.close()
 
 
 class _ForwardHook:

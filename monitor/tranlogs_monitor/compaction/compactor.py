@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from tranlogs.base.clock import Clock
-from tranlogs.base.errors import TranLogsError, in_words
+from tranlogs.base.errors import TranLogsError, error_text
 from tranlogs.catalog import Catalog, CheckpointRow, SegmentRow, TimelineRow
-from tranlogs.checkpoints.derived import Shadow, delete_shadows, publish
+from tranlogs.checkpoints.derived import DerivedCheckpoint, delete_derived, publish
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.budget import Pruning
 from tranlogs.retention.compaction import Compaction, sealed_behind
@@ -115,7 +115,7 @@ class Compactor:
         try:
             self._settle(making, code)
         except (TranLogsError, OSError, MemoryError) as error:
-            self._failed(making.paths, in_words(error))
+            self._failed(making.paths, error_text(error))
         finally:
             making.stderr.close()
 
@@ -136,14 +136,14 @@ class Compactor:
             self._making.process.kill()
             self._making.process.communicate()
             self._making.stderr.close()
-            delete_shadows(self._making.paths.checkpoints)
+            delete_derived(self._making.paths.checkpoints)
             self._making = None
 
     def _may_try(self, journal: _Journal, anchor: CheckpointRow) -> bool:
         return journal.refused != anchor.name and self._clock.monotonic() >= journal.next_at
 
     def _begin(self, paths: JournalPaths, anchor: CheckpointRow) -> None:
-        delete_shadows(paths.checkpoints)  # of a monitor that was killed
+        delete_derived(paths.checkpoints)  # of a monitor that was killed
         try:
             stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed when the process is settled
             try:
@@ -152,7 +152,7 @@ class Compactor:
                 stderr.close()
                 raise
         except (OSError, MemoryError) as error:
-            self._failed(paths, f"no process can be started for it ({in_words(error)})")
+            self._failed(paths, f"no process can be started for it ({error_text(error)})")
             return
         self._making = _Making(paths, anchor, process, stderr, self._clock.monotonic())
 
@@ -186,7 +186,7 @@ class Compactor:
             self._postpone(self._journals[making.paths.folder])
 
     def _publish(self, making: _Making, made: dict[str, Any]) -> None:
-        shadow = Shadow(**{**made, "row": CheckpointRow(**made["row"])})
+        shadow = DerivedCheckpoint(**{**made, "row": CheckpointRow(**made["row"])})
         folder, journal = making.paths.folder, self._journals[making.paths.folder]
         catalog = Catalog.open(folder, writable=True)
         try:
@@ -219,7 +219,7 @@ class Compactor:
             )
 
     def _failed(self, paths: JournalPaths, why: str) -> None:
-        delete_shadows(paths.checkpoints)
+        delete_derived(paths.checkpoints)
         journal = self._journals[paths.folder]
         self._postpone(journal)
         journal.failures += 1

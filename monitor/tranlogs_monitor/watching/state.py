@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tranlogs.base.quantities import bytes_in_words
 from tranlogs.catalog import CheckpointRow
 from tranlogs.catalog.lineage import is_on
 from tranlogs.retention.budget import newest_lineage
@@ -110,7 +109,7 @@ def _attention(seen: Seen) -> list[str]:
         if _is_alive(seen)
         else "no trainer is there to take a checkpoint. --compact makes one from the log; or give it a larger budget."
     )
-    return [*found, f"What recovery needs is above the budget ({bytes_in_words(seen.pruning.bytes_after)}): {what}"]
+    return [*found, f"What recovery needs is above the budget ({format_bytes(seen.pruning.bytes_after)}): {what}"]
 
 
 def _is_alive(seen: Seen) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tranlogs.base.clock import Clock
-from tranlogs.base.quantities import bytes_in_words, count
+from tranlogs.base.quantities import count, format_bytes
 from tranlogs.catalog import (
     Catalog,
     CheckpointRow,
@@ -25,7 +25,7 @@ from tranlogs.catalog import (
 )
 from tranlogs.catalog.lineage import is_on
 from tranlogs.journal import JournalPaths, Owner, read_owner
-from tranlogs.journal.opening import is_in_memory, settle_segments
+from tranlogs.journal.opening import is_in_memory, seal_abandoned_segments
 from tranlogs.log.retired_files import unlink_retired
 from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, newest_lineage, plan_pruning
 from tranlogs.retention.evaluation import last_row, worth_of
@@ -187,7 +187,7 @@ class JournalWatch:
         was_alive, self._was_alive = self._was_alive, is_alive
         if is_alive or owner is None or self._settings.is_dry_run:
             return 0
-        left = settle_segments(self.paths, catalog, sync=True, still=self._is_abandoned)
+        left = seal_abandoned_segments(self.paths, catalog, sync=True, is_abandoned=self._is_abandoned)
         if left or was_alive:
             how, level = ("closed it", logging.INFO) if owner.has_closed else ("died without closing it", logging.WARNING)
             _log.log(
@@ -249,8 +249,8 @@ class JournalWatch:
                 self.paths.folder,
                 count(len(plan.segments), "segment"),
                 count(len(plan.checkpoints), "checkpoint"),
-                bytes_in_words(plan.bytes_after),
-                bytes_in_words(plan.bytes_before),
+                format_bytes(plan.bytes_after),
+                format_bytes(plan.bytes_before),
             )
         if not plan.wants_checkpoint:
             self._has_said = ""
@@ -265,7 +265,7 @@ class JournalWatch:
             _log.warning(
                 "%s: over its budget with protected data alone (%s); %s",
                 self.paths.folder,
-                bytes_in_words(plan.bytes_after),
+                format_bytes(plan.bytes_after),
                 done,
             )
 

@@ -158,8 +158,8 @@ def show_records(history: History, wanted: Sequence[Link], problems: list[str]) 
             "chain": f"{entry.head.chain:016x}",
             "digest": f"{entry.head.digest:016x}",
             "scalars": entry.scalars,
-            "tensors": entry.described_tensors(),
-            "pieces": entry.described_pieces(),
+            "tensors": entry.describe_tensors(),
+            "pieces": entry.describe_pieces(),
             "body": body,
             "fingerprint_bytes": len(entry.digests),
         }

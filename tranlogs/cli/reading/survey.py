@@ -71,7 +71,7 @@ class Survey:
         """The newest timeline."""
         return max((row.number for row in self.timelines), default=1)
 
-    def bytes_of(self) -> dict[str, int]:
+    def parse_bytes(self) -> dict[str, int]:
         """Bytes on disk by purpose."""
         used = [row for row in self.segments if row.state in ("open", "sealed")]
         return {
@@ -117,7 +117,7 @@ class Survey:
             "writer": self.owner,
             "watermarks": self.watermarks,
             "recovery": recovery,
-            "bytes": self.bytes_of(),
+            "bytes": self.parse_bytes(),
             "checkpoints": self.checkpoints,
             "segments": self.segments,
             "timelines": self.timelines,
