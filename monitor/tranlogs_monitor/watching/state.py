@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow
 from tranlogs.catalog.lineage import is_on
 from tranlogs.retention.budget import newest_lineage
