@@ -19,10 +19,10 @@ from tranlogs.journal.embedded_monitor import shipping_store, start_embedded_mon
 from tranlogs.journal.process.shutdown import ShutdownHandler
 from tranlogs.log.reader import Entry
 from tranlogs.recovery import Divergence, RecoveryReport
-from tranlogs.recovery.facts import mended_note
+from tranlogs.recovery.facts import describe_replacement
 from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Recovered, recover
-from tranlogs.recovery.verdict import report_of, verdict
+from tranlogs.recovery.verdict import judge_exactness, make_report
 from tranlogs.shipping import Spare, bring_absent, ship_along
 
 from . import private
@@ -201,7 +201,7 @@ class Session:
             except DataError as error:
                 _log.debug("%s", error)
                 if source := self.spare.replace(row.name):
-                    self.journal.notes.append(mended_note(path, source))
+                    self.journal.notes.append(describe_replacement(path, source))
                     return self._meta_of(path)
         return None
 
@@ -256,7 +256,7 @@ class Session:
                 _log.warning("%s", error)
 
     def _told(self, found: Recovered, position: Position, seconds: float) -> RecoveryReport:
-        exact, told = verdict(found, self.state.fingerprint_kinds, of="variables")
+        exact, told = judge_exactness(found, self.state.fingerprint_kinds, compared="variables")
         self._environment.update(environment.describe(self.model, self.backend, self.variables.optimizers))
         compared = environment.compare(self.state.recorded_environment, self._environment)
         for text in compare_models(self.state.recorded_about, self.state.about):
@@ -270,7 +270,7 @@ class Session:
         elif (self._doubts or compared) and exact:
             exact = None
         notes = [*self.journal.notes, *found.notes, *self.state.notes, *compared, *told, *(text for text, _ in self._doubts)]
-        return report_of(found, exact=exact, notes=notes, batch=position.total, epoch=position.epoch, seconds=seconds,
+        return make_report(found, exact=exact, notes=notes, batch=position.total, epoch=position.epoch, seconds=seconds,
                          timeline=self.journal.timeline)  # fmt: skip
 
     def _doubt(self, text: str, is_wrong: bool) -> None:

@@ -29,11 +29,11 @@ from tranlogs.journal.process.takeover import end_former_ranks, is_takeover_want
 from tranlogs.log.layout import Payload
 from tranlogs.log.writer import Tensor
 from tranlogs.recovery import RecoveryReport
-from tranlogs.recovery.group.landing import Landing
-from tranlogs.recovery.group.timeline_ids import gone_on, new_id
+from tranlogs.recovery.group.outcome import GroupRecovered
+from tranlogs.recovery.group.timeline_ids import extend_timeline_ids, new_timeline_id
 from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Progress, Recovered, recover
-from tranlogs.recovery.verdict import report_of
+from tranlogs.recovery.verdict import make_report
 from tranlogs.retention import Monitor, as_policy, as_retention
 from tranlogs.shipping import Spare, bring_absent, ship_along
 from tranlogs.training.looks import Place
@@ -181,7 +181,7 @@ class Session:
         start = time.monotonic()
         fsdp.reshard(self.modules)  # what was gathered from the shards before is not what they are going to be
         self.state.refresh()  # a group may have been added since
-        landing: Landing | None = None
+        landing: GroupRecovered | None = None
         origin = find_start(self.run, start_from)
         self._demand_alike()
         if step is not None:
@@ -201,7 +201,7 @@ class Session:
         else:
             found = None if landing is None else landing.recovered
         if landing is not None:
-            self.environment |= {"since": landing.since, "past": landing.past}
+            self.environment |= {"since": landing.first_timeline, "past": landing.timeline_ids}
         if found is None:
             if step not in (None, 0):
                 raise UsageError(f"{self.run}: step {step} cannot be recovered: the run holds nothing yet")
@@ -243,13 +243,13 @@ class Session:
         names = {name: self.state.group_names(name) for name in self.members}
         self._origin_told = origin.load(Built(self.modules, optimizers, names, self.auxiliary.tracked), progress)
 
-    def _land_together(self, landing: Landing, found: Recovered) -> None:
+    def _land_together(self, landing: GroupRecovered, found: Recovered) -> None:
         """What all ranks do before any of them goes on."""
-        coordinator, doubts = self.coordinator, landing.doubts
+        coordinator, doubts = self.coordinator, landing.caveats
         bring_in(self.state.outers.values())
         body = {**self._landed, "scalars": self.scalars.pack()}
-        is_any_lost = landing.is_adopted if coordinator is None else any(coordinator.told_by_all(landing.is_adopted))
-        begins = landing.is_begun or is_any_lost  # a disk that is lost next costs nothing more
+        is_any_lost = landing.is_journal_lost if coordinator is None else any(coordinator.told_by_all(landing.is_journal_lost))
+        begins = landing.starts_generation or is_any_lost  # a disk that is lost next costs nothing more
         if landing.is_new and not landing.is_resharded:  # in all journals, before the first record: else a crash could leave
             self.journal.start()  # steps of two histories
             if coordinator is not None:  # nothing is in any of them before it is begun in all: else it never was
@@ -309,7 +309,7 @@ class Session:
             exact = None
         notes = [*self.journal.notes, *found.notes, *self.state.notes, *compared, *told, *doubts]
         where = next(iter(self.auxiliary.read_data().values()), {"taken": self.auxiliary.count, "epoch": 0})
-        return report_of(found, exact=exact, notes=notes, batch=where["taken"], epoch=where["epoch"], seconds=seconds,
+        return make_report(found, exact=exact, notes=notes, batch=where["taken"], epoch=where["epoch"], seconds=seconds,
                          timeline=self.journal.timeline)  # fmt: skip
 
     def begin(self, *, is_first: bool = True) -> None:
@@ -328,7 +328,7 @@ class Session:
         self.state.given = self.state.given or {which: self.state.given_now(which) for which in self.members}
         self.writes.remember(self.journal.step)
         if self.coordinator is not None and is_first:
-            self.environment["past"] = gone_on((), 0, self.coordinator.told_by_all(new_id())[0])
+            self.environment["past"] = extend_timeline_ids((), 0, self.coordinator.told_by_all(new_timeline_id())[0])
         self.journal.start()
         body = self.auxiliary.read()
         if self.coordinator is not None:
