@@ -114,8 +114,8 @@ class Logged(Plain):
         self._is_steady = True
 
     def settle(self) -> None:
-        self.logged.session.journal.wait_synced()
-        self.logged.session.journal.wait_checkpoint()
+        self.logged.training_run.journal.wait_synced()
+        self.logged.training_run.journal.wait_checkpoint()
 
     def close(self) -> None:
         """Close the run."""

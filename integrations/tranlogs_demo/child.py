@@ -64,7 +64,7 @@ def train(job: Job, tell: Teller) -> None:
 
     curve = dict(enumerate(losses, 1)) if logged is None else dict(zip(*logged.scalars["loss"], strict=True))
     # A run that was killed behind its last batch has nothing left to train: its losses are those of the process before.
-    tell.event("finished", loss=curve[max(curve)], log_bytes=0 if logged is None else logged.session.journal.log_bytes)
+    tell.event("finished", loss=curve[max(curve)], log_bytes=0 if logged is None else logged.training_run.journal.log_bytes)
     torch.save(
         {
             "weights": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),

@@ -126,7 +126,7 @@ class OptimizerMachine(RuleBasedStateMachine):
     def end(self, *, in_order: bool) -> None:
         """End the process: in order, or as SIGKILL would; nobody writes the run then."""
         self.settle()
-        self.leave(None if in_order else lambda run: abandoned_copy(self.logged.session.journal, run))
+        self.leave(None if in_order else lambda run: abandoned_copy(self.logged.training_run.journal, run))
 
     def leave(self, copy: Callable[[Path], object] | None) -> None:
         """The process is no more; where it does not end in order, `copy` makes what it leaves behind."""
@@ -144,7 +144,7 @@ class OptimizerMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Let all be written that is handed over, and note what is claimed."""
-        journal = self.logged.session.journal
+        journal = self.logged.training_run.journal
         journal.wait_synced()
         if not journal.is_suspended and (journal._writer_thread is None or journal._writer_thread.failure is None):
             self.claimed = len(self.boundaries) - 1
@@ -164,7 +164,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         if waits:
             return
         self.boundaries.append(self.twin.boundary())
-        journal = self.logged.session.journal
+        journal = self.logged.training_run.journal
         if journal.config.writer == "direct" and not journal.is_suspended:
             self.claimed = len(self.boundaries) - 1
 
@@ -207,7 +207,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         self.logged.checkpoint()
         self.turn("step")
         if waits:
-            self.logged.session.journal.wait_checkpoint()
+            self.logged.training_run.journal.wait_checkpoint()
 
     @rule(seconds=st.sampled_from([1.0, 100.0, 1e6]))
     def time_passes(self, seconds: float) -> None:
@@ -221,7 +221,7 @@ class OptimizerMachine(RuleBasedStateMachine):
             self.logged.checkpoint()
             self.turn(what)
             self.settle()
-            self.logged.session.journal.wait_checkpoint()
+            self.logged.training_run.journal.wait_checkpoint()
 
     # What happens to the run.
 
@@ -244,7 +244,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         self.logged.checkpoint()
         self.turn("step")  # no checkpoint is due for a while: it would wait for the queue
         self.settle()
-        journal, is_stopped, goes_on = self.logged.session.journal, threading.Event(), threading.Event()
+        journal, is_stopped, goes_on = self.logged.training_run.journal, threading.Event(), threading.Event()
         if journal.is_suspended or journal._writer_thread is None or self.options["checkpoint_every"] < 1000:
             return
 
@@ -290,7 +290,7 @@ class OptimizerMachine(RuleBasedStateMachine):
             return
         if len(self.boundaries) - 1 < kept[1]:  # the first batch of the new timeline makes it count
             self.turn("step")
-            if self.logged.session.journal.is_suspended:
+            if self.logged.training_run.journal.is_suspended:
                 self.boundaries, self.claimed = [*kept[0], *self.boundaries[self.claimed :]], 0
 
     @rule(checkpoints=st.integers(1, 2), segments=st.integers(0, 2), nbytes=st.sampled_from([None, 1 << 20, 4 << 20]))
@@ -333,7 +333,7 @@ class OptimizerMachine(RuleBasedStateMachine):
                 CLOCK.advance(1000)
                 self.turn("step")  # logging resumes by itself
                 self.settle()
-                assert not self.logged.session.journal.is_suspended
+                assert not self.logged.training_run.journal.is_suspended
                 self.end(in_order=False)
                 self.open()
                 assert self.claimed == len(self.boundaries) - 1

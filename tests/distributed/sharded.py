@@ -192,14 +192,14 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         optimizers[0] = LoggedOptimizer(inner[0], run, model, **options)
         optimizers[1:] = [optimizers[0].add_optimizer(one, name=type(one).__name__) for one in inner[1:]]
         if name in TORN and kill and len(kill) > 3 and dist_rank() == kill[0]:
-            optimizers[0].session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
+            optimizers[0].training_run.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
         if Path(f"{run}.torn").exists() and dist_rank() == 1:
-            optimizers[0].session.journal.start = partial(die_behind, Path(run) / "rank0", Path(run) / "rank1")
+            optimizers[0].training_run.journal.start = partial(die_behind, Path(run) / "rank0", Path(run) / "rank1")
     optimizer = optimizers[0]
     if name == "zero views":  # fewer parameters than there are ranks
         optimizer.add_param_group({"params": [model.module.out.bias]})
     if name == "fsdp tight" and kill and dist_rank() == kill[0]:
-        die_amid_a_checkpoint(optimizer.session.journal, kill[3], Path(run) / "rank0")
+        die_amid_a_checkpoint(optimizer.training_run.journal, kill[3], Path(run) / "rank0")
     loader = data(SAMPLES if "resharded" in name else None)
     scheduler = torch.optim.lr_scheduler.StepLR(inner[0] if name == "zero" else optimizer, 11, 0.7)
     report, losses = None, {}
@@ -250,7 +250,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         scheduler.step()
         step += 1
         if name == "fsdp tight" and run != "-":
-            optimizer.session.journal._wal.roll()  # so that the log behind an old checkpoint goes with it
+            optimizer.training_run.journal._wal.roll()  # so that the log behind an old checkpoint goes with it
         if "resharded" not in name or step % 2:  # where they lie about at the boundary they are state, too
             for one in optimizers:
                 one.zero_grad()

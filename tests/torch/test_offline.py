@@ -107,7 +107,7 @@ class Case:
         logged.recover()
         for number in logged.steps(until):
             self.step(model, logged, inner, scheduler, number)
-            logged.session.journal.wait_checkpoint()
+            logged.training_run.journal.wait_checkpoint()
         logged.close()
         return model, inner, scheduler
 

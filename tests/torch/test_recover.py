@@ -272,7 +272,7 @@ def test_threads_count_as_they_are_when_training_begins(tmp_path: Path) -> None:
         torch.set_num_threads(before)
         again = Attempt(tmp_path / "run").wrap(torch.optim.Adam(model.parameters()), model)
         assert any(f"to the run's {before + 1}" in note for note in again.recover().notes)
-        assert again.session.environment["threads"] == before + 1  # what this process records is how it goes on
+        assert again.training_run.environment["threads"] == before + 1  # what this process records is how it goes on
         again.close()
     finally:
         torch.set_num_threads(before)
@@ -315,7 +315,7 @@ def test_training_goes_on_while_the_disk_is_full(
     plain = torch.optim.AdamW(twin.parameters(), lr=0.01)
     with logged(model, run, checkpoint_every=1000, writer=writer) as optimizer:
         optimizer.recover()
-        journal = optimizer.session.journal
+        journal = optimizer.training_run.journal
         for number in optimizer.steps(20):
             if number == 5:
                 monkeypatch.setattr(failpoints, "_rules", failpoints._parse("log.write=enospc"))
@@ -478,7 +478,7 @@ def test_tracked_state_that_becomes_unstorable_is_left_out_and_told(tmp_path: Pa
                 keeping.content = {"when": object()}
             if number > 5:
                 time.sleep(0.1)  # logging is tried again a second after it stopped
-        assert not optimizer.session.journal.is_suspended
+        assert not optimizer.training_run.journal.is_suspended
         assert optimizer.watermarks["committed"] == 40
         assert any("'keeping' is tracked no longer" in note for note in optimizer.report.notes)
     right = everything(model, optimizer)

@@ -99,7 +99,7 @@ def test_batches_without_a_step_count_behind_a_recovery_too(clears_in_place: boo
                     optimizer.step()
                     if clears_in_place:
                         optimizer.zero_grad(set_to_none=False)
-                    optimizer.session.journal.wait_checkpoint()
+                    optimizer.training_run.journal.wait_checkpoint()
                 else:
                     torch.rand(1)
     assert numbers == [[0, 1, 2, 3], [4, 5, 6], [7]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -60,7 +60,6 @@ class LoggedRun(Protocol):
         state: the parameters and optimizers.
         auxiliary: what boundaries commit besides.
         modules: by prefix.
-        shells: the wrappers of the optimizers, by name.
         staging: brings gradients of a GPU to the host; None where all tensors are on the CPU.
     """
 
@@ -68,7 +67,6 @@ class LoggedRun(Protocol):
     journal: Journal
     auxiliary: Auxiliary
     modules: dict[str, torch.nn.Module]
-    shells: dict[str, Any]
     staging: Staging | None
 
     @property
@@ -100,10 +98,6 @@ class LoggedRun(Protocol):
 
     def has_changed(self) -> bool:
         """Return True if something wrote to the state since the last look."""
-        ...
-
-    def mark_called(self, hooks: HookedOptimizer) -> None:
-        """Tell learning-rate schedulers that hold the wrapper that the optimizer stepped."""
         ...
 
     def saw_scaler(self, scaler: object) -> None:

@@ -1,4 +1,4 @@
-"""What a session does besides, when its process trains together with others.
+"""What a run does besides, when several processes train it together.
 
 Under DistributedDataParallel gradients are equal on all ranks, so the log of a step is divided among them. Where parameters
 are sharded each rank logs its part. Checkpoints are taken by all at the same boundary. That is decided together: at the first

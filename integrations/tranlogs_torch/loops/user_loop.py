@@ -40,15 +40,18 @@ class LoopRun(Protocol):
         run: folder of the run.
         journal: of this process.
         auxiliary: has the positions in the tracked loaders.
-        loops: loops of `LoggedOptimizer` that are running, the outermost first.
         steps_since_boundary: steps and after-images.
     """
 
     run: Path
     journal: Journal
     auxiliary: Auxiliary
-    loops: list[object]
     steps_since_boundary: int
+
+    @property
+    def loops(self) -> list[object]:
+        """The loops of `LoggedOptimizer` that are running, the outermost first."""
+        ...
 
     @property
     def is_logging(self) -> bool:
@@ -150,7 +153,7 @@ class UserLoops:
             if position not in self._positions:  # of a trainer's loop
                 position.release(is_over=True)
 
-    # What the session asks
+    # What the run asks
 
     @property
     def leader(self) -> Pass | None:

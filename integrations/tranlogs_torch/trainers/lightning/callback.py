@@ -108,12 +108,12 @@ class TranLogsLightningCallback(TranLogsCallback):
         private.before_iterating(trainer, self._look_at_loaders)
         private.before_training(trainer, self._counters_are_set)
         if self._is_resumed and progress.averaged:
-            logged.session._doubt(
+            logged.training_run.report.warn(
                 f"the metrics that are averaged over an epoch begin anew in its middle ({', '.join(progress.averaged)}): what "
                 "depends on them at the end of this epoch (a checkpoint, a scheduler) may be otherwise", False
             )  # fmt: skip
         for doubt in hooks.doubts(trainer) if self._is_resumed else ():
-            logged.session._doubt(doubt, False)
+            logged.training_run.report.warn(doubt, False)
         if self._verbose and self._is_resumed and trainer.is_global_zero:
             print(f"TranLogs: {self._run} goes on at step {trainer.global_step}: {logged.report}", flush=True)
 
@@ -124,7 +124,7 @@ class TranLogsLightningCallback(TranLogsCallback):
         if len(found) != 1:
             raise UsageError(f"{self._run}: one training loader can be resumed, and there are {len(found)}: combine the data "
                              "sets behind one DataLoader")  # fmt: skip
-        position = self.optimizer.session.auxiliary.loader(found[0], kind=_Position)
+        position = self.optimizer.training_run.auxiliary.loader(found[0], kind=_Position)
         assert isinstance(position, _Position)
         if self._position not in (None, position):
             raise UsageError(
