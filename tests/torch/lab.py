@@ -95,11 +95,11 @@ class Attempt:
 
 
 def with_plain_loops(optimizer: torch.optim.Optimizer) -> Any:
-    """A plain optimizer with `batches`, `epochs`, `steps`, `clip_grad_norm_` and `note`, written in the plainest way."""
+    """A plain optimizer with `batches`, `epochs`, `steps`, `clip_grad_norm_` and `log_scalars`, written in the plainest way."""
     plain: Any = optimizer
     plain.batches, plain.epochs, plain.steps = _batches, _epochs, range
     plain.clip_grad_norm_ = partial(_clip, optimizer)
-    plain.note = lambda **_: None
+    plain.log_scalars = lambda **_: None
     plain.close = lambda: None
     return plain
 

@@ -9,7 +9,7 @@ from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow
 from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.retention.budget import trace_newest_lineage
-from tranlogs.retention.exposure import Exposure, History, exposures
+from tranlogs.retention.exposure import CommitHistory, Exposure, estimate_exposures
 
 from ..dashboard.pages.board import Shown
 from .watch import Seen
@@ -51,10 +51,10 @@ def state_of(shown: Shown) -> State:
     return State("fine", f"All steps up to {committed:,} are safe if the process dies.")
 
 
-def exposures_of(seen: Seen, history: History) -> tuple[Exposure, Exposure, Exposure]:
+def exposures_of(seen: Seen, history: CommitHistory) -> tuple[Exposure, Exposure, Exposure]:
     """What would be lost now."""
     anchor_step = seen.anchor.step if seen.anchor is not None else 0
-    return exposures(
+    return estimate_exposures(
         seen.rows.marks,
         checkpoint_step=anchor_step,
         history=history,
@@ -64,7 +64,7 @@ def exposures_of(seen: Seen, history: History) -> tuple[Exposure, Exposure, Expo
     )
 
 
-def history_of(shown: Shown, seen: Seen) -> History:
+def history_of(shown: Shown, seen: Seen) -> CommitHistory:
     """What was committed when, up to the evaluation that is shown."""
     before = [(row.at, row.committed) for row in shown.history if row.at < seen.at]
     return [*before, (seen.at, seen.rows.marks.committed)]

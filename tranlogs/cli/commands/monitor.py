@@ -143,7 +143,7 @@ def _as_dict(paths: Any, seen: Any) -> dict[str, Any]:
                 "file": row.file,
                 "steps": [row.base_step + 1, row.last_step],
                 "bytes": row.size,
-                "value": seen.worth.of(row.ordinal),
+                "value": seen.worth.get(row.ordinal),
                 "protected": seen.protected[row.ordinal],
             }
             for row in (seen.before or seen.rows).segments
@@ -177,7 +177,7 @@ def _show_table(found: list[tuple[Any, Any]]) -> None:
         )
         rows = []
         for row in (seen.before or seen.rows).segments:
-            value = seen.worth.of(row.ordinal)
+            value = seen.worth.get(row.ordinal)
             why = plan.reasons.get(row.file, "protected" if seen.protected.get(row.ordinal, True) else "stays")
             if row.state == "sealed":
                 rows.append(

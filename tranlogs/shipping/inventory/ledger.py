@@ -21,7 +21,7 @@ from ...base.failpoints import hit
 from ...catalog import (
     CheckpointRow,
     CommonRow,
-    FollowedCatalog,
+    ReopeningCatalog,
     RunRow,
     SegmentRow,
     ShippedRow,
@@ -57,7 +57,7 @@ class Ledger:
 
     def __init__(self, paths: JournalPaths, store: Store, place: str, clock: Clock, *, takes_over: bool) -> None:
         self._paths, self._store, self._place, self._clock, self._takes_over = paths, store, place, clock, takes_over
-        self._catalog = FollowedCatalog(paths.folder, writable=True)
+        self._catalog = ReopeningCatalog(paths.folder, writable=True)
         self.writer, self.is_attached, self.marks = "", False, (0, 0)
         self.shipped: dict[str, Shipped] = {}
         self._left: list[Shipped] = []  # of no use any more, and deleted when the durable manifest does not name them either
@@ -83,7 +83,7 @@ class Ledger:
     def look(self) -> Look:
         """What the catalog lists now."""
         catalog = self._catalog.current()
-        if self._catalog.opened != self._attached_to:  # another file: it knows nothing of the store yet
+        if self._catalog.open_count != self._attached_to:  # another file: it knows nothing of the store yet
             self.is_attached = False
 
         def read(tables: Tables) -> Look:
@@ -146,7 +146,7 @@ class Ledger:
             tables.put("store", self._row)
         self._census.spares_all, self._census.spares_others = bool(notes), found is None
         self._drop_missing(self._census.take(self.shipped, self.writer, self._needed()))
-        self.is_attached, self._attached_to = True, self._catalog.opened
+        self.is_attached, self._attached_to = True, self._catalog.open_count
         count = sum(len(one.names()) for one in self.shipped.values())
         where = f"{self._store.url}/{self._place}"
         _log.info("%s: is shipped to %s from now on (%d objects are there)", self._paths.folder, where, count)

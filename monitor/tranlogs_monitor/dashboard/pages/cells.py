@@ -83,7 +83,7 @@ def log_of(seen: Seen) -> Log:
     """Return what the page shows of a journal's log."""
     sealed = sorted((row for row in seen.rows.segments if row.state == "sealed"), key=lambda row: row.ordinal, reverse=True)
     lines = [
-        SegmentLine(row.ordinal, row.base_step + 1, row.last_step, row.size, seen.worth.of(row.ordinal), _standing(seen, row))
+        SegmentLine(row.ordinal, row.base_step + 1, row.last_step, row.size, seen.worth.get(row.ordinal), _standing(seen, row))
         for row in sealed[:_TABLE_ROWS_MAX]
     ]
     return Log(marks_of(seen), lines, len(sealed), sum(seen.protected.values()))
@@ -123,7 +123,7 @@ def _square(seen: Seen, group: Sequence[SegmentRow]) -> Mark:
         kind = "cell retired" if first.state == "retired" else "cell open"
         words = {"open": "is being written", "ready": "is ready to be written", "retired": "was given up"}[first.state]
         return Mark(kind, f"segment {first.ordinal}: {words}, {format_bytes(sum(row.size for row in group))}")
-    values = [seen.worth.of(row.ordinal) or 0.0 for row in group]
+    values = [seen.worth.get(row.ordinal) or 0.0 for row in group]
     value = sum(values) / len(values)
     goes = first.file in seen.pruning.reasons
     is_protected = any(seen.protected.get(row.ordinal, True) for row in group)
