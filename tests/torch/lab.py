@@ -99,7 +99,7 @@ def with_plain_loops(optimizer: torch.optim.Optimizer) -> Any:
     plain: Any = optimizer
     plain.batches, plain.epochs, plain.steps = _batches, _epochs, range
     plain.clip_grad_norm_ = partial(_clip, optimizer)
-    plain.note = lambda **_: None
+    plain.log_scalars = lambda **_: None
     plain.close = lambda: None
     return plain
 

@@ -99,7 +99,7 @@ class TrainingRun:
             worker_seeds,
         )
         self.writes = ForeignWriteDetector(self.state, self.hooks, self._found_late)
-        environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
+        self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
         self.coordinator = Coordinator.of(self.state, settings.policy, rank, copies)
         world = 1 if self.coordinator is None else self.coordinator.world
         if self.coordinator is not None:
@@ -107,7 +107,7 @@ class TrainingRun:
         self._resources = RunResources(
             settings,
             framework="torch",
-            environment=environment,
+            environment=self.environment,
             adapt=arrays.adapt,
             rank=(rank or 0) if self.coordinator is None else self.coordinator.rank,
             world=world,
@@ -128,7 +128,7 @@ class TrainingRun:
             self.writes,
             self.auxiliary,
             self.coordinator,
-            environment,
+            self.environment,
             self.scalars,
             self.report,
         )
