@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-FILE = re.compile(r"`((?:tests|tranlogs|integrations|monitor|experiments|docs|examples)/[\w./-]*)`")
+FILE = re.compile(r"`((?:tests|tranlogs|integrations|monitor|experiments|docs|examples)/[a-z0-9_./-]*)`")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
