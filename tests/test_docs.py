@@ -87,3 +87,28 @@ def test_picture_of_the_packages_is_current() -> None:
     command = [sys.executable, str(ROOT / "experiments" / "structure_picture.py"), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
+
+
+def arguments_of(source: Path, name: str) -> list[str]:
+    """The arguments of a class, read without importing its framework."""
+    tree = ast.parse(source.read_text())
+    found = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name)
+    init = next(node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    return [argument.arg for argument in (*init.args.args, *init.args.kwonlyargs) if argument.arg != "self"]
+
+
+def section(page: Path, heading: str) -> str:
+    """The text below a heading, up to the next one."""
+    return re.split(r"^#+ ", page.read_text().split(f"# {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def test_pytorch_page_lists_every_argument() -> None:
+    arguments = arguments_of(ROOT / "integrations/tranlogs_torch/optimizer.py", "LoggedOptimizer")
+    rows = re.findall(r"^\| (`[^|]*`) \|", section(ROOT / "docs/pytorch.md", "Arguments"), re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(arguments)
+
+
+def test_keras_page_lists_every_argument() -> None:
+    arguments = arguments_of(ROOT / "integrations/tranlogs_keras/callback.py", "TranLogsCallback")
+    listed = re.findall(r"`(\w+)=", section(ROOT / "docs/keras.md", "Settings"))
+    assert sorted({"run", *listed}) == sorted(arguments)

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from tranlogs.base.errors import NotARun, UsageError
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.embedded_monitor import Beside
+from tranlogs.journal.embedded_monitor import EmbeddedMonitor
 
 from .daemon import Daemon, is_ownerless, journals_below
 from .dashboard.access.access import Access
 from .dashboard.access.listening import address_of
 from .dashboard.access.tokens import choose_token
-from .embedded import start_beside
+from .embedded import start_embedded_monitor
 from .json_log import JsonFormatter
 from .settings import HttpSettings, Settings
 from .watching.watch import Seen
@@ -29,9 +29,18 @@ _log = logging.getLogger(__name__)
 Find = Callable[[Path], list[JournalPaths]]
 
 
-def watch(roots: Sequence[Path], settings: Settings, *, journals_of: Find, is_json: bool, once: bool, http: str | None = None,
-          token_file: Path | None = None, has_auth: bool = True,
-          show: Callable[[list[tuple[JournalPaths, Seen]]], None]) -> int:  # fmt: skip
+def watch(
+    roots: Sequence[Path],
+    settings: Settings,
+    *,
+    journals_of: Find,
+    is_json: bool,
+    once: bool,
+    http: str | None = None,
+    token_file: Path | None = None,
+    has_auth: bool = True,
+    show: Callable[[list[tuple[JournalPaths, Seen]]], None],
+) -> int:
     """Watch until SIGTERM or SIGINT; or, `once`, evaluate, show what was found, and end.
 
     Args:
@@ -101,8 +110,9 @@ def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSett
         from .dashboard.pages.board import Board
         from .dashboard.server import WebServer
     except ImportError as error:
-        raise UsageError("--http needs Starlette, uvicorn, Jinja2 and prometheus-client: pip install 'tranlogs[monitor]' "
-                         f"({error})") from None  # fmt: skip
+        raise UsageError(
+            f"--http needs Starlette, uvicorn, Jinja2 and prometheus-client: pip install 'tranlogs[monitor]' ({error})"
+        ) from None
     metrics, board = Metrics(), Board(settings)
     server = WebServer(address_of(http.address), metrics, board, token=http.token, has_auth=http.has_auth)
     _announce(server.url, server.access)
@@ -146,10 +156,10 @@ class Command(NamedTuple):
 
     watch: Callable[..., int]
     settings: Callable[..., Settings]
-    start_beside: Callable[..., Beside]
+    start_embedded_monitor: Callable[..., EmbeddedMonitor]
 
 
-COMMAND = Command(watch, Settings.of, start_beside)
+COMMAND = Command(watch, Settings.of, start_embedded_monitor)
 
 
 @contextmanager

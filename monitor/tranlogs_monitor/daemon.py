@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tranlogs.base.clock import Clock, SystemClock
-from tranlogs.base.errors import LogUnavailable, NotARun, TranLogsError, UsageError, in_words
+from tranlogs.base.errors import LogUnavailable, NotARun, TranLogsError, UsageError, error_text
 from tranlogs.journal import JournalPaths, read_owner
 from tranlogs.journal.process.writer_lock import OwnerLock
 from tranlogs.shipping import Archiver
@@ -65,10 +65,16 @@ class Daemon:
         clock: of evaluations.
     """
 
-    def __init__(self, roots: Sequence[Path], settings: Settings, *, find: Callable[[Path], list[JournalPaths]],
-                 on_seen: Callable[[Seen | str, JournalPaths], None] = lambda seen, paths: None,
-                 on_gone: Callable[[Path], None] = lambda folder: None,
-                 clock: Clock | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        settings: Settings,
+        *,
+        find: Callable[[Path], list[JournalPaths]],
+        on_seen: Callable[[Seen | str, JournalPaths], None] = lambda seen, paths: None,
+        on_gone: Callable[[Path], None] = lambda folder: None,
+        clock: Clock | None = None,
+    ) -> None:
         self._roots, self._settings, self._find, self._on_seen, self._on_gone = roots, settings, find, on_seen, on_gone
         self._clock = clock or SystemClock()
         self._watched: dict[Path, _Watched] = {}
@@ -141,7 +147,7 @@ class Daemon:
             try:
                 found |= {paths.folder: paths for paths in self._find(root)}
             except OSError as error:
-                _log.warning("%s: cannot be looked at now: %s", root, in_words(error))
+                _log.warning("%s: cannot be looked at now: %s", root, error_text(error))
                 found |= {folder: watched.watch.paths for folder, watched in self._watched.items()}
         for folder in self._watched.keys() - found.keys():
             self._watched.pop(folder).close()
@@ -159,9 +165,9 @@ class Daemon:
             except (UsageError, LogUnavailable, OSError) as error:  # it holds up no other; tried again at each evaluation
                 if self._is_named(folder) and isinstance(error, UsageError):
                     raise
-                if self._refused.get(folder) != in_words(error):
-                    self._refused[folder] = in_words(error)
-                    _log.warning("%s: is not watched: %s", folder, in_words(error))
+                if self._refused.get(folder) != error_text(error):
+                    self._refused[folder] = error_text(error)
+                    _log.warning("%s: is not watched: %s", folder, error_text(error))
                 continue
             self._refused.pop(folder, None)
             watch = JournalWatch(found[folder], self._settings, self._clock, self._compactor)
@@ -195,7 +201,7 @@ class Daemon:
             if self._compactor is not None:
                 self._compactor.look(watched.watch.paths, seen.rows.segments, seen.anchor, seen.rows.timelines)
         except (TranLogsError, OSError, MemoryError) as error:
-            problem = in_words(error)
+            problem = error_text(error)
             self._on_seen(problem, watched.watch.paths)
         if problem and problem != watched.problem:
             _log.warning("%s: cannot be watched now: %s; it is tried again", folder, problem)

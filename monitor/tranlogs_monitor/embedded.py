@@ -8,7 +8,7 @@ import sys
 
 from tranlogs.base.threads import start_thread
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.embedded_monitor import Beside
+from tranlogs.journal.embedded_monitor import EmbeddedMonitor
 from tranlogs.retention import Monitor
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
@@ -24,7 +24,7 @@ _SECONDS_TO_END = 10.0
 _SPAWN = '"$@" >/dev/null & echo $!'  # by a shell that ends at once: the monitor is nobody's child, and not waited for
 
 
-def start_beside(paths: JournalPaths, monitor: Monitor) -> Beside:
+def start_embedded_monitor(paths: JournalPaths, monitor: Monitor) -> EmbeddedMonitor:
     """Start a monitor for one journal.
 
     Raises:
@@ -37,8 +37,11 @@ class MonitorThread:
     """The daemon in a thread. Whatever ends it is said once, and training goes on. The trainer ships by itself."""
 
     def __init__(self, paths: JournalPaths, monitor: Monitor) -> None:
-        settings = Settings(Budget(monitor.budget_bytes), interval_seconds=monitor.interval_seconds,
-                            compaction=Compaction() if monitor.compact else None)  # fmt: skip
+        settings = Settings(
+            Budget(monitor.budget_bytes),
+            interval_seconds=monitor.interval_seconds,
+            compaction=Compaction() if monitor.compact else None,
+        )
         self._folder = paths.folder
         self._daemon = Daemon([paths.folder], settings, find=lambda _: [paths])
         self._thread = start_thread("tranlogs-monitor", self._run)
@@ -47,8 +50,12 @@ class MonitorThread:
         try:
             self._daemon.run()
         except Exception as error:
-            _log.warning("%s: its monitor has ended (%s: %s); training and logging go on without one", self._folder,
-                         type(error).__name__, error)  # fmt: skip
+            _log.warning(
+                "%s: its monitor has ended (%s: %s); training and logging go on without one",
+                self._folder,
+                type(error).__name__,
+                error,
+            )
 
     def close(self) -> None:
         """End it after the evaluation under way; one that takes long ends with the process."""
@@ -69,8 +76,15 @@ class MonitorProcess:
         if monitor.store is not None:
             command += ["--store", monitor.store, "--max-lag", f"{LAG_SECONDS:g}s"]
         with open(folder / LOG_NAME, "ab") as log:
-            done = subprocess.run(["/bin/sh", "-c", _SPAWN, "sh", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=log, start_new_session=True, check=True, pass_fds=())  # fmt: skip
+            done = subprocess.run(
+                ["/bin/sh", "-c", _SPAWN, "sh", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                check=True,
+                pass_fds=(),
+            )
         self.pid = int(done.stdout)
 
     def close(self) -> None:

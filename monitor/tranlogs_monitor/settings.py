@@ -38,11 +38,28 @@ class Settings:
     until_closed: bool = False
 
     @classmethod
-    def of(cls, budget: Budget, decay: Decay, interval_seconds: float, is_dry_run: bool, waits: bool,
-           store: dict[str, Any] | None, compaction: Compaction | None, until_closed: bool) -> Settings:  # fmt: skip
+    def of(
+        cls,
+        budget: Budget,
+        decay: Decay,
+        interval_seconds: float,
+        is_dry_run: bool,
+        waits: bool,
+        store: dict[str, Any] | None,
+        compaction: Compaction | None,
+        until_closed: bool,
+    ) -> Settings:
         """From plain values, as the command line has them; `store` are the arguments of `StoreSettings`."""
-        return cls(budget, decay, interval_seconds, is_dry_run, waits, None if store is None else StoreSettings(**store),
-                   compaction, until_closed)  # fmt: skip
+        return cls(
+            budget,
+            decay,
+            interval_seconds,
+            is_dry_run,
+            waits,
+            None if store is None else StoreSettings(**store),
+            compaction,
+            until_closed,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,9 @@ def clock() -> FakeClock:
 def toy(disk: Path, clock: FakeClock) -> Iterator[Callable[..., ToyTrainer]]:
     made: list[ToyTrainer] = []
 
-    def open_(*, handover: Any = "direct", durability: Any = "machine", keep: RetentionPolicy = KEEP,
+    def open_(*, writer: Any = "direct", durability: Any = "machine", keep: RetentionPolicy = KEEP,
               sizes: tuple[int, ...] = SIZES, every: int = 6) -> ToyTrainer:  # fmt: skip
-        config = JournalConfig(handover=handover, durability=durability, segment_bytes=MIB)
+        config = JournalConfig(writer=writer, durability=durability, segment_bytes=MIB)
         trainer = open_toy(disk / "run", sizes=sizes, config=config, policy=EverySteps(every), retention=keep, clock=clock)
         made.append(trainer)
         return trainer
@@ -86,7 +86,7 @@ def train(trainer: ToyTrainer, until: int) -> None:
     trainer.train(until, say=lambda _: roll(trainer))
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("durability", ["process", "machine"])
 @pytest.mark.parametrize("leave", [0, 4096, 3 * MIB], ids=["to the last byte", "but a page", "but a segment"])
 def test_training_goes_on_and_logging_resumes_when_there_is_space(
@@ -94,11 +94,11 @@ def test_training_goes_on_and_logging_resumes_when_there_is_space(
     clock: FakeClock,
     disk: Path,
     caplog: pytest.LogCaptureFixture,
-    handover: str,
+    writer: str,
     durability: str,
     leave: int,
 ) -> None:
-    trainer = toy(handover=handover, durability=durability)
+    trainer = toy(writer=writer, durability=durability)
     trainer.recover()
     train(trainer, 4)
     caplog.clear()
@@ -124,14 +124,14 @@ def test_training_goes_on_and_logging_resumes_when_there_is_space(
     assert (again.recover().step, again.state.everything() == state_at(34)) == (34, True)
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("leave", [0, 100 * 1024])
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_space_of_older_checkpoints_keeps_the_log_going(
-    toy: Callable[..., ToyTrainer], disk: Path, caplog: pytest.LogCaptureFixture, handover: str, leave: int, count: int
+    toy: Callable[..., ToyTrainer], disk: Path, caplog: pytest.LogCaptureFixture, writer: str, leave: int, count: int
 ) -> None:
     sizes = (7, 100_000)  # a checkpoint is larger than what a file system takes for a file
-    trainer, behind = toy(handover=handover, keep=KeepLatest(count), sizes=sizes, every=4), 0
+    trainer, behind = toy(writer=writer, keep=KeepLatest(count), sizes=sizes, every=4), 0
 
     def look(step: int) -> None:
         nonlocal behind
@@ -145,7 +145,7 @@ def test_the_space_of_older_checkpoints_keeps_the_log_going(
     ballast = fill(disk, leave=leave)
     caplog.clear()
     trainer.train(110, say=look)
-    assert behind <= (2 if handover == "thread" else 1)
+    assert behind <= (2 if writer == "thread" else 1)
     assert (trainer.journal.is_suspended, trainer.journal.committed) == (False, 110)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     print(*told, sep="\n")
@@ -158,20 +158,20 @@ def test_the_space_of_older_checkpoints_keeps_the_log_going(
     assert (again.recover().step, again.state.everything() == state_at(140, sizes)) == (140, True)
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("keep", [KeepLatest(1), KeepLatest(2)], ids=str)
 @pytest.mark.parametrize("is_slow", [True, False], ids=["steps longer than a checkpoint", "shorter"])
 def test_a_log_that_fills_the_disk_before_a_checkpoint_is_due_gives_way_to_one(
     toy: Callable[..., ToyTrainer],
     clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
-    handover: str,
+    writer: str,
     keep: RetentionPolicy,
     is_slow: bool,
 ) -> None:
     monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 4)  # the disk holds some such files
     sizes = (7, 100_000)
-    trainer, behind = toy(handover=handover, keep=keep, sizes=sizes, every=10_000), []
+    trainer, behind = toy(writer=writer, keep=keep, sizes=sizes, every=10_000), []
 
     def look(step: int) -> None:
         trainer.journal.wait_synced()
@@ -250,8 +250,8 @@ def test_space_that_comes_and_goes_costs_no_training_and_no_committed_step(
     seed = random.randrange(10**6)
     print("seed", seed)
     chance = random.Random(seed)
-    handover = chance.choice(["direct", "thread"])
-    trainer, step = toy(handover=handover), 0
+    writer = chance.choice(["direct", "thread"])
+    trainer, step = toy(writer=writer), 0
     trainer.recover()
     for _ in range(12):
         for left in disk.glob("ballast-*"):
@@ -265,7 +265,7 @@ def test_space_that_comes_and_goes_costs_no_training_and_no_committed_step(
             trainer.journal.wait_synced()
             committed = trainer.journal.committed
             trainer.journal.close()
-            trainer = toy(handover=handover)
+            trainer = toy(writer=writer)
             step = trainer.recover().step
             assert step >= committed
             assert trainer.state.everything() == state_at(step)

@@ -131,7 +131,7 @@ def test_every_form_of_record_is_read_from_the_document(tmp_path: Path) -> None:
         body = {"rng": list(range(step, 500)) + [0] * step, "changing": np.arange(4000.0) * (step // 2), **BODY}
         log.append(EntryKind.BOUNDARY, step, NO_TENSORS, encoder.parts(body, None), scalars={"loss": 0.5})
         if step == 3:
-            log.define_again()
+            log.forget_definitions()
     log.close()
     [path] = (tmp_path / "rank0" / "log").glob("*.seg")
     assert assert_reads_the_same(path) == set(Codec)

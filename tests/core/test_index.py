@@ -26,7 +26,7 @@ from tranlogs.base.config import CATALOG_BYTES_RESERVED, FORMAT_VERSION, MIB, Jo
 from tranlogs.base.errors import CorruptCatalog, LogUnavailable
 from tranlogs.catalog.lmdb_environment import open_environment
 from tranlogs.log import index as index_module
-from tranlogs.log.index import INDEX_NAME, IndexedRecord, LogIndex, open_if_sound, set_aside
+from tranlogs.log.index import INDEX_NAME, IndexedRecord, LogIndex, delete_index, open_if_sound
 from tranlogs.log.record import EntryKind, Location, pack_head
 from tranlogs.log.scanner import scan
 from tranlogs.recovery.facts import open_for_reading, read_catalog
@@ -142,7 +142,7 @@ def test_a_reader_of_the_process_goes_on_beside_a_writer(tmp_path: Path) -> None
 def test_a_new_file_under_the_name_of_an_open_one_is_another_index(tmp_path: Path) -> None:
     old = LogIndex.open(tmp_path, "run", writable=True)
     filled(old, 1, range(1, 4))
-    set_aside(tmp_path)
+    delete_index(tmp_path)
     assert list(tmp_path.iterdir()) == []
     new = LogIndex.open(tmp_path, "run", writable=True)
     assert new is not old

@@ -45,8 +45,8 @@ def clock() -> FakeClock:
 def toy(memory_path: Path, clock: FakeClock) -> Iterator[Callable[..., ToyTrainer]]:
     made: list[ToyTrainer] = []
 
-    def open_(run: Path = memory_path / "run", *, handover: Any = "direct") -> ToyTrainer:
-        config = JournalConfig(handover=handover, durability="machine", segment_bytes=MIB)
+    def open_(run: Path = memory_path / "run", *, writer: Any = "direct") -> ToyTrainer:
+        config = JournalConfig(writer=writer, durability="machine", segment_bytes=MIB)
         trainer = open_toy(run, sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepLatest(1), clock=clock)
         made.append(trainer)
         return trainer
@@ -78,7 +78,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("rule", ["eio@1", "enospc"], ids=["once", "for good"])
 @pytest.mark.parametrize("point", WRITE_PATH)
 def test_training_goes_on_and_logging_resumes(
@@ -88,9 +88,9 @@ def test_training_goes_on_and_logging_resumes(
     caplog: pytest.LogCaptureFixture,
     point: str,
     rule: str,
-    handover: str,
+    writer: str,
 ) -> None:
-    trainer = toy(handover=handover)
+    trainer = toy(writer=writer)
     trainer.recover()
     train(trainer, 7)
     journal = trainer.journal
@@ -131,16 +131,16 @@ def test_training_goes_on_and_logging_resumes(
 
 
 @pytest.mark.parametrize("point", ["log.prepare", "catalog.before_commit", "log.begin", "log.sync", "checkpoint.state"])
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 def test_a_disk_that_fails_from_the_first_step_on_costs_no_training(
     toy: Callable[..., ToyTrainer],
     clock: FakeClock,
     memory_path: Path,
     caplog: pytest.LogCaptureFixture,
     point: str,
-    handover: str,
+    writer: str,
 ) -> None:
-    trainer = toy(handover=handover)
+    trainer = toy(writer=writer)
     with failing(f"{point}=enospc"):
         trainer.recover()
         train(trainer, 4)

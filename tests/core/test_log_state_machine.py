@@ -45,10 +45,10 @@ class LogMachine(RuleBasedStateMachine):
         self.is_ready = False  # recovered, and nothing went wrong
         self.trainer: ToyTrainer
 
-    @initialize(handover=st.sampled_from(["direct", "thread"]), durability=st.sampled_from(["process", "machine"]),
+    @initialize(writer=st.sampled_from(["direct", "thread"]), durability=st.sampled_from(["process", "machine"]),
                 every=st.sampled_from([2, 5, 10**9]), keep=st.integers(1, 2))  # fmt: skip
-    def begin(self, handover: Any, durability: Any, every: int, keep: int) -> None:
-        config = JournalConfig(handover=handover, durability=durability, segment_bytes=MIB)
+    def begin(self, writer: Any, durability: Any, every: int, keep: int) -> None:
+        config = JournalConfig(writer=writer, durability=durability, segment_bytes=MIB)
         self.options: dict[str, Any] = {"config": config, "policy": EverySteps(every), "retention": KeepLatest(keep)}
         self.open(self.folder / "run0")
         assert self.trainer.recover().checkpoint_step is None
@@ -74,7 +74,7 @@ class LogMachine(RuleBasedStateMachine):
         """Let everything that is handed over be written, and note what is claimed."""
         journal = self.trainer.journal
         journal.wait_synced()
-        if not journal.is_suspended and (journal._handover is None or journal._handover.failure is None):
+        if not journal.is_suspended and (journal._writer_thread is None or journal._writer_thread.failure is None):
             self.claimed = len(self.boundaries) - 1
 
     # What a training loop does.
@@ -102,7 +102,7 @@ class LogMachine(RuleBasedStateMachine):
         state, journal = self.trainer.state, self.trainer.journal
         journal.boundary(state.auxiliary(), state.snapshot, checkpoint=checkpoint)
         self.boundaries.append((journal.step, state.everything()))
-        if journal.config.handover == "direct" and not journal.is_suspended:
+        if journal.config.writer == "direct" and not journal.is_suspended:
             self.claimed = len(self.boundaries) - 1
 
     @rule(count=st.integers(1, 8))

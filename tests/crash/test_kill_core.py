@@ -60,9 +60,9 @@ def assert_nothing_is_lost(run: Path, said: int, *, keep: int = 2, between: Call
 
 
 @cache
-def passed(trainers: Trainers, folder: Path, handover: str) -> dict[str, int]:
+def passed(trainers: Trainers, folder: Path, writer: str) -> dict[str, int]:
     """How often a run that is not killed passes each point, at the least: the threads' order is not the same each time."""
-    runs = [trainers.run(folder / f"counted-{handover}-{nth}", handover=handover) for nth in range(3)]
+    runs = [trainers.run(folder / f"counted-{writer}-{nth}", writer=writer) for nth in range(3)]
     assert all(run.status == 0 for run in runs)
     return {point: min(run.counts[point] for run in runs) for point in runs[0].counts}
 
@@ -72,34 +72,34 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("counted")
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
-def test_a_run_passes_every_point_of_the_write_path(trainers: Trainers, counted: Path, handover: str) -> None:
-    counts = passed(trainers, counted, handover)
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+def test_a_run_passes_every_point_of_the_write_path(trainers: Trainers, counted: Path, writer: str) -> None:
+    counts = passed(trainers, counted, writer)
     assert {point: counts[point] for point in IN_TRAINING if counts[point] < 2} == {}
     assert {point: counts[point] for point in IN_RECOVERY if counts[point]} == {}
 
 
 @pytest.mark.parametrize("when", ["first", "second", "middle", "late"])
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("point", IN_TRAINING)
 def test_a_kill_at_a_fault_point_loses_nothing_committed(
-    trainers: Trainers, counted: Path, memory_path: Path, point: str, handover: str, when: str
+    trainers: Trainers, counted: Path, memory_path: Path, point: str, writer: str, when: str
 ) -> None:
-    count = passed(trainers, counted, handover)[point]
+    count = passed(trainers, counted, writer)[point]
     nth = {"first": 1, "second": 2, "middle": max(1, count // 2), "late": max(1, count * 4 // 5)}[when]
     for attempt in range(3):  # how many spare files are deleted hangs on the threads' order
         run = memory_path / f"run{attempt}"
-        outcome = trainers.run(run, failpoints=f"{point}=kill@{nth}", handover=handover)
+        outcome = trainers.run(run, failpoints=f"{point}=kill@{nth}", writer=writer)
         if outcome.was_killed:
             break
     assert outcome.was_killed, f"{point} was not reached {nth} times, but {count} times before"
     assert_nothing_is_lost(run, outcome.committed)
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("durability", ["process", "machine"])
 def test_kills_at_random_moments_lose_nothing_committed(
-    trainers: Trainers, memory_path: Path, handover: str, durability: str
+    trainers: Trainers, memory_path: Path, writer: str, durability: str
 ) -> None:
     """Each run is killed again and again, in training, in recovery, and while it opens."""
     seed = random.randrange(10**6)
@@ -111,7 +111,7 @@ def test_kills_at_random_moments_lose_nothing_committed(
         while lives < 8 and kills < wanted:
             lines = chance.choice([0, 0, 1, 1, 2, 3, 5, 8])
             outcome = trainers.run(run, kill_after=(lines, chance.random() * 0.03 if lines == 0 else chance.random() * 0.004),
-                                   handover=handover, durability=durability, settles=chance.random() < 0.2)  # fmt: skip
+                                   writer=writer, durability=durability, settles=chance.random() < 0.2)  # fmt: skip
             assert outcome.status in (0, -signal.SIGKILL)
             assert outcome.recovered is None or outcome.recovered >= said
             said, lives, kills = max(said, outcome.committed), lives + 1, kills + outcome.was_killed
@@ -122,18 +122,18 @@ def test_kills_at_random_moments_lose_nothing_committed(
             return
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("point", [*IN_RECOVERY, *(p for p in IN_TRAINING if not p.startswith("boundary."))])
 def test_a_second_kill_while_the_run_comes_back_loses_nothing(
-    trainers: Trainers, memory_path: Path, point: str, handover: str
+    trainers: Trainers, memory_path: Path, point: str, writer: str
 ) -> None:
     """The first one in the middle of training; then the process that takes over dies, twice, at the point."""
     run = memory_path / "run"
-    outcome = trainers.run(run, failpoints="log.after_commit=kill@40", handover=handover)
+    outcome = trainers.run(run, failpoints="log.after_commit=kill@40", writer=writer)
     assert outcome.was_killed
     said, kills = outcome.committed, 0
     for nth in (1, 1, 2):
-        outcome = trainers.run(run, failpoints=f"{point}=kill@{nth}", handover=handover)
+        outcome = trainers.run(run, failpoints=f"{point}=kill@{nth}", writer=writer)
         assert outcome.was_killed or outcome.counts[point] < nth  # it came to the end
         assert outcome.recovered is None or outcome.recovered >= said
         said, kills = max(said, outcome.committed), kills + outcome.was_killed

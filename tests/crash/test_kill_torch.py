@@ -15,7 +15,7 @@ from tests.crash.torch_child import BATCHES, KILLS, LOOPS, train
 
 pytestmark = pytest.mark.crash
 
-OPTIONS: list[dict[str, Any]] = [{}, {"durability": "machine"}, {"handover": "thread"}, {"checkpoint_every": 1000}]
+OPTIONS: list[dict[str, Any]] = [{}, {"durability": "machine"}, {"writer": "thread"}, {"checkpoint_every": 1000}]
 _context = multiprocessing.get_context("forkserver")  # imports torch once; each child is forked from there
 _context.set_forkserver_preload(
     ["torch", "torch._dynamo", "torch.optim.swa_utils", "tranlogs_torch", "tests.crash.torch_child"]
@@ -80,7 +80,7 @@ def test_killed_run_ends_with_the_bits_of_one_that_was_not(name: str, tmp_path: 
     print("seed", seed)
     chance, run, begun, kills = random.Random(seed), tmp_path / "run", 0, 0
     options = chance.choice(OPTIONS)
-    lost_at_most = 1000 if "handover" in options else LOOPS[name][2]  # a queue dies with its process
+    lost_at_most = 1000 if "writer" in options else LOOPS[name][2]  # a queue dies with its process
     print(options)
     for _ in range(KILLS):
         heard = chance.randrange(1, 10)

@@ -82,11 +82,9 @@ def test_recovery_without_handles_is_refused_and_gives_nothing_up(memory_path: P
     again.journal.close()
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("spared", range(6))
-def test_training_goes_on_without_threads(
-    memory_path: Path, monkeypatch: pytest.MonkeyPatch, handover: Any, spared: int
-) -> None:
+def test_training_goes_on_without_threads(memory_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any, spared: int) -> None:
     clock, started = FakeClock(), [0]
 
     def start(thread: threading.Thread) -> None:
@@ -96,7 +94,7 @@ def test_training_goes_on_without_threads(
         real(thread)
 
     real = threading.Thread.start
-    config = JournalConfig(segment_bytes=1 << 20, handover=handover)
+    config = JournalConfig(segment_bytes=1 << 20, writer=writer)
     trainer = open_toy(memory_path / "run", sizes=SIZES, policy=EverySteps(4), config=config, clock=clock)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)

@@ -80,7 +80,7 @@ class Run:
         self._chance, self._trainers, self._monitors = chance, trainers, monitors
         self._is_watched = chance.random() < 0.6
         self._ships, self._compacts = chance.random() < 0.6, chance.random() < 0.4
-        self._handover = chance.choice(["direct", "thread"])
+        self._writer = chance.choice(["direct", "thread"])
         self.lines, self.kills, self.story = [Line()], 0, list[str]()
         self._faults: set[str] = set()  # since the last recovery
 
@@ -108,7 +108,7 @@ class Run:
         step = max(line.step for line in self.lines)
         outcome = self._trainers.run(
             self.run, kill_after=moment, until=step + 14, failpoints=point, errors=errors, jumps=jumps, rewind=rewind,
-            factor=factor, handover=self._handover, keep=chance.randrange(1, 4), every=chance.choice([4, 6, 1000]),
+            factor=factor, writer=self._writer, keep=chance.randrange(1, 4), every=chance.choice([4, 6, 1000]),
             durability=chance.choice(["process", "machine"]), settles=chance.random() < 0.4,
         )  # fmt: skip
         self.story.append(f"killed {place} {point} {moment}, errors {errors!r}, jumps {jumps}, rewind {rewind}: {outcome}")
@@ -180,7 +180,7 @@ class Run:
         """Nobody dies any more: all is there, and it goes on; so it is on another machine."""
         for _ in range(2):
             until = max(line.step for line in self.lines) + 3
-            outcome = self._trainers.run(self.run, until=until, handover=self._handover, keep=9)
+            outcome = self._trainers.run(self.run, until=until, writer=self._writer, keep=9)
             self.story.append(f"at the end: {outcome}")
             self._judge(outcome, None, 1.0, "")
             assert outcome.committed >= until
@@ -192,7 +192,7 @@ class Run:
             assert marks(self.run).archived == least
             self.lose_machine()
             self.lines = [now]  # all of it was sent: no timeline that was left counts any more
-            outcome = self._trainers.run(self.run, until=0, handover=self._handover, keep=9)
+            outcome = self._trainers.run(self.run, until=0, writer=self._writer, keep=9)
             self._judge(outcome, None, 1.0, "")
             assert outcome.recovered == least
 

@@ -108,17 +108,17 @@ def test_tiny_steps_without_a_pause_are_all_there_after_a_kill(memory_path: Path
     """No queue grows without a bound: what a kill costs is little, however fast the steps come."""
     print(f"repeat with TRANLOGS_SEED={seed}")
     chance, run, committed, paces = random.Random(seed), memory_path / "run", 0, []
-    for handover in chance.sample(["direct", "thread"], 2):
+    for writer in chance.sample(["direct", "thread"], 2):
         durability = chance.choice(["process", "machine"])
-        fault = f"10,000 tiny steps without a pause, then SIGKILL (handover: {handover})"
-        command = [sys.executable, str(TINY), str(run), handover, durability]
+        fault = f"10,000 tiny steps without a pause, then SIGKILL (writer: {writer})"
+        command = [sys.executable, str(TINY), str(run), writer, durability]
         with tally.trying(fault), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             found, said = (json.loads(process.stdout.readline()) for _ in range(2))
             process.kill()
             assert found["is_right"], found
             assert found["step"] >= committed, f"step {committed} was committed, {found} came back"
-            assert said["at risk"] == 0 if handover == "direct" else said["at risk"] <= 300
+            assert said["at risk"] == 0 if writer == "direct" else said["at risk"] <= 300
         paces.append(round(said["pace"]))
         committed = said["committed"]
         tally.note(fault, seconds=found["seconds"])

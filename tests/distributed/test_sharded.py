@@ -125,8 +125,8 @@ def test_verify_and_status_read_well(sharded: tuple[Path, Outcome], cli: Cli) ->
     found = cli("verify", sharded[0], "--replay", "--json")
     assert found.code == 0, found.out
     assert [[report["exact"] for report in rank["replays"]] for rank in found.json["ranks"]] == [[True]] * 3
-    together = cli("status", sharded[0], "--json").json["together"]
-    assert (together["world"], together["step"], together["lost"], together["problems"]) == (3, STEPS, [], [])
+    coordinator = cli("status", sharded[0], "--json").json["together"]
+    assert (coordinator["world"], coordinator["step"], coordinator["lost"], coordinator["problems"]) == (3, STEPS, [], [])
     assert "8 parameters, over 3 ranks" in cli("status", sharded[0] / "rank0").out
 
 

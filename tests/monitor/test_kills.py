@@ -124,7 +124,7 @@ def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitor
             lines = chance.choice([0, 1, 3, 8, 20])
             moment = (lines, chance.random() * 0.02) if chance.random() < 0.8 else None
             outcome = trainers.run(run, kill_after=moment, durability=chance.choice(["process", "machine"]), keep=9,
-                                   handover=chance.choice(["direct", "thread"]), settles=chance.random() < 0.5)  # fmt: skip
+                                   writer=chance.choice(["direct", "thread"]), settles=chance.random() < 0.5)  # fmt: skip
             assert outcome.status in (0, -signal.SIGKILL)
             assert outcome.recovered is None or outcome.recovered >= said
             said = max(said, outcome.committed)

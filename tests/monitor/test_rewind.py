@@ -133,5 +133,5 @@ def test_what_was_pruned_while_an_unforeseen_landing_was_read_is_not_built_on(me
     assert not watch.evaluate().did_nothing
     watch.close()
     with pytest.raises(RecoveryError, match="a monitor pruned it while it was being recovered"):
-        trainer.journal.go_on_from(found.position, new_timeline=found.plan.has_later)
+        trainer.journal.continue_from(found.position, new_timeline=found.plan.has_later)
     trainer.journal.close()

@@ -125,7 +125,7 @@ def test_a_live_run_over_its_budget_is_pruned_and_its_trainer_asked_for_a_checkp
     assert "its trainer is asked for a checkpoint" in caplog.text
     assert len(list(run.journal.paths.log.glob("*.seg"))) == 4  # two sealed, the open one, the one that is ready
     run.train(32)
-    run.journal._due._looked_at = 0.0
+    run.journal._schedule._looked_at = 0.0
     run.train(33)
     run.journal.wait_checkpoint()
     assert run.journal.catalog.checkpoints()[-1].step in (32, 33), "the request was not heeded"

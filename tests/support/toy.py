@@ -128,7 +128,7 @@ class ToyTrainer:
             self.journal.start()
             self.journal.checkpoint(self.state.snapshot(), wait=True)
             return RecoveryReport()
-        self.journal.go_on_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
+        self.journal.continue_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
         exact = None if found.divergence is not None else True
         return RecoveryReport(found.position.step, checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed,

@@ -15,7 +15,7 @@ from tranlogs_torch.elastic import transfer_plan
 from tranlogs_torch.elastic.resharding import Target
 from tranlogs_torch.elastic.transfer_plan import Told, bundles
 from tranlogs_torch.sharding.overlap import cut
-from tranlogs_torch.sharding.placement import Place
+from tranlogs_torch.tensors.placement import Place
 
 WHOLE = torch.arange(35.0).reshape(7, 5)
 

@@ -48,7 +48,7 @@ def train(run: Path, store: str | None, until: int, say=lambda optimizer, step: 
             optimizer.zero_grad()
             model(torch.randn(5, 6)).square().mean().backward()
             optimizer.step()
-            say(optimizer, optimizer.session.journal.step)
+            say(optimizer, optimizer.training_run.journal.step)
     return model
 
 

@@ -29,8 +29,14 @@ class OfflineRun(Protocol):
         """Raise UsageError if `export` could not write this, in the format named, or else that its name says."""
         ...
 
-    def replay(self, *, step: int | None = None, sequence: int | None = None, checkpoint: str | None = None,
-               progress: Progress | None = None) -> RecoveryReport:  # fmt: skip
+    def replay(
+        self,
+        *,
+        step: int | None = None,
+        sequence: int | None = None,
+        checkpoint: str | None = None,
+        progress: Progress | None = None,
+    ) -> RecoveryReport:
         """Bring the state to a step, or as far as the entry `sequence`."""
         ...
 
@@ -80,8 +86,8 @@ def demo_of(name: str) -> Callable[..., int]:
 
 def daemon_of(name: str) -> tuple[Callable[..., int], Callable[..., Any], Callable[..., Any]]:
     """A daemon's function, what makes its settings, and what starts it beside a trainer."""
-    watch, settings, start_beside = _load("tranlogs.daemons", name, f"this needs the {name}")
-    return watch, settings, start_beside
+    watch, settings, start_embedded_monitor = _load("tranlogs.daemons", name, f"this needs the {name}")
+    return watch, settings, start_embedded_monitor
 
 
 def _recorded_name(paths: JournalPaths) -> str:

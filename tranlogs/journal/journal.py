@@ -1,6 +1,6 @@
 """The journal of one process: opens the run, takes records, commits boundaries, takes checkpoints, survives failures.
 
-Life: `open` (lock, catalog, nothing written) -> recovery may read -> `go_on_from` a position -> records and boundaries
+Life: `open` (lock, catalog, nothing written) -> recovery may read -> `continue_from` a position -> records and boundaries
 -> `close`. A step is logged by `begin_step` ... `commit_step`; it counts once a `boundary` follows. When the disk is
 full or fails, the journal suspends logging, says so once, lets training go on, and takes logging up again from a fresh
 checkpoint when it can (promise 5). All methods are for the training thread, but for `secure` and `part`.
@@ -21,9 +21,9 @@ from typing import Any
 from ..base.atomic_files import is_disk_full, make_folder
 from ..base.clock import Clock, SystemClock
 from ..base.config import RESERVE_BYTES_MIN, JournalConfig
-from ..base.errors import CorruptCatalog, LogUnavailable, NotRecovered, RecoveryError, UnencodableState, UsageError, in_words
+from ..base.errors import CorruptCatalog, LogUnavailable, NotRecovered, RecoveryError, UnencodableState, UsageError, error_text
 from ..base.failpoints import hit
-from ..base.threads import undisturbed
+from ..base.threads import run_uninterrupted
 from ..catalog import Catalog, CheckpointRow, CommonRow, PrunedRow, RunRow, Tables, TimelineRow, Watermarks, timeline_key
 from ..checkpoints import Snapshot
 from ..encoding import tree
@@ -35,15 +35,22 @@ from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolic
 from ..retention.keep_policy import when_full
 from ..retention.prune import retire, set_aside
 from .checkpoints.checkpointer import Checkpointer
-from .checkpoints.disk_space import Room
-from .checkpoints.due import CheckpointDue
-from .opening import JournalPaths, open_catalog, open_index, refuse_inner_folder, refuse_network_file_system, settle_segments
-from .process.gate import Gate, gated
+from .checkpoints.disk_space import DiskSpace
+from .checkpoints.schedule import CheckpointSchedule
+from .opening import (
+    JournalPaths,
+    open_catalog,
+    open_index,
+    refuse_inner_folder,
+    refuse_network_file_system,
+    seal_abandoned_segments,
+)
+from .process.shutdown_gate import ShutdownGate, gated
 from .process.takeover import take_lock
 from .process.writer_lock import OwnerLock
 from .writing.record_writers import Body, DirectWriter, QueuedWriter, StepRecord, Writer
 from .writing.suspension import Suspension, end_incident, note_incident
-from .writing.writer_thread import HandOver
+from .writing.writer_thread import WriterThread
 
 _log = logging.getLogger("tranlogs")
 
@@ -68,10 +75,10 @@ class Journal:
         self.retention = retention
         self._lock = lock
         self._pid = os.getpid()
-        self.gate = Gate()
+        self.gate = ShutdownGate()
         self._wal: WriteAheadLog | None = None
         self._writer: Writer | None = None  # of the log
-        self._handover: HandOver | None = None
+        self._handover: WriterThread | None = None
         self._position: Position | None = None
         self._origin = Position(chain=int(run.run_id[:16], 16))  # so that no file of another run fits to this one's
         self._frontier = self._origin  # behind everything written
@@ -89,10 +96,10 @@ class Journal:
         self.replay_seconds_per_step = 0.0
         self._is_replay_measured = False
         self.load_seconds = 0.0
-        self._due = CheckpointDue(policy, catalog, clock)
+        self._schedule = CheckpointSchedule(policy, catalog, clock)
         self._pruned_before: PrunedRow | None = catalog.read(lambda tables: tables.get("pruned", PrunedRow))
         self._has_said_failed = self._has_said_full = self._is_unpruned = False
-        self._room = Room(catalog, retention, lambda: self._is_unpruned)
+        self._disk_space = DiskSpace(catalog, retention, lambda: self._is_unpruned)
         self._common: CommonRow | None = None
         self.checkpoint_step = 0  # of the newest one that was published, or from which recovery came
         atexit.register(self.close)
@@ -203,7 +210,7 @@ class Journal:
             with suppress(*_FAILURES), self.catalog.transaction() as tables:  # nor can anything be retired, then
                 tables.put("common", common)
 
-    def go_on_from(self, position: Position, *, new_timeline: bool = False, number: int | None = None,
+    def continue_from(self, position: Position, *, new_timeline: bool = False, number: int | None = None,
                    damaged: Collection[str] = (), checkpoint: CheckpointRow | None = None,
                    log_bytes: int = 0) -> None:  # fmt: skip
         """Set the place in the log after which the next record goes. Nothing is written before there is one.
@@ -220,10 +227,10 @@ class Journal:
         assert self._position is None, "the journal goes on already"
         self._damaged = damaged
         self.step, self._position = position.step, position
-        self._due.taken(position.step, 0)
+        self._schedule.taken(position.step, 0)
         if checkpoint is not None:
             self.checkpoint_step = checkpoint.step
-            self._due.taken(checkpoint.step, -log_bytes, max(0.0, self.clock.now() - checkpoint.created_at))
+            self._schedule.taken(checkpoint.step, -log_bytes, max(0.0, self.clock.now() - checkpoint.created_at))
         if new_timeline:
             number = number or max((row.number for row in self.catalog.timelines()), default=1) + 1
             self._timeline = TimelineRow(number, position.timeline, position.sequence, position.step, self.clock.now())
@@ -248,7 +255,7 @@ class Journal:
         if self._position is None:
             if not self.is_fresh:
                 raise NotRecovered(self.paths.folder.parent, self.catalog.watermarks().committed)
-            self.go_on_from(self._origin)
+            self.continue_from(self._origin)
         try:
             self._start_writing()
             end_incident(self.catalog, self.step, self.clock.now())  # one that a process which died had left open
@@ -257,7 +264,7 @@ class Journal:
 
     def _start_writing(self) -> None:
         assert self._position is not None
-        settle_segments(self.paths, self.catalog, sync=self.config.durability == "machine")
+        seal_abandoned_segments(self.paths, self.catalog, sync=self.config.durability == "machine")
         for name in self._damaged:
             set_aside(self.catalog, self.paths.checkpoints, name)
         if self._timeline is not None:
@@ -292,15 +299,15 @@ class Journal:
         index = open_index(self.paths, self.catalog, self.run.run_id)
         try:
             self._wal = WriteAheadLog(self.paths.log, self.catalog, index, self.config, self.clock, position, describe,
-                                      counts=counts, keep_free=self._room.bytes_for_a_checkpoint,
-                                      on_full=self._room.ask)  # fmt: skip
+                                      counts=counts, keep_free=self._disk_space.bytes_for_a_checkpoint,
+                                      on_full=self._disk_space.ask)  # fmt: skip
         except BaseException:
             index.close()
             raise
-        if self.config.handover == "direct":
+        if self.config.writer == "direct":
             self._writer = DirectWriter(self._wal)
         else:
-            self._handover = self._handover or HandOver(self.config.queue_bytes_max)
+            self._handover = self._handover or WriterThread(self.config.queue_bytes_max)
             self._writer = QueuedWriter(self._wal, self._handover)
 
     # Records.
@@ -433,7 +440,7 @@ class Journal:
 
     def reserve(self, nbytes: int) -> None:
         """Tell how large a snapshot will be (optimizer state appears with the first step); its memory is got ahead."""
-        self._room.expect(nbytes)
+        self._disk_space.expect(nbytes)
         if self._checkpointer is not None and nbytes > RESERVE_BYTES_MIN:
             self._checkpointer.reserve(nbytes + nbytes // 16)
 
@@ -449,9 +456,9 @@ class Journal:
             if self._handover.failure is not None:  # the boundary that the snapshot is of did not get into the log
                 self._suspend(self._handover.failure)
                 return False
-        self._due.taken(self.step, wal.bytes_written)
+        self._schedule.taken(self.step, wal.bytes_written)
         try:
-            wal.define_again()  # what follows must not need what came before
+            wal.forget_definitions()  # what follows must not need what came before
             checkpointer.take(snapshot, wal.boundary, self.adapt, wait=wait)
         except _FAILURES as error:
             checkpointer.failure = error
@@ -486,8 +493,8 @@ class Journal:
         if self._wal is None or self._checkpointer.is_busy:
             return False
         speeds = self.replay_seconds_per_step, self.load_seconds
-        is_full = self._room.is_asked()
-        return is_full or self._due.is_due(self.step, self._wal.bytes_written, *speeds) or self._due.is_requested()
+        is_full = self._disk_space.is_asked()
+        return is_full or self._schedule.is_due(self.step, self._wal.bytes_written, *speeds) or self._schedule.is_requested()
 
     def _has_checkpoint_failed(self) -> bool:
         """Whether the last checkpoint could not be written. Without any other one the log alone recovers nothing."""
@@ -504,7 +511,7 @@ class Journal:
         elif not self._has_said_failed:  # once, until one succeeds
             self._has_said_failed = True
             _log.warning("%s: a checkpoint could not be written (%s); the log goes on from the one before, and the next "
-                         "checkpoint is tried when it is due", self.paths.folder, in_words(failure))  # fmt: skip
+                         "checkpoint is tried when it is due", self.paths.folder, error_text(failure))  # fmt: skip
         return True
 
     def _published(self, row: CheckpointRow) -> None:
@@ -516,7 +523,7 @@ class Journal:
             return
         try:
             retire(self.catalog, self.paths.checkpoints, self.retention)
-            if self._room.is_made_now():
+            if self._disk_space.is_made_now():
                 self._give_up_older()
         except Exception as error:  # the policy may be the user's own
             _log.warning("%s: what is no longer kept could not be deleted (%s: %s); the next checkpoint tries it again",
@@ -546,11 +553,11 @@ class Journal:
         self._shut(truncates=False)  # on a full disk, a file of full size can be used again
         now = self.clock.monotonic()
         if self._suspension is None:
-            self._suspension = Suspension.begin(in_words(error), self.step, self.clock.now(), now, self._ended)
+            self._suspension = Suspension.begin(error_text(error), self.step, self.clock.now(), now, self._ended)
             _log.warning(
                 "%s: logging is suspended at step %d: %s. Training goes on; a crash now would go back to step %d. Logging "
                 "resumes by itself, from a fresh checkpoint, when %s",
-                self.paths.folder, self.step, in_words(error), self._committed,
+                self.paths.folder, self.step, error_text(error), self._committed,
                 "that is gone" if isinstance(error, UnencodableState) else "the disk can be written again",
             )  # fmt: skip
         else:  # a try to resume failed
@@ -597,12 +604,12 @@ class Journal:
                 self._take_segment()
                 self._take_fresh(position, snapshot)
             else:
-                settle_segments(self.paths, self.catalog, sync=False)
+                seal_abandoned_segments(self.paths, self.catalog, sync=False)
                 self._begin_anew(position, snapshot)
             assert self._wal is not None
             self._wal.append(EntryKind.BOUNDARY, self.step, NO_TENSORS, self._wal.encoder.parts(body, self.adapt))
             if not self._wal.wait_synced():  # entries can be written and made durable again, too
-                raise LogUnavailable(in_words(self._wal.failure) if self._wal.failure else "the log cannot be synced")
+                raise LogUnavailable(error_text(self._wal.failure) if self._wal.failure else "the log cannot be synced")
             end_incident(self.catalog, self.step, self.clock.now(), suspension)
         except _FAILURES as error:
             self._suspend(error)
@@ -610,7 +617,7 @@ class Journal:
         self._wal.counts = True
         suspension.end(self.clock.monotonic())
         self._suspension, self._ended = None, suspension
-        self._due.taken(self.step, 0)
+        self._schedule.taken(self.step, 0)
         _log.warning("%s: logging goes on from a fresh checkpoint at step %d", self.paths.folder, self.step)
 
     def _begin_anew(self, position: Position, snapshot: Callable[[], Snapshot]) -> None:
@@ -618,7 +625,7 @@ class Journal:
         try:
             self._open_anew(position)
         except _FAILURES as error:
-            if not is_disk_full(error) or not self._room.is_in_the_log():
+            if not is_disk_full(error) or not self._disk_space.is_in_the_log():
                 raise
             self._shut()
             self._take_fresh(position, snapshot)
@@ -649,7 +656,7 @@ class Journal:
         assert self._checkpointer is not None
         self._checkpointer.take(snapshot(), position, self.adapt, wait=True)
         if self._checkpointer.failure is not None:
-            raise LogUnavailable(in_words(self._checkpointer.failure)) from self._checkpointer.failure
+            raise LogUnavailable(error_text(self._checkpointer.failure)) from self._checkpointer.failure
 
     # The end.
 
@@ -684,7 +691,7 @@ class Journal:
         if self._wal is not None:
             self._wal.demand_sync()
         failure = self._shut()
-        self._lock.tell_closed()
+        self._lock.mark_closed()
         return failure is None
 
     def wait_checkpoint(self) -> None:
@@ -702,7 +709,7 @@ class Journal:
         if not self._lock.is_held or os.getpid() != self._pid:
             return
         self._closed = True
-        undisturbed("tranlogs-end", self._end)
+        run_uninterrupted("tranlogs-end", self._end)
 
     def _end(self) -> None:
         with self._ending:

@@ -15,9 +15,9 @@ from pathlib import Path
 from ..base.atomic_files import sync_folder
 from ..base.errors import CannotRead, CorruptCatalog, CorruptRecord, LogUnavailable, NotARun, UsageError
 from ..catalog import CATALOG_NAME, Catalog, RunRow, SegmentRow, Tables, TimelineRow, segment_key, timeline_key
-from ..checkpoints.derived import delete_shadows
+from ..checkpoints.derived import delete_derived
 from ..checkpoints.folder import TEMPORARY
-from ..log.index import INDEX_NAME, IndexedRecord, LogIndex, set_aside
+from ..log.index import INDEX_NAME, IndexedRecord, LogIndex, delete_index
 from ..log.reader import SegmentReader
 from ..log.record import Location
 from ..log.scanner import scan
@@ -47,7 +47,7 @@ class JournalPaths:
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
-    def demand(self) -> JournalPaths:
+    def require(self) -> JournalPaths:
         """Itself, if a journal is there.
 
         Raises:
@@ -99,7 +99,7 @@ def tidy(paths: JournalPaths, catalog: Catalog) -> list[str]:
     for left in paths.checkpoints.glob(TEMPORARY + "*"):
         shutil.rmtree(left, ignore_errors=True)
     if not is_watched(paths.folder):
-        delete_shadows(paths.checkpoints)
+        delete_derived(paths.checkpoints)
     delete_retired(catalog, paths.checkpoints)
     listed = {row.name for row in catalog.checkpoints()} | {row.file for row in catalog.segments()}
     found, checkpoints = read_files(paths.folder, listed), catalog.checkpoints()
@@ -129,11 +129,13 @@ def is_watched(folder: Path) -> bool:
     return monitor is not None and monitor.is_alive
 
 
-def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool, still: Callable[[], bool] = lambda: True) -> int:
+def seal_abandoned_segments(
+    paths: JournalPaths, catalog: Catalog, *, sync: bool, is_abandoned: Callable[[], bool] = lambda: True
+) -> int:
     """Seal what a dead process left open, so that this one writes into fresh files only; gives how many were left.
 
-    `still`: asked inside each transaction whether nobody else has begun to write the journal; if somebody has, the rest is
-    theirs. A writer takes its lock before its first transaction, so that what was asked holds until ours is over.
+    `is_abandoned` is asked inside each transaction: if another process has begun to write the journal, the rest is left to that
+    process. A writer takes its lock before its first transaction, so that the answer holds until our transaction is over.
     """
     newest = max((row.number for row in catalog.timelines()), default=1)
     left = [row for row in catalog.segments() if row.state in ("ready", "open")]
@@ -152,7 +154,7 @@ def settle_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool, still:
             finally:
                 os.close(fd)
         with catalog.transaction() as tables:
-            if not still():
+            if not is_abandoned():
                 return done
             if tables.get(segment_key(row.ordinal), SegmentRow) != row:  # a writer came, and went, since it was read
                 continue
@@ -178,7 +180,7 @@ def open_index(paths: JournalPaths, catalog: Catalog, run_id: str) -> LogIndex:
             return _open_complete_index(paths, catalog, run_id)
         except CorruptCatalog as error:  # its file, or one of its records
             _log.info("%s; it is made anew from the segments", error)
-            set_aside(paths.log)
+            delete_index(paths.log)
             return _open_complete_index(paths, catalog, run_id)
     except CannotRead as error:  # file handles or memory are used up: logging waits until that is over
         raise LogUnavailable(str(error)) from error

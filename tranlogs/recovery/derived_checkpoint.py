@@ -17,7 +17,7 @@ from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError
 from ..catalog import CheckpointRow
 from ..catalog.lineage import lineage
 from ..checkpoints import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_folder
-from ..checkpoints.derived import Shadow, shadow_folder
+from ..checkpoints.derived import DerivedCheckpoint, derived_folder
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Position
 from .facts import Facts, open_for_reading
@@ -73,7 +73,7 @@ def plan_shadow(folder: Path, checkpoint: str | None = None) -> ShadowTarget | N
     return ShadowTarget(position, last.segment, {key: described[key] for key in _SAYS}, steps)
 
 
-def write_shadow(folder: Path, target: ShadowTarget, snapshot: Snapshot, clock: Clock) -> Shadow:
+def write_shadow(folder: Path, target: ShadowTarget, snapshot: Snapshot, clock: Clock) -> DerivedCheckpoint:
     """Write the shadow's folder.
 
     Args:
@@ -92,13 +92,13 @@ def write_shadow(folder: Path, target: ShadowTarget, snapshot: Snapshot, clock: 
         "timeline": position.timeline, "created_at": clock.now(),
     }  # fmt: skip
     SnapshotPool().hold(snapshot)
-    place = shadow_folder(folder / "checkpoints", name)
+    place = derived_folder(folder / "checkpoints", name)
     write_folder(place, snapshot, about)
     with Checkpoint(place) as made:
         row = made.row(name)
     segment = target.segment.row
     row = replace(row, seconds=clock.monotonic() - start)
-    return Shadow(row, segment.ordinal, segment.segment_id, target.about["run_id"])
+    return DerivedCheckpoint(row, segment.ordinal, segment.segment_id, target.about["run_id"])
 
 
 def _planned(folder: Path, facts: Facts, rows: Sequence[CheckpointRow]) -> tuple[Plan, dict[str, Any]]:

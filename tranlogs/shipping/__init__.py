@@ -9,6 +9,17 @@ from .sending.archiver import Archiver, Limits, Progressed
 from .sending.throttle import Throttle
 
 __all__ = [
-    "LAG_SECONDS", "Archiver", "Limits", "Progressed", "Spare", "Throttle", "bring_absent", "find_run", "place_of", "pull",
-    "read_newest", "ship_along", "stored_runs",
-]  # fmt: skip
+    "LAG_SECONDS",
+    "Archiver",
+    "Limits",
+    "Progressed",
+    "Spare",
+    "Throttle",
+    "bring_absent",
+    "find_run",
+    "place_of",
+    "pull",
+    "read_newest",
+    "ship_along",
+    "stored_runs",
+]

@@ -11,7 +11,7 @@ import time
 from typing import Protocol
 
 from ..base.clock import SystemClock
-from ..base.errors import CorruptObject, NotARun, StoreUnavailable, TranLogsError, in_words
+from ..base.errors import CorruptObject, NotARun, StoreUnavailable, TranLogsError, error_text
 from ..catalog import Catalog, Watermarks
 from ..journal import JournalPaths
 from ..stores import STALL_SECONDS, PatientStore, open_store
@@ -109,7 +109,7 @@ class _Shipping:
             self._archiver.close()
             self._store.close()
         except (TranLogsError, OSError) as error:
-            _log.warning("%s: shipping did not end in order: %s", self._paths.folder, in_words(error))
+            _log.warning("%s: shipping did not end in order: %s", self._paths.folder, error_text(error))
 
     def _wait_for(self, committed: int, end: float) -> bool:
         last, since = None, time.monotonic()
@@ -118,9 +118,13 @@ class _Shipping:
                 last, since = now, time.monotonic()
             stalled = time.monotonic() - since
             if stalled > STALL_SECONDS or (now.problem and stalled > STALL_SECONDS / 10) or time.monotonic() > end:
-                _log.warning("%s: steps after %d are not in the store %s, as far as is known%s; `tranlogs push` ships them",
-                             self._paths.folder, max(now.archived, self._told().archived), self._store.url,
-                             f" ({now.problem})" if now.problem else "")  # fmt: skip
+                _log.warning(
+                    "%s: steps after %d are not in the store %s, as far as is known%s; `tranlogs push` ships them",
+                    self._paths.folder,
+                    max(now.archived, self._told().archived),
+                    self._store.url,
+                    f" ({now.problem})" if now.problem else "",
+                )
                 return False
             self._archiver.wake()
             self._archiver.wait()
@@ -132,8 +136,12 @@ class _Shipping:
             if now.persisted != last:
                 last, since = now.persisted, time.monotonic()
             if time.monotonic() - since > _DURABLE_SECONDS or time.monotonic() > end:
-                _log.warning("%s: steps after %d are in the store %s, but not durable there yet; `tranlogs push` waits",
-                             self._paths.folder, now.persisted, self._store.url)  # fmt: skip
+                _log.warning(
+                    "%s: steps after %d are in the store %s, but not durable there yet; `tranlogs push` waits",
+                    self._paths.folder,
+                    now.persisted,
+                    self._store.url,
+                )
                 return
             self._archiver.wake()
             self._archiver.wait()

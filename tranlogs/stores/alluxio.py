@@ -30,7 +30,7 @@ from alluxio import exceptions
 from requests.adapters import HTTPAdapter
 
 from ..base.config import STORE_ANSWER_SECONDS, STORE_CONNECT_SECONDS
-from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, TranLogsError, in_words
+from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, TranLogsError, error_text
 from .alluxio_advice import advice
 from .base import ObjectStatus, Store
 from .file_slice import Part
@@ -39,8 +39,12 @@ _T = TypeVar("_T")
 
 _NETWORK = (exceptions.HTTPError, requests.RequestException, urllib3.exceptions.HTTPError, OSError)
 _FOREIGN = (*_NETWORK, exceptions.AlluxioError, ValueError, KeyError, TypeError)  # the last three: an answer that is none
-_REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, exceptions.UnimplementedError,
-            exceptions.InvalidArgumentError)  # fmt: skip
+_REFUSED = (
+    exceptions.PermissionDeniedError,
+    exceptions.UnauthenticatedError,
+    exceptions.UnimplementedError,
+    exceptions.InvalidArgumentError,
+)
 
 REST_IS_OFF = (
     "it answers, but not as Alluxio's REST API, which is off by default since 2.9.3: set "
@@ -64,8 +68,16 @@ class AlluxioStore(Store):
         write_type: what Alluxio does with what is written; only ASYNC_THROUGH is what this module describes.
     """
 
-    def __init__(self, host: str, port: int, root: str, *, copies: int = 1, answer_seconds: float = STORE_ANSWER_SECONDS,
-                 write_type: str = "ASYNC_THROUGH") -> None:  # fmt: skip
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        root: str,
+        *,
+        copies: int = 1,
+        answer_seconds: float = STORE_ANSWER_SECONDS,
+        write_type: str = "ASYNC_THROUGH",
+    ) -> None:
         self._root = "/" + root.strip("/")
         self.url = f"alluxio://{host}:{port}{quote(self._root)}" + (f"?replication={copies}" if copies > 1 else "")
         self.copies_wanted = copies
@@ -378,5 +390,5 @@ def _words(error: BaseException) -> str:
         return "its answer is none of Alluxio's REST API (while a worker or the master is away, that can be)"
     if isinstance(error, requests.ConnectionError):
         return _words_of_connection(str(error))
-    text = error.message if isinstance(error, exceptions.AlluxioError) else in_words(error)
+    text = error.message if isinstance(error, exceptions.AlluxioError) else error_text(error)
     return " ".join(str(text).split())[:400]

@@ -51,9 +51,14 @@ class StoreReport:
         return all(finding.is_good for finding in self.findings)
 
 
-def check_store(store: Store, *, nbytes: int = 32 * MIB, patience_seconds: float = STORE_CHECK_SECONDS,
-                clock: Callable[[], float] = time.monotonic,
-                sleep: Callable[[float], None] = time.sleep) -> StoreReport:  # fmt: skip
+def check_store(
+    store: Store,
+    *,
+    nbytes: int = 32 * MIB,
+    patience_seconds: float = STORE_CHECK_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> StoreReport:
     """Use a store as the archiver does, with an object of `nbytes` bytes, which is deleted in the end.
 
     `patience_seconds` is how long to wait for it to become durable. Faults are findings; nothing is raised.
@@ -83,8 +88,16 @@ def _until_bad(findings: Iterator[Finding]) -> Iterator[Finding]:
 
 
 class _Checking:
-    def __init__(self, store: Store, name: str, report: StoreReport, nbytes: int, patience_seconds: float,
-                 clock: Callable[[], float], sleep: Callable[[float], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        report: StoreReport,
+        nbytes: int,
+        patience_seconds: float,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
         self._name = name
         self._store, self._report, self._patience_seconds = store, report, patience_seconds
         self._clock, self._sleep = clock, sleep

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tranlogs.base.errors import RunInUse, UsageError
 from tranlogs.journal import Journal, read_owner
@@ -13,13 +13,11 @@ from tranlogs.recovery.group.landing import Landing
 from tranlogs.recovery.protocol import Spare
 from tranlogs.recovery.recover import Progress
 
-from ..distributed.comm_hooks import without_errors
-from ..distributed.neighbour_copies import settle_beside
+from ..ddp.comm_hooks import without_errors
 from ..distributed.process_group import Solo
 from .adoption import seeded
-
-if TYPE_CHECKING:
-    from ..state.state import TorchState
+from .neighbour_copies import settle_beside
+from .recoverable_state import RecoverableState
 
 
 def is_of_many(folder: Path) -> bool:
@@ -31,7 +29,7 @@ def is_of_many(folder: Path) -> bool:
     return len(logs) > 1 and logs[0].is_empty
 
 
-def recover_alone(journal: Journal, state: TorchState, step: int | None, progress: Progress | None,
+def recover_alone(journal: Journal, state: RecoverableState, step: int | None, progress: Progress | None,
                   spare: Spare) -> Landing | None:  # fmt: skip
     """Bring one process to where the several that recorded the run would land; None if the run is fresh."""
     demand_unused(journal.paths.folder, 1)
@@ -50,7 +48,7 @@ def demand_unused(folder: Path, world: int) -> None:
             raise RunInUse(path, owner.host, owner.pid, owner.since)
 
 
-def settle_in(state: TorchState, landing: Landing, body: dict[str, Any]) -> dict[str, Any]:
+def settle_in(state: RecoverableState, landing: Landing, body: dict[str, Any]) -> dict[str, Any]:
     """Make the boundary that was landed on (`body`) this process's own; gives it back as it is then.
 
     Raises:

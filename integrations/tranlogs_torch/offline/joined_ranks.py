@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,12 +18,10 @@ from tranlogs.recovery.group.landing import Landing
 from tranlogs.recovery.group.single_reader import Alone
 from tranlogs.recovery.recover import Progress, Recovered
 
-from ..replay.plain_tensors import exchange
-from ..sharding.placement import Place
 from ..sharding.shards import is_alike, is_part, place_of
-
-if TYPE_CHECKING:
-    from .recorded_state import RecordedState
+from ..state.plain_tensors import exchange
+from ..tensors.placement import Place
+from .recorded_state import RecordedState
 
 _ATTEMPTS_MAX = 1000
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tranlogs.recovery.recover import Recovered
 from tranlogs.recovery.verdict import verdict as compared
 
 from .extra_state import split
-
-if TYPE_CHECKING:
-    from .state import TorchState
+from .state import TorchState
 
 
 def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from tranlogs.base.clock import Clock
-from tranlogs.base.errors import TranLogsError, in_words
+from tranlogs.base.errors import TranLogsError, error_text
 from tranlogs.catalog import Catalog, CheckpointRow, SegmentRow, TimelineRow
-from tranlogs.checkpoints.derived import Shadow, delete_shadows, publish
+from tranlogs.checkpoints.derived import DerivedCheckpoint, delete_derived, publish
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.budget import Pruning
 from tranlogs.retention.compaction import Compaction, sealed_behind
@@ -67,16 +67,27 @@ class Compactor:
         """Whether one is being made."""
         return self._making is not None
 
-    def relieve(self, folder: Path, plan: Pruning, segments: Sequence[SegmentRow], anchor: CheckpointRow | None,
-                timelines: Sequence[TimelineRow]) -> Pruning:  # fmt: skip
+    def relieve(
+        self,
+        folder: Path,
+        plan: Pruning,
+        segments: Sequence[SegmentRow],
+        anchor: CheckpointRow | None,
+        timelines: Sequence[TimelineRow],
+    ) -> Pruning:
         """A pruning plan that does not ask the trainer for a checkpoint, where one can be made here."""
         journal = self._journals.setdefault(folder, _Journal())
         can = anchor is not None and self._may_try(journal, anchor) and not journal.failures
         journal.is_urgent = bool(plan.wants_checkpoint and can and anchor and sealed_behind(segments, anchor, timelines))
         return replace(plan, wants_checkpoint=False) if journal.is_urgent else plan
 
-    def look(self, paths: JournalPaths, segments: Sequence[SegmentRow], anchor: CheckpointRow | None,
-             timelines: Sequence[TimelineRow]) -> None:  # fmt: skip
+    def look(
+        self,
+        paths: JournalPaths,
+        segments: Sequence[SegmentRow],
+        anchor: CheckpointRow | None,
+        timelines: Sequence[TimelineRow],
+    ) -> None:
         """Begin with a checkpoint of this journal if that is worth it, and no other one is being made."""
         journal = self._journals.setdefault(paths.folder, _Journal())
         self._waiting.pop(paths.folder, None)
@@ -104,7 +115,7 @@ class Compactor:
         try:
             self._settle(making, code)
         except (TranLogsError, OSError, MemoryError) as error:
-            self._failed(making.paths, in_words(error))
+            self._failed(making.paths, error_text(error))
         finally:
             making.stderr.close()
 
@@ -125,14 +136,14 @@ class Compactor:
             self._making.process.kill()
             self._making.process.communicate()
             self._making.stderr.close()
-            delete_shadows(self._making.paths.checkpoints)
+            delete_derived(self._making.paths.checkpoints)
             self._making = None
 
     def _may_try(self, journal: _Journal, anchor: CheckpointRow) -> bool:
         return journal.refused != anchor.name and self._clock.monotonic() >= journal.next_at
 
     def _begin(self, paths: JournalPaths, anchor: CheckpointRow) -> None:
-        delete_shadows(paths.checkpoints)  # of a monitor that was killed
+        delete_derived(paths.checkpoints)  # of a monitor that was killed
         try:
             stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed when the process is settled
             try:
@@ -141,7 +152,7 @@ class Compactor:
                 stderr.close()
                 raise
         except (OSError, MemoryError) as error:
-            self._failed(paths, f"no process can be started for it ({in_words(error)})")
+            self._failed(paths, f"no process can be started for it ({error_text(error)})")
             return
         self._making = _Making(paths, anchor, process, stderr, self._clock.monotonic())
 
@@ -150,8 +161,14 @@ class Compactor:
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # the trainer's memory there is not touched
         if not self._settings.optimizers:
             environment["PYTHONSAFEPATH"] = "1"  # nothing is imported from the working folder
-        return subprocess.Popen([*command, *self._settings.optimizers], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                stderr=stderr, env=environment, start_new_session=True)  # fmt: skip
+        return subprocess.Popen(
+            [*command, *self._settings.optimizers],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+        )
 
     def _settle(self, making: _Making, code: int) -> None:
         assert making.process.stdout is not None
@@ -169,7 +186,7 @@ class Compactor:
             self._postpone(self._journals[making.paths.folder])
 
     def _publish(self, making: _Making, made: dict[str, Any]) -> None:
-        shadow = Shadow(**{**made, "row": CheckpointRow(**made["row"])})
+        shadow = DerivedCheckpoint(**{**made, "row": CheckpointRow(**made["row"])})
         folder, journal = making.paths.folder, self._journals[making.paths.folder]
         catalog = Catalog.open(folder, writable=True)
         try:
@@ -181,19 +198,28 @@ class Compactor:
             self._postpone(journal)
             _log.info("%s: a checkpoint of step %d was made from the log for nothing: %s", folder, shadow.row.step, why)
         else:
-            _log.info("%s: checkpoint of step %d made from the log (%d bytes, in %.1f s)", folder, shadow.row.step,
-                      shadow.row.nbytes, self._clock.monotonic() - making.since)  # fmt: skip
+            _log.info(
+                "%s: checkpoint of step %d made from the log (%d bytes, in %.1f s)",
+                folder,
+                shadow.row.step,
+                shadow.row.nbytes,
+                self._clock.monotonic() - making.since,
+            )
 
     def _refused(self, making: _Making, why: str) -> None:
         journal = self._journals[making.paths.folder]
         journal.refused = making.anchor.name
         if why not in journal.said:
             journal.said.add(why)
-            _log.warning("%s: no checkpoint can be made from the log behind the one of step %d, so the trainer's own are "
-                         "needed: %s", making.paths.folder, making.anchor.step, why)  # fmt: skip
+            _log.warning(
+                "%s: no checkpoint can be made from the log behind the one of step %d, so the trainer's own are needed: %s",
+                making.paths.folder,
+                making.anchor.step,
+                why,
+            )
 
     def _failed(self, paths: JournalPaths, why: str) -> None:
-        delete_shadows(paths.checkpoints)
+        delete_derived(paths.checkpoints)
         journal = self._journals[paths.folder]
         self._postpone(journal)
         journal.failures += 1

@@ -50,8 +50,9 @@ class WebServer:
         LogUnavailable: no thread can be started.
     """
 
-    def __init__(self, address: tuple[str, int], metrics: Metrics, board: Board, *, token: Token | None = None,
-                 has_auth: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self, address: tuple[str, int], metrics: Metrics, board: Board, *, token: Token | None = None, has_auth: bool = True
+    ) -> None:
         self._socket = listen(address)
         try:
             host, self.port = self._socket.getsockname()[:2]
@@ -79,10 +80,20 @@ class WebServer:
 
 def _config(metrics: Metrics, board: Board, access: Access) -> uvicorn.Config:
     return uvicorn.Config(
-        make_app(metrics, board, access), http=_Protocol, loop="asyncio", ws="none", lifespan="off", interface="asgi3",
-        log_config=None, log_level=logging.CRITICAL, access_log=False, proxy_headers=False, server_header=False,
-        timeout_keep_alive=_IDLE_SECONDS_MAX, timeout_graceful_shutdown=_SECONDS_TO_END,
-    )  # fmt: skip
+        make_app(metrics, board, access),
+        http=_Protocol,
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level=logging.CRITICAL,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS_MAX,
+        timeout_graceful_shutdown=_SECONDS_TO_END,
+    )
 
 
 class _Protocol(H11Protocol):

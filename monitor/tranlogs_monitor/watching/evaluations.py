@@ -21,8 +21,9 @@ _BYTES_MAX = 32 << 20  # of all rows
 def write(tables: Tables, row: EvaluationRow, worth: Worth, protected: dict[int, bool]) -> None:
     """Add an evaluation, and thin the history."""
     is_protected = np.array([protected.get(int(i), True) for i in worth.ordinals], bool)
-    row = replace(row, ordinals=packed(worth.ordinals, "<i8"), values=packed(worth.values, "<f8"),
-                  protected=packed(is_protected, "u1"))  # fmt: skip
+    row = replace(
+        row, ordinals=packed(worth.ordinals, "<i8"), values=packed(worth.values, "<f8"), protected=packed(is_protected, "u1")
+    )
     tables.put(evaluation_key(row.number), row)
     keys = tables.keys("evaluation/")
     rows_max = max(_ROWS_MIN, min(_ROWS_MAX, _BYTES_MAX // (len(row.ordinals) + len(row.values) + len(row.protected) + 256)))

@@ -17,5 +17,6 @@ def lock(folder: Path) -> OwnerLock:
     try:
         return OwnerLock(folder, "monitor")
     except RunInUse as error:
-        raise UsageError(f"{folder}: a monitor runs already (process {error.pid} on {error.host}); --wait takes over when it "
-                         "ends") from None  # fmt: skip
+        raise UsageError(
+            f"{folder}: a monitor runs already (process {error.pid} on {error.host}); --wait takes over when it ends"
+        ) from None

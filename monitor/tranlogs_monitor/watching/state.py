@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tranlogs.base.quantities import bytes_in_words
+from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow
 from tranlogs.catalog.lineage import is_on
 from tranlogs.retention.budget import newest_lineage
@@ -54,8 +54,14 @@ def state_of(shown: Shown) -> State:
 def exposures_of(seen: Seen, history: History) -> tuple[Exposure, Exposure, Exposure]:
     """What would be lost now."""
     anchor_step = seen.anchor.step if seen.anchor is not None else 0
-    return exposures(seen.rows.marks, checkpoint_step=anchor_step, history=history, incidents=seen.rows.incidents,
-                     store=seen.rows.store, in_memory=seen.in_memory)  # fmt: skip
+    return exposures(
+        seen.rows.marks,
+        checkpoint_step=anchor_step,
+        history=history,
+        incidents=seen.rows.incidents,
+        store=seen.rows.store,
+        in_memory=seen.in_memory,
+    )
 
 
 def history_of(shown: Shown, seen: Seen) -> History:
@@ -66,8 +72,11 @@ def history_of(shown: Shown, seen: Seen) -> History:
 
 def _problems(shown: Shown, seen: Seen) -> list[str]:
     found = [f"The journal cannot be read now, and what follows is old: {shown.problem}"] if shown.problem else []
-    found += [f"Logging is suspended since step {one.from_step:,}: {one.why}. What is trained meanwhile is in no log."
-              for one in seen.rows.incidents if one.to_step is None]  # fmt: skip
+    found += [
+        f"Logging is suspended since step {one.from_step:,}: {one.why}. What is trained meanwhile is in no log."
+        for one in seen.rows.incidents
+        if one.to_step is None
+    ]
     newest, anchor = _newest_checkpoint(seen), seen.anchor
     if newest is not None and (anchor is None or anchor.sequence < newest.sequence):
         instead = "no other is sound" if anchor is None else f"recovery begins at the one of step {anchor.step:,}"
@@ -96,9 +105,12 @@ def _attention(seen: Seen) -> list[str]:
     found += [f"Under-replicated in {store.url}: {store.copies_missing}."] if store is not None and store.copies_missing else []
     if not seen.pruning.wants_checkpoint:
         return found
-    what = "its trainer is asked for a checkpoint, behind which there is more to give up." if _is_alive(seen) else \
-        "no trainer is there to take a checkpoint. --compact makes one from the log; or give it a larger budget."  # fmt: skip
-    return [*found, f"What recovery needs is above the budget ({bytes_in_words(seen.pruning.bytes_after)}): {what}"]
+    what = (
+        "its trainer is asked for a checkpoint, behind which there is more to give up."
+        if _is_alive(seen)
+        else "no trainer is there to take a checkpoint. --compact makes one from the log; or give it a larger budget."
+    )
+    return [*found, f"What recovery needs is above the budget ({format_bytes(seen.pruning.bytes_after)}): {what}"]
 
 
 def _is_alive(seen: Seen) -> bool:

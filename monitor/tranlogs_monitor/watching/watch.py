@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tranlogs.base.clock import Clock
-from tranlogs.base.quantities import bytes_in_words, count
+from tranlogs.base.quantities import count, format_bytes
 from tranlogs.catalog import (
     Catalog,
     CheckpointRow,
@@ -25,7 +25,7 @@ from tranlogs.catalog import (
 )
 from tranlogs.catalog.lineage import is_on
 from tranlogs.journal import JournalPaths, Owner, read_owner
-from tranlogs.journal.opening import is_in_memory, settle_segments
+from tranlogs.journal.opening import is_in_memory, seal_abandoned_segments
 from tranlogs.log.retired_files import unlink_retired
 from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, newest_lineage, plan_pruning
 from tranlogs.retention.evaluation import last_row, worth_of
@@ -62,10 +62,17 @@ class Rows:
     @classmethod
     def of(cls, tables: Tables) -> Rows:
         checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
-        return cls(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow),
-                   tables.get("watermarks", Watermarks) or Watermarks(), tables.get("pruned", PrunedRow) or PrunedRow(),
-                   tables.rows("incident/", Incident), last_row(tables), tables.get("store", StoreRow),
-                   tables.get("common", CommonRow))  # fmt: skip
+        return cls(
+            tables.rows("segment/", SegmentRow),
+            checkpoints,
+            tables.rows("timeline/", TimelineRow),
+            tables.get("watermarks", Watermarks) or Watermarks(),
+            tables.get("pruned", PrunedRow) or PrunedRow(),
+            tables.rows("incident/", Incident),
+            last_row(tables),
+            tables.get("store", StoreRow),
+            tables.get("common", CommonRow),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +154,20 @@ class JournalWatch:
         pruning = self._pruned(catalog, rows, worth, now, owner)
         is_changed = bool(pruning.segments or pruning.checkpoints) and not self._settings.is_dry_run
         after: Rows = catalog.read(Rows.of) if is_changed else rows
-        seen = Seen(now, after, owner, worth, anchor, pruning, sealed, time.perf_counter() - start, protected,
-                    self._settings.budget.nbytes, rows, self._in_memory)  # fmt: skip
+        seen = Seen(
+            now,
+            after,
+            owner,
+            worth,
+            anchor,
+            pruning,
+            sealed,
+            time.perf_counter() - start,
+            protected,
+            self._settings.budget.nbytes,
+            rows,
+            self._in_memory,
+        )
         if not self._settings.is_dry_run:
             with catalog.transaction() as tables:
                 evaluations.write(tables, self._row(seen), worth, protected)
@@ -168,11 +187,18 @@ class JournalWatch:
         was_alive, self._was_alive = self._was_alive, is_alive
         if is_alive or owner is None or self._settings.is_dry_run:
             return 0
-        left = settle_segments(self.paths, catalog, sync=True, still=self._is_abandoned)
+        left = seal_abandoned_segments(self.paths, catalog, sync=True, is_abandoned=self._is_abandoned)
         if left or was_alive:
             how, level = ("closed it", logging.INFO) if owner.has_closed else ("died without closing it", logging.WARNING)
-            _log.log(level, "%s: process %d on %s %s; sealed what it left: %s", self.paths.folder, owner.pid, owner.host,
-                     how, count(left, "segment"))  # fmt: skip
+            _log.log(
+                level,
+                "%s: process %d on %s %s; sealed what it left: %s",
+                self.paths.folder,
+                owner.pid,
+                owner.host,
+                how,
+                count(left, "segment"),
+            )
         return left
 
     def _is_abandoned(self) -> bool:
@@ -192,8 +218,9 @@ class JournalWatch:
     def _pruned(self, catalog: Catalog, rows: Rows, worth: Worth, now: float, owner: Owner | None) -> Pruning:
         values, budget, shared = worth.as_dict(), self._settings.budget, {row.name for row in rows.shared}
 
-        def decide(segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow],
-                   timelines: Sequence[TimelineRow]) -> Pruning:  # fmt: skip
+        def decide(
+            segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow], timelines: Sequence[TimelineRow]
+        ) -> Pruning:
             anchor = self._anchors.newest([row for row in checkpoints if row.name in shared], timelines)
             plan = plan_pruning(budget, segments, checkpoints, timelines, values, anchor=anchor, now=now)
             if self._compactor is None:
@@ -217,27 +244,41 @@ class JournalWatch:
 
     def _tell(self, plan: Pruning, owner: Owner | None) -> None:
         if plan.segments or plan.checkpoints:
-            _log.info("%s: %s and %s go: %s of %s are left", self.paths.folder, count(len(plan.segments), "segment"),
-                      count(len(plan.checkpoints), "checkpoint"), bytes_in_words(plan.bytes_after),
-                      bytes_in_words(plan.bytes_before))  # fmt: skip
+            _log.info(
+                "%s: %s and %s go: %s of %s are left",
+                self.paths.folder,
+                count(len(plan.segments), "segment"),
+                count(len(plan.checkpoints), "checkpoint"),
+                format_bytes(plan.bytes_after),
+                format_bytes(plan.bytes_before),
+            )
         if not plan.wants_checkpoint:
             self._has_said = ""
             return
-        done = "its trainer is asked for a checkpoint" if owner is not None and owner.is_alive else \
-            "no trainer is there to take a checkpoint: --compact makes one from the log, or give more room"  # fmt: skip
+        done = (
+            "its trainer is asked for a checkpoint"
+            if owner is not None and owner.is_alive
+            else "no trainer is there to take a checkpoint: --compact makes one from the log, or give more room"
+        )
         if done != self._has_said:
             self._has_said = done
             _log.warning(
                 "%s: over its budget with protected data alone (%s); %s",
                 self.paths.folder,
-                bytes_in_words(plan.bytes_after),
+                format_bytes(plan.bytes_after),
                 done,
             )
 
     def _row(self, seen: Seen) -> EvaluationRow:
         rows, marks = seen.rows, seen.rows.marks
         return EvaluationRow(
-            1 if rows.last is None else rows.last.number + 1, seen.at, marks.committed, marks.synced, marks.archived,
-            marks.persisted, sum(row.size for row in rows.segments), sum(row.nbytes for row in rows.checkpoints),
+            1 if rows.last is None else rows.last.number + 1,
+            seen.at,
+            marks.committed,
+            marks.synced,
+            marks.archived,
+            marks.persisted,
+            sum(row.size for row in rows.segments),
+            sum(row.nbytes for row in rows.checkpoints),
             self._settings.budget.nbytes,
-        )  # fmt: skip
+        )

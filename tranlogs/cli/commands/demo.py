@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..frameworks import demo_of
 from ..options import Json, command
 
 
@@ -22,6 +23,5 @@ def demo(
     Trains on real text in a child process, kills that with SIGKILL at a random moment, recovers, finishes, and compares
     everything with a run that was never killed.
     """
-    from ..frameworks import demo_of
 
     return demo_of("torch")(folder, quick=quick, seed=seed, as_json=as_json)

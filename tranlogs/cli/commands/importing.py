@@ -7,7 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ..options import FINE, Json, command, show_json
+from ...recovery.progress import progress_bar
+from ..frameworks import importer_of
+from ..options import FINE, Json, command
+from ..output import screen
+from ..output.json_values import print_json
 
 _SHOWN_MAX = 20
 
@@ -48,22 +52,25 @@ def import_(
     if its names, shapes and dtypes are those of the model; else it says what differs, and changes nothing. No code of the
     source is run.
     """
-    from ...recovery.progress import progress_bar
-    from ..frameworks import importer_of
 
-    options: dict[str, Any] = {"model": model, "missing": missing or [], "unexpected": unexpected or [], "cast": cast,
-                               "only_weights": only_weights, "trust": trust}  # fmt: skip
+    options: dict[str, Any] = {
+        "model": model,
+        "missing": missing or [],
+        "unexpected": unexpected or [],
+        "cast": cast,
+        "only_weights": only_weights,
+        "trust": trust,
+    }
     with progress_bar() as progress:
         about = importer_of("torch")(source, run, options, progress)
     if as_json:
-        show_json(about)
+        print_json(about)
     else:
         _show(about)
     return FINE
 
 
 def _show(about: dict[str, Any]) -> None:
-    from ..output import screen
 
     rows: list[tuple[str, object]] = [("source", about["source"])]
     for key, held in about["weights"].items():
@@ -71,8 +78,10 @@ def _show(about: dict[str, Any]) -> None:
         rows.append((f"weights {key}".rstrip(), what))
         if held["not_finite"]:
             rows.append(("note", f"not finite: {', '.join(held['not_finite'][:5])}"))
-    rows += [(f"optimizer {which}" if which != "optimizer" else which, f"state of {screen.count(parameters, 'parameter')}")
-             for which, parameters in about["optimizers"].items()]  # fmt: skip
+    rows += [
+        (f"optimizer {which}" if which != "optimizer" else which, f"state of {screen.count(parameters, 'parameter')}")
+        for which, parameters in about["optimizers"].items()
+    ]
     rows += [(what.replace("_", " "), ", ".join(about[what])) for what in ("others", "not_used") if about[what]]
     if about["run"]:
         rows.append(

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
-from ..options import FINE, PROBLEM, Json, Run, command, show_json
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from ...base.types import Piece
-    from ..reading.records import History, Record
+from ...base.errors import UsageError
+from ...base.types import Piece
+from ...log.record import EntryKind
+from ..options import FINE, PROBLEM, Json, Run, command
+from ..output import screen
+from ..output.json_values import print_json, to_json
+from ..reading.records import History, Record, list_records, read_history, show_records
+from ..reading.runs import journals_of, settled
 
 
 @command
@@ -26,13 +28,14 @@ def log(
     as_json: Json = False,
 ) -> int:
     """List the records of the newest timeline, or show one in full."""
-    from ..reading.runs import journals_of, settled
 
-    found = [settled(paths.folder, partial(_look, paths.folder, step, limit), lambda rank: rank["problems"])
-             for paths in journals_of(run)]  # fmt: skip
+    found = [
+        settled(paths.folder, partial(_look, paths.folder, step, limit), lambda rank: rank["problems"])
+        for paths in journals_of(run)
+    ]
     problems = [message for rank in found for message in rank["problems"]]
     if as_json:
-        show_json({"run": run, "problems": problems, "ranks": found})
+        print_json({"run": run, "problems": problems, "ranks": found})
     elif step is None:
         _show(found, _list)
     else:
@@ -41,7 +44,6 @@ def log(
 
 
 def _look(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
-    from ..reading.records import list_records, read_history, show_records
 
     history = read_history(folder, step=step, newest=limit)
     problems = list(history.problems)
@@ -54,7 +56,6 @@ def _look(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
 
 def _newest(history: History, limit: int) -> list[Any]:
     """The entries of the newest `limit` steps."""
-    from ...log.record import EntryKind
 
     steps = sorted({link.step for link in history.links if link.kind == EntryKind.STEP})
     first = steps[-limit] if 0 < limit < len(steps) else 0
@@ -62,7 +63,6 @@ def _newest(history: History, limit: int) -> list[Any]:
 
 
 def _of_step(history: History, folder: Path, step: int) -> list[Any]:
-    from ...base.errors import UsageError
 
     found = [link for link in history.links if link.step == step]
     if not found:
@@ -73,7 +73,6 @@ def _of_step(history: History, folder: Path, step: int) -> list[Any]:
 
 
 def _show(found: Sequence[dict[str, Any]], draw: Any) -> None:
-    from ..output import screen
 
     out = screen.console()
     for rank in found:
@@ -84,7 +83,6 @@ def _show(found: Sequence[dict[str, Any]], draw: Any) -> None:
 
 
 def _list(rank: dict[str, Any]) -> list[RenderableType]:
-    from ..output import screen
 
     columns = ("step", "kind", "optimizer", "tensors", "stored", "lr", "noted")
     rows = [_row(records) for records in _units(rank["records"])]
@@ -105,30 +103,27 @@ def _units(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _row(unit: Sequence[Record]) -> list[object]:
-    from ..output import screen
 
     first, last = unit[0], unit[-1]
-    lr = ", ".join(dict.fromkeys(screen.number(_plain(value)) for value in first.lr))
+    lr = ", ".join(dict.fromkeys(screen.number(to_json(value)) for value in first.lr))
     noted = " ".join(f"{name}={screen.number(value)}" for name, value in last.scalars.items())
     kind = first.kind if first.is_committed else f"{first.kind}, not committed"
     return [first.step, kind, first.optimizer, first.tensors, screen.size(sum(r.stored_bytes for r in unit)), lr, noted]
 
 
-def _plain(value: Any) -> Any:
-    from ..output.json_values import plain
-
-    return plain(value)
-
-
 def _full(rank: dict[str, Any]) -> list[RenderableType]:
-    from ..output import screen
 
     parts: list[RenderableType] = []
     for record in rank["records"]:
-        body = _plain(record.get("body", {}))
+        body = to_json(record.get("body", {}))
         place = f"number {record['sequence']} in {record['segment']}"
-        about = {"step": record["step"], "kind": record["kind"], "entry": place, "noted": _words(record.get("scalars", {})),
-                 "committed": "yes" if record["is_committed"] else "no"}  # fmt: skip
+        about = {
+            "step": record["step"],
+            "kind": record["kind"],
+            "entry": place,
+            "noted": _words(record.get("scalars", {})),
+            "committed": "yes" if record["is_committed"] else "no",
+        }
         about |= {key: _words(value) for key, value in body.items() if key != "hyper"}
         parts.append(screen.facts([(name, value) for name, value in about.items() if value != ""]))
         parts += [_groups(body["hyper"])] if body.get("hyper") else []
@@ -140,7 +135,6 @@ def _full(rank: dict[str, Any]) -> list[RenderableType]:
 
 def _words(value: Any) -> str:
     """A nested value in one line, large parts by what they are."""
-    from ..output import screen
 
     if isinstance(value, dict):
         if set(value) == {"bytes"}:
@@ -160,7 +154,6 @@ def _nested(value: Any) -> str:
 
 
 def _groups(hyper: Sequence[dict[str, Any]]) -> RenderableType:
-    from ..output import screen
 
     names = list(dict.fromkeys(name for group in hyper for name in group))
     rows = [[name, *(_words(group.get(name, "")) for group in hyper)] for name in names]
@@ -168,18 +161,23 @@ def _groups(hyper: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def _tensors(tensors: Sequence[dict[str, Any]]) -> RenderableType:
-    from ..output import screen
 
     has_parts = any(t["piece"] is not None for t in tensors)
-    rows = [[t["name"] + (f" ({t['part']})" if t["part"] else ""), t["dtype"], _size(t["shape"]),
-             *([_held(t["piece"])] if has_parts else []), screen.size(t["bytes"])]
-            for t in tensors]  # fmt: skip
+    rows = [
+        [
+            t["name"] + (f" ({t['part']})" if t["part"] else ""),
+            t["dtype"],
+            _size(t["shape"]),
+            *([_held(t["piece"])] if has_parts else []),
+            screen.size(t["bytes"]),
+        ]
+        for t in tensors
+    ]
     columns = ("name", "dtype", "shape", *(["part"] if has_parts else []), "bytes")
     return screen.table("tensors", columns, rows, numbers=("bytes",))
 
 
 def _pieces(pieces: Sequence[dict[str, Any]]) -> RenderableType:
-    from ..output import screen
 
     rows = [[screen.size(p["bytes"]), p["codec"], screen.size(p["stored_bytes"]), p["checksum"]] for p in pieces]
     return screen.table("pieces", ("bytes", "codec", "stored", "checksum"), rows, numbers=("bytes", "stored"))

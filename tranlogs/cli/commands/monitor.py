@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from ...base.errors import UsageError
-from ..options import Json, Optimizers, StoreCheckpoints, TakeOver, command, kept_there, show_json
+from ...base.quantities import parse_bytes, parse_seconds
+from ...retention.budget import Budget
+from ...retention.compaction import Compaction
+from ...retention.value_decay import Decay
+from ...shipping import Limits
+from ..frameworks import daemon_of
+from ..options import Json, Optimizers, StoreCheckpoints, TakeOver, command, parse_store_checkpoints
+from ..output import screen
+from ..output.json_values import print_json
+from ..reading.runs import journals_of
 
 
 @command
@@ -62,18 +71,18 @@ def monitor(
 
     What recovery to the newest step needs never goes. Runs until Ctrl-C or SIGTERM.
     """
-    from ...base.quantities import bytes_of, seconds_of
-    from ...retention.budget import Budget
-    from ...retention.compaction import Compaction
-    from ...retention.value_decay import Decay
-    from ...shipping import Limits
-    from ..frameworks import daemon_of
-    from ..reading.runs import journals_of
 
-    limits = Budget(None if budget is None else bytes_of(budget, "--budget"), high, low,
-                    None if max_age is None else seconds_of(max_age, "--max-age"), max_segments, max_checkpoints)  # fmt: skip
-    decay = Decay(None if life is None else seconds_of(life, "--life"), alpha_covered, alpha_newer, alpha_archived,
-                  alpha_persisted)  # fmt: skip
+    limits = Budget(
+        None if budget is None else parse_bytes(budget, "--budget"),
+        high,
+        low,
+        None if max_age is None else parse_seconds(max_age, "--max-age"),
+        max_segments,
+        max_checkpoints,
+    )
+    decay = Decay(
+        None if life is None else parse_seconds(life, "--life"), alpha_covered, alpha_newer, alpha_archived, alpha_persisted
+    )
     if store is None and (max_lag is not None or bandwidth is not None or take_over):
         raise UsageError("--max-lag, --bandwidth and --take-over are for shipping: give --store URL, too")
     if http is None and (token_file is not None or no_auth):
@@ -84,56 +93,101 @@ def monitor(
         raise UsageError("--once evaluates, and ships nothing; `tranlogs push RUN URL` ships a run once")
     shipping = None
     if store is not None:
-        lag = None if max_lag is None else seconds_of(max_lag, "--max-lag")
-        limits_there = Limits(lag, keep=kept_there(store_checkpoints), takes_over=take_over)
-        rate = None if bandwidth is None else bytes_of(bandwidth, "--bandwidth")
+        lag = None if max_lag is None else parse_seconds(max_lag, "--max-lag")
+        limits_there = Limits(lag, keep=parse_store_checkpoints(store_checkpoints), takes_over=take_over)
+        rate = None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth")
         shipping = {"url": store, "limits": limits_there, "bytes_per_second": rate, "senders": uploads}
-    compaction = Compaction(None if compact_after is None else bytes_of(compact_after, "--compact-after"),
-                            seconds_of(compact_timeout, "--compact-timeout"), tuple(optimizer or ()))  # fmt: skip
+    compaction = Compaction(
+        None if compact_after is None else parse_bytes(compact_after, "--compact-after"),
+        parse_seconds(compact_timeout, "--compact-timeout"),
+        tuple(optimizer or ()),
+    )
     watch, settings, _ = daemon_of("monitor")
-    chosen = settings(limits, decay, seconds_of(interval, "--interval"), dry_run, wait, shipping,
-                      compaction if compact else None, until_closed)  # fmt: skip
+    chosen = settings(
+        limits,
+        decay,
+        parse_seconds(interval, "--interval"),
+        dry_run,
+        wait,
+        shipping,
+        compaction if compact else None,
+        until_closed,
+    )
     code: int = watch(
-        runs, chosen, journals_of=journals_of, is_json=log_json, once=once or dry_run, http=http, token_file=token_file,
-        has_auth=not no_auth, show=_show_json if as_json else _show_table,
-    )  # fmt: skip
+        runs,
+        chosen,
+        journals_of=journals_of,
+        is_json=log_json,
+        once=once or dry_run,
+        http=http,
+        token_file=token_file,
+        has_auth=not no_auth,
+        show=_print_json if as_json else _show_table,
+    )
     return code
 
 
 def _as_dict(paths: Any, seen: Any) -> dict[str, Any]:
     plan = seen.pruning
     return {
-        "folder": paths.folder, "at": seen.at, "bytes": plan.bytes_before, "bytes_after": plan.bytes_after,
-        "anchor": None if seen.anchor is None else seen.anchor.name, "wants_checkpoint": plan.wants_checkpoint,
+        "folder": paths.folder,
+        "at": seen.at,
+        "bytes": plan.bytes_before,
+        "bytes_after": plan.bytes_after,
+        "anchor": None if seen.anchor is None else seen.anchor.name,
+        "wants_checkpoint": plan.wants_checkpoint,
         "goes": [{"name": name, "why": why} for name, why in plan.reasons.items()],
-        "segments": [{"ordinal": row.ordinal, "file": row.file, "steps": [row.base_step + 1, row.last_step], "bytes": row.size,
-                      "value": seen.worth.of(row.ordinal), "protected": seen.protected[row.ordinal]}
-                     for row in (seen.before or seen.rows).segments if row.state == "sealed"],
-    }  # fmt: skip
+        "segments": [
+            {
+                "ordinal": row.ordinal,
+                "file": row.file,
+                "steps": [row.base_step + 1, row.last_step],
+                "bytes": row.size,
+                "value": seen.worth.of(row.ordinal),
+                "protected": seen.protected[row.ordinal],
+            }
+            for row in (seen.before or seen.rows).segments
+            if row.state == "sealed"
+        ],
+    }
 
 
-def _show_json(found: list[tuple[Any, Any]]) -> None:
-    show_json({"journals": [_as_dict(paths, seen) for paths, seen in found]})
+def _print_json(found: list[tuple[Any, Any]]) -> None:
+    print_json({"journals": [_as_dict(paths, seen) for paths, seen in found]})
 
 
 def _show_table(found: list[tuple[Any, Any]]) -> None:
-    from ..output import screen
 
     out = screen.console()
     for paths, seen in found:
         plan = seen.pruning
         anchor = "none" if seen.anchor is None else f"checkpoint of step {seen.anchor.step}"
-        out.print(screen.facts([
-            ("journal", paths.folder), ("protected from", f"{anchor} on"),
-            ("bytes", f"{screen.size(plan.bytes_before)} now, {screen.size(plan.bytes_after)} when all that goes has gone"),
-            ("over budget", "with protected data alone: a checkpoint is wanted" if plan.wants_checkpoint else "no"),
-        ]))  # fmt: skip
+        out.print(
+            screen.facts(
+                [
+                    ("journal", paths.folder),
+                    ("protected from", f"{anchor} on"),
+                    (
+                        "bytes",
+                        f"{screen.size(plan.bytes_before)} now, {screen.size(plan.bytes_after)} when all that goes has gone",
+                    ),
+                    ("over budget", "with protected data alone: a checkpoint is wanted" if plan.wants_checkpoint else "no"),
+                ]
+            )
+        )
         rows = []
         for row in (seen.before or seen.rows).segments:
             value = seen.worth.of(row.ordinal)
             why = plan.reasons.get(row.file, "protected" if seen.protected.get(row.ordinal, True) else "stays")
             if row.state == "sealed":
-                rows.append((row.ordinal, f"{row.base_step + 1} to {row.last_step}", screen.size(row.size),
-                             "-" if value is None else f"{value:.3f}", why))  # fmt: skip
+                rows.append(
+                    (
+                        row.ordinal,
+                        f"{row.base_step + 1} to {row.last_step}",
+                        screen.size(row.size),
+                        "-" if value is None else f"{value:.3f}",
+                        why,
+                    )
+                )
         rows += [("checkpoint", row.step, screen.size(row.nbytes), "-", plan.reasons[row.name]) for row in plan.checkpoints]
         out.print(screen.table("segments", ("segment", "steps", "file", "value", "what"), rows, numbers=("file", "value")))

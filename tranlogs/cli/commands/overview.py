@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import rich.console
+from rich.console import RenderableType
+
+from ...journal import JournalPaths
 from ..output import screen
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from ...journal import JournalPaths
-    from ..reading.survey import Survey
+from ..reading.survey import Survey, survey, survey_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,6 @@ class RunLine:
 
 def run_line(run: Path, journals: Sequence[JournalPaths]) -> RunLine:
     """Look at one run."""
-    from ..reading.survey import survey, survey_group
 
     found = [survey(paths.folder) for paths in journals]
     group = survey_group(journals[0].folder)
@@ -51,7 +48,7 @@ def run_line(run: Path, journals: Sequence[JournalPaths]) -> RunLine:
     together = group.step if group is not None else None if None in lands else min(step for step in lands if step is not None)
     problems = [problem for rank in found for problem in rank.problems] + (group.problems if group is not None else [])
     alive = sum(rank.owner is not None and rank.owner.is_alive for rank in found)
-    nbytes = sum(rank.bytes_of()["log"] + rank.bytes_of()["checkpoints"] for rank in found)
+    nbytes = sum(rank.parse_bytes()["log"] + rank.parse_bytes()["checkpoints"] for rank in found)
     committed = min(rank.watermarks.committed for rank in found)
     return RunLine(run, len(found), alive, _state(found, alive), committed, together, nbytes, tuple(problems))
 
@@ -67,10 +64,11 @@ def _state(found: Sequence[Survey], alive: int) -> str:
 
 def overview_screen(lines: Sequence[RunLine]) -> RenderableType:
     """All runs as a table, and what is wrong below it."""
-    import rich.console
 
-    rows = [(line.run.name, _told_state(line), line.committed, "-" if line.lands is None else line.lands,
-             screen.size(line.nbytes)) for line in lines]  # fmt: skip
+    rows = [
+        (line.run.name, _told_state(line), line.committed, "-" if line.lands is None else line.lands, screen.size(line.nbytes))
+        for line in lines
+    ]
     columns = ("run", "state", "committed", "a crash lands on", "bytes")
     table = screen.table("runs", columns, rows, numbers=("committed", "a crash lands on", "bytes"))
     return rich.console.Group(table, *(screen.problem(problem) for line in lines for problem in line.problems))

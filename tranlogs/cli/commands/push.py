@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ..options import FINE, PROBLEM, Json, Run, StoreCheckpoints, TakeOver, command, kept_there, show_json
-
-if TYPE_CHECKING:
-    from ...journal import JournalPaths
-    from ...recovery.recover import Progress
-    from ...shipping import Archiver
-    from ..reading.survey import Survey
+from ...base.clock import SystemClock
+from ...base.quantities import parse_bytes, parse_seconds
+from ...catalog import Catalog
+from ...journal import JournalPaths, read_owner
+from ...journal.opening import seal_abandoned_segments
+from ...recovery.progress import progress_bar
+from ...recovery.recover import Progress
+from ...shipping import Archiver, Limits, Throttle, place_of
+from ...stores import PatientStore, open_store
+from ..options import FINE, PROBLEM, Json, Run, StoreCheckpoints, TakeOver, command, parse_store_checkpoints
+from ..output import screen
+from ..output.json_values import print_json
+from ..reading.runs import journals_of
+from ..reading.survey import Survey, survey
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", show_default=False, help="Store: file:///path, alluxio://HOST:PORT/path, s3://...")
@@ -39,31 +46,24 @@ def push(
     What a dead trainer left open is sealed; of a live one all that it had committed when this began is shipped. What is there
     already is not sent again.
     """
-    from ...base.quantities import bytes_of, seconds_of
-    from ...recovery.progress import progress_bar
-    from ...shipping import Limits, Throttle
-    from ...stores import PatientStore, open_store
-    from ..reading.runs import journals_of
 
-    throttle = Throttle(None if bandwidth is None else bytes_of(bandwidth, "--bandwidth"), uploads)
-    limits = Limits(_SEAL_SECONDS, keep=kept_there(store_checkpoints), takes_over=take_over)
-    seconds = seconds_of(patience, "--patience")
+    throttle = Throttle(None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth"), uploads)
+    limits = Limits(_SEAL_SECONDS, keep=parse_store_checkpoints(store_checkpoints), takes_over=take_over)
+    seconds = parse_seconds(patience, "--patience")
     journals, found = journals_of(run), []
     with PatientStore(open_store(url), min(seconds, 60.0)) as store, progress_bar() as progress:
         for paths in journals:
             found.append(_push(paths, store, limits, throttle, seconds, progress))
     if as_json:
-        show_json({"url": url, "journals": found})
+        print_json({"url": url, "journals": found})
     else:
         _show(found)
     return FINE if all(one["archived"] >= one["committed"] and not one["problem"] for one in found) else PROBLEM
 
 
-def _push(paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience: float,
-          progress: Progress | None) -> dict[str, Any]:  # fmt: skip
-    from ...base.clock import SystemClock
-    from ...shipping import Archiver, place_of
-    from ..reading.survey import survey
+def _push(
+    paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience: float, progress: Progress | None
+) -> dict[str, Any]:
 
     _seal_left(paths)
     before, place = survey(paths.folder), place_of(paths)
@@ -73,14 +73,17 @@ def _push(paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience:
     finally:
         archiver.close()
     found = archiver.progressed()
-    return {"folder": paths.folder, "store": f"{store.url}/{place}", "committed": before.watermarks.committed,
-            "archived": found.archived, "persisted": found.persisted, "problem": problem or None}  # fmt: skip
+    return {
+        "folder": paths.folder,
+        "store": f"{store.url}/{place}",
+        "committed": before.watermarks.committed,
+        "archived": found.archived,
+        "persisted": found.persisted,
+        "problem": problem or None,
+    }
 
 
 def _seal_left(paths: JournalPaths) -> None:
-    from ...catalog import Catalog
-    from ...journal import read_owner
-    from ...journal.opening import settle_segments
 
     def is_abandoned() -> bool:
         owner = read_owner(paths.folder)
@@ -89,7 +92,7 @@ def _seal_left(paths: JournalPaths) -> None:
     if is_abandoned():
         catalog = Catalog.open(paths.folder, writable=True)
         try:
-            settle_segments(paths, catalog, sync=True, still=is_abandoned)
+            seal_abandoned_segments(paths, catalog, sync=True, is_abandoned=is_abandoned)
         finally:
             catalog.close()
 
@@ -114,7 +117,6 @@ def _drain(archiver: Archiver, before: Survey, patience: float, progress: Progre
 
 
 def _show(found: list[dict[str, Any]]) -> None:
-    from ..output import screen
 
     for one in found:
         rows = [

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ..options import FINE, PROBLEM, Json, Run, command, show_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ...journal import JournalPaths
-    from ...recovery.recover import Progress
-    from ...verify import Problem
+from ...base.errors import CorruptCatalog
+from ...catalog import Catalog, Tables
+from ...journal import JournalPaths
+from ...journal.process.writer_lock import OwnerLock
+from ...rebuild import rebuild_catalog
+from ...recovery.progress import progress_bar
+from ...recovery.recover import Progress
+from ...shipping import Spare
+from ...verify import Problem
+from ..options import FINE, PROBLEM, Json, Run, command
+from ..output.json_values import print_json
+from ..reading.runs import journals_of
+from .verify import check_journal
 
 Url = Annotated[
     str | None, typer.Option("--store", metavar="URL", help="Where sound copies are; else the store that it is shipped to.")
@@ -29,17 +35,16 @@ def repair(
     store: Url = None,
     as_json: Json = False,
 ) -> int:
-    """Mend damaged files, from the others or from a store.
+    """Repair damaged files from intact ones or from a store.
 
-    A damaged catalog is kept beside the new one; nobody may be training on the run.
+    A damaged catalog is rebuilt from segments and checkpoints, and kept beside the new one. A damaged segment or checkpoint is
+    replaced by the store's copy. No process may be training on the run.
     """
-    from ...recovery.progress import progress_bar
-    from ..reading.runs import journals_of
 
     with progress_bar() as progress:
         done = [_repair(paths, force, store, progress) for paths in journals_of(run)]
     if as_json:
-        show_json({"run": run, "ranks": done})
+        print_json({"run": run, "ranks": done})
     else:
         for about in done:
             for line in [*about["done"], *about["left"]] or [_NOTHING]:
@@ -48,9 +53,6 @@ def repair(
 
 
 def _repair(paths: JournalPaths, force: bool, url: str | None, progress: Progress | None) -> dict[str, Any]:
-    from ...journal.process.writer_lock import OwnerLock
-    from ...rebuild import rebuild_catalog
-    from .verify import check_journal
 
     lock = OwnerLock(paths.folder)
     try:
@@ -66,7 +68,6 @@ def _repair(paths: JournalPaths, force: bool, url: str | None, progress: Progres
 
 def _replace(paths: JournalPaths, problems: Sequence[Problem], url: str | None) -> list[str]:
     """Bring segments and checkpoints that are damaged from the store; gives what was, one sentence each."""
-    from ...shipping import Spare
 
     spare, done = Spare(paths, url), []
     for path in dict.fromkeys(one.path for one in problems):
@@ -78,8 +79,6 @@ def _replace(paths: JournalPaths, problems: Sequence[Problem], url: str | None) 
 
 def _problem_of(folder: Path) -> str | None:
     """What is wrong with a catalog: every row is read."""
-    from ...base.errors import CorruptCatalog
-    from ...catalog import Catalog, Tables
 
     try:
         catalog = Catalog.open(folder)

@@ -8,7 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ..options import FINE, PROBLEM, Json, Optimizers, Run, command, show_json
+from ...recovery.progress import progress_bar
+from ..frameworks import framework_of, offline_of
+from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
+from ..output import screen
+from ..output.json_values import print_json
+from ..reading.runs import journal_of
 
 
 @command
@@ -44,9 +49,6 @@ def rebuild(run: Path, target: Path, form: str | None, step: int | None, optimiz
     Raises:
         UsageError: the target cannot be written, or the run not be replayed.
     """
-    from ...recovery.progress import progress_bar
-    from ..frameworks import framework_of, offline_of
-    from ..reading.runs import journal_of
 
     paths = journal_of(run)
     framework_of(paths).check_target(target, form)
@@ -62,7 +64,7 @@ def rebuild(run: Path, target: Path, form: str | None, step: int | None, optimiz
             about["notes"] = [*report.notes, *offline.export(target, form, progress)]
             about |= {"file": target, "bytes": _nbytes(target)}
     if as_json:
-        show_json(about)
+        print_json(about)
     else:
         _show(about)
     return PROBLEM if report.exact is False else FINE
@@ -73,17 +75,24 @@ def _nbytes(target: Path) -> int:
 
 
 def _show(about: dict[str, Any]) -> None:
-    from ..output import screen
 
     replayed = screen.count(about["replayed"], "step")
     equal = "every redone step compared, all equal" if about["replayed"] else "the checkpoint's own; no step had to be redone"
-    exact = {True: equal, False: f"NO: differs from step {about['first_divergent_step']} on",
-             None: "could not be verified"}[about["exact"]]  # fmt: skip
-    screen.console().print(screen.facts([
-        ("file", f"{about['file']} ({screen.size(about['bytes'])})" if about["file"] else "not written"),
-        ("step", f"{about['step']} (batch {about['batch']}, epoch {about['epoch']}, timeline {about['timeline']})"),
-        ("replayed", f"{replayed} from checkpoint {about['checkpoint_step']} in {about['seconds_replay']:.2f} s "
-                     f"({about['seconds']:.2f} s with reading and loading)"),
-        ("bit-exact", exact),
-        *(("note", note) for note in about["notes"]),
-    ]))  # fmt: skip
+    exact = {True: equal, False: f"NO: differs from step {about['first_divergent_step']} on", None: "could not be verified"}[
+        about["exact"]
+    ]
+    screen.console().print(
+        screen.facts(
+            [
+                ("file", f"{about['file']} ({screen.size(about['bytes'])})" if about["file"] else "not written"),
+                ("step", f"{about['step']} (batch {about['batch']}, epoch {about['epoch']}, timeline {about['timeline']})"),
+                (
+                    "replayed",
+                    f"{replayed} from checkpoint {about['checkpoint_step']} in {about['seconds_replay']:.2f} s "
+                    f"({about['seconds']:.2f} s with reading and loading)",
+                ),
+                ("bit-exact", exact),
+                *(("note", note) for note in about["notes"]),
+            ]
+        )
+    )

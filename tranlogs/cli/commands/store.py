@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ..options import FINE, PROBLEM, Json, command, show_json
+from ...base.quantities import parse_bytes, parse_seconds
+from ...shipping import stored_runs
+from ...stores import STALL_SECONDS, PatientStore, open_store
+from ...stores.check import StoreReport, check_store
+from ..options import FINE, PROBLEM, Json, command
+from ..output import screen
+from ..output.json_values import print_json
 
-if TYPE_CHECKING:
-    from ...stores.check import StoreReport
-
-store = typer.Typer(name="store", no_args_is_help=True, help="Look at stores.", rich_markup_mode=None)
+store = typer.Typer(
+    name="store", no_args_is_help=True, help="List the runs in a store, or check a store.", rich_markup_mode=None
+)
 
 
 @store.callback()
 def _group() -> None:
-    """Look at stores."""
+    """List the runs in a store, or check a store."""
 
 
 @store.command("list")
@@ -26,16 +31,23 @@ def list_(
     as_json: Json = False,
 ) -> int:
     """Show the runs in a store: how far each is there, and since when. `tranlogs pull URL/RUN` brings one here."""
-    from ...shipping import stored_runs
-    from ..output import screen
 
     runs = stored_runs(url)
     if as_json:
-        show_json({"runs": [{name: getattr(run, name) for name in run.__slots__} for run in runs]})
+        print_json({"runs": [{name: getattr(run, name) for name in run.__slots__} for run in runs]})
     else:
         out = screen.console()
-        rows = [(run.name, run.ranks, "-" if run.step is None else run.step, screen.size(run.nbytes), screen.moment(run.at),
-                 run.host) for run in runs]  # fmt: skip
+        rows = [
+            (
+                run.name,
+                run.ranks,
+                "-" if run.step is None else run.step,
+                screen.size(run.nbytes),
+                screen.moment(run.at),
+                run.host,
+            )
+            for run in runs
+        ]
         columns = ("run", "ranks", "up to step", "bytes", "last sent", "from")
         out.print(screen.table(url, columns, rows, numbers=columns[1:4]) if runs else "no runs are there")
         for problem in (problem for run in runs for problem in run.problems):
@@ -62,15 +74,12 @@ def check(
 
     Says what is wrong, and which property to set.
     """
-    from ...base.quantities import bytes_of, seconds_of
-    from ...stores import STALL_SECONDS, PatientStore, open_store
-    from ...stores.check import check_store
 
-    nbytes, patience_seconds = bytes_of(size, "--size"), seconds_of(patience, "--patience")
+    nbytes, patience_seconds = parse_bytes(size, "--size"), parse_seconds(patience, "--patience")
     with PatientStore(open_store(url), STALL_SECONDS) as opened:
         report = check_store(opened, nbytes=nbytes, patience_seconds=patience_seconds)
     if as_json:
-        show_json({"is_usable": report.is_usable, **_fields(report)})
+        print_json({"is_usable": report.is_usable, **_fields(report)})
     else:
         _show(report)
     return FINE if report.is_usable else PROBLEM
@@ -81,7 +90,6 @@ def _fields(report: StoreReport) -> dict[str, object]:
 
 
 def _show(report: StoreReport) -> None:
-    from ..output import screen
 
     out = screen.console()
     rows: list[tuple[str, object]] = [("store", report.url)]

@@ -6,17 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ..options import FINE, PROBLEM, Json, Optimizers, Run, command, show_json
-
-if TYPE_CHECKING:
-    from ...journal import JournalPaths
-    from ...recovery import RecoveryReport
-    from ...recovery.recover import Progress
-    from ...verify import Problem
+from ...base.errors import CorruptCatalog, TranLogsError, UsageError
+from ...catalog.lineage import is_on, lineage
+from ...journal import JournalPaths
+from ...recovery import RecoveryReport
+from ...recovery.facts import open_for_reading, read_catalog
+from ...recovery.progress import progress_bar
+from ...recovery.recover import Progress
+from ...verify import Checked, Problem, verify_journal
+from ..frameworks import offline_of
+from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
+from ..output import screen
+from ..output.json_values import print_json
+from ..reading.runs import journals_of, settled
 
 _MIB = 1 << 20
 _PROBLEMS_SHOWN_MAX = 50
@@ -48,9 +54,6 @@ def verify(
     With --replay the whole log is redone from the oldest checkpoint on, and the state is compared with the run's fingerprint
     after each step.
     """
-    from ...base.errors import UsageError
-    from ...recovery.progress import progress_bar
-    from ..reading.runs import journals_of, settled
 
     if optimizer and not replay:
         raise UsageError("--optimizer goes with --replay: without it no step is redone")
@@ -64,7 +67,7 @@ def verify(
                 about.problems += problems
         found.append(about)
     if as_json:
-        show_json({"run": run, "problems": [problem for about in found for problem in about.problems], "ranks": found})
+        print_json({"run": run, "problems": [problem for about in found for problem in about.problems], "ranks": found})
     else:
         _show(found)
     return PROBLEM if any(about.problems for about in found) else FINE
@@ -76,7 +79,6 @@ def _silent(what: str, done: int, total: int) -> None:
 
 def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
     """Read all of a journal."""
-    from ...verify import Checked, verify_journal
 
     progress = progress or _silent
     about, total = Verified(paths.folder), _bytes_in(paths)
@@ -94,8 +96,6 @@ def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
 
 def _bytes_in(paths: JournalPaths) -> int:
     """About how much there is to read."""
-    from ...base.errors import CorruptCatalog
-    from ...recovery.facts import read_catalog
 
     try:
         rows = read_catalog(paths.folder)
@@ -104,14 +104,10 @@ def _bytes_in(paths: JournalPaths) -> int:
     return sum(row.used_bytes or row.size for row in rows.segments) + sum(row.nbytes for row in rows.checkpoints)
 
 
-def _replay(paths: JournalPaths, optimizers: Sequence[str], is_damaged: bool,
-            progress: Any) -> tuple[list[RecoveryReport], list[Problem]]:  # fmt: skip
+def _replay(
+    paths: JournalPaths, optimizers: Sequence[str], is_damaged: bool, progress: Any
+) -> tuple[list[RecoveryReport], list[Problem]]:
     """Redo the newest timeline from its oldest checkpoint; where the log has a hole, from the next one behind it."""
-    from ...base.errors import TranLogsError, UsageError
-    from ...catalog.lineage import is_on, lineage
-    from ...recovery.facts import open_for_reading
-    from ...verify import Problem
-    from ..frameworks import offline_of
 
     facts = open_for_reading(paths.folder)
     limits = lineage(facts.timelines, facts.timeline)
@@ -145,7 +141,6 @@ def _compared(report: RecoveryReport) -> str:
 
 
 def _show(found: Sequence[Verified]) -> None:
-    from ..output import screen
 
     out = screen.console()
     for about in found:

@@ -122,28 +122,47 @@ def list_records(history: History, wanted: Sequence[Link], problems: list[str]) 
             continue
         body = _body(entry)
         yield Record(
-            link.sequence, link.step, _kind(entry, body), str(body.get("optimizer", "")), len(entry.tensor_names()),
-            entry.stored_bytes + entry.head.description_bytes, entry.raw_bytes,
-            [group["lr"] for group in body.get("hyper", []) if "lr" in group], entry.scalars, link.segment.path.name, committed,
-        )  # fmt: skip
+            link.sequence,
+            link.step,
+            _kind(entry, body),
+            str(body.get("optimizer", "")),
+            len(entry.tensor_names()),
+            entry.stored_bytes + entry.head.description_bytes,
+            entry.raw_bytes,
+            [group["lr"] for group in body.get("hyper", []) if "lr" in group],
+            entry.scalars,
+            link.segment.path.name,
+            committed,
+        )
 
 
 def show_records(history: History, wanted: Sequence[Link], problems: list[str]) -> Iterator[dict[str, Any]]:
     """Records in full, in order."""
     for link, entry in _decoded(wanted):
-        place = {"sequence": link.sequence, "step": link.step, "segment": link.segment.path.name,
-                 "offset": link.location.offset, "is_committed": link.sequence <= history.committed}  # fmt: skip
+        place = {
+            "sequence": link.sequence,
+            "step": link.step,
+            "segment": link.segment.path.name,
+            "offset": link.location.offset,
+            "is_committed": link.sequence <= history.committed,
+        }
         if isinstance(entry, CorruptRecord):
             problems.append(str(entry))
             yield {**place, "kind": "damaged", "problem": str(entry)}
             continue
         body = _body(entry)
         yield {
-            **place, "kind": _kind(entry, body), "timeline": link.segment.row.timeline,
-            "chain": f"{entry.head.chain:016x}", "digest": f"{entry.head.digest:016x}", "scalars": entry.scalars,
-            "tensors": entry.described_tensors(), "pieces": entry.described_pieces(), "body": body,
+            **place,
+            "kind": _kind(entry, body),
+            "timeline": link.segment.row.timeline,
+            "chain": f"{entry.head.chain:016x}",
+            "digest": f"{entry.head.digest:016x}",
+            "scalars": entry.scalars,
+            "tensors": entry.describe_tensors(),
+            "pieces": entry.describe_pieces(),
+            "body": body,
             "fingerprint_bytes": len(entry.digests),
-        }  # fmt: skip
+        }
 
 
 def _decoded(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | CorruptRecord]]:

@@ -71,7 +71,7 @@ class Survey:
         """The newest timeline."""
         return max((row.number for row in self.timelines), default=1)
 
-    def bytes_of(self) -> dict[str, int]:
+    def parse_bytes(self) -> dict[str, int]:
         """Bytes on disk by purpose."""
         used = [row for row in self.segments if row.state in ("open", "sealed")]
         return {
@@ -89,33 +89,59 @@ class Survey:
         """What would be lost now if the process, the machine or the site died."""
         history = [(row.at, row.committed) for row in self.evaluations] + [(self.at, self.watermarks.committed)]
         checkpoint_step = self.plan.checkpoint.step if self.plan is not None else 0
-        return exposures(self.watermarks, checkpoint_step=checkpoint_step, history=history, incidents=self.incidents,
-                         store=self.store, in_memory=self.in_memory)  # fmt: skip
+        return exposures(
+            self.watermarks,
+            checkpoint_step=checkpoint_step,
+            history=history,
+            incidents=self.incidents,
+            store=self.store,
+            in_memory=self.in_memory,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         recovery = None
         if self.plan is not None:
-            recovery = {"step": self.plan.position.step, "checkpoint": self.plan.checkpoint.name,
-                        "replay_steps": self.plan.position.step - self.plan.checkpoint.step}  # fmt: skip
+            recovery = {
+                "step": self.plan.position.step,
+                "checkpoint": self.plan.checkpoint.name,
+                "replay_steps": self.plan.position.step - self.plan.checkpoint.step,
+            }
         return {
-            "folder": self.folder, "rank": self.run.rank, "run_id": self.run.run_id, "framework": self.run.framework,
-            "created_at": self.run.created_at, "timeline": self.timeline, "writer": self.owner,
-            "watermarks": self.watermarks, "recovery": recovery, "bytes": self.bytes_of(), "checkpoints": self.checkpoints,
-            "segments": self.segments, "timelines": self.timelines, "incidents": self.incidents,
-            "environment": self.environment, "problems": self.problems, "monitor": self.monitor, "store": self.store,
+            "folder": self.folder,
+            "rank": self.run.rank,
+            "run_id": self.run.run_id,
+            "framework": self.run.framework,
+            "created_at": self.run.created_at,
+            "timeline": self.timeline,
+            "writer": self.owner,
+            "watermarks": self.watermarks,
+            "recovery": recovery,
+            "bytes": self.parse_bytes(),
+            "checkpoints": self.checkpoints,
+            "segments": self.segments,
+            "timelines": self.timelines,
+            "incidents": self.incidents,
+            "environment": self.environment,
+            "problems": self.problems,
+            "monitor": self.monitor,
+            "store": self.store,
             "lost_now": {one.scope: {**asdict(one), "words": one.in_words()} for one in self.exposures()},
             "evaluation": _evaluation(self.evaluations[-1]) if self.evaluations else None,
-        }  # fmt: skip
+        }
 
 
 def _evaluation(row: EvaluationRow) -> dict[str, Any]:
     protected = protected_of(row)
     return {
-        "at": row.at, "bytes": row.log_bytes + row.checkpoint_bytes, "budget_bytes": row.budget_bytes,
-        "segments": [{"ordinal": ordinal, "value": value, "protected": protected[ordinal]}
-                     for ordinal, value in worth_of(row).as_dict().items()],
-    }  # fmt: skip
+        "at": row.at,
+        "bytes": row.log_bytes + row.checkpoint_bytes,
+        "budget_bytes": row.budget_bytes,
+        "segments": [
+            {"ordinal": ordinal, "value": value, "protected": protected[ordinal]}
+            for ordinal, value in worth_of(row).as_dict().items()
+        ],
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +215,19 @@ def _read_catalog(folder: Path) -> Survey:
         checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
         marks = tables.get("watermarks", Watermarks) or Watermarks()
         return Survey(
-            folder, time.time(), tables.get("run", RunRow) or RunRow("", 0, 0.0), owner,
-            sorted(checkpoints, key=lambda row: (row.timeline, row.sequence)), tables.rows("segment/", SegmentRow),
-            tables.rows("timeline/", TimelineRow) or [TimelineRow(1)], tables.rows("incident/", Incident), marks,
-            monitor=monitor, store=tables.get("store", StoreRow), evaluations=_evaluations(tables, marks),
-        )  # fmt: skip
+            folder,
+            time.time(),
+            tables.get("run", RunRow) or RunRow("", 0, 0.0),
+            owner,
+            sorted(checkpoints, key=lambda row: (row.timeline, row.sequence)),
+            tables.rows("segment/", SegmentRow),
+            tables.rows("timeline/", TimelineRow) or [TimelineRow(1)],
+            tables.rows("incident/", Incident),
+            marks,
+            monitor=monitor,
+            store=tables.get("store", StoreRow),
+            evaluations=_evaluations(tables, marks),
+        )
 
     try:
         catalog = Catalog.open(folder)
@@ -206,8 +240,19 @@ def _read_catalog(folder: Path) -> Survey:
         files = read_files(folder)
         run = files.runs[0] if files.runs else RunRow("", 0, 0.0)
         checkpoints = sorted(files.checkpoints, key=lambda row: (row.timeline, row.sequence))
-        return Survey(folder, time.time(), run, owner, checkpoints, files.segments, list(files.timelines.values()), [],
-                      Watermarks(), monitor=monitor, problems=[str(error), *files.notes])  # fmt: skip
+        return Survey(
+            folder,
+            time.time(),
+            run,
+            owner,
+            checkpoints,
+            files.segments,
+            list(files.timelines.values()),
+            [],
+            Watermarks(),
+            monitor=monitor,
+            problems=[str(error), *files.notes],
+        )
 
 
 def _evaluations(tables: Tables, marks: Watermarks) -> list[EvaluationRow]:
@@ -276,8 +321,9 @@ def _scan(found: Survey, start: int, unscanned: Collection[SegmentRow]) -> list[
     return scanned
 
 
-def _plan_from_end(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, unscanned: Sequence[SegmentRow],
-                   start: int) -> Plan | None:  # fmt: skip
+def _plan_from_end(
+    found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, unscanned: Sequence[SegmentRow], start: int
+) -> Plan | None:
     """The plan if all entries of `unscanned` are there; None if what was scanned does not go on behind them."""
     end, history = unscanned[-1], build_history(scanned, limits)
     first = history.runs[0][0] if history.runs else None
@@ -298,9 +344,14 @@ def _measure(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
         if row.state in ("ready", "open") and row.ordinal in seen:
             locations = seen[row.ordinal].locations
             found.segments[i] = replace(
-                row, state="open", timeline=seen[row.ordinal].row.timeline, last_sequence=locations[-1].head.sequence,
-                base_step=locations[0].head.step, last_step=locations[-1].head.step,
-                used_bytes=max(location.end for location in locations))  # fmt: skip
+                row,
+                state="open",
+                timeline=seen[row.ordinal].row.timeline,
+                last_sequence=locations[-1].head.sequence,
+                base_step=locations[0].head.step,
+                last_step=locations[-1].head.step,
+                used_bytes=max(location.end for location in locations),
+            )
 
 
 def _plan(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, broken: set[str], plan: Plan | None) -> None:
@@ -310,7 +361,8 @@ def _plan(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, brok
     except RecoveryError as error:
         found.problems.append(str(error))
         return
-    found.watermarks = replace(found.watermarks, committed=found.plan.position.step,
-                               synced=min(found.watermarks.synced, found.plan.position.step))  # fmt: skip
+    found.watermarks = replace(
+        found.watermarks, committed=found.plan.position.step, synced=min(found.watermarks.synced, found.plan.position.step)
+    )
     if found.plan.has_later:
         found.problems += history.holes or [f"committed steps after {found.plan.position.step} cannot be reached"]

@@ -1,4 +1,4 @@
-"""Room on the disk for a checkpoint ahead of time, where the log behind the last one takes all the space."""
+"""DiskSpace on the disk for a checkpoint ahead of time, where the log behind the last one takes all the space."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 _GROWTH_MAX = 4  # an optimizer's state appears with the first steps: of Adam with amsgrad three times the weights
 
 
-class Room:
+class DiskSpace:
     """A fresh checkpoint frees the log behind it, but needs room itself: so the log leaves that, and asks for one in time.
 
     Args:

@@ -42,7 +42,7 @@ _PARENT_POLL_MS = 1000  # where the kernel cannot tell of a process's end
 class Party(Protocol):
     """What is to be saved."""
 
-    grace: float
+    grace_seconds: float
     heeds_signals: bool
 
     def secure(self) -> None:
@@ -183,7 +183,7 @@ class _Watch:
             _start(f"tranlogs-{signal.Signals(number).name}", party.secure)
 
     def _end(self, number: int, why: str) -> NoReturn:
-        end = time.monotonic() + max((party.grace for party in self._parties), default=0.0)
+        end = time.monotonic() + max((party.grace_seconds for party in self._parties), default=0.0)
         threads = [_start("tranlogs-part", party.part, why, end) for party in self._parties]
         for thread in threads:
             if thread is not None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...base.errors import RunInUse, UsageError
-from .writer_lock import OwnerLock, holder_of
+from .writer_lock import OwnerLock, lock_holder
 
 _log = logging.getLogger("tranlogs")
 
@@ -25,7 +25,7 @@ _KILL_SECONDS = 30.0  # for the kernel to take down a process with much memory
 _ATTEMPTS = 3  # whoever else wants the run may be faster
 
 
-def is_wanted(take_over: bool | None) -> bool:
+def is_takeover_wanted(take_over: bool | None) -> bool:
     """What the setting says, or else the environment: for the job that is started anew by a script that nobody edits.
 
     A worker that torchrun starts again never takes over: whoever has the run by then, took it from this very job.
@@ -41,28 +41,28 @@ def is_wanted(take_over: bool | None) -> bool:
     return take_over and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") in ("", "0")
 
 
-def take_lock(folder: Path, grace: float | None) -> OwnerLock:
+def take_lock(folder: Path, grace_seconds: float | None) -> OwnerLock:
     """The journal's lock.
 
     Args:
         folder: of the journal.
-        grace: seconds that a process which holds it is given to end by SIGTERM, before SIGKILL; None leaves it alone.
+        grace_seconds: seconds that a process which holds it is given to end by SIGTERM, before SIGKILL; None leaves it alone.
 
     Raises:
         RunInUse: another process holds it, and goes on to.
     """
-    for _ in range(_ATTEMPTS if grace is not None else 0):
+    for _ in range(_ATTEMPTS if grace_seconds is not None else 0):
         try:
             return OwnerLock(folder)
         except RunInUse as error:
             if error.pid == os.getpid() and error.host == socket.gethostname():
                 raise
-            assert grace is not None
-            end_holder(folder, grace)
+            assert grace_seconds is not None
+            end_lock_holder(folder, grace_seconds)
     return OwnerLock(folder)
 
 
-def end_beyond(run: Path, world: int, grace: float) -> None:
+def end_former_ranks(run: Path, world: int, grace_seconds: float) -> None:
     """End the processes that hold journals of ranks which the run has no more, now that `world` processes train it.
 
     Raises:
@@ -71,16 +71,16 @@ def end_beyond(run: Path, world: int, grace: float) -> None:
     for folder in sorted(run.glob("rank*")):
         number = folder.name.removeprefix("rank")
         if number.isdigit() and int(number) >= world:
-            end_holder(folder, grace)
+            end_lock_holder(folder, grace_seconds)
 
 
-def end_holder(folder: Path, grace: float) -> None:
+def end_lock_holder(folder: Path, grace_seconds: float) -> None:
     """End the process that holds a journal's lock, and wait for its end. Nothing is done if nobody does.
 
     Raises:
         UsageError: it cannot be ended from here.
     """
-    pid = holder_of(folder)
+    pid = lock_holder(folder)
     if pid is None:
         return
     if pid == 0:
@@ -94,16 +94,18 @@ def end_holder(folder: Path, grace: float) -> None:
     except OSError as error:
         raise UsageError(f"{folder}: process {pid} writes it, and cannot be ended from here ({error}): stop it") from None
     try:
-        if holder_of(folder) != pid:
+        if lock_holder(folder) != pid:
             return
-        _log.warning("%s: process %d writes it, and is ended (take_over): it has %g s to seal its log", folder, pid, grace)
-        _end(handle, pid, folder, grace)
+        _log.warning(
+            "%s: process %d writes it, and is ended (take_over): it has %g s to seal its log", folder, pid, grace_seconds
+        )
+        _end(handle, pid, folder, grace_seconds)
     finally:
         os.close(handle)
 
 
-def _end(handle: int, pid: int, folder: Path, grace: float) -> None:
-    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _KILL_SECONDS)):
+def _end(handle: int, pid: int, folder: Path, grace_seconds: float) -> None:
+    for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, _KILL_SECONDS)):
         try:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, number)

@@ -62,7 +62,7 @@ class OwnerLock:
         _owned_here.add(self._path)
         _say_who(folder, role)
 
-    def tell_closed(self) -> None:
+    def mark_closed(self) -> None:
         """Who looks later sees that its holder did not die. It holds on to the lock."""
         _say_who(self._folder, self._role, has_closed=True)
 
@@ -103,10 +103,10 @@ def read_owner(folder: Path, role: str = "owner") -> Owner | None:
 
 
 def _is_locked(folder: Path, role: str) -> bool:
-    return holder_of(folder, role) is not None
+    return lock_holder(folder, role) is not None
 
 
-def holder_of(folder: Path, role: str = "owner") -> int | None:
+def lock_holder(folder: Path, role: str = "owner") -> int | None:
     """The process that holds the lock now (0 if it cannot be seen from here), None if nobody does."""
     path = os.path.realpath(folder / f"{role}.lock")
     if path in _owned_here:

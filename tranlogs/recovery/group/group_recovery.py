@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...base.errors import CorruptCheckpoint, MissingShare, RecoveryError, UsageError, in_words
+from ...base.errors import CorruptCheckpoint, MissingShare, RecoveryError, UsageError, error_text
 from ...log.record import EntryKind
 from ..facts import mended
 from ..plan import Plan
@@ -146,7 +146,8 @@ class RankRecovery:
         there = [log for log in self._logs if not log.is_empty]  # a journal that was lost tells nothing
         relaid = [log.since for log in there if self.state.is_relaid(log.recorded.get("sharding", {}))]
         said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "names": names, "step": step,
-                                     "relaid": relaid, "id": new_id(), "error": in_words(error) if error else ""})  # fmt: skip
+                                     "relaid": relaid, "id": new_id(),
+                                     "error": error_text(error) if error else ""})  # fmt: skip
         if error is not None:
             raise error
         failed = [f"rank {rank}: {one['error']}" for rank, one in enumerate(said) if one["error"]]

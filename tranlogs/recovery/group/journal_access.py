@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import zstandard
 
 from ...base.config import MIB
-from ...base.errors import CorruptCatalog, RecoveryError, in_words
+from ...base.errors import CorruptCatalog, RecoveryError, error_text
 from ...catalog import Catalog, RunRow
 from ...encoding import tree
 from ...rebuild import read_files
@@ -99,7 +99,8 @@ class Reach:
     def demand(self) -> None:
         """Raise what went wrong while copies were written."""
         if self._error is not None:
-            raise RecoveryError(f"{self._copies}: the journals of other ranks cannot be copied there ({in_words(self._error)})")
+            why = error_text(self._error)
+            raise RecoveryError(f"{self._copies}: the journals of other ranks cannot be copied there ({why})")
 
     def _transfer(self, owner: int, paths: Sequence[Path]) -> None:
         """Send files of a journal to all; those that cannot read it write them down."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...base.errors import in_words
+from ...base.errors import error_text
 from ..protocol import Recoverable
 from ..recover import Recovered
 from .agreement import Damage
@@ -119,5 +119,5 @@ class Attempt:
     def packed(self) -> dict[str, Any]:
         """Plain values, to be sent."""
         damage = {name: sorted(getattr(self.damage, name)) for name in ("checkpoints", "records", "landings", "shares")}
-        return {**damage, "error": in_words(self.error) if self.error else "", "digest": self.digest, "doubts": self.doubts,
+        return {**damage, "error": error_text(self.error) if self.error else "", "digest": self.digest, "doubts": self.doubts,
                 "told": self.told, "has_later": self.has_later}  # fmt: skip

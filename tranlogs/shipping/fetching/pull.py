@@ -141,8 +141,9 @@ class _Brought:
     there: list[Shipped] = field(default_factory=list)
 
 
-def _fetch(store: Store, manifest: Manifest, folder: Path, everything: bool, progress: Progress | None,
-           pulled: Pulled) -> _Brought:  # fmt: skip
+def _fetch(
+    store: Store, manifest: Manifest, folder: Path, everything: bool, progress: Progress | None, pulled: Pulled
+) -> _Brought:
     """Read what is needed into the folder beside."""
     target = folder.with_name(folder.name + _SUFFIX)
     make_folder(target / "log")
@@ -166,8 +167,11 @@ def _fetch(store: Store, manifest: Manifest, folder: Path, everything: bool, pro
         pulled.checkpoint_step, pulled.step = row.step, reach([row], way, manifest.timelines, limits)
         pulled.steps_lost = max(wanted - pulled.step, 0)
         end = max([row.sequence, *(one.objects.boundary_sequence for one in way)])
-        there = [one for one in items if one.objects.name not in reading.unreadable
-                 and (one in way or not pulled.steps_lost or not _leads_past(one, end))]  # fmt: skip
+        there = [
+            one
+            for one in items
+            if one.objects.name not in reading.unreadable and (one in way or not pulled.steps_lost or not _leads_past(one, end))
+        ]
         return _Brought([one for one in there if one.objects.name in reading.done], there)
     return _Brought()
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...base.errors import CorruptCatalog, StoreUnavailable, TranLogsError, in_words
+from ...base.errors import CorruptCatalog, StoreUnavailable, TranLogsError, error_text
 from ...catalog import Catalog, CheckpointRow, RunRow, SegmentRow, StoreRow, Tables
 from ...journal import JournalPaths
 from ...stores import STALL_SECONDS, PatientStore, open_store
@@ -53,11 +53,11 @@ class Spare:
                 return self._replace(name, known)
             except (StoreUnavailable, OSError) as error:
                 _log.warning(
-                    "%s: no copy of %s can be had from %s now: %s", self._paths.folder, name, self._url, in_words(error)
+                    "%s: no copy of %s can be had from %s now: %s", self._paths.folder, name, self._url, error_text(error)
                 )
                 time.sleep(pause)
             except TranLogsError as error:
-                _log.warning("%s: no copy of %s can be had from %s: %s", self._paths.folder, name, self._url, in_words(error))
+                _log.warning("%s: no copy of %s can be had from %s: %s", self._paths.folder, name, self._url, error_text(error))
                 return ""
         self._is_given_up = True  # for all that is damaged: recovery must come to an end
         return ""
@@ -72,8 +72,12 @@ class Spare:
                 _log.warning("%s: the store %s has no copy of %s", self._paths.folder, store.url, name)
                 return ""
             if not known.is_same(self._manifest, one):
-                _log.warning("%s: what the store %s has as %s is of another run, or of another past of this one",
-                             self._paths.folder, store.url, name)  # fmt: skip
+                _log.warning(
+                    "%s: what the store %s has as %s is of another run, or of another past of this one",
+                    self._paths.folder,
+                    store.url,
+                    name,
+                )
                 return ""
             if not fetch_item(store, one, self._paths.folder, is_allocated=True):
                 return ""

@@ -89,8 +89,12 @@ class Ledger:
         def read(tables: Tables) -> Look:
             checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
             common = tables.get("common", CommonRow)
-            return Look(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow),
-                        1 if common is None else common.world)  # fmt: skip
+            return Look(
+                tables.rows("segment/", SegmentRow),
+                checkpoints,
+                tables.rows("timeline/", TimelineRow),
+                1 if common is None else common.world,
+            )
 
         found: Look = catalog.read(read)
         return found
@@ -160,11 +164,18 @@ class Ledger:
         step, own = reach_of(found, look_of(found)), self._own(look)
         if step > max(own, reach_of(shared, look_of(found))):
             if not self._takes_over and (row is None or row.number != found.number):
-                raise StoreRefused(where, f"it has another past of this run, up to step {step}, and this folder has come to "
-                                   f"{own}: was it restored from a backup? To go on from that past, move the folder away and "
-                                   "pull; to go on from here all the same, --take-over")  # fmt: skip
-            _log.warning("%s: another past of this run in %s, up to step %d, does not count any more, and will be deleted",
-                         self._paths.folder, where, step)  # fmt: skip
+                raise StoreRefused(
+                    where,
+                    f"it has another past of this run, up to step {step}, and this folder has come to "
+                    f"{own}: was it restored from a backup? To go on from that past, move the folder away and "
+                    "pull; to go on from here all the same, --take-over",
+                )
+            _log.warning(
+                "%s: another past of this run in %s, up to step %d, does not count any more, and will be deleted",
+                self._paths.folder,
+                where,
+                step,
+            )
             left = []  # that is up to the census
         durable = self._published.durable
         if durable is not None and durable is not found:
@@ -188,22 +199,32 @@ class Ledger:
         """
         where, seen = f"{self._store.url}/{self._place}", max(found.number if found else 0, row.number if row else 0)
         if row is not None and row.number and not names:
-            raise StoreRefused(where, f"manifest {row.number} of this run was there, and now there is nothing: is it the right "
-                               "address, is its disk mounted? To begin there anew, --take-over")  # fmt: skip
+            raise StoreRefused(
+                where,
+                f"manifest {row.number} of this run was there, and now there is nothing: is it the right "
+                "address, is its disk mounted? To begin there anew, --take-over",
+            )
         newer = [number for number, writer in map(writer_of, names) if number > seen and (row is None or writer != row.writer)]
         if newer:
-            raise StoreRefused(where, f"manifest {max(newer)} of another copy of this run is there, and cannot be read, or not "
-                               "yet; to go on from here all the same, --take-over")  # fmt: skip
+            raise StoreRefused(
+                where,
+                f"manifest {max(newer)} of another copy of this run is there, and cannot be read, or not "
+                "yet; to go on from here all the same, --take-over",
+            )
 
     def _demand_ours(self, found: Manifest, run: RunRow, row: StoreRow | None) -> None:
         where = f"{self._store.url}/{self._place}"
         if found.run.run_id != run.run_id:
-            raise StoreRefused(where, f"another run lies there ({found.run.run_id[:8]}, this one is {run.run_id[:8]}); "
-                               "give another address")  # fmt: skip
+            raise StoreRefused(
+                where, f"another run lies there ({found.run.run_id[:8]}, this one is {run.run_id[:8]}); give another address"
+            )
         if not self._is_own(found, row) and not self._takes_over:
-            raise StoreRefused(where, f"another copy of this run, on host {found.host}, was shipped there since (manifest "
-                               f"{found.number}). Stop it, or give another address; to go on from what it shipped, pull that; "
-                               "to go on from here all the same, --take-over")  # fmt: skip
+            raise StoreRefused(
+                where,
+                f"another copy of this run, on host {found.host}, was shipped there since (manifest "
+                f"{found.number}). Stop it, or give another address; to go on from what it shipped, pull that; "
+                "to go on from here all the same, --take-over",
+            )
 
     def _is_there(self, row: StoreRow) -> bool:
         """Whether it is of this store: what is asked of it (?replication=2) makes it no other."""
@@ -220,8 +241,11 @@ class Ledger:
         newest = self._published.newest
         if newest is None:
             return bool(self.shipped)
-        return newest.shipped.keys() != self.shipped.keys() or newest.timelines != tuple(look.timelines) or any(
-            not _is_same(newest.shipped[name], one) for name, one in self.shipped.items())  # fmt: skip
+        return (
+            newest.shipped.keys() != self.shipped.keys()
+            or newest.timelines != tuple(look.timelines)
+            or any(not _is_same(newest.shipped[name], one) for name, one in self.shipped.items())
+        )
 
     def publish(self, look: Look, arrived: Sequence[Shipped], gone: Iterable[str]) -> None:
         """A new manifest: with what has arrived, without what goes.
@@ -238,8 +262,9 @@ class Ledger:
         run = self._catalog.current().run()
         assert run is not None
         self._number += 1  # an attempt that fails may be there all the same
-        manifest = Manifest(self._number, self.writer, socket.gethostname(), self._clock.now(), run, tuple(look.timelines),
-                            shipped)  # fmt: skip
+        manifest = Manifest(
+            self._number, self.writer, socket.gethostname(), self._clock.now(), run, tuple(look.timelines), shipped
+        )
         self._demand_alone(manifest_names(self._store, self._place))
         name = publish(self._store, self._place, manifest)  # commit point
         names = manifest_names(self._store, self._place)
@@ -278,8 +303,10 @@ class Ledger:
         others = [number for number, writer in map(writer_of, names) if writer != self.writer and number > self._known]
         if others:
             self.is_attached = False
-            raise StoreRefused(f"{self._store.url}/{self._place}", "another copy of this run was shipped there meanwhile "
-                               f"(manifest {max(others)})")  # fmt: skip
+            raise StoreRefused(
+                f"{self._store.url}/{self._place}",
+                f"another copy of this run was shipped there meanwhile (manifest {max(others)})",
+            )
 
     def look_after(self, look: Look, persist_seconds: float, under_way: Collection[str]) -> None:
         """Ask what is durable by now, what was lost, and once an hour whether everything is still there."""
@@ -334,8 +361,12 @@ class Ledger:
         assert self._row is not None
         newest = self._published.newest
         number = max(self._row.number, 0 if newest is None else newest.number)
-        row = replace(self._row, number=number, objects_bytes=sum(one.nbytes for one in self.shipped.values()),
-                      under_replicated=self._durability.thin_count)  # fmt: skip
+        row = replace(
+            self._row,
+            number=number,
+            objects_bytes=sum(one.nbytes for one in self.shipped.values()),
+            under_replicated=self._durability.thin_count,
+        )
         own = self._own(look)  # what lies behind it is another past
         archived, persisted = min(self._archived(look), own), min(self._persisted(look), own)
         if rows == self._written and (archived, persisted) == self.marks and row == self._row:
@@ -345,9 +376,16 @@ class Ledger:
             if tables.rows("timeline/", TimelineRow) != list(look.timelines):
                 return  # a rewind has begun meanwhile: the next turn sees it
             marks = tables.get("watermarks", Watermarks) or Watermarks()
-            tables.put("watermarks", replace(  # of a trainer that died the catalog may not know how far it had come
-                marks, committed=max(marks.committed, archived), synced=max(marks.synced, persisted), archived=archived,
-                persisted=persisted))  # fmt: skip
+            tables.put(
+                "watermarks",
+                replace(  # of a trainer that died the catalog may not know how far it had come
+                    marks,
+                    committed=max(marks.committed, archived),
+                    synced=max(marks.synced, persisted),
+                    archived=archived,
+                    persisted=persisted,
+                ),
+            )
             for name in self._written.keys() - rows.keys():
                 tables.delete(f"shipped/{name}")
             for name, one in rows.items():

@@ -40,8 +40,10 @@ def places_in(store: Store, folder: str = "") -> list[str]:
     Raises:
         StoreUnavailable: the store does not answer.
     """
-    return sorted({name.partition(f"/{MANIFESTS}/")[0] for name in store.names(folder) if f"/{MANIFESTS}/" in name},
-                  key=lambda place: (place.rpartition("/")[0], len(place), place))  # fmt: skip
+    return sorted(
+        {name.partition(f"/{MANIFESTS}/")[0] for name in store.names(folder) if f"/{MANIFESTS}/" in name},
+        key=lambda place: (place.rpartition("/")[0], len(place), place),
+    )
 
 
 def stored_runs(url: str) -> list[StoredRun]:
@@ -72,5 +74,6 @@ def _stored(store: Store, name: str, places: list[str]) -> StoredRun:
     has_all = len(found) == len(places) and all(manifest.checkpoints for manifest in found)
     step = min((reach_of(manifest, look_of(manifest)) for manifest in found), default=0) if has_all else None
     nbytes = sum(one.nbytes for manifest in found for one in manifest.shipped.values())
-    return StoredRun(name, len(places), step, nbytes, 0.0 if last is None else last.at, "" if last is None else last.host,
-                     tuple(problems))  # fmt: skip
+    return StoredRun(
+        name, len(places), step, nbytes, 0.0 if last is None else last.at, "" if last is None else last.host, tuple(problems)
+    )

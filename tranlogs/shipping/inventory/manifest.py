@@ -81,12 +81,19 @@ class Manifest:
 
     def packed(self) -> bytes:
         """As an object."""
-        return seal_manifest({
-            "format": FORMAT_VERSION, "number": self.number, "writer": self.writer, "host": self.host, "at": self.at,
-            "run": asdict(self.run), "timelines": [asdict(row) for row in self.timelines],
-            "segments": [[asdict(one.row), asdict(one.objects)] for one in self.segments],
-            "checkpoints": [[asdict(one.row), asdict(one.objects)] for one in self.checkpoints],
-        })  # fmt: skip
+        return seal_manifest(
+            {
+                "format": FORMAT_VERSION,
+                "number": self.number,
+                "writer": self.writer,
+                "host": self.host,
+                "at": self.at,
+                "run": asdict(self.run),
+                "timelines": [asdict(row) for row in self.timelines],
+                "segments": [[asdict(one.row), asdict(one.objects)] for one in self.segments],
+                "checkpoints": [[asdict(one.row), asdict(one.objects)] for one in self.checkpoints],
+            }
+        )
 
     @classmethod
     def unpacked(cls, raw: bytes, name: str) -> Manifest:
@@ -102,9 +109,15 @@ class Manifest:
                 raise UnknownFormat(name, content["format"], FORMAT_VERSION)
             shipped = [Shipped(_row(SegmentRow, row), _row(ShippedRow, objects)) for row, objects in content["segments"]]
             shipped += [Shipped(_row(CheckpointRow, row), _row(ShippedRow, objects)) for row, objects in content["checkpoints"]]
-            return cls(int(content["number"]), str(content["writer"]), str(content["host"]), float(content["at"]),
-                       _row(RunRow, content["run"]), tuple(_row(TimelineRow, row) for row in content["timelines"]),
-                       {one.objects.name: one for one in shipped})  # fmt: skip
+            return cls(
+                int(content["number"]),
+                str(content["writer"]),
+                str(content["host"]),
+                float(content["at"]),
+                _row(RunRow, content["run"]),
+                tuple(_row(TimelineRow, row) for row in content["timelines"]),
+                {one.objects.name: one for one in shipped},
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptObject(name, f"the manifest is damaged ({error})") from None
 

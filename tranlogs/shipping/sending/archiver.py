@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from ...base.clock import Clock
 from ...base.config import RETRY_SECONDS_MAX, RETRY_SECONDS_MIN
-from ...base.errors import CorruptCheckpoint, CorruptRecord, StoreRefused, TranLogsError, in_words
+from ...base.errors import CorruptCheckpoint, CorruptRecord, StoreRefused, TranLogsError, error_text
 from ...base.threads import WaitableLock, start_thread
 from ...catalog import CheckpointRow, SegmentRow
 from ...journal.opening import JournalPaths
@@ -81,8 +81,9 @@ class Archiver:
         throttle: shared by all that send, of this journal and of others.
     """
 
-    def __init__(self, paths: JournalPaths, store: Store, place: str, limits: Limits, clock: Clock,
-                 throttle: Throttle | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, paths: JournalPaths, store: Store, place: str, limits: Limits, clock: Clock, throttle: Throttle | None = None
+    ) -> None:
         self._paths, self._store, self._place, self._limits, self._clock = paths, store, place, limits, clock
         self._throttle = throttle or Throttle()
         self._ledger = Ledger(paths, store, place, clock, takes_over=limits.takes_over)
@@ -236,7 +237,7 @@ class Archiver:
         with self._changed:
             self._uploads.pop(upload.name, None)
             self._left_out[upload.name] = self._clock.monotonic() + _LEFT_OUT_SECONDS
-            self._unsaid.append((upload.name, in_words(error)))
+            self._unsaid.append((upload.name, error_text(error)))
 
     def _say_left_out(self, look: Look) -> None:
         """What is not listed any more was pruned before it could be sent, which is nothing to worry about."""
@@ -261,8 +262,8 @@ class Archiver:
         """Remember a failure and when to try again; each is said once."""
         with self._changed:
             is_refused = isinstance(error, StoreRefused)
-            is_new = self._failing != what or self._failures == 0 or (is_refused and self._problem != in_words(error))
-            self._failing, self._problem, self._is_refused = what, in_words(error), is_refused
+            is_new = self._failing != what or self._failures == 0 or (is_refused and self._problem != error_text(error))
+            self._failing, self._problem, self._is_refused = what, error_text(error), is_refused
             self._failures += 1
             pause = min(RETRY_SECONDS_MIN * 2 ** min(self._failures - 1, 10), RETRY_SECONDS_MAX) * random.uniform(0.5, 1.0)
             pause = RETRY_SECONDS_MAX if is_refused else pause

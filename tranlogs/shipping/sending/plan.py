@@ -42,9 +42,13 @@ def look_of(manifest: Manifest) -> Look:
     return Look(segments, [one.row for one in manifest.checkpoints if isinstance(one.row, CheckpointRow)], manifest.timelines)
 
 
-def plan_sending(look: Look, shipped: Mapping[str, Shipped], keep: RetentionPolicy,
-                 left_out: Collection[str] = (),
-                 common: CommonRow | None = None) -> list[SegmentRow | CheckpointRow]:  # fmt: skip
+def plan_sending(
+    look: Look,
+    shipped: Mapping[str, Shipped],
+    keep: RetentionPolicy,
+    left_out: Collection[str] = (),
+    common: CommonRow | None = None,
+) -> list[SegmentRow | CheckpointRow]:
     """What is to be sent, the most urgent first.
 
     The log goes in order, since only a log without holes brings recovery further. A checkpoint goes first where the store has
@@ -68,8 +72,11 @@ def plan_sending(look: Look, shipped: Mapping[str, Shipped], keep: RetentionPoli
     horizon = min((row.sequence for row in staying), default=0)
     here = {row.name for row in look.checkpoints}
     checkpoints = [row for row in staying if row.name in here and row.name not in shipped and row.name not in left_out]
-    segments = [row for row in look.segments if _is_wanted(row, limits, horizon) and row.file not in shipped
-                and row.file not in left_out]  # fmt: skip
+    segments = [
+        row
+        for row in look.segments
+        if _is_wanted(row, limits, horizon) and row.file not in shipped and row.file not in left_out
+    ]
     segments.sort(key=lambda row: (row.base_sequence, row.ordinal))
     if not checkpoints:
         return [*segments]
@@ -93,8 +100,9 @@ def _is_wanted(row: SegmentRow, limits: Limits, horizon: int) -> bool:
     return row.state == "sealed" and row.last_sequence > horizon and (limit is None or row.base_sequence < limit)
 
 
-def chain_from(start: CheckpointRow, segments: Sequence[Shipped], timelines: Sequence[TimelineRow],
-               limits: Limits) -> list[Shipped]:  # fmt: skip
+def chain_from(
+    start: CheckpointRow, segments: Sequence[Shipped], timelines: Sequence[TimelineRow], limits: Limits
+) -> list[Shipped]:
     """The segments that lead on from a checkpoint, each linked to the one before by the digest that its first entry names, the
     way that leads furthest. As a log is chained, so is this: sequence numbers alone say nothing after a crash, behind which the
     log goes on from its newest boundary, beside what came after that.
@@ -130,20 +138,31 @@ def _begins(one: Shipped, start: CheckpointRow) -> bool:
     return is_same and _row(one).base_sequence < start.sequence <= one.objects.boundary_sequence
 
 
-def _furthest(one: Shipped, ends: dict[tuple[int, str], list[Shipped]], forks: Sequence[Shipped],
-              parents: dict[int, tuple[int, int]], limits: Limits,
-              best: dict[str, tuple[int, Shipped | None]]) -> tuple[int, Shipped | None]:  # fmt: skip
+def _furthest(
+    one: Shipped,
+    ends: dict[tuple[int, str], list[Shipped]],
+    forks: Sequence[Shipped],
+    parents: dict[int, tuple[int, int]],
+    limits: Limits,
+    best: dict[str, tuple[int, Shipped | None]],
+) -> tuple[int, Shipped | None]:
     """The sequence number that the log comes to by way of a segment, and the next one on the way."""
     row, place = _row(one), one.objects
     limit = limits[row.timeline]
-    follows = [*ends.get((place.end_sequence, place.end_chain), []),
-               *ends.get((place.boundary_sequence, place.boundary_chain), [])]  # fmt: skip
+    follows = [
+        *ends.get((place.end_sequence, place.end_chain), []),
+        *ends.get((place.boundary_sequence, place.boundary_chain), []),
+    ]
     own = place.boundary_sequence
     if limit is not None:  # left for another timeline, at a boundary
         own = min(own, limit)
         follows = [other for other in follows if _row(other).timeline != row.timeline or _row(other).base_sequence < limit]
-        follows += [other for other in forks if parents[_row(other).timeline][0] == row.timeline
-                    and row.base_sequence < _row(other).base_sequence <= place.boundary_sequence]  # fmt: skip
+        follows += [
+            other
+            for other in forks
+            if parents[_row(other).timeline][0] == row.timeline
+            and row.base_sequence < _row(other).base_sequence <= place.boundary_sequence
+        ]
     found: tuple[int, Shipped | None] = own, None
     for other in follows:
         furthest = best.get(other.objects.name, (0, None))[0]
@@ -152,8 +171,9 @@ def _furthest(one: Shipped, ends: dict[tuple[int, str], list[Shipped]], forks: S
     return found
 
 
-def reach(checkpoints: Sequence[CheckpointRow], segments: Sequence[Shipped], timelines: Sequence[TimelineRow],
-          limits: Limits) -> int:  # fmt: skip
+def reach(
+    checkpoints: Sequence[CheckpointRow], segments: Sequence[Shipped], timelines: Sequence[TimelineRow], limits: Limits
+) -> int:
     """The newest step that recovery from these alone comes to; 0 where there is no checkpoint."""
     ours = [row for row in checkpoints if is_on(row, limits)]
     if not ours:
@@ -176,8 +196,9 @@ def reach_of(manifest: Manifest, look: Look) -> int:
     return reach([one.row for one in there if isinstance(one.row, CheckpointRow)], segments, look.timelines, look.limits)
 
 
-def plan_giving_up(shipped: Mapping[str, Shipped], keep: RetentionPolicy, timelines: Sequence[TimelineRow],
-                   common: CommonRow | None = None) -> list[str]:  # fmt: skip
+def plan_giving_up(
+    shipped: Mapping[str, Shipped], keep: RetentionPolicy, timelines: Sequence[TimelineRow], common: CommonRow | None = None
+) -> list[str]:
     """What the store does not keep: names of checkpoints that the policy gives up, and of the log behind the oldest kept one.
 
     The newest checkpoint up to `common`, which all journals of the run have in the store, stays: they come back together. Only

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tranlogs.base.quantities import bytes_in_words
+from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow, SegmentRow
 
 from ...watching.watch import Seen
@@ -82,8 +82,10 @@ class Log:
 def log_of(seen: Seen) -> Log:
     """Return what the page shows of a journal's log."""
     sealed = sorted((row for row in seen.rows.segments if row.state == "sealed"), key=lambda row: row.ordinal, reverse=True)
-    lines = [SegmentLine(row.ordinal, row.base_step + 1, row.last_step, row.size, seen.worth.of(row.ordinal),
-                         _standing(seen, row)) for row in sealed[:_TABLE_ROWS_MAX]]  # fmt: skip
+    lines = [
+        SegmentLine(row.ordinal, row.base_step + 1, row.last_step, row.size, seen.worth.of(row.ordinal), _standing(seen, row))
+        for row in sealed[:_TABLE_ROWS_MAX]
+    ]
     return Log(marks_of(seen), lines, len(sealed), sum(seen.protected.values()))
 
 
@@ -120,7 +122,7 @@ def _square(seen: Seen, group: Sequence[SegmentRow]) -> Mark:
     if first.state != "sealed":
         kind = "cell retired" if first.state == "retired" else "cell open"
         words = {"open": "is being written", "ready": "is ready to be written", "retired": "was given up"}[first.state]
-        return Mark(kind, f"segment {first.ordinal}: {words}, {bytes_in_words(sum(row.size for row in group))}")
+        return Mark(kind, f"segment {first.ordinal}: {words}, {format_bytes(sum(row.size for row in group))}")
     values = [seen.worth.of(row.ordinal) or 0.0 for row in group]
     value = sum(values) / len(values)
     goes = first.file in seen.pruning.reasons
@@ -134,7 +136,7 @@ def _square(seen: Seen, group: Sequence[SegmentRow]) -> Mark:
 def _diamond(seen: Seen, row: CheckpointRow) -> Mark:
     is_anchor = seen.anchor is not None and row.name == seen.anchor.name
     goes = seen.pruning.reasons.get(row.name)
-    words = f"checkpoint of step {row.step:,}, {bytes_in_words(row.nbytes)}"
+    words = f"checkpoint of step {row.step:,}, {format_bytes(row.nbytes)}"
     words += f", goes: {goes}" if goes else ", recovery begins here" if is_anchor else ""
     return Mark("diamond anchor" if is_anchor else "diamond gone" if goes else "diamond", words)
 

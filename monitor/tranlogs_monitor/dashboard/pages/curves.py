@@ -33,10 +33,13 @@ def curves(shown: Shown) -> dict[str, Any]:
         nbytes["budget"] = [row.budget_bytes for row in history]
     checkpoints = [] if shown.seen is None else sorted(row.created_at for row in shown.seen.rows.checkpoints)
     return {
-        "journal": shown.name, "times": [row.at for row in history],
+        "journal": shown.name,
+        "times": [row.at for row in history],
         "steps": {name: [getattr(row, name) for row in history] for name in names},
-        "bytes": nbytes, "values": _values(history), "checkpoints": checkpoints,
-    }  # fmt: skip
+        "bytes": nbytes,
+        "values": _values(history),
+        "checkpoints": checkpoints,
+    }
 
 
 def _values(history: Sequence[EvaluationRow]) -> list[dict[str, Any]]:

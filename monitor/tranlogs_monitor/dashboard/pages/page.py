@@ -53,10 +53,17 @@ def journal_page(shown: Shown, *, now: float, interval_seconds: float, has_other
         has_others: whether the page has a link to the list of all journals.
     """
     return render(
-        "journal.html", now=now, interval_seconds=interval_seconds, version=__version__, journal=shown.name,
-        has_others=has_others, numbers_address=f"/data.json?journal={quote(shown.name, safe='')}", state=state_of(shown),
-        seen=shown.seen, **({} if shown.seen is None else _facts(shown, shown.seen)),
-    )  # fmt: skip
+        "journal.html",
+        now=now,
+        interval_seconds=interval_seconds,
+        version=__version__,
+        journal=shown.name,
+        has_others=has_others,
+        numbers_address=f"/data.json?journal={quote(shown.name, safe='')}",
+        state=state_of(shown),
+        seen=shown.seen,
+        **({} if shown.seen is None else _facts(shown, shown.seen)),
+    )
 
 
 def address_of_page(name: str) -> str:

@@ -73,8 +73,15 @@ def watermark_lines(seen: Seen, history: History) -> list[WatermarkLine]:
     lines = []
     for name in names:
         step, is_first = getattr(marks, name), name == "committed"
-        lines.append(WatermarkLine(name, step, None if is_first else marks.committed - step,
-                                   None if is_first else seconds_between(history, step), meanings[name]))  # fmt: skip
+        lines.append(
+            WatermarkLine(
+                name,
+                step,
+                None if is_first else marks.committed - step,
+                None if is_first else seconds_between(history, step),
+                meanings[name],
+            )
+        )
     return lines
 
 

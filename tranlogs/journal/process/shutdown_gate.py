@@ -18,7 +18,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class Gate:
+class ShutdownGate:
     """See the module. One thread passes in and out; another one may shut it, once."""
 
     def __init__(self) -> None:

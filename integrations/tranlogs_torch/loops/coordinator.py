@@ -1,4 +1,4 @@
-"""What a session does besides, when its process trains together with others.
+"""What a run does besides, when several processes train it together.
 
 Under DistributedDataParallel gradients are equal on all ranks, so the log of a step is divided among them. Where parameters
 are sharded each rank logs its part. Checkpoints are taken by all at the same boundary. That is decided together: at the first
@@ -22,20 +22,20 @@ from tranlogs.recovery.protocol import Spare
 from tranlogs.recovery.recover import Progress
 from tranlogs.retention import CheckpointPolicy, EverySteps
 
+from ..ddp.comm_hooks import without_errors
+from ..ddp.divergence_check import Likeness
+from ..ddp.gradient_ranges import Named, Portion, digest, shares
+from ..ddp.reducer import Reducer, reducers_in
+from ..distributed.process_group import Group, is_there, warn_of_restarts
 from ..elastic import adoption
+from ..elastic.neighbour_copies import Beside, check_copies
 from ..elastic.world_size import demand_unused
 from ..sharding import fsdp
 from ..sharding.shards import describe as describe_shards
-from .comm_hooks import without_errors
-from .divergence_check import Likeness
-from .gradient_ranges import Named, Portion, digest, shares
-from .neighbour_copies import Beside, check_copies
-from .process_group import Group, is_there, warn_of_restarts
-from .reducer import Reducer, reducers_in
 
 if TYPE_CHECKING:
-    from ..capture.optimizer_hooks import Member
-    from ..state.state import TorchState
+    from ..capture.run import HookedOptimizer
+    from ..elastic.recoverable_state import RecoverableState
 
 _log = logging.getLogger("tranlogs")
 
@@ -43,7 +43,7 @@ _SUM_OF_TWO = 2  # processes: whatever the order, it is the same
 _ASK_STEPS = 10  # how often ranks ask each other whether a checkpoint is due, and whether they are still equal
 
 
-class Together:
+class Coordinator:
     """See the module.
 
     Args:
@@ -58,7 +58,7 @@ class Together:
         came_back: whether this rank had run out of data before where the others landed.
     """
 
-    def __init__(self, state: TorchState, policy: CheckpointPolicy, copies: int = 1) -> None:
+    def __init__(self, state: RecoverableState, policy: CheckpointPolicy, copies: int = 1) -> None:
         self._group = Group()
         self.rank, self.world = self._group.rank, self._group.world
         self.copies = check_copies(copies, self.world)
@@ -84,7 +84,7 @@ class Together:
         warn_of_restarts(self.rank)
 
     @classmethod
-    def of(cls, state: TorchState, policy: CheckpointPolicy, rank: int | None, copies: int) -> Together | None:
+    def of(cls, state: RecoverableState, policy: CheckpointPolicy, rank: int | None, copies: int) -> Coordinator | None:
         """For a process among several; None for one alone.
 
         Raises:
@@ -138,16 +138,16 @@ class Together:
 
     # Steps.
 
-    def share(self, member: Member, named: Sequence[Named]) -> list[Portion] | None:
+    def share(self, hooks: HookedOptimizer, named: Sequence[Named]) -> list[Portion] | None:
         """What this rank logs of a step's gradients; None for all of them."""
         if not self._is_lockstep() or not self.is_divided:
             return None
-        if not self._is_reduced((member.name, member.inner)):  # a group was added, or a parameter trains that was frozen
-            self._fall_back(f"optimizer {member.name!r} trains parameters whose gradients no DistributedDataParallel sums (it "
+        if not self._is_reduced((hooks.name, hooks.inner)):  # a group was added, or a parameter trains that was frozen
+            self._fall_back(f"optimizer {hooks.name!r} trains parameters whose gradients no DistributedDataParallel sums (it "
                             "sums those that were there, and trained, when it was made)")  # fmt: skip
             return None
-        if member.name not in self._checked:
-            self._checked.add(member.name)
+        if hooks.name not in self._checked:
+            self._checked.add(hooks.name)
             digests = self._group.gather(digest(named))
             if len(set(digests)) > 1:
                 self._fall_back(f"the gradients of rank {_first_other(digests)} are not those of rank 0")

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 _FALLBACK = EverySteps(500)
 
 
-class CheckpointDue:
+class CheckpointSchedule:
     """Counts since the last checkpoint."""
 
     def __init__(self, policy: CheckpointPolicy, catalog: Catalog, clock: Clock) -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.recovery.group.landing import Landing
 
-from ..elastic.adoption import packed, seeded, unpacked
-from .comm_hooks import without_errors
+from ..ddp.comm_hooks import without_errors
+from .adoption import packed, seeded, unpacked
 
 if TYPE_CHECKING:
+    from ..distributed.process_group import Group
     from ..state.state import TorchState
-    from .process_group import Group
 
 _BYTES_MAX = 1 << 20  # of a boundary; what is tracked (an average of the weights) may be as large as the model
 _NOT_OWN = ("ddp", "beside", "scalars")

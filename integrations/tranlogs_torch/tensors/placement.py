@@ -1,6 +1,8 @@
 """Where the part of a parameter lies that this process holds, for plain tensors: who lays parameters out tells it here.
 
 A parameter of which this process holds nothing that counts may still be whole in its memory: a copy of what another one trains.
+
+Private name of torch that this module uses: `DTensor._local_tensor`.
 """
 
 from __future__ import annotations
@@ -63,3 +65,23 @@ def empty_of(parameter: torch.Tensor) -> torch.Tensor | None:
     """What this process holds of another's parameter; None for its own."""
     layout = layout_of(parameter)
     return None if layout is None else layout.empty
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Whether it is a DTensor."""
+    return hasattr(tensor, "_local_tensor")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor, as a plain one that shares its memory: nothing of what is another's."""
+    empty = empty_of(tensor) if KNOWN else None  # it is asked for each tensor at each step
+    return in_memory(tensor) if empty is None else empty
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is in this process's memory, also a copy of what is another's."""
+    inner: Any = getattr(tensor, "_local_tensor", None)
+    if inner is None:
+        return tensor
+    held: torch.Tensor = inner.wait() if hasattr(inner, "wait") else inner  # a collective may be on its way
+    return held

@@ -14,15 +14,15 @@ from tests.support.faults import failing
 from tranlogs.base.config import QUEUE_JOBS_MAX
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Array, SparseArray, TensorSpec, dense
-from tranlogs.journal.writing.record_writers import QueuedRecord, QueuedWriter, held
-from tranlogs.journal.writing.writer_thread import BufferPool, HandOver
+from tranlogs.journal.writing.record_writers import QueuedRecord, QueuedWriter, copy_payload
+from tranlogs.journal.writing.writer_thread import BufferPool, WriterThread
 from tranlogs.log.layout import Layout, Payload
 from tranlogs.log.record import EntryKind
 
 
 @pytest.fixture
-def handover() -> Iterator[HandOver]:
-    made = HandOver(1000)
+def writer_thread() -> Iterator[WriterThread]:
+    made = WriterThread(1000)
     yield made
     made.stop()
 
@@ -31,50 +31,50 @@ def values(size: int, fill: int = 0) -> Array:
     return dense(np.full(size, fill, np.uint8))
 
 
-def test_jobs_run_in_order_in_one_thread(handover: HandOver) -> None:
+def test_jobs_run_in_order_in_one_thread(writer_thread: WriterThread) -> None:
     ran: list[tuple[int, int]] = []
     for i in range(200):
-        handover.submit(10, lambda i=i: ran.append((i, threading.get_ident())))
-    handover.drain()
+        writer_thread.submit(10, lambda i=i: ran.append((i, threading.get_ident())))
+    writer_thread.drain()
     assert [i for i, _ in ran] == list(range(200))
     assert len({thread for _, thread in ran} | {threading.get_ident()}) == 2
 
 
-def test_a_full_queue_makes_the_training_thread_wait(handover: HandOver) -> None:
+def test_a_full_queue_makes_the_training_thread_wait(writer_thread: WriterThread) -> None:
     gate, ran = threading.Event(), []
-    handover.submit(600, gate.wait)
-    handover.submit(300, lambda: ran.append(1))
-    waiting = threading.Thread(target=handover.submit, args=(200, lambda: ran.append(2)))
+    writer_thread.submit(600, gate.wait)
+    writer_thread.submit(300, lambda: ran.append(1))
+    waiting = threading.Thread(target=writer_thread.submit, args=(200, lambda: ran.append(2)))
     waiting.start()
-    with handover._changed:
-        assert handover._queued == 900
+    with writer_thread._changed:
+        assert writer_thread._queued == 900
     gate.set()
     waiting.join()
-    handover.drain()
+    writer_thread.drain()
     assert ran == [1, 2]
 
 
-def test_a_queue_of_tiny_jobs_is_bounded_in_their_number(handover: HandOver) -> None:
+def test_a_queue_of_tiny_jobs_is_bounded_in_their_number(writer_thread: WriterThread) -> None:
     gate, started = threading.Event(), threading.Event()
-    handover.submit(0, lambda: (started.set(), gate.wait()))
+    writer_thread.submit(0, lambda: (started.set(), gate.wait()))
     started.wait()
     for _ in range(QUEUE_JOBS_MAX):
-        handover.submit(0, lambda: None)
-    waiting = threading.Thread(target=handover.submit, args=(0, lambda: None))
+        writer_thread.submit(0, lambda: None)
+    waiting = threading.Thread(target=writer_thread.submit, args=(0, lambda: None))
     waiting.start()
     waiting.join(0.05)  # a queue without a bound would have taken it at once
     assert waiting.is_alive()
     gate.set()
     waiting.join()
-    handover.drain()
+    writer_thread.drain()
 
 
-def test_a_job_larger_than_the_queue_is_taken_alone(handover: HandOver) -> None:
+def test_a_job_larger_than_the_queue_is_taken_alone(writer_thread: WriterThread) -> None:
     ran: list[int] = []
-    handover.submit(100, lambda: ran.append(1))
-    handover.submit(5000, lambda: ran.append(2))
-    handover.submit(5000, lambda: ran.append(3))
-    handover.drain()
+    writer_thread.submit(100, lambda: ran.append(1))
+    writer_thread.submit(5000, lambda: ran.append(2))
+    writer_thread.submit(5000, lambda: ran.append(3))
+    writer_thread.drain()
     assert ran == [1, 2, 3]
 
 
@@ -82,26 +82,26 @@ def fail() -> None:
     raise OSError(5, "the disk fails")
 
 
-def test_a_failed_job_latches_and_later_ones_are_dropped_until_reset(handover: HandOver) -> None:
+def test_a_failed_job_latches_and_later_ones_are_dropped_until_reset(writer_thread: WriterThread) -> None:
     ran: list[int] = []
-    handover.submit(10, lambda: ran.append(1))
-    handover.submit(10, fail)
-    handover.submit(10, lambda: ran.append(2))
-    handover.drain()
+    writer_thread.submit(10, lambda: ran.append(1))
+    writer_thread.submit(10, fail)
+    writer_thread.submit(10, lambda: ran.append(2))
+    writer_thread.drain()
     assert ran == [1]
-    assert isinstance(handover.failure, OSError)
-    assert isinstance(handover.reset(), OSError)
-    assert handover.reset() is None
-    handover.submit(10, lambda: ran.append(3))
-    handover.drain()
+    assert isinstance(writer_thread.failure, OSError)
+    assert isinstance(writer_thread.reset(), OSError)
+    assert writer_thread.reset() is None
+    writer_thread.submit(10, lambda: ran.append(3))
+    writer_thread.drain()
     assert ran == [1, 3]
 
 
 def test_stop_runs_what_is_queued() -> None:
-    handover, ran = HandOver(1000), []
+    writer_thread, ran = WriterThread(1000), []
     for i in range(50):
-        handover.submit(10, lambda i=i: ran.append(i))
-    handover.stop()
+        writer_thread.submit(10, lambda i=i: ran.append(i))
+    writer_thread.stop()
     assert ran == list(range(50))
 
 
@@ -136,12 +136,12 @@ def test_a_pool_holds_no_more_than_was_out_at_once() -> None:
     assert {id(pool.copy(values(700)).data) for _ in range(4)} == {id(array.data) for array in steady}
 
 
-def test_a_payload_is_copied_when_it_is_given_and_an_aborted_one_gives_back(handover: HandOver) -> None:
+def test_a_payload_is_copied_when_it_is_given_and_an_aborted_one_gives_back(writer_thread: WriterThread) -> None:
     source = np.ones(64, np.uint8)
     indices = dense(np.arange(4).reshape(1, 4))
     sparse = SparseArray((9, 64), indices, dense(source.reshape(4, 16)), True)
     given = Payload.of([("w", dense(source)), ("none", None), ("sparse", sparse)])
-    record = QueuedRecord(held(handover.pool, given))
+    record = QueuedRecord(copy_payload(writer_thread.pool, given))
     source[:] = 2
     payload = record.payload
     assert (payload.layout, payload.absent, payload.sparse) == (given.layout, {1}, given.sparse)
@@ -152,12 +152,12 @@ def test_a_payload_is_copied_when_it_is_given_and_an_aborted_one_gives_back(hand
     record.wait()  # a copy: there is nothing to wait for
     record.abort()
     assert not record.is_open
-    assert handover.pool.free_bytes == 64 + 32 + 64
+    assert writer_thread.pool.free_bytes == 64 + 32 + 64
     record.abort()
-    assert handover.pool.free_bytes == 64 + 32 + 64
+    assert writer_thread.pool.free_bytes == 64 + 32 + 64
 
 
-def test_a_payload_on_its_way_is_neither_copied_nor_pooled(handover: HandOver) -> None:
+def test_a_payload_on_its_way_is_neither_copied_nor_pooled(writer_thread: WriterThread) -> None:
     there: list[str] = []
     buffer = np.zeros(4, np.uint8)
     payload = Payload(
@@ -166,21 +166,21 @@ def test_a_payload_on_its_way_is_neither_copied_nor_pooled(handover: HandOver) -
         wait=lambda: there.append("arrived"),
         release=lambda: there.append("released"),
     )
-    record = QueuedRecord(held(handover.pool, payload))
+    record = QueuedRecord(copy_payload(writer_thread.pool, payload))
     assert record.payload is payload
     assert there == []
     record.abort()
     record.abort()
     assert there == ["released"]
-    assert handover.pool.free_bytes == 0
+    assert writer_thread.pool.free_bytes == 0
 
 
 def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_the_write(
-    tmp_path: Path, handover: HandOver
+    tmp_path: Path, writer_thread: WriterThread
 ) -> None:
     bare = BareLog(tmp_path)
     log, gate, order = bare.open(), threading.Event(), []
-    writer, buffer = QueuedWriter(log, handover), np.zeros(4, np.uint8)
+    writer, buffer = QueuedWriter(log, writer_thread), np.zeros(4, np.uint8)
 
     def wait() -> None:
         gate.wait()
@@ -198,43 +198,43 @@ def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_
     assert log.position.sequence == 0  # the training thread waited for nothing
     buffer[:] = [1, 2, 3, 4]
     gate.set()
-    handover.drain()
+    writer_thread.drain()
     assert order == ["arrived", "released at 1"]
     log.close()
     assert bare.contents() == [(EntryKind.STEP, 1, {"grad/w": bytes([1, 2, 3, 4])}, {"lr": 1})]
     bare.close()
 
 
-def test_what_a_queued_body_refers_to_may_change(tmp_path: Path, handover: HandOver) -> None:
+def test_what_a_queued_body_refers_to_may_change(tmp_path: Path, writer_thread: WriterThread) -> None:
     bare = BareLog(tmp_path)
     log, gate = bare.open(), threading.Event()
-    writer, far = QueuedWriter(log, handover), np.arange(5000)
-    handover.submit(0, gate.wait)
+    writer, far = QueuedWriter(log, writer_thread), np.arange(5000)
+    writer_thread.submit(0, gate.wait)
     values = np.ones(3)
     writer.append(EntryKind.BOUNDARY, 1, Payload.of([("w", dense(values))]), {"ema": far}, b"", None, {"loss": 1.0})
     far[:] = 0
     values[:] = 0
     gate.set()
-    handover.drain()
+    writer_thread.drain()
     log.close()
     ((_, _, tensors, body),) = bare.contents()
     assert tensors == {"w": np.ones(3).tobytes()}
     assert np.array_equal(body["ema"], np.arange(5000))
-    assert handover.pool.free_bytes == 24 + 40_000
+    assert writer_thread.pool.free_bytes == 24 + 40_000
     bare.close()
 
 
-def test_a_failed_write_refuses_what_comes_after_it(tmp_path: Path, handover: HandOver) -> None:
+def test_a_failed_write_refuses_what_comes_after_it(tmp_path: Path, writer_thread: WriterThread) -> None:
     bare = BareLog(tmp_path)
     log = bare.open()
-    writer = QueuedWriter(log, handover)
+    writer = QueuedWriter(log, writer_thread)
     with failing("log.before_commit=enospc"):
         writer.append(EntryKind.BOUNDARY, 1, Payload.of([]), {}, b"", None, None)
-        handover.drain()
+        writer_thread.drain()
     record = writer.begin(Payload.of([("w", values(64))]))
     with pytest.raises(LogUnavailable, match=r"log\.before_commit"):
         writer.commit(record, 2, {}, b"", None)
     record.abort()
-    handover.reset()
+    writer_thread.reset()
     log.close()
     bare.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from .notes import Board
+from ..distributed.notes import Board
 
 _NOTE = "state"
 _EVERY_STEPS = 10

@@ -11,32 +11,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tranlogs.base.config import JournalConfig, fitting_segment_bytes
+from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import DataError, UsageError
 from tranlogs.checkpoints import Checkpoint, Snapshot
-from tranlogs.journal import Journal, JournalPaths
-from tranlogs.journal.embedded_monitor import start_beside, store_of
-from tranlogs.journal.process.shutdown import Parting
 from tranlogs.log.reader import Entry
 from tranlogs.recovery import Divergence, RecoveryReport
 from tranlogs.recovery.facts import mended_note
-from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Recovered, recover
 from tranlogs.recovery.verdict import report_of, verdict
-from tranlogs.shipping import Spare, bring_absent, ship_along
+from tranlogs.training.report import LiveReport
+from tranlogs.training.resources import RunResources
 
 from . import private
-from .backends import make_backend
-from .capture.plan import Look
-from .capture.steps import StepLog
+from .backends import arrays, make_backend
+from .backends.arrays import Values
+from .capture.steps import StepCapture
 from .data import Cursor, Position, describe_data, make_source, other_data
+from .replay.replayable_state import ReplayableState
 from .settings import Settings
-from .state import arrays, environment, rng
+from .state import environment, rng
 from .state.architecture import compare_models, describe_model
-from .state.arrays import Values
-from .state.callbacks import Siblings
+from .state.callbacks import CallbackStates
 from .state.parts import Parts, found_under
-from .state.state import KerasState, plain_attributes
+from .state.plan import Look
+from .state.state import plain_attributes
 from .state.variables import Variables
 
 _log = logging.getLogger("tranlogs")
@@ -45,8 +43,8 @@ _RNG, _CALLBACK = "rng.", "callback."  # names of a boundary's parts begin with 
 _SMALL_BYTES = 1 << 16  # variables that are kept aside between recovery and the first batch
 
 
-class Session:
-    """See the module.
+class FitRun:
+    """One `fit` of a model, logged.
 
     Args:
         model: that is being fitted.
@@ -55,7 +53,6 @@ class Session:
         callbacks: of the fit, but for ours.
 
     Attributes:
-        report: what recovery told.
         is_skipped: the run is in a later fit than this one: nothing is trained here ...
         has_end: ... and the model has the weights with which that fit ended.
     """
@@ -63,11 +60,10 @@ class Session:
     def __init__(self, model: Any, settings: Settings, number: int, callbacks: list[Any]) -> None:
         self.model, self.settings = model, settings
         self._iterator, _, self._epochs = private.find_fit(model)
-        self.run = Path(settings.run)
+        self.run = settings.run
         self.backend = make_backend()
-        self.report = RecoveryReport()
+        self._live_report = LiveReport(self.run)
         self.is_skipped = self.has_end = False
-        self._doubts: list[tuple[str, bool]] = []
         self._has_told: set[str] = set()
         self._environment: dict[str, Any] = {}  # filled before anything is written
         self._landed: Recovered | None = None
@@ -77,40 +73,26 @@ class Session:
         self._is_new = True  # no boundary of this fit was written yet
         self._wants_checkpoint = self._has_reserved = False
         self._build()
-        self.journal = self._open_journal()
-        self.monitor = start_beside(settings.monitor, self.journal.paths)
-        url, is_own = store_of(settings.monitor, settings.store)
-        self.shipping, self.spare = ship_along(url if is_own else None, self.journal.paths), Spare(self.journal.paths, url)
-        self._parting = Parting(self.journal, self.shipping.wait, settings.on_signal, settings.grace)
+        step_bytes = sum(math.prod(v.shape) * 4 for v in model.trainable_variables)
+        self._resources = RunResources(
+            settings.shared,
+            framework="keras",
+            environment=self._environment,
+            adapt=arrays.adapt,
+            rank=settings.rank,
+            segment_bytes=fitting_segment_bytes(step_bytes),
+        )
+        self.journal, self.spare = self._resources.journal, self._resources.spare
         try:
             self._put_together(number, callbacks)
         except BaseException:
-            self.monitor.close()
-            self.journal.close()
-            self.shipping.close(self.journal.committed)
-            self._parting.close()
+            self._resources.close()
             raise
 
-    def _open_journal(self) -> Journal:
-        settings = self.settings
-        config: dict[str, Any] = {"durability": settings.durability, "handover": settings.handover or "direct"}
-        step_bytes = sum(math.prod(v.shape) * 4 for v in self.model.trainable_variables)
-        config["segment_bytes"] = settings.segment_bytes or fitting_segment_bytes(step_bytes)
-        with progress_bar() as progress:
-            url, _ = store_of(settings.monitor, settings.store)
-            bring_absent(url, JournalPaths.of(self.run, settings.rank), progress)
-        journal = Journal.open(
-            self.run,
-            rank=settings.rank,
-            framework="keras",
-            environment=self._environment,
-            config=JournalConfig(**config),
-            policy=settings.policy,
-            retention=settings.retention,
-            take_over=settings.grace if settings.takes_over else None,
-        )
-        journal.adapt = arrays.adapt
-        return journal
+    @property
+    def report(self) -> RecoveryReport:
+        """What recovery found, and what became known since."""
+        return self._live_report.current or RecoveryReport()
 
     def _build(self) -> None:
         """All variables are there before the first step: a checkpoint comes before it."""
@@ -144,16 +126,16 @@ class Session:
                     f"{self.run}: model.{which} has no variables yet. A train_step that makes them with its first update "
                     f"leaves nothing to resume into: call model.{which}.build(...) on the variables that it trains, before fit"
                 )
-        self.state = KerasState(self.variables, self.backend, log, settings.fingerprint)
+        self.state = ReplayableState(self.variables, self.backend, log, settings.shared.fingerprint)
         self.state.optimizer_attributes = plain_attributes(self.variables.optimizers)
         self.state.environment = environment.describe(model, self.backend, self.variables.optimizers)
         self.state.about = {**describe_model(model, self.variables), "splits": self._splits}
         self._environment.update(self.state.environment)
-        self.siblings = Siblings(callbacks)
+        self.siblings = CallbackStates(callbacks)
         self.seed = before["seed"] if before is not None else settings.seed_or_fresh()
         self.source = make_source(self._iterator, self.backend, seed=self.seed, data_order=settings.data_order,
-                                  doubt=self._doubt, strategy=self.backend.strategy_of(model))  # fmt: skip
-        self.steps = StepLog(self.state, self.journal, self._expects, self._give_up, self._found_late)
+                                  doubt=self._live_report.warn, strategy=self.backend.strategy_of(model))  # fmt: skip
+        self.steps = StepCapture(self.state, self.journal, self._expects, self._give_up, self._found_late)
         self._plan_looks()
         self._data = describe_data(self._iterator.data_adapter, self.source)
         self._earlier: list[dict[str, Any]] = []  # histories of the run's fits before this one
@@ -187,7 +169,7 @@ class Session:
                 "in the other. Give fit the same kind of data, and TranLogsCallback the same data_order, as the run had"
             )
         for text in other_data(recorded, self._data):
-            self._doubt(text, True)
+            self._live_report.warn(text, True)
 
     # Recovery.
 
@@ -215,7 +197,7 @@ class Session:
         self.backend.prepare_apply(self.model)
         found = recover(self.journal.paths.folder, self.state, progress=self.settings.progress(), spare=self.spare)
         assert found is not None, "a run with a checkpoint holds something"
-        self.journal.go_on_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
+        self.journal.continue_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
         if found.replayed:
             self.journal.observe_replay(found.seconds_replay / found.replayed)
@@ -226,7 +208,7 @@ class Session:
         self._aside = self._small_values()
         self.steps.remember()
         position = Position(**self.state.body["position"])
-        self.report = self._told(found, position, time.monotonic() - start)
+        self._live_report.current = self._told(found, position, time.monotonic() - start)
         return position
 
     def _begin_next(self) -> int:
@@ -236,7 +218,7 @@ class Session:
         assert found is not None, "a run with a checkpoint holds something"
         # The chain starts anew: nothing links this fit's log with the one before but the checkpoint at its beginning.
         position = replace(found.position, sequence=found.position.sequence + 1, chain=secrets.randbits(64))
-        self.journal.go_on_from(position, new_timeline=found.plan.has_later, damaged=found.damaged)
+        self.journal.continue_from(position, new_timeline=found.plan.has_later, damaged=found.damaged)
         end = {"history": nothing.body.get(f"{_CALLBACK}History", {}), "step": found.position.step}
         self._earlier = [*nothing.body.get("earlier", []), end]
         self.settings.retention.steps.update(fit["step"] for fit in self._earlier)
@@ -264,20 +246,16 @@ class Session:
                 compared.append(f"the script has changed: {text}. What is trained from here on is another model")
             elif not any(note.startswith(text.partition(" was ")[0] + ":") for note in self.state.notes):
                 self.state.notes.append(f"the script has changed: {text}; the run's own holds")
-        if any(is_wrong for _, is_wrong in self._doubts):
-            exact = False
-        elif (self._doubts or compared) and exact:
-            exact = None
-        notes = [*self.journal.notes, *found.notes, *self.state.notes, *compared, *told, *(text for text, _ in self._doubts)]
-        return report_of(found, exact=exact, notes=notes, batch=position.total, epoch=position.epoch, seconds=seconds,
-                         timeline=self.journal.timeline)  # fmt: skip
-
-    def _doubt(self, text: str, is_wrong: bool) -> None:
-        """Data that a resume cannot bring back: say it, and keep it in the report."""
-        _log.warning("%s: %s", self.run, text)
-        self._doubts.append((text, is_wrong))
-        exact = False if is_wrong else None if self.report.exact else self.report.exact
-        self.report = replace(self.report, exact=exact, notes=tuple(dict.fromkeys([*self.report.notes, text])))
+        notes = [*self.journal.notes, *found.notes, *self.state.notes, *compared, *told, *self._live_report.texts]
+        return report_of(
+            found,
+            exact=self._live_report.verdict(exact, compared),
+            notes=notes,
+            batch=position.total,
+            epoch=position.epoch,
+            seconds=seconds,
+            timeline=self.journal.timeline,
+        )
 
     # Where the fit begins.
 
@@ -424,7 +402,7 @@ class Session:
         found = self.siblings.read(is_end=self._is_end)
         for lost in sorted(self.siblings.lost - self._has_told):
             self._has_told.add(lost)
-            self._doubt(f"{lost} has changed, and is of a kind that cannot be stored: it is not brought back", False)
+            self._live_report.warn(f"{lost} has changed, and is of a kind that cannot be stored: it is not brought back", False)
         return found
 
     def _snapshot(self, body: dict[str, Any]) -> Snapshot:
@@ -485,10 +463,7 @@ class Session:
         self.backend.release()
         self.cursor.release()
         vars(self.model).pop("_get_metrics_result_or_logs", None)
-        self.monitor.close()
-        self.journal.close()
-        self.shipping.close(self.journal.committed)
-        self._parting.close()
+        self._resources.close()
 
 
 class _Nothing:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from tranlogs.base.types import AnyArray, Array
 
 from .. import private
-from ..state.arrays import Values, flat_bytes
-from ..state.variables import Slot, Variables
+from ..backends.arrays import Values, flat_bytes
+from .variables import Slot, Variables
 
 
 class Look(NamedTuple):

@@ -7,22 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from ..sharding.placement import empty_of
-from ..sharding.shards import is_alike, is_dtensor, like, local
-
-if TYPE_CHECKING:
-    from ..state.state import TorchState
+from ..sharding.shards import is_alike, like
+from ..tensors.placement import empty_of, is_dtensor, local
+from .fingerprint import Fingerprint
 
 Convert = Callable[[str, str, Any], Any]  # a parameter's name, a key of its state, the value
 
 
+class Exchangeable(Protocol):
+    """Parameters by name, and the optimizers that hold them.
+
+    Attributes:
+        parameters: by name.
+        optimizers: by name.
+        logged_members: ids of the parameters in each group, as the log knows them.
+        fingerprint: of the first parameters.
+    """
+
+    parameters: dict[str, torch.Tensor]
+    optimizers: dict[str, torch.optim.Optimizer]
+    logged_members: dict[str, list[list[int]]]
+    fingerprint: Fingerprint
+
+    def use(self, parameters: dict[str, torch.Tensor], covered: int | None = None) -> None:
+        """Take these for the parameters; fingerprints cover the first `covered` of them."""
+        ...
+
+
 @contextmanager
-def unwrapped(state: TorchState) -> Iterator[None]:
+def unwrapped(state: Exchangeable) -> Iterator[None]:
     """In the place of DTensors the plain tensors in them, gradients and optimizer state included; of another's nothing."""
     wrapped = {name: p for name, p in state.parameters.items() if is_dtensor(p) or empty_of(p) is not None}
     if not wrapped:
@@ -62,7 +80,7 @@ def _plain(parameter: torch.Tensor) -> nn.Parameter:
     return made
 
 
-def exchange(state: TorchState, others: Mapping[str, torch.Tensor], convert: Convert) -> None:
+def exchange(state: Exchangeable, others: Mapping[str, torch.Tensor], convert: Convert) -> None:
     """Put other tensors in the place of parameters, by name, in the state and in its optimizers."""
     names = {id(state.parameters[name]): name for name in others}
     ids = {id(state.parameters[name]): id(other) for name, other in others.items()}
