@@ -1,7 +1,7 @@
 """Alluxio 2.9 as a store, through the REST API of its proxy. The only module that imports alluxio-py.
 
 What is written with ASYNC_THROUGH lies in the memory of workers when `put` comes back, and is copied to the under-store behind
-it. Nothing that the cluster answers is taken for proof (docs/alluxio.md says why):
+it. Nothing that the cluster answers is taken for proof (docs/stores.md says why):
 
 * Closing a stream answers "fine" when its last block failed, and completes a short file when the writer failed. So a failed
   write closes its stream and deletes the file, and only `stat` says what is there.
