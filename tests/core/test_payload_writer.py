@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import campaign
 from tests.support.bare_log import BareLog
 from tests.support.faults import failing
 from tranlogs.base.config import MIB, PAYLOAD_THREAD_BYTES_MIN
@@ -81,7 +82,7 @@ def test_a_piece_that_lies_in_one_buffer_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("beside", [False, True])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=campaign.rounds(25), deadline=None)
 @given(
     contents=st.lists(
         st.tuples(
