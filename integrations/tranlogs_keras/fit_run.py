@@ -16,9 +16,9 @@ from tranlogs.base.errors import DataError, UsageError
 from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.log.reader import Entry
 from tranlogs.recovery import Divergence, RecoveryReport
-from tranlogs.recovery.facts import mended_note
+from tranlogs.recovery.facts import describe_replacement
 from tranlogs.recovery.recover import Recovered, recover
-from tranlogs.recovery.verdict import report_of, verdict
+from tranlogs.recovery.verdict import judge_exactness, make_report
 from tranlogs.training.report import LiveReport
 from tranlogs.training.resources import RunResources
 
@@ -182,7 +182,7 @@ class FitRun:
             except DataError as error:
                 _log.debug("%s", error)
                 if source := self.spare.replace(row.name):
-                    self.journal.notes.append(mended_note(path, source))
+                    self.journal.notes.append(describe_replacement(path, source))
                     return self._meta_of(path)
         return None
 
@@ -237,7 +237,7 @@ class FitRun:
                 _log.warning("%s", error)
 
     def _told(self, found: Recovered, position: Position, seconds: float) -> RecoveryReport:
-        exact, told = verdict(found, self.state.fingerprint_kinds, of="variables")
+        exact, told = judge_exactness(found, self.state.fingerprint_kinds, compared="variables")
         self._environment.update(environment.describe(self.model, self.backend, self.variables.optimizers))
         compared = environment.compare(self.state.recorded_environment, self._environment)
         for text in compare_models(self.state.recorded_about, self.state.about):
@@ -247,7 +247,7 @@ class FitRun:
             elif not any(note.startswith(text.partition(" was ")[0] + ":") for note in self.state.notes):
                 self.state.notes.append(f"the script has changed: {text}; the run's own holds")
         notes = [*self.journal.notes, *found.notes, *self.state.notes, *compared, *told, *self._live_report.texts]
-        return report_of(
+        return make_report(
             found,
             exact=self._live_report.verdict(exact, compared),
             notes=notes,

@@ -29,7 +29,7 @@ from tranlogs.log import index as index_module
 from tranlogs.log.index import INDEX_NAME, IndexedRecord, LogIndex, delete_index, open_if_sound
 from tranlogs.log.record import EntryKind, Location, pack_head
 from tranlogs.log.scanner import scan
-from tranlogs.recovery.facts import open_for_reading, read_catalog
+from tranlogs.recovery.facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
 
@@ -357,7 +357,7 @@ def problems_of(run: Path) -> list[Problem]:
 
 def assert_survives(run: Path, *, step: int = 30) -> None:
     """Readers find everything, recovery lands exactly, training goes on, and the index is whole again."""
-    facts = open_for_reading(run / "rank0")
+    facts = read_facts(run / "rank0")
     assert max(one.head.step for segment in facts.segments for one in segment.locations) == step
     trainer = open_run(run)
     assert trainer.recover().step == step
@@ -374,7 +374,7 @@ def assert_survives(run: Path, *, step: int = 30) -> None:
 
 def test_a_sound_index_has_everything_and_spares_the_scan(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert indexed(run) == 30
-    written = {segment.path for segment in open_for_reading(run / "rank0").segments}
+    written = {segment.path for segment in read_facts(run / "rank0").segments}
     scanned: list[Path] = []
 
     def scanning(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | None = None) -> list[Location]:
@@ -382,7 +382,7 @@ def test_a_sound_index_has_everything_and_spares_the_scan(run: Path, monkeypatch
         return scan(path, segment_id, start=start, last_sequence=last_sequence)
 
     monkeypatch.setattr("tranlogs.recovery.facts.scan", scanning)
-    open_for_reading(run / "rank0")
+    read_facts(run / "rank0")
     assert not written & set(scanned)
     monkeypatch.undo()
     assert_survives(run)
@@ -441,7 +441,7 @@ def changed(run: Path, change: str) -> None:
 @pytest.mark.parametrize("change", ["offset", "head", "description", "short"])
 def test_wrong_values_in_a_sound_environment_are_not_believed(run: Path, change: str) -> None:
     changed(run, change)
-    facts = open_for_reading(run / "rank0")
+    facts = read_facts(run / "rank0")
     assert max(one.head.step for segment in facts.segments for one in segment.locations) == 30
     trainer = open_run(run)
     assert trainer.recover().step == 30

@@ -238,7 +238,7 @@ def test_a_system_call_that_fails_while_a_run_is_opened_loses_nothing(
         assert outcome.recovered is not None
         if outcome.recovered < killed.committed:  # what the disk cannot read is damage: said, and worked around
             assert call in READS
-            said = ("had been committed; what is left", "cannot be read", "can be found", "cannot be opened")
+            said = ("had been committed, but the readable log", "cannot be read", "can be found", "cannot be opened")
             assert any(word in warning for warning in outcome.warnings for word in said)
         assert_training_went_on(outcome, END)
         fault = UNREAD if outcome.recovered < killed.committed else OPENING

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.torch.lab import with_plain_loops
 from tranlogs.log import writer as log
-from tranlogs.recovery import open_for_reading
+from tranlogs.recovery import read_facts
 from tranlogs.recovery.group import journal_access
 from tranlogs.shipping import embedded
 
@@ -120,8 +120,8 @@ def after(seconds: float, call: Callable[..., Any], *arguments: Any) -> Any:
 
 def die_behind(other: Path, own: Path) -> None:
     """Die by SIGKILL as soon as another rank has begun a timeline that this one has not."""
-    before = open_for_reading(own).timeline
-    wait_until(lambda: open_for_reading(other).timeline > before)
+    before = read_facts(own).timeline
+    wait_until(lambda: read_facts(other).timeline > before)
     die()
 
 
@@ -218,7 +218,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     """Train to the end; what came out, to be compared."""
     killer = Killer(kill, run)
     if name.startswith("far"):  # as if each rank's folder lay on a disk of its own machine
-        journal_access.is_readable = lambda holding: holding.rank == dist_rank()
+        journal_access.is_readable = lambda summary: summary.rank == dist_rank()
     torch.manual_seed(1)
     if "wide" in name:  # which fills segments
         log.SEGMENT_RECORDS_WANTED = 1

@@ -173,7 +173,7 @@ def test_parts_of_two_pasts_make_no_state(
     found = launcher.run(3, "fsdp", copied)
     (told,) = launcher.told()
     assert (told["step"], told["timeline"], told["exact"]) == (30, 3, True)
-    assert any("the journal of rank 1 left the run's past at step 30" in note for note in told["notes"])
+    assert any("the journal of rank 1 forks from the history of the run at step 30" in note for note in told["notes"])
     assert differences(found, sharded[1]) == [[]] * 3
 
 
@@ -200,7 +200,7 @@ def test_folders_that_are_not_their_ranks_are_refused(copied: Path, launcher: La
     (copied / "rank0").rename(tmp_path / "kept")
     (copied / "rank2").rename(copied / "rank0")
     (tmp_path / "kept").rename(copied / "rank2")
-    words = "journals lie under the names of other ranks: rank0 is that of rank 2, rank2 is that of rank 0"
+    words = "journals lie under the names of other ranks: rank0 is the journal of rank 2, rank2 is the journal of rank 0"
     assert words in refused(launcher, copied)
     (copied / "rank0").rename(tmp_path / "kept")
     (copied / "rank2").rename(copied / "rank0")

@@ -22,7 +22,7 @@ from ..log.reader import SegmentReader
 from ..log.record import Location
 from ..log.scanner import scan
 from ..log.segment_file import was_written
-from ..rebuild import files_in, is_overtaken, read_files, read_segment, rebuild_catalog
+from ..rebuild import is_superseded, list_files, read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
 from .process.writer_lock import read_owner
 
@@ -60,7 +60,7 @@ class JournalPaths:
 
 def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str]) -> tuple[Catalog, RunRow]:
     """Open a journal's catalog for writing, rebuilt if it is damaged; what was done is appended to `notes`."""
-    has_data = bool(files_in(paths.log, "*.seg") or files_in(paths.checkpoints, "step-*"))
+    has_data = bool(list_files(paths.log, "*.seg") or list_files(paths.checkpoints, "step-*"))
     try:
         if has_data and not (paths.folder / CATALOG_NAME).exists():
             raise CorruptCatalog(paths.folder / CATALOG_NAME, "the catalog is missing")
@@ -109,7 +109,7 @@ def tidy(paths: JournalPaths, catalog: Catalog) -> list[str]:
             if found.checkpoints:
                 sync_folder(paths.checkpoints)  # the crash may have come before their names were kept
             for row in found.checkpoints:  # published, but the crash came before the catalog knew, or the disk was full
-                row = replace(row, state="retired") if is_overtaken(row, checkpoints) else row
+                row = replace(row, state="retired") if is_superseded(row, checkpoints) else row
                 tables.put(f"checkpoint/{row.name}", row)
             for segment in found.segments:
                 tables.put(segment_key(segment.ordinal), segment)

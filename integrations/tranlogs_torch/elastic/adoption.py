@@ -38,7 +38,7 @@ def unpacked(blob: bytes) -> dict[str, Any]:
 
 
 def adopt(state: TorchState, sources: Sequence[Path], rank: int, built: dict[str, Any] | None) -> list[str]:
-    """Set all state from checkpoints of other ranks; see `SharedState.adopt`.
+    """Set all state from checkpoints of other ranks; see `GroupState.adopt`.
 
     Args:
         state: of this rank.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tranlogs.base.errors import UnencodableState, UsageError
-from tranlogs.recovery.group.landing import Landing
+from tranlogs.recovery.group.outcome import GroupRecovered
 
 from ..ddp.comm_hooks import without_errors
 from .adoption import packed, seeded, unpacked
@@ -59,14 +59,15 @@ class Beside:
             return b""
 
 
-def settle_beside(state: TorchState, landing: Landing, body: dict[str, Any]) -> dict[str, Any]:
+def settle_beside(state: TorchState, landing: GroupRecovered, body: dict[str, Any]) -> dict[str, Any]:
     """Make the neighbour's boundary that was landed on this rank's own; gives it back as it is then."""
     rank, blob = body.get("beside", (-1, b""))
     theirs = {key: value for key, value in without_errors(body).items() if key != "beside"}
-    own = unpacked(blob) if rank == landing.beside and blob else {"rng": seeded(f"{landing.timeline} {landing.beside}")}
+    lost = landing.copied_rank
+    own = unpacked(blob) if rank == lost and blob else {"rng": seeded(f"{landing.timeline} {lost}")}
     if "tracked" not in own or "data" not in own:
         what = "what is tracked is" if own.keys() > {"rng"} else "random numbers are new, buffers and what is tracked are"
-        landing.doubts.append(f"the journal of rank {landing.beside} is gone, and not all that was its own is in a copy (more "
+        landing.caveats.append(f"the journal of rank {lost} is gone, and not all that was its own is in a copy (more "
                               f"than 1 MiB, or not to be stored): {what} that of the rank before")  # fmt: skip
     body = theirs | own
     state.set_auxiliary(body)

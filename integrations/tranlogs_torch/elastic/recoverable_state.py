@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tranlogs.recovery.group.journal_access import Channel
+from tranlogs.recovery.group.journal_access import Transport
 
 from ..replay.replayable_state import ReplayableState
 from .adoption import adopt
@@ -16,13 +16,13 @@ from .resharding import Taking
 class RecoverableState(ReplayableState):
     """The state of a PyTorch run, with what ranks exchange while they recover."""
 
-    def part(self) -> RecoverableState:
+    def new_part(self) -> RecoverableState:
         """Return a state for what another process recorded."""
         raise NotImplementedError
 
-    def take(self, parts: dict[int, Any], owners: Mapping[int, int], rank: int, channel: Channel) -> dict[str, Any]:
+    def assemble(self, parts: dict[int, Any], owners: Mapping[int, int], rank: int, transport: Transport) -> dict[str, Any]:
         """Fill this rank's parts of all tensors from those that the former ranks' journals gave."""
-        return Taking(self, parts, owners, rank, channel).take()
+        return Taking(self, parts, owners, rank, transport).take()
 
     def adopt(self, sources: Sequence[Path], rank: int, *, is_start: bool) -> list[str]:
         """Take the state of a rank whose journal is lost from the checkpoints of others."""

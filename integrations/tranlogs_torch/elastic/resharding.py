@@ -17,7 +17,7 @@ import xxhash
 from tranlogs.base.errors import RecoveryError, StateMismatch, UsageError, error_text
 from tranlogs.base.types import AnyArray, Array
 from tranlogs.log.writer import Tensor
-from tranlogs.recovery.group.journal_access import Channel
+from tranlogs.recovery.group.journal_access import Transport
 
 from ..sharding.overlap import Box, Shape, cut
 from ..sharding.shards import is_alike, place_of, shape_of
@@ -111,11 +111,11 @@ class Target:
 
 
 class Taking:
-    """See the module, and `SharedState.take`."""
+    """See the module, and `GroupState.assemble`."""
 
     def __init__(self, state: TorchState, parts: dict[int, Any], owners: Mapping[int, int], rank: int,
-                 channel: Channel) -> None:  # fmt: skip
-        self._state, self._parts, self._owners, self._rank, self._channel = state, parts, owners, rank, channel
+                 transport: Transport) -> None:  # fmt: skip
+        self._state, self._parts, self._owners, self._rank, self._transport = state, parts, owners, rank, transport
         self._targets: dict[str, Target] = {}
         self._told: dict[int, dict[str, Any]] = {}
         self._wanted: list[dict[str, list[Box]]] = []  # of each process, by tensor
@@ -125,11 +125,11 @@ class Taking:
         own = self._parts.get(self._rank)
         own_body = None if own is None else _body(own)
         mine = self._on_all(self._described)
-        self._told = dict(sorted((rank, unpacked(blob)) for one in self._channel.gather(mine) for rank, blob in one))
+        self._told = dict(sorted((rank, unpacked(blob)) for one in self._transport.gather(mine) for rank, blob in one))
         self._on_all(self._demand_fit)
         given = {rank: [Told(*one) for one in about["tensors"]] for rank, about in self._told.items()
                  if rank == self._donor or not self._is_copied}  # fmt: skip
-        self._wanted = [unpacked(blob) for blob in self._channel.gather(self._on_all(lambda: self._wants(given)))]
+        self._wanted = [unpacked(blob) for blob in self._transport.gather(self._on_all(lambda: self._wants(given)))]
         for rank, told in given.items():
             self._deal(rank, told)
         self._parts.clear()
@@ -156,7 +156,7 @@ class Taking:
             found = act()
         except Exception as caught:  # the others wait
             error = caught
-        failed = [text for text in self._channel.gather(error_text(error) if error else "") if text]
+        failed = [text for text in self._transport.gather(error_text(error) if error else "") if text]
         if error is not None:
             raise error
         if failed:
@@ -209,7 +209,7 @@ class Taking:
         owner, part = self._owners[rank], self._parts.pop(rank, None)
         if part is None:
             for bundle in bundles(told, self._wanted[self._rank]):
-                self._put(rank, bundle, self._channel.receive(owner))
+                self._put(rank, bundle, self._transport.receive(owner))
             return
         held = {(one.name, one.offset): box for one, box in _boxes(part)}
         for process, wanted in enumerate(self._wanted):
@@ -218,7 +218,7 @@ class Taking:
                 if process == self._rank:
                     self._put(rank, bundle, content)
                 else:
-                    self._channel.send(content, process)
+                    self._transport.send(content, process)
 
     def _put(self, rank: int, bundle: list[Piece], content: bytes) -> None:
         blob, at = np.frombuffer(content, np.uint8), 0

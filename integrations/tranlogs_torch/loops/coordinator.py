@@ -16,9 +16,9 @@ import xxhash
 
 from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.journal import Journal
-from tranlogs.recovery.group.group_recovery import RankRecovery
-from tranlogs.recovery.group.landing import Landing
-from tranlogs.recovery.protocol import Spare
+from tranlogs.recovery.group.group_recovery import GroupRecovery
+from tranlogs.recovery.group.outcome import GroupRecovered
+from tranlogs.recovery.protocol import ReplacementSource
 from tranlogs.recovery.recover import Progress
 from tranlogs.retention import CheckpointPolicy, EverySteps
 
@@ -341,13 +341,13 @@ class Coordinator:
             raise UsageError(f"rank {other} starts from something else than rank 0, or from nothing: all must see the same")
 
     def recover(self, journal: Journal, built: dict[str, Any], step: int | None, progress: Progress | None,
-                spare: Spare) -> Landing | None:  # fmt: skip
+                spare: ReplacementSource) -> GroupRecovered | None:  # fmt: skip
         """Land where all land; None if the run is fresh. `built`: this rank's own part of the state as it was built."""
         self._state.built = built
         folder, run_id = journal.paths.folder, journal.run.run_id
         demand_unused(folder, self.world)
         try:
-            recovery = RankRecovery(folder, self.rank, self.world, run_id, self._state, self._group, spare)
+            recovery = GroupRecovery(folder, self.rank, self.world, run_id, self._state, self._group, spare)
             landing = recovery.recover(step, progress)
         finally:
             self._state.built = None

@@ -10,10 +10,10 @@ from typing import Any
 
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.recovery import RecoveryReport
-from tranlogs.recovery.group.landing import Landing
-from tranlogs.recovery.group.timeline_ids import gone_on, new_id
+from tranlogs.recovery.group.outcome import GroupRecovered
+from tranlogs.recovery.group.timeline_ids import extend_timeline_ids, new_timeline_id
 from tranlogs.recovery.recover import Progress, Recovered, recover
-from tranlogs.recovery.verdict import report_of
+from tranlogs.recovery.verdict import make_report
 
 from ..distributed.process_group import demand_group
 from ..elastic.world_size import is_of_many, recover_alone, settle_in
@@ -68,7 +68,7 @@ class Recovery:
         else:
             found = None if landing is None else landing.recovered
         if landing is not None:
-            parts.environment.update(since=landing.since, past=landing.past)
+            parts.environment.update(since=landing.first_timeline, past=landing.timeline_ids)
         if found is None:
             return self._begin_fresh(step, origin, progress, is_first=landing is None)
         parts.describe_environment()
@@ -83,7 +83,7 @@ class Recovery:
         parts.report.current = self._report_of(*self._recovered)
         return parts.report.current
 
-    def _land(self, step: int | None, progress: Progress | None) -> Landing | None:
+    def _land(self, step: int | None, progress: Progress | None) -> GroupRecovered | None:
         """Recover together with the other ranks, or what several ranks recorded."""
         parts, spare = self._parts, self._parts.resources.spare
         if parts.coordinator is None:
@@ -105,7 +105,7 @@ class Recovery:
         self.begin(is_first=is_first)
         return report
 
-    def _continue_from(self, found: Recovered, landing: Landing | None) -> None:
+    def _continue_from(self, found: Recovered, landing: GroupRecovered | None) -> None:
         """Let the journal, the loaders and the watch for writes go on from where the state is now."""
         parts, journal = self._parts, self._parts.journal
         is_new, number = (found.plan.has_later, None) if landing is None else (landing.is_new, landing.timeline)
@@ -138,13 +138,13 @@ class Recovery:
         names = {name: state.group_names(name) for name in parts.hooks}
         self._origin_notes = origin.load(Built(parts.modules, optimizers, names, parts.auxiliary.tracked), progress)
 
-    def _land_together(self, landing: Landing, found: Recovered) -> None:
+    def _land_together(self, landing: GroupRecovered, found: Recovered) -> None:
         """Do what all ranks do before any of them goes on."""
-        parts, coordinator, caveats_found = self._parts, self._parts.coordinator, landing.doubts
+        parts, coordinator, caveats_found = self._parts, self._parts.coordinator, landing.caveats
         bring_in(parts.state.outers.values())
         body = {**self._landed, "scalars": parts.scalars.pack()}
-        is_any_lost = landing.is_adopted if coordinator is None else any(coordinator.told_by_all(landing.is_adopted))
-        begins = landing.is_begun or is_any_lost  # a disk that is lost next costs nothing more
+        is_any_lost = landing.is_journal_lost if coordinator is None else any(coordinator.told_by_all(landing.is_journal_lost))
+        begins = landing.starts_generation or is_any_lost  # a disk that is lost next costs nothing more
         if landing.is_new and not landing.is_resharded:  # in all journals, before the first record: else a crash could leave
             parts.journal.start()  # steps of two histories
             if coordinator is not None:  # nothing is in any of them before it is begun in all: else it never was
@@ -204,7 +204,7 @@ class Recovery:
         compared = environment.compare(state.recorded_environment, parts.environment)
         others = [*auxiliary.caveats(), *caveats(state, found.body)]
         where = next(iter(auxiliary.read_data().values()), {"taken": auxiliary.count, "epoch": 0})
-        return report_of(
+        return make_report(
             found,
             exact=parts.report.verdict(exact, others),
             notes=[*parts.journal.notes, *found.notes, *state.notes, *compared, *notes, *parts.report.texts, *others],
@@ -248,7 +248,7 @@ class Recovery:
         state.given = state.given or {which: state.given_now(which) for which in parts.hooks}
         parts.writes.remember(journal.step)
         if coordinator is not None and is_first:
-            parts.environment["past"] = gone_on((), 0, coordinator.told_by_all(new_id())[0])
+            parts.environment["past"] = extend_timeline_ids((), 0, coordinator.told_by_all(new_timeline_id())[0])
         journal.start()
         body = parts.auxiliary.read()
         if coordinator is not None:

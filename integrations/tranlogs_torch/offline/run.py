@@ -16,10 +16,11 @@ from tranlogs.base.errors import UsageError
 from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.log.record import Position
 from tranlogs.recovery import RecoveryReport
-from tranlogs.recovery.group.journal_summary import is_of_group, is_sharded, recorded_environment, world_of
-from tranlogs.recovery.group.single_reader import Alone
+from tranlogs.recovery.group.journal_log import read_environment
+from tranlogs.recovery.group.recorded_environment import get_world, is_of_group, is_sharded
+from tranlogs.recovery.group.single_reader import SingleReader
 from tranlogs.recovery.recover import Progress, Recovered, recover
-from tranlogs.recovery.verdict import report_of
+from tranlogs.recovery.verdict import make_report
 
 from ..interop.imported import import_source
 from ..state import environment
@@ -79,33 +80,33 @@ class OfflineRun:
         """
         if self._found is None:
             raise UsageError("replay() comes before snapshot()")
-        self._found.demand(position)
+        self._found.require_position(position)
         return derived_checkpoint.snapshot(self.state, self._found)
 
     def _recover(self, step: int | None, sequence: int | None, checkpoint: str | None,
                  progress: Progress | None) -> Recovered | None:  # fmt: skip
-        environment = recorded_environment(self.folder)
+        environment = read_environment(self.folder)
         is_alone = not is_of_group(environment) and not is_sharded(environment)
         is_one_part = is_sharded(environment) and (sequence is not None or checkpoint is not None)
-        if is_alone or is_one_part or (sequence is not None and world_of(environment) == 1):
+        if is_alone or is_one_part or (sequence is not None and get_world(environment) == 1):
             return recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
         if sequence is not None:
             raise UsageError(f"{self.folder}: several processes train this run, and a checkpoint holds what is the next one's "
                              "own: only they can make it")  # fmt: skip
-        alone = Alone(self.folder, step=step, checkpoint=checkpoint)  # each rank's journal has its share of the records
-        if alone.era.is_sharded and checkpoint is None:
-            joined = recover_joined(alone, partial(RecordedState, self._classes), step, progress)
+        reader = SingleReader(self.folder, step=step, checkpoint=checkpoint)  # each rank's journal has its share of the records
+        if reader.generation.is_sharded and checkpoint is None:
+            joined = recover_joined(reader, partial(RecordedState, self._classes), step, progress)
             if joined is not None:
                 self.state = joined[0]
             return None if joined is None else joined[1]
         if checkpoint is None:
-            landing = alone.recovery(self.state).recover(step, progress)
+            landing = reader.make_recovery(self.state).recover(step, progress)
             if landing is None or landing.recovered is None:
                 return None
             landing.recovered.notes += landing.notes
             return landing.recovered
-        with alone.shares() as self.state.shares:
-            newest = alone.newest_from(_step_of(self.folder, checkpoint)) if step is None else step
+        with reader.open_shards() as self.state.shards:
+            newest = reader.find_newest_step_from(_step_of(self.folder, checkpoint)) if step is None else step
             return recover(self.folder, self.state, step=newest, checkpoint=checkpoint, progress=progress)
 
     def _told(self, found: Recovered, seconds: float) -> RecoveryReport:
@@ -116,7 +117,7 @@ class OfflineRun:
         if lost and exact:
             exact = None
         loaders = list(state.body["data"].values())
-        return report_of(
+        return make_report(
             found, exact=exact, notes=[*found.notes, *state.notes, *compared, *told, *lost],
             batch=loaders[0]["taken"] if loaders else state.body["count"], epoch=loaders[0]["epoch"] if loaders else 0,
             seconds=seconds,

@@ -77,10 +77,10 @@ def _decoded(state: TorchState, entries: Sequence[Entry]) -> list[Decoded]:
 
 def _whole(state: TorchState, entry: Entry, body: dict[str, Any]) -> Entry:
     """A record that ranks divided among themselves, with the shares of all."""
-    if state.shares is None:
+    if state.shards is None:
         raise CorruptRecord(entry.reader.path, "it holds a share of the gradients, and the other ranks' journals are not there",
                             step=entry.step)  # fmt: skip
-    return state.shares.whole(entry, body, state.decode)
+    return state.shards.join(entry, body, state.decode)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tranlogs.base.types import AnyArray
 from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.log.reader import Entry
 from tranlogs.log.writer import Tensor
-from tranlogs.recovery.group.gradient_shards import Shares
+from tranlogs.recovery.group.gradient_shards import GradientShards
 
 from ..sharding import zero_optimizer
 from ..sharding.shards import array_of, is_alike, is_relaid
@@ -65,7 +65,7 @@ class TorchState:
         self.recorded_environment: dict[str, Any] = {}
         self.notes: list[str] = []  # what had to be set back for a replay
         self.given: dict[str, Groups] = {}  # the groups' values with which the run began
-        self.shares: Shares | None = None  # the other ranks' journals, while records are redone that were divided
+        self.shards: GradientShards | None = None  # the other ranks' journals, while records are redone that were divided
         self.world = 1  # processes that train together
         self.is_shared = False  # whether weights and optimizer state are the same on all of them
         self.mirror: dict[int, bytes] = {}  # another rank's own part, for the checkpoint that is being taken
@@ -335,11 +335,11 @@ class TorchState:
         if self._set_auxiliary is not None:
             self._set_auxiliary(body)
 
-    def is_relaid(self, sharding: Mapping[str, Any]) -> bool:
+    def is_resharded(self, sharding: Mapping[str, Any]) -> bool:
         return is_relaid(self.parameters, sharding)
 
-    def digest(self, *, anyway: bool = False) -> str:
-        return self.digest_of_parameters() if self.is_shared or anyway else ""
+    def digest(self, *, is_forced: bool = False) -> str:
+        return self.digest_of_parameters() if self.is_shared or is_forced else ""
 
     def digest_of_parameters(self) -> str:
         """A digest of all bytes of them."""

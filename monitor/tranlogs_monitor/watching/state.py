@@ -7,8 +7,8 @@ from typing import Literal
 
 from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow
-from tranlogs.catalog.lineage import is_on
-from tranlogs.retention.budget import newest_lineage
+from tranlogs.catalog.lineage import is_on_lineage
+from tranlogs.retention.budget import trace_newest_lineage
 from tranlogs.retention.exposure import Exposure, History, exposures
 
 from ..dashboard.pages.board import Shown
@@ -86,8 +86,8 @@ def _problems(shown: Shown, seen: Seen) -> list[str]:
 
 def _newest_checkpoint(seen: Seen) -> CheckpointRow | None:
     """The newest on the way to the newest step, sound or not."""
-    limits = newest_lineage(seen.rows.checkpoints, seen.rows.timelines)
-    return max((row for row in seen.rows.checkpoints if is_on(row, limits)), key=lambda row: row.sequence, default=None)
+    limits = trace_newest_lineage(seen.rows.checkpoints, seen.rows.timelines)
+    return max((row for row in seen.rows.checkpoints if is_on_lineage(row, limits)), key=lambda row: row.sequence, default=None)
 
 
 def _attention(seen: Seen) -> list[str]:

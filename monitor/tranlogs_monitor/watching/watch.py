@@ -23,11 +23,11 @@ from tranlogs.catalog import (
     TimelineRow,
     Watermarks,
 )
-from tranlogs.catalog.lineage import is_on
+from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.journal import JournalPaths, Owner, read_owner
 from tranlogs.journal.opening import is_in_memory, seal_abandoned_segments
 from tranlogs.log.retired_files import unlink_retired
-from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, newest_lineage, plan_pruning
+from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
 from tranlogs.retention.evaluation import last_row, worth_of
 from tranlogs.retention.prune import delete_retired, prune
 from tranlogs.retention.value_decay import Worth, evaluate
@@ -149,7 +149,7 @@ class JournalWatch:
         self._anchors.verify(rows.shared, rows.timelines)
         worth = self._valued(rows, now)
         anchor = self._anchors.newest(rows.shared, rows.timelines)
-        limits = newest_lineage(rows.checkpoints, rows.timelines)
+        limits = trace_newest_lineage(rows.checkpoints, rows.timelines)
         protected = {row.ordinal: is_protected(row, anchor, limits) for row in rows.segments if row.state == "sealed"}
         pruning = self._pruned(catalog, rows, worth, now, owner)
         is_changed = bool(pruning.segments or pruning.checkpoints) and not self._settings.is_dry_run
@@ -174,8 +174,8 @@ class JournalWatch:
         return seen
 
     def _valued(self, rows: Rows, now: float) -> Worth:
-        limits = newest_lineage(rows.checkpoints, rows.timelines)
-        on = [row for row in rows.checkpoints if is_on(row, limits)]
+        limits = trace_newest_lineage(rows.checkpoints, rows.timelines)
+        on = [row for row in rows.checkpoints if is_on_lineage(row, limits)]
         before = None if rows.last is None else worth_of(rows.last)
         return evaluate(self._settings.decay, rows.segments, on, rows.marks, before, now)
 

@@ -19,8 +19,8 @@ from ...base.atomic_files import make_folder, sync_folder
 from ...base.errors import CorruptObject, NotARun, UsageError
 from ...base.failpoints import hit
 from ...catalog import Catalog, CheckpointRow, SegmentRow, StoreRow, Watermarks, segment_key, timeline_key
-from ...catalog.lineage import is_on, lineage
-from ...recovery.facts import open_for_reading
+from ...catalog.lineage import is_on_lineage, trace_lineage
+from ...recovery.facts import read_facts
 from ...recovery.history import build_history
 from ...recovery.plan import plan_recovery
 from ...stores import STALL_SECONDS, PatientStore, Store, open_store, split_url
@@ -153,7 +153,9 @@ def _fetch(
     reading = _Reading(store, target, progress, pulled)
     if everything:
         reading.read(items)
-    checkpoints = [one.row for one in manifest.checkpoints if isinstance(one.row, CheckpointRow) and is_on(one.row, limits)]
+    checkpoints = [
+        one.row for one in manifest.checkpoints if isinstance(one.row, CheckpointRow) and is_on_lineage(one.row, limits)
+    ]
     wanted = reach(checkpoints, manifest.segments, manifest.timelines, limits)
     for row in sorted(checkpoints, key=lambda row: row.sequence, reverse=True):
         way = chain_from(row, manifest.segments, manifest.timelines, limits)
@@ -229,8 +231,8 @@ class _Reading:
 
 def _judge(target: Path, pulled: Pulled) -> None:
     """Ask recovery itself how far it comes with what was brought."""
-    facts = open_for_reading(target)
-    limits = lineage(facts.timelines, facts.timeline)
+    facts = read_facts(target)
+    limits = trace_lineage(facts.timelines, facts.timeline)
     plan = plan_recovery(facts.checkpoints, build_history(facts.segments, limits), limits, timeline=facts.timeline)
     if plan.position.step < pulled.step:
         pulled.notes.append(f"the log that was brought ends at step {plan.position.step}, not at {pulled.step}")

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...catalog import CheckpointRow, CommonRow, SegmentRow, TimelineRow
-from ...catalog.lineage import Limits, is_on
-from ...retention.budget import newest_lineage
+from ...catalog.lineage import Limits, is_on_lineage
+from ...retention.budget import trace_newest_lineage
 from ...retention.keep_policy import RetentionPolicy
 from ...retention.prune import plan_retirement
 from ..inventory.manifest import Manifest, Shipped
@@ -25,13 +25,13 @@ class Look:
     @property
     def limits(self) -> Limits:
         """The timelines that lead to the newest one."""
-        return newest_lineage(self.checkpoints, self.timelines)
+        return trace_newest_lineage(self.checkpoints, self.timelines)
 
     @property
     def step(self) -> int:
         """The newest step of sealed segments and checkpoints, on the way to the newest timeline."""
         limits = self.limits
-        found = [row.step for row in self.checkpoints if is_on(row, limits)]
+        found = [row.step for row in self.checkpoints if is_on_lineage(row, limits)]
         found += [row.last_step for row in self.segments if row.state == "sealed" and limits.get(row.timeline, -1) is None]
         return max(found, default=0)
 
@@ -66,7 +66,7 @@ def plan_sending(
     shipped = {name: one for name, one in shipped.items() if not one.objects.is_lost and _is_of(one, mine.get(name))}
     known = {one.row.name: one.row for one in shipped.values() if isinstance(one.row, CheckpointRow)}
     known |= {row.name: row for row in look.checkpoints}
-    ours = sorted((row for row in known.values() if is_on(row, limits)), key=lambda row: row.sequence)
+    ours = sorted((row for row in known.values() if is_on_lineage(row, limits)), key=lambda row: row.sequence)
     kept = plan_retirement(keep, ours, (), common=common)
     staying = [row for row in ours if row not in kept.checkpoints]
     horizon = min((row.sequence for row in staying), default=0)
@@ -175,7 +175,7 @@ def reach(
     checkpoints: Sequence[CheckpointRow], segments: Sequence[Shipped], timelines: Sequence[TimelineRow], limits: Limits
 ) -> int:
     """The newest step that recovery from these alone comes to; 0 where there is no checkpoint."""
-    ours = [row for row in checkpoints if is_on(row, limits)]
+    ours = [row for row in checkpoints if is_on_lineage(row, limits)]
     if not ours:
         return 0
     start = max(ours, key=lambda row: row.sequence)
