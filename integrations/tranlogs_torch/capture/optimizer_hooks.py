@@ -273,7 +273,7 @@ class Member:
         session = self.session
         session.mark_called(self)
         mark_used(self.outer)
-        session.journal.observe_step(time.perf_counter() - self._began)
+        session.journal.recovery_speed.observe_step(time.perf_counter() - self._began)
         if not session.is_active:
             return
         if why := self._rehearsal.after_step(self._amp):

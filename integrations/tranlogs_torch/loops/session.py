@@ -182,7 +182,7 @@ class Session:
         origin = find_start(self.run, start_from)
         self._demand_alike()
         if step is not None:
-            self.journal.hold()
+            self.journal.holds.hold()
         if self.together is not None:
             self.together.demand_same_start(origin.identity if origin else "", is_fresh=self.journal.is_fresh)
         if origin is not None and self.journal.is_fresh and origin.identity:
@@ -216,8 +216,8 @@ class Session:
         self.journal.continue_from(found.position, new_timeline=is_new, number=number, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
         if found.replayed:
-            self.journal.observe_replay(found.seconds_replay / found.replayed)
-        self.journal.load_seconds = found.seconds_load
+            self.journal.recovery_speed.observe_replay(found.seconds_replay / found.replayed)
+        self.journal.recovery_speed.load_seconds = found.seconds_load
         self.scalars.extend(found.scalars)
         self._has_begun = True
         self.state.refresh()
@@ -274,7 +274,7 @@ class Session:
         Raises:
             RecoveryError: one could not be written; the run is as it was.
         """
-        with self.journal.unpruned():
+        with self.journal.holds.held():
             self.journal.start()
             is_written = self.journal.checkpoint(self.state.snapshot(body), wait=True)
             written = [is_written] if self.together is None else self.together.told_by_all(is_written)
@@ -397,7 +397,7 @@ class Session:
         self.steps_since_boundary += 1
         if not self._has_reserved:  # optimizer state is there from the first step on
             self._has_reserved = True
-            self.journal.reserve(self.state.nbytes())
+            self.journal.checkpoints.expect_snapshot(self.state.nbytes())
         if not self.loops and not self.plain.is_in_body:
             buffers = {} if self._is_forward_seen else naming.named_buffers(self.modules)
             kept = {name: local(b).detach().clone() for name, b in buffers.items()}
