@@ -69,14 +69,14 @@ def state_at(step: int, sizes: tuple[int, ...] = SIZES) -> bytes:
 def roll(trainer: ToyTrainer) -> None:
     trainer.journal.wait_synced()
     trainer.journal.wait_checkpoint()
-    if trainer.journal._wal is not None:
-        trainer.journal._wal.roll()
+    if trainer.journal.log.wal is not None:
+        trainer.journal.log.wal.roll()
 
 
 def wait_prepared(trainer: ToyTrainer) -> None:
     """Until the next log file is made, or is known not to be."""
     until = time.monotonic() + 60
-    while (wal := trainer.journal._wal) is not None and wal._preallocator._ready is None and wal._preallocator._failure is None:
+    while (wal := trainer.journal.log.wal) is not None and not (wal._preallocator._ready or wal._preallocator._failure):
         assert time.monotonic() < until
         time.sleep(0.001)
 
@@ -148,7 +148,7 @@ def test_the_space_of_older_checkpoints_keeps_the_log_going(
     assert (trainer.journal.is_suspended, trainer.journal.committed) == (False, 110)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     print(*told, sep="\n")
-    assert len([message for message in told if "the newest alone is" in message]) <= 1
+    assert len([message for message in told if "only the newest checkpoint is kept" in message]) <= 1
     ballast.unlink()
     trainer.train(140, say=look)
     assert len(trainer.journal.catalog.checkpoints()) == count
@@ -288,8 +288,8 @@ trainer.recover()
 print("recovered", flush=True)
 for step in range(1, 400):
     trainer.train(trainer.journal.step + 1)
-    if step % 20 == 0 and trainer.journal._wal is not None:
-        trainer.journal._wal.roll()
+    if step % 20 == 0 and trainer.journal.log.wal is not None:
+        trainer.journal.log.wal.roll()
 trainer.journal.close()
 print("done", flush=True)
 """

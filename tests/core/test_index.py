@@ -330,8 +330,8 @@ def run(memory_path: Path, request: pytest.FixtureRequest) -> Path:
     for until in (10, 20, 30):
         trainer.train(until)
         if until < 30:
-            assert trainer.journal._wal is not None
-            trainer.journal._wal.roll()
+            assert trainer.journal.log.wal is not None
+            trainer.journal.log.wal.roll()
     abandoned_copy(trainer.journal, memory_path / "killed")
     trainer.journal.close()
     return memory_path / ("run" if request.param == "closed" else "killed")
@@ -474,8 +474,8 @@ def test_an_index_ahead_of_its_segments_brings_back_no_step_that_they_lost(memor
     trainer.recover()
     trainer.train(20)
     assert trainer.journal.wait_synced()
-    assert trainer.journal._wal is not None
-    segment = trainer.journal._wal._segment
+    assert trainer.journal.log.wal is not None
+    segment = trainer.journal.log.wal._segment
     assert segment is not None
     left = abandoned_copy(trainer.journal, memory_path / "left")
     trainer.journal.close()
@@ -528,8 +528,8 @@ def test_pruned_segments_leave_the_index(memory_path: Path) -> None:
     for until in (10, 20, 30):
         trainer.train(until)
         trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
-        assert trainer.journal._wal is not None
-        trainer.journal._wal.roll()
+        assert trainer.journal.log.wal is not None
+        trainer.journal.log.wal.roll()
     trainer.train(40)
     trainer.journal.close()
     kept = {row.number for row in read_catalog(run / "rank0").segments if row.state != "retired"}

@@ -64,8 +64,8 @@ def train(trainer: ToyTrainer, until: int) -> None:
             trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
         trainer.journal.wait_synced()
         trainer.journal.wait_checkpoint()
-        if trainer.journal._wal is not None:
-            trainer.journal._wal.roll()
+        if trainer.journal.log.wal is not None:
+            trainer.journal.log.wal.roll()
 
     trainer.train(until, say=settle)
 
@@ -185,8 +185,8 @@ def test_two_failures_in_a_row_are_two_incidents(
         train(trainer, at + 2)
     assert [(row.from_step, row.to_step) for row in trainer.journal.catalog.incidents()] == [(4, 6), (8, 10)]
     assert [message.split(": ")[1].split(" at")[0] for message in warnings(caplog)] == [
-        "logging is suspended", "logging goes on from a fresh checkpoint", "logging is suspended",
-        "logging goes on from a fresh checkpoint",
+        "logging is suspended", "logging resumed from a fresh checkpoint", "logging is suspended",
+        "logging resumed from a fresh checkpoint",
     ]  # fmt: skip
 
 

@@ -75,7 +75,7 @@ class LogMachine(RuleBasedStateMachine):
         """Let everything that is handed over be written, and note what is claimed."""
         journal = self.trainer.journal
         journal.wait_synced()
-        if not journal.is_suspended and (journal._writer_thread is None or journal._writer_thread.failure is None):
+        if not journal.is_suspended and (journal.log.thread is None or journal.log.thread.failure is None):
             self.claimed = len(self.boundaries) - 1
 
     # What a training loop does.
@@ -117,8 +117,8 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def roll(self) -> None:
         self.settle()
-        if self.trainer.journal._wal is not None:
-            self.trainer.journal._wal.roll()
+        if self.trainer.journal.log.wal is not None:
+            self.trainer.journal.log.wal.roll()
 
     @rule(seconds=st.sampled_from([1.0, 100.0]))
     def time_passes(self, seconds: float) -> None:

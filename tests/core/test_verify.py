@@ -311,7 +311,7 @@ def test_a_checkpoint_that_was_never_listed_and_is_overtaken_makes_no_hole(memor
 
     def sealed(trainer: ToyTrainer, until: int) -> None:
         trainer.train(until)
-        wal = trainer.journal._wal
+        wal = trainer.journal.log.wal
         assert wal is not None
         wal.roll()
         while not any(row.state == "sealed" and row.last_step == until for row in trainer.journal.catalog.segments()):

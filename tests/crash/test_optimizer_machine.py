@@ -145,7 +145,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         """Let all be written that is handed over, and note what is claimed."""
         journal = self.logged.training_run.journal
         journal.wait_synced()
-        if not journal.is_suspended and (journal._writer_thread is None or journal._writer_thread.failure is None):
+        if not journal.is_suspended and (journal.log.thread is None or journal.log.thread.failure is None):
             self.claimed = len(self.boundaries) - 1
 
     # What a loop does.
@@ -244,7 +244,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         self.turn("step")  # no checkpoint is due for a while: it would wait for the queue
         self.settle()
         journal, is_stopped, goes_on = self.logged.training_run.journal, threading.Event(), threading.Event()
-        if journal.is_suspended or journal._writer_thread is None or self.options["checkpoint_every"] < 1000:
+        if journal.is_suspended or journal.log.thread is None or self.options["checkpoint_every"] < 1000:
             return
 
         def stop() -> None:
@@ -255,7 +255,7 @@ class OptimizerMachine(RuleBasedStateMachine):
             copy_of_written(journal, run)
             goes_on.set()
 
-        journal._writer_thread.submit(0, stop)
+        journal.log.thread.submit(0, stop)
         for what in bodies:
             self.turn(what)
         is_stopped.wait()

@@ -82,8 +82,8 @@ def test_synced_steps_survive_torn_pages(
 
     def roll(step: int) -> None:
         if step % 10 == 0:
-            assert trainer.journal._wal is not None
-            trainer.journal._wal.roll()
+            assert trainer.journal.log.wal is not None
+            trainer.journal.log.wal.roll()
 
     with judging("writes since the last sync lost or reordered, page by page") as judge:
         for moment in MOMENTS:

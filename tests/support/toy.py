@@ -122,7 +122,7 @@ class ToyTrainer:
     def recover(self, step: int | None = None, spare: ReplacementSource | None = None) -> RecoveryReport:
         """Go on where the run stopped."""
         if step is not None:
-            self.journal.hold()
+            self.journal.holds.hold()
         found = recover(self.journal.paths.folder, self.state, step=step, spare=spare)
         if found is None:
             self.journal.start()

@@ -143,7 +143,7 @@ class StepCapture:
         start = time.perf_counter()
         after = self.backend.apply(gradients, self.state.plan.updated_variables)
         if self._has_applied:  # the first time, it is made
-            self.journal.observe_step(time.perf_counter() - start)
+            self.journal.recovery_speed.observe_step(time.perf_counter() - start)
         self._has_applied = True
         return after
 

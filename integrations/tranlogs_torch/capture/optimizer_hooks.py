@@ -276,7 +276,7 @@ class OptimizerHooks:
         run = self.run
         self.mark_called()
         mark_used(self.outer)
-        run.journal.observe_step(time.perf_counter() - self._began)
+        run.journal.recovery_speed.observe_step(time.perf_counter() - self._began)
         if not run.is_active:
             return
         if why := self._rehearsal.after_step(self._amp):

@@ -249,7 +249,7 @@ class TrainingRun:
         self.steps_since_boundary += 1
         if not self._has_reserved:  # optimizer state is there from the first step on
             self._has_reserved = True
-            self.journal.reserve(self.state.nbytes())
+            self.journal.checkpoints.expect_snapshot(self.state.nbytes())
         if not self._loops.running and not self._user_loops.is_in_body:
             buffers = {} if self._is_forward_seen else naming.named_buffers(self.modules)
             kept = {name: local(b).detach().clone() for name, b in buffers.items()}

@@ -1,4 +1,4 @@
-"""Lets the training thread into its journal, until another thread shuts it out for good: the process is about to end."""
+"""A gate that each call of the training thread to its journal passes. Another thread shuts it before the process ends."""
 
 from __future__ import annotations
 
@@ -7,32 +7,40 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from ...base.threads import WaitableLock
 
-if TYPE_CHECKING:
-    from ..journal import Journal
 
+class Gated(Protocol):
+    """An object whose methods pass a gate."""
+
+    gate: ShutdownGate
+
+
+_T = TypeVar("_T", bound=Gated)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 class ShutdownGate:
-    """See the module. One thread passes in and out; another one may shut it, once."""
+    """A gate that the training thread passes in and out, and that another thread may shut once.
+
+    Calls may be nested: a method that passes the gate may call another one that does.
+    """
 
     def __init__(self) -> None:
         self._changed = WaitableLock()
-        self._depth = 0  # calls of the training thread under way
-        self._shut_by: int | None = None  # a thread
+        self._depth = 0  # nested calls of the training thread
+        self._shut_by: int | None = None  # identifier of a thread
         self._pid = os.getpid()
 
     def __enter__(self) -> None:
-        if self._depth:  # from inside: only the thread that is there comes here
+        if self._depth:  # a nested call: only the thread that is inside can make it
             self._depth += 1
             return
         with self._changed:
-            while self._is_closed_to_me():
+            while self._is_shut_for_caller():
                 self._changed.wait()
             self._depth += 1
 
@@ -45,11 +53,15 @@ class ShutdownGate:
             if self._shut_by is not None:
                 self._changed.notify_all()
 
-    def _is_closed_to_me(self) -> bool:
+    def _is_shut_for_caller(self) -> bool:
         return self._shut_by is not None and self._shut_by != threading.get_ident() and os.getpid() == self._pid
 
     def shut(self, seconds: float) -> bool:
-        """Whoever comes from now on waits for ever, but for this thread. False if somebody is still inside after `seconds`."""
+        """Make every other thread that enters from now on wait forever, and wait until nobody is inside.
+
+        Returns:
+            False if a thread is still inside after `seconds`.
+        """
         end = time.monotonic() + seconds
         with self._changed:
             self._shut_by = threading.get_ident()
@@ -60,12 +72,12 @@ class ShutdownGate:
             return True
 
 
-def gated(method: Callable[Concatenate[Journal, _P], _R]) -> Callable[Concatenate[Journal, _P], _R]:
-    """A method of the journal that writes, or changes where it writes."""
+def gated(method: Callable[Concatenate[_T, _P], _R]) -> Callable[Concatenate[_T, _P], _R]:
+    """Decorate a method so that it passes the gate of its object while it runs."""
 
     @functools.wraps(method)
-    def through(self: Journal, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def pass_gate(self: _T, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         with self.gate:
             return method(self, *args, **kwargs)
 
-    return through
+    return pass_gate
