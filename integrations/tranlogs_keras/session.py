@@ -23,7 +23,7 @@ from tranlogs.recovery.facts import mended_note
 from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Recovered, recover
 from tranlogs.recovery.verdict import report_of, verdict
-from tranlogs.shipping import Spare, bring_absent, ship_along
+from tranlogs.shipping import ReplacementSource, fetch_missing_journal, start_shipping
 
 from . import private
 from .backends import make_backend
@@ -80,7 +80,8 @@ class Session:
         self.journal = self._open_journal()
         self.monitor = start_beside(settings.monitor, self.journal.paths)
         url, is_own = store_of(settings.monitor, settings.store)
-        self.shipping, self.spare = ship_along(url if is_own else None, self.journal.paths), Spare(self.journal.paths, url)
+        self.shipping = start_shipping(url if is_own else None, self.journal.paths)
+        self.spare = ReplacementSource(self.journal.paths, url)
         self._parting = Parting(self.journal, self.shipping.wait, settings.on_signal, settings.grace)
         try:
             self._put_together(number, callbacks)
@@ -98,7 +99,7 @@ class Session:
         config["segment_bytes"] = settings.segment_bytes or fitting_segment_bytes(step_bytes)
         with progress_bar() as progress:
             url, _ = store_of(settings.monitor, settings.store)
-            bring_absent(url, JournalPaths.of(self.run, settings.rank), progress)
+            fetch_missing_journal(url, JournalPaths.of(self.run, settings.rank), progress)
         journal = Journal.open(
             self.run,
             rank=settings.rank,

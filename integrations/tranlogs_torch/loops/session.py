@@ -35,7 +35,7 @@ from tranlogs.recovery.progress import progress_bar
 from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import report_of
 from tranlogs.retention import Monitor, as_policy, as_retention
-from tranlogs.shipping import Spare, bring_absent, ship_along
+from tranlogs.shipping import ReplacementSource, fetch_missing_journal, start_shipping
 from tranlogs.training.looks import Place
 
 from ..capture.foreign_writes import ForeignWrites
@@ -91,10 +91,10 @@ class Session:
             self.together.watch_join(self._leave_join)
         with progress_bar() as progress:
             url, is_own = store_of(monitor, store)
-            has_come = bring_absent(url, JournalPaths.of(run, rank), progress) is not None
+            has_come = fetch_missing_journal(url, JournalPaths.of(run, rank), progress) is not None
             left = 1 if self.together is None else self.together.world
             while rank == 0 and has_come:  # those of ranks that are none now hold their shares
-                has_come = bring_absent(url, JournalPaths.of(run, left), progress) is not None
+                has_come = fetch_missing_journal(url, JournalPaths.of(run, left), progress) is not None
                 left += 1
         self.journal = Journal.open(run, rank=rank, framework="torch", environment=self.environment, config=config,
                                     policy=policy, retention=retention,
@@ -103,7 +103,8 @@ class Session:
             end_beyond(self.run, 1 if self.together is None else self.together.world, self._grace)
         self.journal.adapt = arrays.adapt
         self.monitor = start_beside(monitor, self.journal.paths)
-        self.shipping, self.spare = ship_along(url if is_own else None, self.journal.paths), Spare(self.journal.paths, url)
+        self.shipping = start_shipping(url if is_own else None, self.journal.paths)
+        self.spare = ReplacementSource(self.journal.paths, url)
         self._parting = Parting(self.journal, self.shipping.wait, on_signal, grace)
         self.staging = Staging() if config.handover == "thread" else None
         if self.staging is not None:
