@@ -59,7 +59,7 @@ class Training:
         inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
         self.optimizer = LoggedOptimizer(inner, run, model, checkpoint_every=_CHECKPOINT_STEPS, keep=1)
         self.optimizer.recover()
-        self.journal = self.optimizer.session.journal
+        self.journal = self.optimizer.training_run.journal
         self._turns = self.optimizer.steps(10**9)
         next(self._turns)
         self._archiver: Archiver | None = None

@@ -194,7 +194,7 @@ def test_packages_come_from_the_wheel_and_the_checkout_is_unknown(installed: Ins
     assert not [entry for entry in told["path"] if entry and Path(entry).resolve() in SOURCE_ROOTS]
     assert sorted(told["entries"]) == [
         "tranlogs_demo:run_demo", "tranlogs_keras.replay.offline:OfflineRun", "tranlogs_monitor.command:COMMAND",
-        "tranlogs_torch.offline.recorded_state:OfflineRun",
+        "tranlogs_torch.offline.run:OfflineRun",
     ]  # fmt: skip
 
 

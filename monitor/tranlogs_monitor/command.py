@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from tranlogs.base.errors import NotARun, UsageError
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.embedded_monitor import Beside
+from tranlogs.journal.embedded_monitor import EmbeddedMonitor
 
 from .daemon import Daemon, find_watched_journals, is_ownerless
 from .dashboard.access.access import Access
 from .dashboard.access.listening import address_of
 from .dashboard.access.tokens import choose_token
-from .embedded import start_beside
+from .embedded import start_embedded_monitor
 from .json_log import JsonFormatter
 from .settings import HttpSettings, Settings
 from .watching.watch import Evaluation
@@ -157,10 +157,10 @@ class Command(NamedTuple):
 
     watch: Callable[..., int]
     settings: Callable[..., Settings]
-    start_beside: Callable[..., Beside]
+    start_embedded_monitor: Callable[..., EmbeddedMonitor]
 
 
-COMMAND = Command(watch, Settings.of, start_beside)
+COMMAND = Command(watch, Settings.of, start_embedded_monitor)
 
 
 @contextmanager

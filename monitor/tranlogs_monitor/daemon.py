@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tranlogs.base.clock import Clock, SystemClock
-from tranlogs.base.errors import LogUnavailable, NotARun, TranLogsError, UsageError, in_words
+from tranlogs.base.errors import LogUnavailable, NotARun, TranLogsError, UsageError, error_text
 from tranlogs.journal import JournalPaths, read_owner
 from tranlogs.journal.process.writer_lock import OwnerLock
 from tranlogs.shipping import Archiver
@@ -151,7 +151,7 @@ class Daemon:
             try:
                 found |= {paths.folder: paths for paths in self._find(root)}
             except OSError as error:
-                _log.warning("%s: cannot be read now: %s", root, in_words(error))
+                _log.warning("%s: cannot be read now: %s", root, error_text(error))
                 found |= {folder: watched.watch.paths for folder, watched in self._watched.items()}
         for folder in self._watched.keys() - found.keys():
             self._watched.pop(folder).close()
@@ -173,9 +173,9 @@ class Daemon:
             ) as error:  # tried again at each evaluation, without holding up other journals
                 if self._is_named(folder) and isinstance(error, UsageError):
                     raise
-                if self._refused.get(folder) != in_words(error):
-                    self._refused[folder] = in_words(error)
-                    _log.warning("%s: cannot watch: %s", folder, in_words(error))
+                if self._refused.get(folder) != error_text(error):
+                    self._refused[folder] = error_text(error)
+                    _log.warning("%s: cannot watch: %s", folder, error_text(error))
                 continue
             self._refused.pop(folder, None)
             watch = JournalWatch(found[folder], self._settings, self._clock, self._compactor)
@@ -211,7 +211,7 @@ class Daemon:
                     watched.watch.paths, evaluation.rows.segments, evaluation.anchor, evaluation.rows.timelines
                 )
         except (TranLogsError, OSError, MemoryError) as error:
-            problem = in_words(error)
+            problem = error_text(error)
             self._on_evaluation(problem, watched.watch.paths)
         if problem and problem != watched.problem:
             _log.warning("%s: cannot watch now: %s; trying again", folder, problem)

@@ -8,7 +8,7 @@ import sys
 
 from tranlogs.base.threads import start_thread
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.embedded_monitor import Beside
+from tranlogs.journal.embedded_monitor import EmbeddedMonitor
 from tranlogs.retention import Monitor
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
@@ -24,7 +24,7 @@ _SECONDS_TO_END = 10.0
 _SPAWN = '"$@" >/dev/null & echo $!'  # started by a shell that exits at once, so that the monitor is not the trainer's child
 
 
-def start_beside(paths: JournalPaths, monitor: Monitor) -> Beside:
+def start_embedded_monitor(paths: JournalPaths, monitor: Monitor) -> EmbeddedMonitor:
     """Start a monitor for one journal.
 
     Raises:

@@ -24,9 +24,9 @@ def closed() -> Iterator[list[ToyTrainer]]:
 @pytest.fixture
 def toy(tmp_path: Path, closed: list[ToyTrainer]) -> Callable[..., ToyTrainer]:
     def open_(
-        run: Path = tmp_path / "run", *, handover: Any = "direct", durability: Any = "process", **options: Any
+        run: Path = tmp_path / "run", *, writer: Any = "direct", durability: Any = "process", **options: Any
     ) -> ToyTrainer:
-        config = JournalConfig(handover=handover, durability=durability, segment_bytes=MIB)
+        config = JournalConfig(writer=writer, durability=durability, segment_bytes=MIB)
         trainer = open_toy(run, sizes=SIZES, **{"config": config, "policy": NEVER, **options})
         closed.append(trainer)
         return trainer

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import campaign
 from tranlogs.base.config import OUT_OF_LINE_BYTES_MIN
 from tranlogs.base.errors import UnencodableState
 from tranlogs.base.types import ITEMSIZE, AnyArray, Array
 from tranlogs.encoding import tree
 from tranlogs.encoding.compression import Codec, decompress
-from tranlogs.log.body import WHOLE, BodyEncoder, EncodedBody, PartsWriter, encode_parts, merged, packed_parts
+from tranlogs.log.body import WHOLE, BodyEncoder, EncodedBody, PartsWriter, encode_parts, merged, unpack_parts
 
 
 class Segment:
@@ -52,8 +53,8 @@ class Segment:
     def read(self, record: int) -> dict[str, Any]:
         record = self.shared.get(record, record)
         found = {}
-        for name, part in packed_parts(self.packed[record]).items():
-            full = packed_parts(self.packed[part[0]])[name] if part[0] else None
+        for name, part in unpack_parts(self.packed[record]).items():
+            full = unpack_parts(self.packed[part[0]])[name] if part[0] else None
             assert full is None or full[0] == 0, "a part in full never refers to another one"
             blob, rows = merged(part, full)
 
@@ -95,7 +96,7 @@ bodies = st.dictionaries(st.sampled_from(["rng", "loop", "ema", "data"]), values
 
 
 @given(st.lists(st.tuples(bodies, st.booleans(), st.integers(0, 9)), min_size=1, max_size=25))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=campaign.rounds(200), deadline=None)
 def test_any_sequence_of_bodies_is_read_back(sequence: list[tuple[dict[str, Any], bool, int]]) -> None:
     """Some are of boundaries, some of steps, some are dropped before they are written, and now and then all is defined anew."""
     segment, written = Segment(), []
@@ -114,16 +115,16 @@ def test_any_sequence_of_bodies_is_read_back(sequence: list[tuple[dict[str, Any]
 
 
 @given(st.lists(bodies, min_size=2, max_size=6), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=campaign.rounds(200), deadline=None)
 def test_damaged_parts_are_refused_or_are_parts(sequence: list[dict[str, Any]], data: st.DataObject) -> None:
     segment = Segment()
     records = [segment.write(segment.encoder.parts(body, None)) for body in sequence]
     raw = bytearray(segment.packed[data.draw(st.sampled_from(records))])
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(ValueError):
-        for name, part in packed_parts(bytes(raw)).items():
+        for name, part in unpack_parts(bytes(raw)).items():
             assert isinstance(name, str)
-            other = packed_parts(segment.packed[records[0]]).get(name)
+            other = unpack_parts(segment.packed[records[0]]).get(name)
             merged(part, other if part[0] else None)
 
 
@@ -134,7 +135,7 @@ def test_an_unchanged_part_is_a_reference() -> None:
     before = segment.stored
     second = segment.write(segment.encoder.parts({**body, "n": 1}, None))
     assert segment.stored - before < 200
-    packed = packed_parts(segment.packed[second])
+    packed = unpack_parts(segment.packed[second])
     assert packed["words"] == packed["array"] == (first, None, None)
 
 
@@ -163,7 +164,7 @@ def test_a_part_of_the_same_length_is_a_difference() -> None:
     second = segment.write(segment.encoder.parts({"rng": {**state, "position": 2}}, None))
     third = segment.write(segment.encoder.parts({"rng": {**state, "position": 3}}, None))
     for record, position in ((second, 2), (third, 3)):
-        offset, content, rows = packed_parts(segment.packed[record])["rng"]
+        offset, content, rows = unpack_parts(segment.packed[record])["rng"]
         assert (offset, rows) == (first, None)
         assert isinstance(content, tuple)
         assert len(content[0]) < 100
@@ -182,7 +183,7 @@ def test_an_array_that_comes_again_is_stored_once_though_its_part_changed() -> N
 def test_arrays_of_a_body_are_compressed_where_it_pays() -> None:
     segment = Segment()
     record = segment.write(segment.encoder.whole({"zeros": LARGE[3], "noise": LARGE[0]}, None))
-    rows = packed_parts(segment.packed[record])[WHOLE][2]
+    rows = unpack_parts(segment.packed[record])[WHOLE][2]
     assert [(row[2], row[4]) for row in rows] == [(0, Codec.ZERO), (OUT_OF_LINE_BYTES_MIN, Codec.RAW)]
     assert same(segment.read(record)[WHOLE], {"zeros": LARGE[3], "noise": LARGE[0]})
 
@@ -235,7 +236,7 @@ def test_parts_to_compare_with_are_those_that_are_stored() -> None:
 )
 def test_malformed_parts_are_refused(packed: object) -> None:
     with pytest.raises(tree.MalformedTree):
-        packed_parts(tree.encode(packed))
+        unpack_parts(tree.encode(packed))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import disks
+from tests.support import campaign, disks
 from tests.support.clock import FakeClock
 from tests.support.disks import fill, free_bytes
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
@@ -51,9 +50,9 @@ def clock() -> FakeClock:
 def toy(disk: Path, clock: FakeClock) -> Iterator[Callable[..., ToyTrainer]]:
     made: list[ToyTrainer] = []
 
-    def open_(*, handover: Any = "direct", durability: Any = "machine", keep: RetentionPolicy = KEEP,
+    def open_(*, writer: Any = "direct", durability: Any = "machine", keep: RetentionPolicy = KEEP,
               sizes: tuple[int, ...] = SIZES, every: int = 6) -> ToyTrainer:  # fmt: skip
-        config = JournalConfig(handover=handover, durability=durability, segment_bytes=MIB)
+        config = JournalConfig(writer=writer, durability=durability, segment_bytes=MIB)
         trainer = open_toy(disk / "run", sizes=sizes, config=config, policy=EverySteps(every), retention=keep, clock=clock)
         made.append(trainer)
         return trainer
@@ -70,14 +69,14 @@ def state_at(step: int, sizes: tuple[int, ...] = SIZES) -> bytes:
 def roll(trainer: ToyTrainer) -> None:
     trainer.journal.wait_synced()
     trainer.journal.wait_checkpoint()
-    if trainer.journal._wal is not None:
-        trainer.journal._wal.roll()
+    if trainer.journal.log.wal is not None:
+        trainer.journal.log.wal.roll()
 
 
 def wait_prepared(trainer: ToyTrainer) -> None:
     """Until the next log file is made, or is known not to be."""
     until = time.monotonic() + 60
-    while (wal := trainer.journal._wal) is not None and wal._preallocator._ready is None and wal._preallocator._failure is None:
+    while (wal := trainer.journal.log.wal) is not None and not (wal._preallocator._ready or wal._preallocator._failure):
         assert time.monotonic() < until
         time.sleep(0.001)
 
@@ -86,7 +85,7 @@ def train(trainer: ToyTrainer, until: int) -> None:
     trainer.train(until, say=lambda _: roll(trainer))
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("durability", ["process", "machine"])
 @pytest.mark.parametrize("leave", [0, 4096, 3 * MIB], ids=["to the last byte", "but a page", "but a segment"])
 def test_training_goes_on_and_logging_resumes_when_there_is_space(
@@ -94,11 +93,11 @@ def test_training_goes_on_and_logging_resumes_when_there_is_space(
     clock: FakeClock,
     disk: Path,
     caplog: pytest.LogCaptureFixture,
-    handover: str,
+    writer: str,
     durability: str,
     leave: int,
 ) -> None:
-    trainer = toy(handover=handover, durability=durability)
+    trainer = toy(writer=writer, durability=durability)
     trainer.recover()
     train(trainer, 4)
     caplog.clear()
@@ -124,14 +123,14 @@ def test_training_goes_on_and_logging_resumes_when_there_is_space(
     assert (again.recover().step, again.state.everything() == state_at(34)) == (34, True)
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("leave", [0, 100 * 1024])
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_space_of_older_checkpoints_keeps_the_log_going(
-    toy: Callable[..., ToyTrainer], disk: Path, caplog: pytest.LogCaptureFixture, handover: str, leave: int, count: int
+    toy: Callable[..., ToyTrainer], disk: Path, caplog: pytest.LogCaptureFixture, writer: str, leave: int, count: int
 ) -> None:
     sizes = (7, 100_000)  # a checkpoint is larger than what a file system takes for a file
-    trainer, behind = toy(handover=handover, keep=KeepLatest(count), sizes=sizes, every=4), 0
+    trainer, behind = toy(writer=writer, keep=KeepLatest(count), sizes=sizes, every=4), 0
 
     def look(step: int) -> None:
         nonlocal behind
@@ -145,11 +144,11 @@ def test_the_space_of_older_checkpoints_keeps_the_log_going(
     ballast = fill(disk, leave=leave)
     caplog.clear()
     trainer.train(110, say=look)
-    assert behind <= (2 if handover == "thread" else 1)
+    assert behind <= (2 if writer == "thread" else 1)
     assert (trainer.journal.is_suspended, trainer.journal.committed) == (False, 110)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     print(*told, sep="\n")
-    assert len([message for message in told if "the newest alone is" in message]) <= 1
+    assert len([message for message in told if "only the newest checkpoint is kept" in message]) <= 1
     ballast.unlink()
     trainer.train(140, say=look)
     assert len(trainer.journal.catalog.checkpoints()) == count
@@ -158,20 +157,20 @@ def test_the_space_of_older_checkpoints_keeps_the_log_going(
     assert (again.recover().step, again.state.everything() == state_at(140, sizes)) == (140, True)
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("keep", [KeepLatest(1), KeepLatest(2)], ids=str)
 @pytest.mark.parametrize("is_slow", [True, False], ids=["steps longer than a checkpoint", "shorter"])
 def test_a_log_that_fills_the_disk_before_a_checkpoint_is_due_gives_way_to_one(
     toy: Callable[..., ToyTrainer],
     clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
-    handover: str,
+    writer: str,
     keep: RetentionPolicy,
     is_slow: bool,
 ) -> None:
     monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 4)  # the disk holds some such files
     sizes = (7, 100_000)
-    trainer, behind = toy(handover=handover, keep=keep, sizes=sizes, every=10_000), []
+    trainer, behind = toy(writer=writer, keep=keep, sizes=sizes, every=10_000), []
 
     def look(step: int) -> None:
         trainer.journal.wait_synced()
@@ -243,15 +242,13 @@ def test_a_new_run_on_a_full_disk_is_refused_in_words(toy: Callable[..., ToyTrai
     assert trainer.journal.committed == 3
 
 
-@pytest.mark.parametrize("trial", range(6))
+@pytest.mark.parametrize("trial", range(campaign.rounds(6)))
 def test_space_that_comes_and_goes_costs_no_training_and_no_committed_step(
     toy: Callable[..., ToyTrainer], clock: FakeClock, disk: Path, trial: int
 ) -> None:
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    chance = random.Random(seed)
-    handover = chance.choice(["direct", "thread"])
-    trainer, step = toy(handover=handover), 0
+    chance = campaign.dice(trial)
+    writer = chance.choice(["direct", "thread"])
+    trainer, step = toy(writer=writer), 0
     trainer.recover()
     for _ in range(12):
         for left in disk.glob("ballast-*"):
@@ -265,7 +262,7 @@ def test_space_that_comes_and_goes_costs_no_training_and_no_committed_step(
             trainer.journal.wait_synced()
             committed = trainer.journal.committed
             trainer.journal.close()
-            trainer = toy(handover=handover)
+            trainer = toy(writer=writer)
             step = trainer.recover().step
             assert step >= committed
             assert trainer.state.everything() == state_at(step)
@@ -291,8 +288,8 @@ trainer.recover()
 print("recovered", flush=True)
 for step in range(1, 400):
     trainer.train(trainer.journal.step + 1)
-    if step % 20 == 0 and trainer.journal._wal is not None:
-        trainer.journal._wal.roll()
+    if step % 20 == 0 and trainer.journal.log.wal is not None:
+        trainer.journal.log.wal.roll()
 trainer.journal.close()
 print("done", flush=True)
 """

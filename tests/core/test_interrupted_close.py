@@ -33,11 +33,11 @@ def was_interrupted(work: Callable[[], None], moment: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
-def test_an_interrupted_close_can_be_called_again(toy: Callable[..., ToyTrainer], handover: str) -> None:
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+def test_an_interrupted_close_can_be_called_again(toy: Callable[..., ToyTrainer], writer: str) -> None:
     step = 0
     for moment in itertools.count():
-        trainer = toy(handover=handover)
+        trainer = toy(writer=writer)
         assert trainer.recover().step == step, f"an interrupt at {moment - 1}"
         step += 1
         trainer.train(step)

@@ -45,8 +45,8 @@ def clock() -> FakeClock:
 def toy(memory_path: Path, clock: FakeClock) -> Iterator[Callable[..., ToyTrainer]]:
     made: list[ToyTrainer] = []
 
-    def open_(run: Path = memory_path / "run", *, handover: Any = "direct") -> ToyTrainer:
-        config = JournalConfig(handover=handover, durability="machine", segment_bytes=MIB)
+    def open_(run: Path = memory_path / "run", *, writer: Any = "direct") -> ToyTrainer:
+        config = JournalConfig(writer=writer, durability="machine", segment_bytes=MIB)
         trainer = open_toy(run, sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepLatest(1), clock=clock)
         made.append(trainer)
         return trainer
@@ -64,8 +64,8 @@ def train(trainer: ToyTrainer, until: int) -> None:
             trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
         trainer.journal.wait_synced()
         trainer.journal.wait_checkpoint()
-        if trainer.journal._wal is not None:
-            trainer.journal._wal.roll()
+        if trainer.journal.log.wal is not None:
+            trainer.journal.log.wal.roll()
 
     trainer.train(until, say=settle)
 
@@ -78,7 +78,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("rule", ["eio@1", "enospc"], ids=["once", "for good"])
 @pytest.mark.parametrize("point", WRITE_PATH)
 def test_training_goes_on_and_logging_resumes(
@@ -88,9 +88,9 @@ def test_training_goes_on_and_logging_resumes(
     caplog: pytest.LogCaptureFixture,
     point: str,
     rule: str,
-    handover: str,
+    writer: str,
 ) -> None:
-    trainer = toy(handover=handover)
+    trainer = toy(writer=writer)
     trainer.recover()
     train(trainer, 7)
     journal = trainer.journal
@@ -131,16 +131,16 @@ def test_training_goes_on_and_logging_resumes(
 
 
 @pytest.mark.parametrize("point", ["log.prepare", "catalog.before_commit", "log.begin", "log.sync", "checkpoint.state"])
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 def test_a_disk_that_fails_from_the_first_step_on_costs_no_training(
     toy: Callable[..., ToyTrainer],
     clock: FakeClock,
     memory_path: Path,
     caplog: pytest.LogCaptureFixture,
     point: str,
-    handover: str,
+    writer: str,
 ) -> None:
-    trainer = toy(handover=handover)
+    trainer = toy(writer=writer)
     with failing(f"{point}=enospc"):
         trainer.recover()
         train(trainer, 4)
@@ -185,8 +185,8 @@ def test_two_failures_in_a_row_are_two_incidents(
         train(trainer, at + 2)
     assert [(row.from_step, row.to_step) for row in trainer.journal.catalog.incidents()] == [(4, 6), (8, 10)]
     assert [message.split(": ")[1].split(" at")[0] for message in warnings(caplog)] == [
-        "logging is suspended", "logging goes on from a fresh checkpoint", "logging is suspended",
-        "logging goes on from a fresh checkpoint",
+        "logging is suspended", "logging resumed from a fresh checkpoint", "logging is suspended",
+        "logging resumed from a fresh checkpoint",
     ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from tranlogs.journal.opening import JournalPaths, file_system_of, refuse_networ
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery import recover
-from tranlogs.recovery.facts import open_for_reading
+from tranlogs.recovery.facts import read_facts
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 
 
@@ -37,12 +37,12 @@ def test_a_closed_run_goes_on_where_it_stopped(toy: Callable[..., ToyTrainer]) -
     assert second.state.everything() == state_at(20)
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("durability", ["process", "machine"])
 def test_a_killed_run_goes_on_at_the_last_boundary(
-    toy: Callable[..., ToyTrainer], tmp_path: Path, handover: str, durability: str
+    toy: Callable[..., ToyTrainer], tmp_path: Path, writer: str, durability: str
 ) -> None:
-    trainer = toy(handover=handover, durability=durability, policy=EverySteps(4))
+    trainer = toy(writer=writer, durability=durability, policy=EverySteps(4))
     trainer.recover()
     for step in (1, 2, 3, 9, 17):
         trainer.train(step)
@@ -56,9 +56,9 @@ def test_a_killed_run_goes_on_at_the_last_boundary(
         assert all(0 < row.used_bytes <= row.size for row in left)
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
-def test_steps_count_once_a_boundary_follows(toy: Callable[..., ToyTrainer], tmp_path: Path, handover: str) -> None:
-    trainer = toy(handover=handover)
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+def test_steps_count_once_a_boundary_follows(toy: Callable[..., ToyTrainer], tmp_path: Path, writer: str) -> None:
+    trainer = toy(writer=writer)
     trainer.recover()
     trainer.train(2)
     at_two = trainer.state.everything()
@@ -152,11 +152,11 @@ def test_after_close_nothing_is_logged_and_nothing_breaks(toy: Callable[..., Toy
     assert toy().recover().step == 3
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 def test_state_that_changes_after_the_boundary_is_not_what_was_committed(
-    toy: Callable[..., ToyTrainer], tmp_path: Path, handover: str
+    toy: Callable[..., ToyTrainer], tmp_path: Path, writer: str
 ) -> None:
-    trainer = toy(handover=handover)
+    trainer = toy(writer=writer)
     trainer.recover()
     body = trainer.state.auxiliary()
     order = np.arange(5000)
@@ -184,9 +184,9 @@ def test_checkpoints_are_taken_when_they_are_due_and_the_newest_are_kept(toy: Ca
     assert (again.recover().checkpoint_step, again.journal.step) == (20, 22)
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
-def test_a_checkpoint_is_the_state_at_its_boundary(toy: Callable[..., ToyTrainer], handover: str) -> None:
-    trainer = toy(handover=handover, policy=EverySteps(3), retention=KeepAll())
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+def test_a_checkpoint_is_the_state_at_its_boundary(toy: Callable[..., ToyTrainer], writer: str) -> None:
+    trainer = toy(writer=writer, policy=EverySteps(3), retention=KeepAll())
     trainer.recover()
     patiently(trainer, 16)
     assert checkpoint_steps(trainer) == [0, 3, 6, 9, 12, 15]
@@ -232,8 +232,8 @@ def test_the_log_behind_the_kept_checkpoints_is_pruned_and_its_files_are_recycle
 
     def roll(step: int) -> None:
         trainer.journal.wait_checkpoint()
-        assert trainer.journal._wal is not None
-        trainer.journal._wal.roll()
+        assert trainer.journal.log.wal is not None
+        trainer.journal.log.wal.roll()
 
     trainer.train(40, say=roll)
     files = list(trainer.journal.paths.log.glob("*.seg"))
@@ -430,7 +430,7 @@ def test_the_file_system_is_known() -> None:
 
 def test_a_folder_that_holds_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no run is there"):
-        JournalPaths.of(tmp_path).demand()
+        JournalPaths.of(tmp_path).require()
 
 
 def test_segments_and_checkpoints_say_what_they_are_of(toy: Callable[..., ToyTrainer]) -> None:
@@ -438,7 +438,7 @@ def test_segments_and_checkpoints_say_what_they_are_of(toy: Callable[..., ToyTra
     trainer.recover()
     trainer.train(1)
     trainer.journal.close()
-    (segment,) = open_for_reading(trainer.journal.paths.folder).segments
+    (segment,) = read_facts(trainer.journal.paths.folder).segments
     with SegmentReader(segment.path) as reader:
         body = reader.decode(segment.locations[0]).body()
     (row,) = trainer.journal.paths.checkpoints.iterdir()

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.bare_log import BareLog, append_step, expected_step
 from tests.support.faults import failing
-from tranlogs.base.config import HANDOVER_BYTES_MIN, MIB, RECORD_SLACK_BYTES, JournalConfig
+from tranlogs.base.config import MIB, PAYLOAD_THREAD_BYTES_MIN, RECORD_SLACK_BYTES, JournalConfig
 from tranlogs.base.errors import CorruptRecord, LogUnavailable, UnencodableState
 from tranlogs.base.types import Array, Piece, SparseArray, TensorSpec, dense
 from tranlogs.catalog import SegmentRow, Tables
@@ -249,8 +249,8 @@ def test_many_tiny_tensors_share_a_layout_and_pieces(bare: BareLog) -> None:
         PIECE_BYTES_MAX,
         PIECE_BYTES_MAX + 1,
         3 * PIECE_BYTES_MAX + 5,
-        HANDOVER_BYTES_MIN - 8,
-        HANDOVER_BYTES_MIN - 7,
+        PAYLOAD_THREAD_BYTES_MIN - 8,
+        PAYLOAD_THREAD_BYTES_MIN - 7,
     ],
 )
 def test_sizes_around_the_limits_come_back(bare: BareLog, nbytes: int) -> None:
@@ -273,7 +273,7 @@ def test_a_tensor_of_many_pieces_comes_back_whole_and_in_ranges(bare: BareLog) -
     log.close()
     reader, entry = only_entry(bare)
     with reader:
-        assert len(entry.described_pieces()) == 6
+        assert len(entry.describe_pieces()) == 6
         part, other = entry.read("w"), entry.read("p")
         assert entry.read_all().tobytes() == 2 * values.tobytes()
         out = np.empty(3000, np.uint8)
@@ -420,7 +420,7 @@ def test_decoding_may_start_where_everything_is_defined_again(bare: BareLog) -> 
     log = bare.open()
     for step in range(1, 7):
         if step == 4:
-            log.define_again()
+            log.forget_definitions()
         log.append(EntryKind.STEP, step, Payload.of([("w", dense(np.full(5, step)))]), whole(log, {"lr": 1}))
         boundary(log, step, {"ema": big, "step": step})
     log.close()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.core.toys import step_of
+from tests.support import campaign
 from tests.support.abandon import abandoned_copy
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
@@ -45,10 +46,10 @@ class LogMachine(RuleBasedStateMachine):
         self.is_ready = False  # recovered, and nothing went wrong
         self.trainer: ToyTrainer
 
-    @initialize(handover=st.sampled_from(["direct", "thread"]), durability=st.sampled_from(["process", "machine"]),
+    @initialize(writer=st.sampled_from(["direct", "thread"]), durability=st.sampled_from(["process", "machine"]),
                 every=st.sampled_from([2, 5, 10**9]), keep=st.integers(1, 2))  # fmt: skip
-    def begin(self, handover: Any, durability: Any, every: int, keep: int) -> None:
-        config = JournalConfig(handover=handover, durability=durability, segment_bytes=MIB)
+    def begin(self, writer: Any, durability: Any, every: int, keep: int) -> None:
+        config = JournalConfig(writer=writer, durability=durability, segment_bytes=MIB)
         self.options: dict[str, Any] = {"config": config, "policy": EverySteps(every), "retention": KeepLatest(keep)}
         self.open(self.folder / "run0")
         assert self.trainer.recover().checkpoint_step is None
@@ -74,7 +75,7 @@ class LogMachine(RuleBasedStateMachine):
         """Let everything that is handed over be written, and note what is claimed."""
         journal = self.trainer.journal
         journal.wait_synced()
-        if not journal.is_suspended and (journal._handover is None or journal._handover.failure is None):
+        if not journal.is_suspended and (journal.log.thread is None or journal.log.thread.failure is None):
             self.claimed = len(self.boundaries) - 1
 
     # What a training loop does.
@@ -102,7 +103,7 @@ class LogMachine(RuleBasedStateMachine):
         state, journal = self.trainer.state, self.trainer.journal
         journal.boundary(state.auxiliary(), state.snapshot, checkpoint=checkpoint)
         self.boundaries.append((journal.step, state.everything()))
-        if journal.config.handover == "direct" and not journal.is_suspended:
+        if journal.config.writer == "direct" and not journal.is_suspended:
             self.claimed = len(self.boundaries) - 1
 
     @rule(count=st.integers(1, 8))
@@ -116,8 +117,8 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def roll(self) -> None:
         self.settle()
-        if self.trainer.journal._wal is not None:
-            self.trainer.journal._wal.roll()
+        if self.trainer.journal.log.wal is not None:
+            self.trainer.journal.log.wal.roll()
 
     @rule(seconds=st.sampled_from([1.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
@@ -209,4 +210,4 @@ def _small_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 TestLogMachine = pytest.mark.timeout(300)(LogMachine.TestCase)
-LogMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+LogMachine.TestCase.settings = settings(max_examples=campaign.rounds(40), stateful_step_count=30)

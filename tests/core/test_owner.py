@@ -247,5 +247,5 @@ def test_an_orphan_does_not_keep_a_dead_trainer_s_lock(tmp_path: Path) -> None:
 
 def test_a_folder_where_nothing_can_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UsageError, match="a run cannot be kept there"):
+    with pytest.raises(UsageError, match="the run's folder cannot be created"):
         open_toy(tmp_path / "file" / "run")

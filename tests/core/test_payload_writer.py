@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import campaign
 from tests.support.bare_log import BareLog
 from tests.support.faults import failing
-from tranlogs.base.config import HANDOVER_BYTES_MIN, MIB
+from tranlogs.base.config import MIB, PAYLOAD_THREAD_BYTES_MIN
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Bytes, TensorSpec, dense
 from tranlogs.encoding.compression import Codec, decompress
 from tranlogs.log import payload_writer, segment_file
 from tranlogs.log.layout import PIECE_BYTES_MAX, Layout, Payload
-from tranlogs.log.payload_writer import Choices, PayloadThread, PieceWriter, pieces_of
+from tranlogs.log.payload_writer import CompressionChoices, PayloadThread, PieceWriter, pieces_of
 from tranlogs.log.record import HEAD, EntryKind, checksum_of
 from tranlogs.log.segment_file import SegmentFile
 
@@ -81,7 +82,7 @@ def test_a_piece_that_lies_in_one_buffer_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("beside", [False, True])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=campaign.rounds(25), deadline=None)
 @given(
     contents=st.lists(
         st.tuples(
@@ -103,9 +104,9 @@ def test_any_payload_is_read_back(
     payload, path = payload_of(*arrays), tmp_path_factory.mktemp("x") / segment_file.segment_name(1, 2)
     made, threads = segment_file.create(path, 1, 2, 16 * MIB), PayloadThread()
     try:
-        writer = PieceWriter(payload, made, 640, Choices())
+        writer = PieceWriter(payload, made, 640, CompressionChoices())
         if beside:
-            assert threads.takes(HANDOVER_BYTES_MIN)
+            assert threads.takes(PAYLOAD_THREAD_BYTES_MIN)
             writer.start(threads.submit)
         writer.prepare()
         if writer.pending:
@@ -123,7 +124,7 @@ def test_pieces_are_compressed_one_by_one(segment: SegmentFile) -> None:
     zeros, halves = np.zeros(PIECE_BYTES_MAX, np.uint8), noise(PIECE_BYTES_MAX)
     halves.view(np.uint16)[0::2] = 0
     payload = payload_of(zeros, noise(PIECE_BYTES_MAX), halves)
-    writer = PieceWriter(payload, segment, 0, Choices())
+    writer = PieceWriter(payload, segment, 0, CompressionChoices())
     writer.prepare()
     assert list(writer.codecs[12:]) == [Codec.ZERO, Codec.RAW, Codec.HIGH16]
     assert np.frombuffer(writer.codecs, "<u4", 3).tolist() == [0, PIECE_BYTES_MAX, PIECE_BYTES_MAX // 2]
@@ -139,7 +140,7 @@ def test_a_layout_that_never_shrinks_is_looked_at_now_and_then(monkeypatch: pyte
         return compress(data)
 
     monkeypatch.setattr(payload_writer, "compress", counted)
-    choices, dense_noise = Choices(), payload_of(noise(1000))
+    choices, dense_noise = CompressionChoices(), payload_of(noise(1000))
     for _ in range(100):
         looked.append(False)
         PieceWriter(dense_noise, segment, 0, choices).prepare()
@@ -161,7 +162,7 @@ def test_a_payload_that_is_handed_over_is_written_while_this_thread_goes_on(
 ) -> None:
     gate, values = threading.Event(), noise(2 * MIB)
     payload = Payload(Layout([TensorSpec("w", "uint8", (values.nbytes,))]), [values], wait=lambda: gate.wait() and None)
-    writer = PieceWriter(payload, segment, 0, Choices())
+    writer = PieceWriter(payload, segment, 0, CompressionChoices())
     assert hand_over.takes(payload.nbytes)
     writer.start(hand_over.submit)
     assert writer.stored_bytes == 0
@@ -175,14 +176,14 @@ def test_a_payload_that_is_handed_over_is_written_while_this_thread_goes_on(
 
 
 def test_small_payloads_are_not_handed_over(hand_over: PayloadThread) -> None:
-    assert not hand_over.takes(HANDOVER_BYTES_MIN - 1)
+    assert not hand_over.takes(PAYLOAD_THREAD_BYTES_MIN - 1)
     assert hand_over._thread is None
-    assert hand_over.takes(HANDOVER_BYTES_MIN)
+    assert hand_over.takes(PAYLOAD_THREAD_BYTES_MIN)
 
 
 def test_a_small_payload_that_is_waited_for_is_in_the_file(segment: SegmentFile) -> None:
     values = noise(100)
-    writer = PieceWriter(payload_of(values), segment, 0, Choices())
+    writer = PieceWriter(payload_of(values), segment, 0, CompressionChoices())
     writer.wait()
     wanted = values.tobytes()
     values[:] = 0
@@ -193,7 +194,7 @@ def test_a_small_payload_that_is_waited_for_is_in_the_file(segment: SegmentFile)
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_failure_beside_is_raised_with_the_record(segment: SegmentFile, hand_over: PayloadThread, waits: bool) -> None:
-    writer = PieceWriter(payload_of(noise(2 * MIB)), segment, 0, Choices())
+    writer = PieceWriter(payload_of(noise(2 * MIB)), segment, 0, CompressionChoices())
     assert hand_over.takes(2 * MIB)
     with failing("log.write=enospc"):
         writer.start(hand_over.submit)
@@ -202,7 +203,7 @@ def test_a_failure_beside_is_raised_with_the_record(segment: SegmentFile, hand_o
         writer.wait()  # the payload's memory may change: that is all it says
     with pytest.raises(LogUnavailable, match=r"log\.write"):
         writer.prepare()
-    again = PieceWriter(payload_of(noise(2 * MIB)), segment, 0, Choices())
+    again = PieceWriter(payload_of(noise(2 * MIB)), segment, 0, CompressionChoices())
     again.start(hand_over.submit)  # the thread goes on
     again.wait()
 

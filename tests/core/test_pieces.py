@@ -32,10 +32,10 @@ def piece(kind: str) -> Array:
     return array
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("kind", PIECES)
-def test_a_piece_comes_back_from_log_and_checkpoint_with_its_place(tmp_path: Path, kind: str, handover: str) -> None:
-    config = JournalConfig(handover=handover)  # type: ignore[arg-type]
+def test_a_piece_comes_back_from_log_and_checkpoint_with_its_place(tmp_path: Path, kind: str, writer: str) -> None:
+    config = JournalConfig(writer=writer)  # type: ignore[arg-type]
     journal = Journal.open(tmp_path / "run", framework="none", config=config)
     journal.commit_step(journal.begin_step(Payload.of([("grad/w", piece(kind))])), {})
     journal.boundary({}, lambda: Snapshot({"param/w": piece(kind)}, {}), checkpoint=True)

@@ -17,7 +17,7 @@ from tranlogs.base.types import dense
 from tranlogs.log import group_commit, segment_age
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.record import EntryKind
-from tranlogs.log.segment_age import SealLease
+from tranlogs.log.segment_age import SegmentAgeLimit
 
 DATA = dense(np.arange(5000, dtype=np.float32))
 
@@ -39,7 +39,7 @@ def test_a_request_holds_until_it_lapses(tmp_path: Path) -> None:
     bare.open().close()
     assert bare.catalog is not None
     clock = FakeClock()
-    found = SealLease(bare.catalog, clock, None)
+    found = SegmentAgeLimit(bare.catalog, clock, None)
     found.look()
     assert found.age_seconds is None
     ask(bare, 10.0, clock.now() + 60)
@@ -56,7 +56,7 @@ def test_the_shorter_of_setting_and_request_holds(tmp_path: Path) -> None:
     bare.open().close()
     assert bare.catalog is not None
     clock = FakeClock()
-    found = SealLease(bare.catalog, clock, 30.0)
+    found = SegmentAgeLimit(bare.catalog, clock, 30.0)
     ask(bare, 10.0, clock.now() + 60)
     found.look()
     assert found.age_seconds == 10.0
@@ -75,7 +75,7 @@ def test_a_request_that_makes_no_sense_is_none(tmp_path: Path, request_: dict[st
     assert bare.catalog is not None
     with bare.catalog.transaction() as tables:
         tables.put_request("seal", request_)
-    found = SealLease(bare.catalog, FakeClock(), None)
+    found = SegmentAgeLimit(bare.catalog, FakeClock(), None)
     found.look()
     assert found.age_seconds is None
     bare.close()

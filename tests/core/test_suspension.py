@@ -76,7 +76,7 @@ def test_without_any_checkpoint_there_is_no_use_in_logging(toy: Callable[..., To
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_checkpoint_of_a_boundary_that_was_not_logged_is_not_taken(toy: Callable[..., ToyTrainer], wait: bool) -> None:
     """Records are handed over: the boundary fails behind the training thread. Its state must not get an older name."""
-    trainer = toy(handover="thread")
+    trainer = toy(writer="thread")
     trainer.recover()
     trainer.train(4)
     trainer.journal.wait_synced()
@@ -141,7 +141,7 @@ def test_policies_of_the_user_s_own_that_fail_cost_neither_training_nor_a_checkp
     assert checkpoint_steps(trainer) == [0, 6]
     if wrong == "raises":
         assert sum("the checkpoint policy failed" in r.message for r in caplog.records) == 1
-    assert any("what is no longer kept could not be deleted" in r.message for r in caplog.records)
+    assert any("could not delete expired segments and checkpoints" in r.message for r in caplog.records)
     assert not any("a checkpoint could not be written" in r.message for r in caplog.records)
     assert trainer.state.everything() == state_at(6)
 
@@ -171,14 +171,14 @@ def test_a_checkpoint_that_was_under_way_does_not_end_an_incident(
     trainer.recover()
     trainer.train(4)
     held: list[Callable[[], None]] = []
-    write = trainer.journal._checkpointer._write  # type: ignore[union-attr]
-    monkeypatch.setattr(trainer.journal._checkpointer, "_write", lambda *args: held.append(lambda: write(*args)))
+    write = trainer.journal.checkpoints.checkpointer._write  # type: ignore[union-attr]
+    monkeypatch.setattr(trainer.journal.checkpoints.checkpointer, "_write", lambda *args: held.append(lambda: write(*args)))
     trainer.journal.checkpoint(trainer.state.snapshot())
     suspended(trainer, 4)
     held[0]()
     assert checkpoint_steps(trainer) == [0, 4]
     assert incidents(trainer) == [(4, None)]
-    assert not [r for r in caplog.records if "logging goes on" in r.message]
+    assert not [r for r in caplog.records if "logging resumed" in r.message]
 
 
 def test_the_next_process_ends_an_incident_that_a_dead_one_left(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
@@ -206,13 +206,11 @@ def test_closing_while_suspended_says_what_is_lost(toy: Callable[..., ToyTrainer
     assert "closed while logging was suspended; steps after 5 are lost" in message
 
 
-@pytest.mark.parametrize(
-    ("handover", "fault"), [("direct", "log.sync"), ("direct", "log.seal"), ("thread", "log.before_commit")]
-)
+@pytest.mark.parametrize(("writer", "fault"), [("direct", "log.sync"), ("direct", "log.seal"), ("thread", "log.before_commit")])
 def test_a_close_that_loses_something_says_so(
-    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, handover: str, fault: str
+    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, writer: str, fault: str
 ) -> None:
-    trainer = toy(handover=handover, durability="machine")
+    trainer = toy(writer=writer, durability="machine")
     trainer.recover()
     trainer.train(4)
     trainer.journal.wait_synced()
@@ -222,13 +220,13 @@ def test_a_close_that_loses_something_says_so(
         trainer.journal.close()
     *before, last = warnings(caplog)
     if before:  # the thread that writes met the fault before `close` did
-        assert handover == "thread"
+        assert writer == "thread"
         assert "logging is suspended at step 5" in before[0]
         assert "closed while logging was suspended; steps after 4 are lost" in last
     else:
         assert "could not be closed cleanly" in last
     assert fault in (before or [last])[0]
-    assert toy().recover().step == (4 if handover == "thread" else 5)
+    assert toy().recover().step == (4 if writer == "thread" else 5)
 
 
 def test_a_clean_close_says_that_all_is_safe(toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture) -> None:

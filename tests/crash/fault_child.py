@@ -46,7 +46,7 @@ def train(job: dict[str, Any]) -> None:
     """Train to `until` with the fault, and to `end` without it."""
     log.SEGMENT_RECORDS_WANTED = 1  # small segments
     clock = FakeClock()
-    config = JournalConfig(durability=job["durability"], handover=job["handover"], segment_bytes=1 << 20)
+    config = JournalConfig(durability=job["durability"], writer=job["writer"], segment_bytes=1 << 20)
 
     def opened() -> ToyTrainer:
         return open_toy(job["run"], sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepLatest(1), clock=clock)
@@ -68,8 +68,8 @@ def train(job: dict[str, Any]) -> None:
             journal.wait_synced()
             journal.wait_checkpoint()
         say("step", journal.synced, journal.committed)
-        if journal._wal is not None and step % 4 == 0 and (chance or journal.config.handover == "direct"):
-            journal._wal.roll()  # not while a writer thread is in the middle of an entry
+        if journal.log.wal is not None and step % 4 == 0 and (chance or journal.config.writer == "direct"):
+            journal.log.wal.roll()  # not while a writer thread is in the middle of an entry
 
     if job["attach"] == "training":
         trainer.train(journal.step + 2, behind)

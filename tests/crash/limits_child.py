@@ -77,7 +77,7 @@ def main(run: str, what: str, seed: str) -> None:
     scarce, leaves = (no_handles, range(8)) if what == "handles" else (no_memory, (1, 1, 1, 2, 3, 9))
 
     def opened() -> ToyTrainer:
-        config = JournalConfig(segment_bytes=1 << 20, handover=chance.choice(["direct", "thread"]))
+        config = JournalConfig(segment_bytes=1 << 20, writer=chance.choice(["direct", "thread"]))
         return open_toy(run, sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepLatest(1), clock=clock)
 
     def behind(step: int) -> None:
@@ -86,8 +86,8 @@ def main(run: str, what: str, seed: str) -> None:
             trainer.journal.wait_synced()
         if turn == 0 or chance.random() < 0.3:
             trainer.journal.wait_checkpoint()  # the next one is not passed over because this one is still being written
-        if chance.random() < 0.3 and trainer.journal.config.handover == "direct" and trainer.journal._wal is not None:
-            trainer.journal._wal.roll()
+        if chance.random() < 0.3 and trainer.journal.config.writer == "direct" and trainer.journal.log.wal is not None:
+            trainer.journal.log.wal.roll()
 
     trainer, judge, wrong = opened(), Judge(), []
     trainer.recover()

@@ -34,7 +34,7 @@ class Lives:
         """One life, killed at any moment or ended in order."""
         chance = self._chance
         moment = (chance.randrange(1, steps), chance.random() * 0.005) if chance.random() < 0.7 else None
-        return self._live(kill_after=moment, until=self.committed + steps, handover=chance.choice(["direct", "thread"]),
+        return self._live(kill_after=moment, until=self.committed + steps, writer=chance.choice(["direct", "thread"]),
                           durability=chance.choice(["process", "machine"]), settles=chance.random() < 0.5,
                           keep=chance.randrange(1, 4), every=chance.choice([4, 6, 1000]), **more)  # fmt: skip
 

@@ -23,7 +23,7 @@ from tranlogs.base.config import JournalConfig
 from tranlogs.base.types import dense
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.journal.checkpoints import checkpointer
-from tranlogs.journal.process.shutdown import Parting
+from tranlogs.journal.process.shutdown import ShutdownHandler
 from tranlogs.log.layout import Payload
 
 SIZES = (7, 300, 2500)
@@ -44,10 +44,10 @@ def sit_in_c() -> NoReturn:
 
 
 def opened(job: dict[str, Any]) -> ToyTrainer:
-    config = JournalConfig(durability=job.get("durability", "machine"), handover=job.get("handover", "direct"),
+    config = JournalConfig(durability=job.get("durability", "machine"), writer=job.get("writer", "direct"),
                            segment_bytes=1 << 20)  # fmt: skip
     trainer = open_toy(job["run"], sizes=SIZES, rank=job.get("rank", 0), config=config, policy=EverySteps(1000))
-    Parting(trainer.journal, lambda step, seconds: say("ship", step), "seal", job.get("grace", 60.0))
+    ShutdownHandler(trainer.journal, lambda step, seconds: say("ship", step), "seal", job.get("grace_seconds", 60.0))
     return trainer
 
 
@@ -115,13 +115,13 @@ def amid(job: dict[str, Any]) -> None:
 def step(job: dict[str, Any]) -> None:
     """Is within a step, and comes to its end a moment after the signal."""
     trainer = trained(job)
-    journal, before = trainer.journal, Parting.part
+    journal, before = trainer.journal, ShutdownHandler.shut_down
 
-    def part(self: Parting, why: str, end: float) -> None:
+    def shut_down(self: ShutdownHandler, reason: str, end: float) -> None:
         threading.Timer(0.1, journal.commit_step, (record, {})).start()
-        before(self, why, end)
+        before(self, reason, end)
 
-    Parting.part = part  # type: ignore[method-assign]
+    ShutdownHandler.shut_down = shut_down  # type: ignore[method-assign]
     record = journal.begin_step(Payload.of([]))
     say("ready", STEPS)
     sit_in_c()
@@ -130,7 +130,7 @@ def step(job: dict[str, Any]) -> None:
 def hang(job: dict[str, Any]) -> None:
     """Its disk hangs."""
     trainer = trained(job)
-    trainer.journal.part = lambda seconds: sit_in_c()  # type: ignore[method-assign,assignment]
+    trainer.journal.shut_down = lambda seconds: sit_in_c()  # type: ignore[method-assign,assignment]
     say("ready", STEPS)
     sit_in_c()
 

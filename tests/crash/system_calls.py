@@ -95,7 +95,7 @@ class Trainers:
         self.process.communicate()
         self._said.close()
 
-    def run(self, run: Path, *options: str, until: int, end: int, attach: str = "training", handover: str = "direct",
+    def run(self, run: Path, *options: str, until: int, end: int, attach: str = "training", writer: str = "direct",
             durability: str = "machine", settles: bool = True) -> Outcome:  # fmt: skip
         """Train in a child under strace.
 
@@ -105,11 +105,11 @@ class Trainers:
             until: the last step under strace.
             end: the last step.
             attach: whether strace is there from "opening" the run on, from "training" on, or while it is "closing".
-            handover: of the journal.
+            writer: of the journal.
             durability: of the journal.
             settles: whether all threads are idle between steps.
         """
-        job: dict[str, Any] = {"run": str(run), "until": until, "end": end, "attach": attach, "handover": handover}
+        job: dict[str, Any] = {"run": str(run), "until": until, "end": end, "attach": attach, "writer": writer}
         self._tell({**job, "durability": durability, "settles": settles})
         outcome, trace = Outcome(), run.with_suffix(".trace")
         pid = int(self._listen(outcome, "pid"))

@@ -3,7 +3,6 @@ behind that commit, and the disk has nothing that no sync covered: the records a
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ import pytest
 
 from tests.crash.judging import judging
 from tests.crash.lossy_disk import LossyDisk
+from tests.support import campaign
 from tests.support.toy import open_toy
 from tranlogs.base.config import JournalConfig
 from tranlogs.log.index import IndexedRecord, LogIndex
@@ -24,8 +24,7 @@ from tranlogs.retention import EverySteps, KeepLatest
 pytestmark = pytest.mark.crash
 
 SIZES = (7, 3000, 5000)  # those of power_child.py
-SEED = int(os.environ["TRANLOGS_SEED"])
-CUTS = 8 * int(os.environ.get("TRANLOGS_ROUNDS", 1))
+SEED, CUTS = campaign.seed(), campaign.rounds(8)
 
 Moment = Literal["between", "behind"]
 
@@ -66,13 +65,13 @@ def _is_boundary(record: IndexedRecord) -> bool:
     return head is not None and head.kind == EntryKind.BOUNDARY
 
 
-def cut_run(folder: Path, monkeypatch: pytest.MonkeyPatch, handover: Any, fault: str | None) -> list[dict[str, Any]]:
+def cut_run(folder: Path, monkeypatch: pytest.MonkeyPatch, writer: Any, fault: str | None) -> list[dict[str, Any]]:
     """Train until the power was cut often enough; return the verdict on each image, with the moment of its cut.
 
     Args:
         folder: for the disk and its images.
         monkeypatch: of the test.
-        handover: of the journal.
+        writer: of the journal.
         fault: under which the verdicts are taken down; None for a control.
     """
     chance, verdicts = random.Random(SEED), list[dict[str, Any]]()
@@ -80,7 +79,7 @@ def cut_run(folder: Path, monkeypatch: pytest.MonkeyPatch, handover: Any, fault:
     (folder / "disk").mkdir()
     disk = LossyDisk(folder / "disk", folder / "images", 0.0, chance)
     disk.install(monkeypatch)
-    config = JournalConfig(durability="machine", segment_bytes=1 << 20, handover=handover)
+    config = JournalConfig(durability="machine", segment_bytes=1 << 20, writer=writer)
     trainer = open_toy(folder / "disk" / "run", sizes=SIZES, config=config, policy=EverySteps(9), retention=KeepLatest(1))
     trainer.recover()
     cutter = Cutter(disk, chance)
@@ -101,11 +100,11 @@ def cut_run(folder: Path, monkeypatch: pytest.MonkeyPatch, handover: Any, fault:
     return verdicts
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 def test_records_survive_a_power_cut_around_the_commit_to_the_index(
-    memory_path: Path, monkeypatch: pytest.MonkeyPatch, handover: Any
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any
 ) -> None:
-    verdicts = cut_run(memory_path, monkeypatch, handover, "power cut around a commit to the log's index")
+    verdicts = cut_run(memory_path, monkeypatch, writer, "power cut around a commit to the log's index")
     assert not [verdict["failed"] for verdict in verdicts if "failed" in verdict]
     assert not [verdict["problems"] for verdict in verdicts if verdict["problems"]]
     assert {verdict["moment"] for verdict in verdicts} == {"between", "behind"}

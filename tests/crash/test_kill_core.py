@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import random
 import signal
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.toy_trainers import SIZES, UNTIL, Trainers, expected, state_sum
+from tests.support import campaign
 from tests.support.toy import open_toy
 from tests.support.verify import verify_run
 from tranlogs import KeepLatest
@@ -60,9 +59,9 @@ def assert_nothing_is_lost(run: Path, said: int, *, keep: int = 2, between: Call
 
 
 @cache
-def passed(trainers: Trainers, folder: Path, handover: str) -> dict[str, int]:
+def passed(trainers: Trainers, folder: Path, writer: str) -> dict[str, int]:
     """How often a run that is not killed passes each point, at the least: the threads' order is not the same each time."""
-    runs = [trainers.run(folder / f"counted-{handover}-{nth}", handover=handover) for nth in range(3)]
+    runs = [trainers.run(folder / f"counted-{writer}-{nth}", writer=writer) for nth in range(3)]
     assert all(run.status == 0 for run in runs)
     return {point: min(run.counts[point] for run in runs) for point in runs[0].counts}
 
@@ -72,46 +71,43 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("counted")
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
-def test_a_run_passes_every_point_of_the_write_path(trainers: Trainers, counted: Path, handover: str) -> None:
-    counts = passed(trainers, counted, handover)
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+def test_a_run_passes_every_point_of_the_write_path(trainers: Trainers, counted: Path, writer: str) -> None:
+    counts = passed(trainers, counted, writer)
     assert {point: counts[point] for point in IN_TRAINING if counts[point] < 2} == {}
     assert {point: counts[point] for point in IN_RECOVERY if counts[point]} == {}
 
 
 @pytest.mark.parametrize("when", ["first", "second", "middle", "late"])
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("point", IN_TRAINING)
 def test_a_kill_at_a_fault_point_loses_nothing_committed(
-    trainers: Trainers, counted: Path, memory_path: Path, point: str, handover: str, when: str
+    trainers: Trainers, counted: Path, memory_path: Path, point: str, writer: str, when: str
 ) -> None:
-    count = passed(trainers, counted, handover)[point]
+    count = passed(trainers, counted, writer)[point]
     nth = {"first": 1, "second": 2, "middle": max(1, count // 2), "late": max(1, count * 4 // 5)}[when]
     for attempt in range(3):  # how many spare files are deleted hangs on the threads' order
         run = memory_path / f"run{attempt}"
-        outcome = trainers.run(run, failpoints=f"{point}=kill@{nth}", handover=handover)
+        outcome = trainers.run(run, failpoints=f"{point}=kill@{nth}", writer=writer)
         if outcome.was_killed:
             break
     assert outcome.was_killed, f"{point} was not reached {nth} times, but {count} times before"
     assert_nothing_is_lost(run, outcome.committed)
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("durability", ["process", "machine"])
 def test_kills_at_random_moments_lose_nothing_committed(
-    trainers: Trainers, memory_path: Path, handover: str, durability: str
+    trainers: Trainers, memory_path: Path, writer: str, durability: str
 ) -> None:
     """Each run is killed again and again, in training, in recovery, and while it opens."""
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    chance, kills = random.Random(seed), 0
-    wanted = int(os.environ.get("TRANLOGS_KILLS", "25"))
+    chance, kills, wanted = campaign.dice(writer, durability), 0, campaign.rounds(25)
     for trial in itertools.count():
         run, said, lives = memory_path / f"run{trial}", 0, 0
         while lives < 8 and kills < wanted:
             lines = chance.choice([0, 0, 1, 1, 2, 3, 5, 8])
             outcome = trainers.run(run, kill_after=(lines, chance.random() * 0.03 if lines == 0 else chance.random() * 0.004),
-                                   handover=handover, durability=durability, settles=chance.random() < 0.2)  # fmt: skip
+                                   writer=writer, durability=durability, settles=chance.random() < 0.2)  # fmt: skip
             assert outcome.status in (0, -signal.SIGKILL)
             assert outcome.recovered is None or outcome.recovered >= said
             said, lives, kills = max(said, outcome.committed), lives + 1, kills + outcome.was_killed
@@ -122,18 +118,18 @@ def test_kills_at_random_moments_lose_nothing_committed(
             return
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("point", [*IN_RECOVERY, *(p for p in IN_TRAINING if not p.startswith("boundary."))])
 def test_a_second_kill_while_the_run_comes_back_loses_nothing(
-    trainers: Trainers, memory_path: Path, point: str, handover: str
+    trainers: Trainers, memory_path: Path, point: str, writer: str
 ) -> None:
     """The first one in the middle of training; then the process that takes over dies, twice, at the point."""
     run = memory_path / "run"
-    outcome = trainers.run(run, failpoints="log.after_commit=kill@40", handover=handover)
+    outcome = trainers.run(run, failpoints="log.after_commit=kill@40", writer=writer)
     assert outcome.was_killed
     said, kills = outcome.committed, 0
     for nth in (1, 1, 2):
-        outcome = trainers.run(run, failpoints=f"{point}=kill@{nth}", handover=handover)
+        outcome = trainers.run(run, failpoints=f"{point}=kill@{nth}", writer=writer)
         assert outcome.was_killed or outcome.counts[point] < nth  # it came to the end
         assert outcome.recovered is None or outcome.recovered >= said
         said, kills = max(said, outcome.committed), kills + outcome.was_killed

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.crash.judging import judging
+from tests.support import campaign
 from tests.support.clock import FakeClock
 from tests.support.damage import copy_live
 from tests.support.toy import open_toy, uninterrupted
@@ -25,12 +26,10 @@ from tranlogs.retention import EverySteps
 pytestmark = pytest.mark.crash
 
 CHILD = Path(__file__).with_name("limits_child.py")
-SEED = int(os.environ["TRANLOGS_SEED"])
-ROUNDS = int(os.environ.get("TRANLOGS_ROUNDS", 1))
 SIZES = (7, 300)
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+@pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 @pytest.mark.parametrize("what", ["handles", "memory"])
 def test_training_goes_on_when_a_limit_is_reached(memory_path: Path, what: str, seed: int) -> None:
     print(f"repeat with TRANLOGS_SEED={seed}")
@@ -82,11 +81,9 @@ def test_recovery_without_handles_is_refused_and_gives_nothing_up(memory_path: P
     again.journal.close()
 
 
-@pytest.mark.parametrize("handover", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("spared", range(6))
-def test_training_goes_on_without_threads(
-    memory_path: Path, monkeypatch: pytest.MonkeyPatch, handover: Any, spared: int
-) -> None:
+def test_training_goes_on_without_threads(memory_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any, spared: int) -> None:
     clock, started = FakeClock(), [0]
 
     def start(thread: threading.Thread) -> None:
@@ -96,7 +93,7 @@ def test_training_goes_on_without_threads(
         real(thread)
 
     real = threading.Thread.start
-    config = JournalConfig(segment_bytes=1 << 20, handover=handover)
+    config = JournalConfig(segment_bytes=1 << 20, writer=writer)
     trainer = open_toy(memory_path / "run", sizes=SIZES, policy=EverySteps(4), config=config, clock=clock)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)

@@ -5,7 +5,6 @@ then the whole machine is lost, and the run comes back from the store.
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
@@ -20,6 +19,7 @@ from tests.crash.toy_trainers import Outcome, Trainers
 from tests.monitor.compacting import install_toy
 from tests.monitor.monitors import Monitors
 from tests.shipping.ships import marks, ship
+from tests.support import campaign
 from tests.support.verify import verify_run
 from tranlogs.base.config import MIB
 from tranlogs.base.errors import NotARun
@@ -30,8 +30,7 @@ from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash
 
-SEED = int(os.environ["TRANLOGS_SEED"])
-KILLS = int(os.environ.get("TRANLOGS_KILLS", 20))
+SEED, KILLS = campaign.seed(), campaign.rounds(20)
 LIVES = 14
 PLACES = {  # where a trainer is killed -> the fault points there
     "in a step or at a boundary": ["log.begin", "log.write", "log.before_commit", "log.after_commit", "boundary.before",
@@ -80,7 +79,7 @@ class Run:
         self._chance, self._trainers, self._monitors = chance, trainers, monitors
         self._is_watched = chance.random() < 0.6
         self._ships, self._compacts = chance.random() < 0.6, chance.random() < 0.4
-        self._handover = chance.choice(["direct", "thread"])
+        self._writer = chance.choice(["direct", "thread"])
         self.lines, self.kills, self.story = [Line()], 0, list[str]()
         self._faults: set[str] = set()  # since the last recovery
 
@@ -108,7 +107,7 @@ class Run:
         step = max(line.step for line in self.lines)
         outcome = self._trainers.run(
             self.run, kill_after=moment, until=step + 14, failpoints=point, errors=errors, jumps=jumps, rewind=rewind,
-            factor=factor, handover=self._handover, keep=chance.randrange(1, 4), every=chance.choice([4, 6, 1000]),
+            factor=factor, writer=self._writer, keep=chance.randrange(1, 4), every=chance.choice([4, 6, 1000]),
             durability=chance.choice(["process", "machine"]), settles=chance.random() < 0.4,
         )  # fmt: skip
         self.story.append(f"killed {place} {point} {moment}, errors {errors!r}, jumps {jumps}, rewind {rewind}: {outcome}")
@@ -180,7 +179,7 @@ class Run:
         """Nobody dies any more: all is there, and it goes on; so it is on another machine."""
         for _ in range(2):
             until = max(line.step for line in self.lines) + 3
-            outcome = self._trainers.run(self.run, until=until, handover=self._handover, keep=9)
+            outcome = self._trainers.run(self.run, until=until, writer=self._writer, keep=9)
             self.story.append(f"at the end: {outcome}")
             self._judge(outcome, None, 1.0, "")
             assert outcome.committed >= until
@@ -192,7 +191,7 @@ class Run:
             assert marks(self.run).archived == least
             self.lose_machine()
             self.lines = [now]  # all of it was sent: no timeline that was left counts any more
-            outcome = self._trainers.run(self.run, until=0, handover=self._handover, keep=9)
+            outcome = self._trainers.run(self.run, until=0, writer=self._writer, keep=9)
             self._judge(outcome, None, 1.0, "")
             assert outcome.recovered == least
 

@@ -22,9 +22,9 @@ from tranlogs.base.errors import RunInUse, UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths, read_owner
 from tranlogs.journal.process import signals
-from tranlogs.journal.process.shutdown import Parting
-from tranlogs.journal.process.takeover import VARIABLE, end_beyond, is_wanted
-from tranlogs.journal.process.writer_lock import holder_of
+from tranlogs.journal.process.shutdown import ShutdownHandler
+from tranlogs.journal.process.takeover import VARIABLE, end_former_ranks, is_takeover_wanted
+from tranlogs.journal.process.writer_lock import lock_holder
 
 pytestmark = pytest.mark.crash
 
@@ -125,10 +125,10 @@ def recovered(run: Path) -> int:
     ("mode", "options", "number"),
     [
         ("loop", {}, signal.SIGTERM),
-        ("loop", {"handover": "thread"}, signal.SIGTERM),
+        ("loop", {"writer": "thread"}, signal.SIGTERM),
         ("loop", {"durability": "process"}, signal.SIGUSR1),
         ("collective", {}, signal.SIGTERM),
-        ("collective", {"durability": "process", "handover": "thread"}, signal.SIGUSR1),
+        ("collective", {"durability": "process", "writer": "thread"}, signal.SIGUSR1),
         ("twice", {}, signal.SIGTERM),
         ("checkpoint", {}, signal.SIGTERM),
         ("step", {}, signal.SIGTERM),
@@ -165,13 +165,13 @@ def test_in_recovery_nothing_is_there_to_be_saved_and_nothing_is_lost(server: Se
 
 
 def test_a_step_that_does_not_end_is_left_out(server: Server, tmp_path: Path) -> None:
-    assert server.start(tmp_path, "amid", grace=1.0).told(signal.SIGTERM) == -signal.SIGTERM
+    assert server.start(tmp_path, "amid", grace_seconds=1.0).told(signal.SIGTERM) == -signal.SIGTERM
     assert sealed(tmp_path) == STEPS
     assert recovered(tmp_path) == STEPS
 
 
 def test_when_grace_is_over_the_process_dies_whatever_hangs(server: Server, tmp_path: Path) -> None:
-    assert server.start(tmp_path, "hang", grace=0.3).told(signal.SIGUSR1) == -signal.SIGUSR1
+    assert server.start(tmp_path, "hang", grace_seconds=0.3).told(signal.SIGUSR1) == -signal.SIGUSR1
     assert recovered(tmp_path) == STEPS
 
 
@@ -224,12 +224,12 @@ def test_an_orphan_of_torchrun_ends_with_its_log_sealed(server: Server, tmp_path
 def test_handlers_are_given_back(tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in signals.SIGNALS]
     trainers = [open_toy(tmp_path / name, sizes=SIZES) for name in "ab"]
-    partings = [Parting(trainer.journal, lambda step, seconds: None, "seal", 5.0) for trainer in trainers]
+    handlers = [ShutdownHandler(trainer.journal, lambda step, seconds: None, "seal", 5.0) for trainer in trainers]
     during = [signal.getsignal(number) for number in signals.SIGNALS]
     assert during != before
-    partings[0].close()
+    handlers[0].close()
     assert [signal.getsignal(number) for number in signals.SIGNALS] == during
-    partings[1].close()
+    handlers[1].close()
     assert [signal.getsignal(number) for number in signals.SIGNALS] == before
     assert signal.set_wakeup_fd(-1) == -1
     for trainer in trainers:
@@ -239,17 +239,19 @@ def test_handlers_are_given_back(tmp_path: Path) -> None:
 def test_signals_can_be_left_alone(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     trainer = open_toy(tmp_path, sizes=SIZES)
-    parting = Parting(trainer.journal, lambda step, seconds: None, None, 5.0)
+    handler = ShutdownHandler(trainer.journal, lambda step, seconds: None, None, 5.0)
     assert signal.getsignal(signal.SIGTERM) == before
-    parting.close()
+    handler.close()
     trainer.journal.close()
 
 
-@pytest.mark.parametrize(("on_signal", "grace"), [("stop", 5.0), (True, 5.0), ("seal", 0), ("seal", -1), ("seal", "20s")])
-def test_wrong_settings_are_refused(tmp_path: Path, on_signal: Any, grace: Any) -> None:
+@pytest.mark.parametrize(
+    ("on_signal", "grace_seconds"), [("stop", 5.0), (True, 5.0), ("seal", 0), ("seal", -1), ("seal", "20s")]
+)
+def test_wrong_settings_are_refused(tmp_path: Path, on_signal: Any, grace_seconds: Any) -> None:
     trainer = open_toy(tmp_path, sizes=SIZES)
-    with pytest.raises(UsageError, match="on_signal=" if grace == 5.0 else "grace="):
-        Parting(trainer.journal, lambda step, seconds: None, on_signal, grace)
+    with pytest.raises(UsageError, match="on_signal=" if grace_seconds == 5.0 else "grace_seconds="):
+        ShutdownHandler(trainer.journal, lambda step, seconds: None, on_signal, grace_seconds)
     trainer.journal.close()
 
 
@@ -274,11 +276,11 @@ def test_a_run_is_taken_over_from_a_live_process(server: Server, tmp_path: Path,
 def test_ranks_that_a_smaller_group_has_no_more_are_ended(server: Server, tmp_path: Path) -> None:
     trainer = server.start(tmp_path, "collective", rank=2)
     trainer.wait_for("ready")
-    end_beyond(tmp_path, 3, 60.0)
-    assert holder_of(tmp_path / "rank2") == trainer.pid
-    end_beyond(tmp_path, 2, 60.0)
+    end_former_ranks(tmp_path, 3, 60.0)
+    assert lock_holder(tmp_path / "rank2") == trainer.pid
+    end_former_ranks(tmp_path, 2, 60.0)
     assert trainer.ended() == -signal.SIGTERM
-    assert holder_of(tmp_path / "rank2") is None
+    assert lock_holder(tmp_path / "rank2") is None
 
 
 def test_a_run_of_this_process_is_not_taken_over(tmp_path: Path) -> None:
@@ -289,11 +291,11 @@ def test_a_run_of_this_process_is_not_taken_over(tmp_path: Path) -> None:
 
 
 def test_who_takes_over_is_said_by_setting_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (is_wanted(None), is_wanted(True), is_wanted(False)) == (False, True, False)
+    assert (is_takeover_wanted(None), is_takeover_wanted(True), is_takeover_wanted(False)) == (False, True, False)
     monkeypatch.setenv(VARIABLE, "1")
-    assert (is_wanted(None), is_wanted(False)) == (True, False)
+    assert (is_takeover_wanted(None), is_takeover_wanted(False)) == (True, False)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert (is_wanted(None), is_wanted(True)) == (False, False)
+    assert (is_takeover_wanted(None), is_takeover_wanted(True)) == (False, False)
     monkeypatch.setenv(VARIABLE, "maybe")
     with pytest.raises(UsageError, match=VARIABLE):
-        is_wanted(None)
+        is_takeover_wanted(None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
 import subprocess
 import sys
@@ -18,11 +17,11 @@ from tests.crash import tally
 from tests.crash.lives import Lives
 from tests.crash.threads_child import Said, sums, train
 from tests.crash.toy_trainers import Trainers
+from tests.support import campaign
 
 pytestmark = pytest.mark.crash
 
-SEED, ROUNDS = int(os.environ["TRANLOGS_SEED"]), int(os.environ.get("TRANLOGS_ROUNDS", 1))
-SEEDS = pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+SEEDS = pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 LIVES = 8
 TINY = Path(__file__).with_name("tiny_child.py")
 _context = multiprocessing.get_context("forkserver")  # imports torch once; each child is forked from there
@@ -108,17 +107,17 @@ def test_tiny_steps_without_a_pause_are_all_there_after_a_kill(memory_path: Path
     """No queue grows without a bound: what a kill costs is little, however fast the steps come."""
     print(f"repeat with TRANLOGS_SEED={seed}")
     chance, run, committed, paces = random.Random(seed), memory_path / "run", 0, []
-    for handover in chance.sample(["direct", "thread"], 2):
+    for writer in chance.sample(["direct", "thread"], 2):
         durability = chance.choice(["process", "machine"])
-        fault = f"10,000 tiny steps without a pause, then SIGKILL (handover: {handover})"
-        command = [sys.executable, str(TINY), str(run), handover, durability]
+        fault = f"10,000 tiny steps without a pause, then SIGKILL (writer: {writer})"
+        command = [sys.executable, str(TINY), str(run), writer, durability]
         with tally.trying(fault), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             found, said = (json.loads(process.stdout.readline()) for _ in range(2))
             process.kill()
             assert found["is_right"], found
             assert found["step"] >= committed, f"step {committed} was committed, {found} came back"
-            assert said["at risk"] == 0 if handover == "direct" else said["at risk"] <= 300
+            assert said["at risk"] == 0 if writer == "direct" else said["at risk"] <= 300
         paces.append(round(said["pace"]))
         committed = said["committed"]
         tally.note(fault, seconds=found["seconds"])

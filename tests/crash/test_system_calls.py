@@ -3,7 +3,6 @@ that was said to be safe is lost, and what comes back is what an uninterrupted r
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
@@ -19,6 +18,7 @@ from tests.crash import tally
 from tests.crash.judging import Judge, judging
 from tests.crash.power_child import Judge as Toy
 from tests.crash.system_calls import Outcome, Trainers, demand_strace
+from tests.support import campaign
 
 pytestmark = [pytest.mark.crash, pytest.mark.root]
 
@@ -40,14 +40,11 @@ CHANGE_NOTHING = {  # on the disk
     "set_robust_list", "sysinfo", "uname", "clock_nanosleep", "mremap", "getcwd", "kill", "tgkill", "geteuid",
 }  # fmt: skip
 UNTIL, END = 30, 40
-IS_SOAK = bool(os.environ.get("TRANLOGS_SOAK"))
-SEED = int(os.environ.get("TRANLOGS_SAMPLE", 1))  # its seed
-CALLS_EACH = int(os.environ.get("TRANLOGS_CALLS", 1))  # of each kind are hit; TRANLOGS_SOAK takes them all
-HANDOVERS = ("direct", "thread")
+SEED, CALLS_EACH = campaign.seed(), campaign.rounds(3)  # calls of each kind that are hit
+WRITERS = ("direct", "thread")
 SEVERAL = "one of several system calls that fail in turn, or SIGKILL at one, in several lives of a run"
 OPENING = "a system call fails while a run is opened and recovered"
 UNREAD = "a read fails while a run is opened: an older step came back, and it was said"
-MIXES = int(os.environ.get("TRANLOGS_ROUNDS", 1))
 
 
 @pytest.fixture(scope="module")
@@ -86,22 +83,22 @@ def left(trainers: Trainers, tmp_path_factory: pytest.TempPathFactory) -> Left:
     return Left(run, outcome.committed)
 
 
-def trained(trainers: Trainers, run: Path, *options: str, life: str, handover: str, left: Left) -> Outcome:
+def trained(trainers: Trainers, run: Path, *options: str, life: str, writer: str, left: Left) -> Outcome:
     """A trainer under strace in one part of its life; "recovering", it goes on with the run that was left."""
     if life == "recovering":
         shutil.copytree(left.run, run)
     attach = "opening" if life == "recovering" else life
-    outcome = trainers.run(run, *options, until=UNTIL, end=END, attach=attach, handover=handover)
+    outcome = trainers.run(run, *options, until=UNTIL, end=END, attach=attach, writer=writer)
     if life == "recovering":
         outcome.committed = max(outcome.committed, left.committed)
     return outcome
 
 
 @cache
-def passed(trainers: Trainers, folder: Path, life: str, handover: str, left: Left) -> dict[str, int]:
+def passed(trainers: Trainers, folder: Path, life: str, writer: str, left: Left) -> dict[str, int]:
     """How often at most a thread makes each call, in a run that nothing happens to."""
-    run = folder / f"{life}-{handover}"
-    outcome = trained(trainers, run, life=life, handover=handover, left=left)
+    run = folder / f"{life}-{writer}"
+    outcome = trained(trainers, run, life=life, writer=writer, left=left)
     assert (outcome.status, outcome.end) == (0, ["False", str(END), str(state_sum(END))])
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for thread, call in re.findall(r"^(\d+) +(\w+)\(", run.with_suffix(".trace").read_text(), re.MULTILINE):
@@ -128,12 +125,12 @@ class Sampler:
     folder: Path
     left: Left
 
-    def counts(self, life: str, handover: str) -> dict[str, int]:
+    def counts(self, life: str, writer: str) -> dict[str, int]:
         """How often at most a thread makes each call in a part of its life."""
-        return passed(self.trainers, self.folder, life, handover, self.left)
+        return passed(self.trainers, self.folder, life, writer, self.left)
 
     def __call__(self, life: str, call: str, *about: object) -> Iterator[tuple[int, str]]:
-        return sample({handover: self.counts(life, handover).get(call, 0) for handover in HANDOVERS}, life, call, *about)
+        return sample({writer: self.counts(life, writer).get(call, 0) for writer in WRITERS}, life, call, *about)
 
 
 @pytest.fixture(scope="module")
@@ -143,11 +140,8 @@ def sampler(trainers: Trainers, counted: Path, left: Left) -> Sampler:
 
 def sample(counts: dict[str, int], attach: str, call: str, *about: object) -> Iterator[tuple[int, str]]:
     """Which calls are hit, and how records are handed over. It is the first thread to make so many."""
-    every = [(nth, handover) for handover, count in counts.items() for nth in range(1, count + 1)]
-    if not IS_SOAK and every:
-        print(f"repeat with TRANLOGS_SAMPLE={SEED}")
-        every = random.Random(repr((SEED, attach, call, *about))).sample(every, min(CALLS_EACH, len(every)))
-    yield from every
+    every = [(nth, writer) for writer, count in counts.items() for nth in range(1, count + 1)]
+    yield from campaign.dice(attach, call, *about).sample(every, min(CALLS_EACH, len(every)))
 
 
 def assert_nothing_is_lost(judge: Judge, run: Path, said: int, fault: str, tries: int) -> None:
@@ -158,14 +152,14 @@ def assert_nothing_is_lost(judge: Judge, run: Path, said: int, fault: str, tries
     assert verdict["problems"] == []
 
 
-def killed_at(sampler: Sampler, folder: Path, call: str, nth: int, life: str, handover: str) -> tuple[Path, Outcome]:
+def killed_at(sampler: Sampler, folder: Path, call: str, nth: int, life: str, writer: str) -> tuple[Path, Outcome]:
     """A run that was killed at the n-th call, or, where it makes fewer than the counted one did, at an earlier one."""
     while True:
-        run = folder / f"run-{nth}-{handover}"
+        run = folder / f"run-{nth}-{writer}"
         inject = f"inject={call}:signal=KILL:when={nth}"
-        outcome = trained(sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life=life, handover=handover,
+        outcome = trained(sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life=life, writer=writer,
                           left=sampler.left)  # fmt: skip
-        print(f"{inject} {handover}: {outcome}")
+        print(f"{inject} {writer}: {outcome}")
         assert not outcome.failed
         if outcome.was_killed or nth == 1:
             return run, outcome
@@ -174,7 +168,7 @@ def killed_at(sampler: Sampler, folder: Path, call: str, nth: int, life: str, ha
 
 def test_every_call_that_changes_a_file_is_hit(sampler: Sampler) -> None:
     """A call that Python or LMDB makes under another name than the one that is waited for would not be hit at all."""
-    made = {life: set[str]().union(*(sampler.counts(life, handover) for handover in HANDOVERS)) for life in LIVES}
+    made = {life: set[str]().union(*(sampler.counts(life, writer) for writer in WRITERS)) for life in LIVES}
     everywhere = set[str]().union(*made.values())
     assert everywhere <= {*CALLS, *CHANGE_NOTHING}
     for names in NAMES:
@@ -191,8 +185,8 @@ def test_every_call_that_changes_a_file_is_hit(sampler: Sampler) -> None:
 def test_a_kill_at_a_system_call_loses_nothing_committed(
     sampler: Sampler, judge: Judge, memory_path: Path, call: str, life: str
 ) -> None:
-    for nth, handover in sampler(life, call):
-        run, outcome = killed_at(sampler, memory_path, call, nth, life, handover)
+    for nth, writer in sampler(life, call):
+        run, outcome = killed_at(sampler, memory_path, call, nth, life, writer)
         assert outcome.was_killed or call in VARIES
         assert_nothing_is_lost(judge, run, outcome.committed, "SIGKILL at a system call", int(outcome.was_killed))
 
@@ -211,32 +205,32 @@ def test_training_goes_on_when_a_system_call_fails(
     sampler: Sampler, judge: Judge, memory_path: Path, call: str, life: str, error: str, onwards: bool
 ) -> None:
     """And when it works again, logging resumes; a run that could not be closed in order is opened and gone on with."""
-    for nth, handover in sampler(life, call, error, onwards):
-        run = memory_path / f"run-{nth}-{handover}"
+    for nth, writer in sampler(life, call, error, onwards):
+        run = memory_path / f"run-{nth}-{writer}"
         inject = f"inject={call}:error={error}:when={nth}" + ("+" if onwards else "")
-        outcome = trained(sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life=life, handover=handover,
+        outcome = trained(sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life=life, writer=writer,
                           left=sampler.left)  # fmt: skip
-        print(f"{inject} {handover}: {outcome}")
+        print(f"{inject} {writer}: {outcome}")
         assert_training_went_on(outcome, END)
         assert_nothing_is_lost(judge, run, END, "a system call fails while training", len(outcome.hit))
 
 
 @pytest.mark.parametrize("onwards", [False, True], ids=["once", "for good"])
-@pytest.mark.parametrize("error", ["ENOSPC", "EIO"] if IS_SOAK else ["either"])
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"] if campaign.is_soak() else ["either"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_system_call_that_fails_while_a_run_is_opened_loses_nothing(
     sampler: Sampler, judge: Judge, memory_path: Path, call: str, error: str, onwards: bool
 ) -> None:
     """A run that a killed trainer left is opened, recovered and gone on with; if it is refused, then in words."""
     if error == "either":
-        error = random.Random(repr((SEED, call, onwards))).choice(["ENOSPC", "EIO"])
+        error = campaign.dice(call, onwards).choice(["ENOSPC", "EIO"])
     killed = sampler.left
-    for nth, handover in sampler("recovering", call, error, onwards, "left"):
-        run = memory_path / f"run-{nth}-{handover}"
+    for nth, writer in sampler("recovering", call, error, onwards, "left"):
+        run = memory_path / f"run-{nth}-{writer}"
         inject = f"inject={call}:error={error}:when={nth}" + ("+" if onwards else "")
-        outcome = trained(sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life="recovering", handover=handover,
+        outcome = trained(sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life="recovering", writer=writer,
                           left=killed)  # fmt: skip
-        print(f"{killed}\n{inject} {handover}: {outcome}")
+        print(f"{killed}\n{inject} {writer}: {outcome}")
         if outcome.refused:
             assert not outcome.failed
             assert_nothing_is_lost(judge, run, killed.committed, OPENING, len(outcome.hit))
@@ -244,7 +238,7 @@ def test_a_system_call_that_fails_while_a_run_is_opened_loses_nothing(
         assert outcome.recovered is not None
         if outcome.recovered < killed.committed:  # what the disk cannot read is damage: said, and worked around
             assert call in READS
-            said = ("had been committed; what is left", "cannot be read", "can be found", "cannot be opened")
+            said = ("had been committed, but the readable log", "cannot be read", "can be found", "cannot be opened")
             assert any(word in warning for warning in outcome.warnings for word in said)
         assert_training_went_on(outcome, END)
         fault = UNREAD if outcome.recovered < killed.committed else OPENING
@@ -268,7 +262,7 @@ def several_faults(chance: random.Random) -> tuple[list[str], str]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(SEED, SEED + MIXES))
+@pytest.mark.parametrize("seed", campaign.seeds(1))
 def test_faults_of_several_calls_in_several_lives_lose_nothing(
     trainers: Trainers, judge: Judge, memory_path: Path, seed: int
 ) -> None:
@@ -277,7 +271,7 @@ def test_faults_of_several_calls_in_several_lives_lose_nothing(
     for _ in range(4):
         options, what = several_faults(chance)
         until = said + chance.randrange(8, 30)
-        outcome = trainers.run(run, *options, until=until, end=until + 8, handover=chance.choice(HANDOVERS),
+        outcome = trainers.run(run, *options, until=until, end=until + 8, writer=chance.choice(WRITERS),
                                settles=chance.random() < 0.5)  # fmt: skip
         print(f"{what}: {outcome}")
         assert not outcome.failed

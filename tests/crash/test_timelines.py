@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from collections.abc import Iterator
@@ -12,13 +11,12 @@ import pytest
 
 from tests.crash.timelines import Fork, checkpoints, expected
 from tests.crash.toy_trainers import Trainers
+from tests.support import campaign
 from tests.support.verify import verify_run
 from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash
 
-SEED = int(os.environ["TRANLOGS_SEED"])
-ROUNDS = int(os.environ.get("TRANLOGS_ROUNDS", 4))
 LIVES = 14
 
 
@@ -29,9 +27,9 @@ def trainers() -> Iterator[Trainers]:
     made.process.communicate()
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
-@pytest.mark.parametrize("handover", ["direct", "thread"])
-def test_runs_are_wound_back_and_killed(trainers: Trainers, memory_path: Path, handover: str, seed: int) -> None:
+@pytest.mark.parametrize("seed", campaign.seeds(4), ids=str)
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+def test_runs_are_wound_back_and_killed(trainers: Trainers, memory_path: Path, writer: str, seed: int) -> None:
     print(f"repeat with TRANLOGS_SEED={seed}")
     chance, run = random.Random(seed), memory_path / "run"
     forks: dict[int, Fork] = {}
@@ -41,7 +39,7 @@ def test_runs_are_wound_back_and_killed(trainers: Trainers, memory_path: Path, h
         if step and chance.random() < 0.5 and (lowest := min(checkpoints(run), default=0)) < step:
             rewind, factor = chance.randrange(lowest, step), chance.uniform(0.5, 2.0)
         kill_after = (chance.randrange(1, 12), chance.random() * 0.004) if life < LIVES - 1 else None
-        outcome = trainers.run(run, kill_after=kill_after, until=step + 12, handover=handover, rewind=rewind, factor=factor,
+        outcome = trainers.run(run, kill_after=kill_after, until=step + 12, writer=writer, rewind=rewind, factor=factor,
                                keep=3, settles=chance.random() < 0.5)  # fmt: skip
         print(life, "was", (timeline, step), "wanted", rewind, factor, "->", outcome)
         assert outcome.status in (0, -signal.SIGKILL)
@@ -63,7 +61,7 @@ def test_runs_are_wound_back_and_killed(trainers: Trainers, memory_path: Path, h
             timeline, step = newer, outcome.committed
             continue
         # It died before a step of the new timeline was committed: the next one finds it begun, or does not.
-        found = trainers.run(run, until=0, handover=handover, keep=3)
+        found = trainers.run(run, until=0, writer=writer, keep=3)
         assert found.recovered is not None
         print("then", found)
         if found.timeline == timeline:

@@ -52,9 +52,9 @@ def is_right(state: TinyState) -> bool:
                ((state.parameters, expected.parameters), (state.momenta, expected.momenta)))  # fmt: skip
 
 
-def main(run: str, handover: Any, durability: Any) -> None:
+def main(run: str, writer: Any, durability: Any) -> None:
     start, state = time.monotonic(), TinyState()
-    config = JournalConfig(handover=handover, durability=durability)
+    config = JournalConfig(writer=writer, durability=durability)
     trainer = ToyTrainer(Journal.open(run, framework="toy", config=config, policy=EverySteps(3000)), state)
     journal, report = trainer.journal, trainer.recover()
     seconds = time.monotonic() - start

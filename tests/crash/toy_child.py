@@ -57,7 +57,7 @@ def train(job: dict[str, Any]) -> None:
     log.SEGMENT_RECORDS_WANTED = 1  # small segments
     never = ",".join(f"{point}=eio@{1 << 40}" for point in failpoints.POINTS)
     failpoints._rules = failpoints._parse(job["failpoints"] or never)
-    config = JournalConfig(durability=job["durability"], handover=job["handover"], segment_bytes=1 << 20)
+    config = JournalConfig(durability=job["durability"], writer=job["writer"], segment_bytes=1 << 20)
     start, clock = time.monotonic(), _clock(job)
     policy = EverySeconds(30) if job.get("by_time") else EverySteps(job.get("every", 6))
     trainer = open_toy(job["run"], sizes=SIZES, config=config, policy=policy,
@@ -82,21 +82,21 @@ def train(job: dict[str, Any]) -> None:
             clock.advance(5.0)
         if journal.is_suspended:
             say("suspended")
-        if journal._has_said_full or journal._room._has_told:
+        if journal.checkpoints.has_warned_full or journal.checkpoints.disk_space.has_warned:
             say("full")
         if job["settles"]:
             journal.wait_synced()
             journal.wait_checkpoint()
             _wait_prepared(journal)
-        if journal.config.handover == "thread" and step % 3 == 0:
+        if journal.config.writer == "thread" and step % 3 == 0:
             journal.wait_synced()
         if step % 8 == 0:  # fewer log files are in use than at the checkpoint before: some of the spare ones are deleted
             journal.checkpoint(trainer.state.snapshot())
         if forks is not None and forks.random() < 0.3:
             _fork(trainer, forks.choice(["logs", "ends", "stays"]))
         say(journal.committed)
-        if journal._wal is not None and (job["settles"] or (step % 5 == 0 and journal.config.handover == "direct")):
-            journal._wal.roll()
+        if journal.log.wal is not None and (job["settles"] or (step % 5 == 0 and journal.config.writer == "direct")):
+            journal.log.wal.roll()
             if job["settles"]:
                 _wait_prepared(journal)
 
@@ -108,9 +108,9 @@ def train(job: dict[str, Any]) -> None:
 
 def _wait_prepared(journal: Journal) -> None:
     """Wait until the next log file is there, or is known not to come."""
-    if journal._wal is None:
+    if journal.log.wal is None:
         return
-    prepared = journal._wal._preallocator
+    prepared = journal.log.wal._preallocator
     with prepared._changed:
         while prepared._ready is None and prepared._failure is None:
             prepared._changed.wait()

@@ -72,7 +72,7 @@ class Trainers:
                                         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})  # fmt: skip
 
     def run(self, run: Path, *, kill_after: tuple[int, float] | None = None, until: int = UNTIL, failpoints: str = "",
-            handover: str = "direct", durability: str = "machine", settles: bool = True,
+            writer: str = "direct", durability: str = "machine", settles: bool = True,
             meanwhile: Callable[[int], None] = lambda lines: None, **more: Any) -> Outcome:  # fmt: skip
         """Train in a child.
 
@@ -81,13 +81,13 @@ class Trainers:
             kill_after: kill the child so many lines and seconds after its start.
             until: the last step.
             failpoints: as in TRANLOGS_FAILPOINTS.
-            handover: of the journal.
+            writer: of the journal.
             durability: of the journal.
             settles: whether all threads are idle between steps, so that every point is passed at a known place.
             meanwhile: called with the number of lines that it has said, behind each.
             more: of the job (toy_child.py).
         """
-        job: dict[str, Any] = {"run": str(run), "until": until, "failpoints": failpoints, "handover": handover}
+        job: dict[str, Any] = {"run": str(run), "until": until, "failpoints": failpoints, "writer": writer}
         self._tell({**job, "durability": durability, "settles": settles, **more})
         pid = int(self._line()[1])
         outcome, lines = Outcome(0), 0

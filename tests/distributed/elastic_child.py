@@ -25,7 +25,7 @@ def main(run: str, until: int, hangs: bool) -> None:
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Linear(4, 2))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = LoggedOptimizer(inner, run, model, segment_bytes=1 << 20, grace=60.0 if dist.get_rank() == 0 else 0.5)
+    optimizer = LoggedOptimizer(inner, run, model, segment_bytes=1 << 20, grace_seconds=60.0 if dist.get_rank() == 0 else 0.5)
     print("recovered", optimizer.recover().step, flush=True)
     for step in optimizer.steps(until + hangs):
         if step == until:

@@ -15,7 +15,7 @@ from tests.distributed.conftest import Launcher
 from tests.distributed.test_world import landed, seen
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
-from tranlogs.recovery.facts import open_for_reading
+from tranlogs.recovery.facts import read_facts
 
 pytestmark = pytest.mark.crash
 
@@ -42,7 +42,7 @@ def test_a_lost_disk_comes_back_from_the_store(launcher: Launcher, tmp_path: Pat
 
 def damage_last_share(journal: Path) -> None:
     """Flip a bit in what a rank has of the last step."""
-    for segment in open_for_reading(journal).segments:
+    for segment in read_facts(journal).segments:
         with SegmentReader(segment.path) as reader:
             entries = list(reader.entries(list(segment.locations)))
         for entry in entries:

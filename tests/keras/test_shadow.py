@@ -1,4 +1,4 @@
-"""Shadow checkpoints of Keras runs: the callback's own bytes, or a refusal in words."""
+"""Derived checkpoints of Keras runs: the callback's own bytes, or a refusal in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shadow checkpoints in the test's own process, beside the trainer's."""
+"""Derived checkpoints in the test's own process, beside the trainer's."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 
 from tranlogs.base.clock import SystemClock
 from tranlogs.catalog import Catalog
-from tranlogs.checkpoints.derived import Shadow, shadow_folder
+from tranlogs.checkpoints.derived import DerivedCheckpoint, derived_folder
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.opening import open_catalog, settle_segments
+from tranlogs.journal.opening import open_catalog, seal_abandoned_segments
 from tranlogs.log.record import Position
-from tranlogs.recovery.derived_checkpoint import plan_shadow, write_shadow
+from tranlogs.recovery.derived_checkpoint import plan_derived_checkpoint, write_derived_checkpoint
 
 
-def made(journal: Path, run: Callable[[Path], Any]) -> Shadow:
+def made(journal: Path, run: Callable[[Path], Any]) -> DerivedCheckpoint:
     """A shadow of the newest place, in this process, not published."""
-    target = plan_shadow(journal)
+    target = plan_derived_checkpoint(journal)
     assert target is not None
     offline = run(journal)
     assert offline.replay(sequence=target.position.sequence).exact is True
-    return write_shadow(journal, target, offline.snapshot(target.position), SystemClock())
+    return write_derived_checkpoint(journal, target, offline.snapshot(target.position), SystemClock())
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -59,17 +59,17 @@ def checkpoints(journal: Path) -> list[int]:
 def beside_its_own(journal: Path, run: Callable[[Path], Any]) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """The newest checkpoint of a run that nobody writes, and the one made from the log and the first checkpoint."""
     catalog, _ = open_catalog(JournalPaths(journal), 0, "", [])  # a kill may have come before it knew the newest checkpoint
-    settle_segments(JournalPaths(journal), catalog, sync=False)
+    seal_abandoned_segments(JournalPaths(journal), catalog, sync=False)
     own = max(catalog.checkpoints(), key=lambda row: row.sequence)
     catalog.close()
     right = contents(journal / "checkpoints" / own.name)
     forget_checkpoints(journal)
-    target = plan_shadow(journal)
+    target = plan_derived_checkpoint(journal)
     assert target is not None
     target = replace(target, position=Position(own.sequence, own.step, int(own.chain, 16), own.timeline))
     offline = run(journal)
     report = offline.replay(sequence=own.sequence)
     assert report.exact is True, report
-    shadow = write_shadow(journal, target, offline.snapshot(target.position), SystemClock())
+    shadow = write_derived_checkpoint(journal, target, offline.snapshot(target.position), SystemClock())
     assert shadow.row.name == own.name
-    return right, contents(shadow_folder(journal / "checkpoints", own.name))
+    return right, contents(derived_folder(journal / "checkpoints", own.name))

@@ -21,7 +21,7 @@ from tranlogs import Monitor
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths, embedded_monitor, read_owner
-from tranlogs.journal.embedded_monitor import as_monitor, start_beside
+from tranlogs.journal.embedded_monitor import as_monitor, start_embedded_monitor
 from tranlogs_monitor.watching.lock import lock_journal
 
 Toy = Callable[..., ToyTrainer]
@@ -92,7 +92,7 @@ def test_a_monitor_that_is_not_installed_is_said_when_it_is_asked_for(monkeypatc
 
 def test_a_thread_evaluates_and_ends_with_the_run(run: ToyTrainer) -> None:
     paths = run.journal.paths
-    made = start_beside(Monitor("thread", "1GiB", interval="0.01s"), paths)
+    made = start_embedded_monitor(Monitor("thread", "1GiB", interval="0.01s"), paths)
     wait_until(lambda: evaluations(paths.folder), "an evaluation")
     assert is_watched(paths.folder)
     run.train(9)
@@ -106,7 +106,7 @@ def test_a_thread_evaluates_and_ends_with_the_run(run: ToyTrainer) -> None:
 
 def test_a_forked_child_has_no_part_in_it(run: ToyTrainer) -> None:
     paths = run.journal.paths
-    made = start_beside(Monitor("thread", interval="0.01s"), paths)
+    made = start_embedded_monitor(Monitor("thread", interval="0.01s"), paths)
     wait_until(lambda: is_watched(paths.folder), "the monitor's lock")
     child = os.fork()
     if child == 0:
@@ -120,7 +120,7 @@ def test_a_forked_child_has_no_part_in_it(run: ToyTrainer) -> None:
 def test_another_monitor_is_said_once_and_left_alone(run: ToyTrainer, caplog: pytest.LogCaptureFixture) -> None:
     held = lock_journal(run.journal.paths.folder)
     for mode in ("thread", "process"):
-        start_beside(Monitor(mode), run.journal.paths).close()  # type: ignore[arg-type]
+        start_embedded_monitor(Monitor(mode), run.journal.paths).close()  # type: ignore[arg-type]
     held.release()
     assert caplog.text.count("a monitor watches it already (process") == 2
     assert not (run.journal.paths.folder / "monitor.log").exists()
@@ -133,18 +133,18 @@ def test_one_that_fails_is_a_warning(
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("tranlogs_monitor.daemon.Daemon.evaluate", fail)
-    made = start_beside(Monitor("thread"), run.journal.paths)
+    made = start_embedded_monitor(Monitor("thread"), run.journal.paths)
     wait_until(lambda: "its monitor has ended (ZeroDivisionError: a bug)" in caplog.text, "the warning")
     made.close()
     monkeypatch.setattr("tranlogs_monitor.embedded.MonitorProcess", fail)
-    start_beside(Monitor("process"), run.journal.paths).close()
+    start_embedded_monitor(Monitor("process"), run.journal.paths).close()
     assert "its monitor could not be started (ZeroDivisionError: a bug)" in caplog.text
     run.train(9)
 
 
 def test_a_process_prunes_and_ends_when_the_run_is_closed(run: ToyTrainer) -> None:
     paths = run.journal.paths
-    start_beside(Monitor("process", "1GiB", interval="0.05s"), paths).close()
+    start_embedded_monitor(Monitor("process", "1GiB", interval="0.05s"), paths).close()
     wait_until(lambda: evaluations(paths.folder), "an evaluation")
     monitor = read_owner(paths.folder, "monitor")
     assert monitor is not None
@@ -166,7 +166,7 @@ def is_running(pid: int) -> bool:
 def test_a_process_ships_what_a_dead_trainer_left_before_it_ends(run: ToyTrainer, tmp_path: Path) -> None:
     copy = JournalPaths(killed(run, tmp_path / "copy") / "rank0")
     store = tmp_path / "store"
-    start_beside(Monitor("process", store=store.as_uri(), interval="0.1s"), copy).close()
+    start_embedded_monitor(Monitor("process", store=store.as_uri(), interval="0.1s"), copy).close()
     wait_until(lambda: is_watched(copy.folder), "the monitor")
     monitor = read_owner(copy.folder, "monitor")
     assert monitor is not None

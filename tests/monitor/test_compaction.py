@@ -1,4 +1,4 @@
-"""Shadow checkpoints of a toy: the trainer's own bytes, recovery from each, and when they are not published."""
+"""Derived checkpoints of a toy: the trainer's own bytes, recovery from each, and when they are not published."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tranlogs.base.errors import CorruptCheckpoint, RecoveryError
 from tranlogs.base.types import dense
 from tranlogs.catalog import Catalog, CheckpointRow, segment_key
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.checkpoints.derived import Shadow, publish, shadow_folder
+from tranlogs.checkpoints.derived import DerivedCheckpoint, derived_folder, publish
 from tranlogs.log.layout import Payload
-from tranlogs.recovery.derived_checkpoint import plan_shadow
+from tranlogs.recovery.derived_checkpoint import plan_derived_checkpoint
 from tranlogs.retention import KeepAll, KeepLatest
 from tranlogs.retention.compaction import Compaction
 from tranlogs_monitor.watching.lock import lock_journal
@@ -56,7 +56,7 @@ def train_and_seal(trainer: ToyTrainer, until: int) -> None:
 
 def seal(trainer: ToyTrainer) -> None:
     """Seal the open segment, and wait until the catalog says so."""
-    wal = trainer.journal._wal
+    wal = trainer.journal.log.wal
     assert wal is not None
     count = sum(row.state == "sealed" for row in trainer.journal.catalog.segments())
     wal.roll()
@@ -69,7 +69,7 @@ def seal(trainer: ToyTrainer) -> None:
     pytest.fail("the segment was not sealed")
 
 
-def made(journal: Path) -> Shadow:
+def made(journal: Path) -> DerivedCheckpoint:
     return made_by(journal, OfflineRun)
 
 
@@ -108,7 +108,7 @@ def test_it_has_the_bytes_of_the_trainers_own(run: ToyTrainer, tmp_path: Path) -
     forget_checkpoints(copy)
     shadow = made(copy)
     assert shadow.row.name == own.name
-    assert contents(shadow_folder(copy / "checkpoints", own.name)) == contents(own)
+    assert contents(derived_folder(copy / "checkpoints", own.name)) == contents(own)
     assert published(copy, shadow) == ""
     found = {row.name: row for row in Catalog.open(copy).checkpoints()}[own.name]
     known = {row.name: row for row in run.journal.catalog.checkpoints()}[own.name]
@@ -174,15 +174,15 @@ def test_a_unit_that_straddles_two_segments_is_decoded_from_it(
 
 def test_there_is_none_without_sealed_log_behind_a_checkpoint(toy: Toy, tmp_path: Path) -> None:
     trainer = toy(tmp_path / "run")
-    assert plan_shadow(trainer.journal.paths.folder) is None
+    assert plan_derived_checkpoint(trainer.journal.paths.folder) is None
     trainer.recover()
     trainer.train(3)
-    assert plan_shadow(trainer.journal.paths.folder) is None, "the segment is open"
+    assert plan_derived_checkpoint(trainer.journal.paths.folder) is None, "the segment is open"
     step_of(trainer)
     seal(trainer)
     boundary_of(trainer)
     trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
-    assert plan_shadow(trainer.journal.paths.folder) is None, "the trainer's own is newer"
+    assert plan_derived_checkpoint(trainer.journal.paths.folder) is None, "the trainer's own is newer"
 
 
 def test_a_change_of_the_environment_is_refused(run: ToyTrainer, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_change_of_the_environment_is_refused(run: ToyTrainer, tmp_path: Path)
     again.train(25)
     again.journal.close()
     with pytest.raises(RecoveryError, match=r"in another environment after its checkpoint of step 0 \(threads\)"):
-        plan_shadow(copy / "rank0")
+        plan_derived_checkpoint(copy / "rank0")
 
 
 # What comes in between.
@@ -244,7 +244,7 @@ def test_another_run(run: ToyTrainer) -> None:
 @pytest.mark.parametrize("lost", ["manifest.json", "state.safetensors"])
 def test_a_folder_that_somebody_has_deleted(run: ToyTrainer, lost: str) -> None:
     shadow = made(run.journal.paths.folder)
-    (shadow_folder(run.journal.paths.checkpoints, shadow.row.name) / lost).unlink()
+    (derived_folder(run.journal.paths.checkpoints, shadow.row.name) / lost).unlink()
     assert published(run.journal.paths.folder, shadow) == "its folder is incomplete"
 
 
@@ -259,12 +259,12 @@ def test_the_trainer_comes_to_the_same_place(toy: Toy, tmp_path: Path, is_listed
     if is_listed:
         assert published(journal, shadow) == ""
     else:
-        os.rename(shadow_folder(journal / "checkpoints", shadow.row.name), journal / "checkpoints" / shadow.row.name)
+        os.rename(derived_folder(journal / "checkpoints", shadow.row.name), journal / "checkpoints" / shadow.row.name)
     inode = os.stat(journal / "checkpoints" / shadow.row.name).st_ino
     assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     trainer.journal.wait_checkpoint()
-    assert trainer.journal._checkpointer is not None
-    assert trainer.journal._checkpointer.failure is None
+    assert trainer.journal.checkpoints.checkpointer is not None
+    assert trainer.journal.checkpoints.checkpointer.failure is None
     assert checkpoints(journal) == [0, 5]
     assert os.stat(journal / "checkpoints" / shadow.row.name).st_ino == inode
     assert not [path for path in trainer.journal.paths.checkpoints.iterdir() if not path.name.startswith("step-")]
@@ -287,15 +287,15 @@ def test_the_trainer_is_a_moment_later(toy: Toy, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("tranlogs.journal.checkpoints.checkpointer.write_checkpoint", write)
     assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
-    assert trainer.journal._checkpointer is not None
-    assert trainer.journal._checkpointer.failure is None
+    assert trainer.journal.checkpoints.checkpointer is not None
+    assert trainer.journal.checkpoints.checkpointer.failure is None
     assert checkpoints(journal) == [0, 5]
 
 
 def test_a_folder_that_was_renamed_by_one_that_died_is_taken(run: ToyTrainer) -> None:
     journal = run.journal.paths.folder
     shadow = made(journal)
-    shutil.copytree(shadow_folder(journal / "checkpoints", shadow.row.name), journal / "checkpoints" / shadow.row.name)
+    shutil.copytree(derived_folder(journal / "checkpoints", shadow.row.name), journal / "checkpoints" / shadow.row.name)
     assert published(journal, shadow) == ""
     assert checkpoints(journal) == [0, 20]
 

@@ -1,4 +1,4 @@
-"""Shadow checkpoints of PyTorch runs: the trainer's own bytes, or a refusal in words."""
+"""Derived checkpoints of PyTorch runs: the trainer's own bytes, or a refusal in words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.torch.test_offline import Case as OfflineCase
 from tranlogs.base.errors import UsageError
 from tranlogs.retention.compaction import Compaction
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.offline.recorded_state import OfflineRun
+from tranlogs_torch.offline.run import OfflineRun
 
 
 @pytest.fixture(autouse=True)

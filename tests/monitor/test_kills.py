@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from tests.crash.test_kill_core import assert_nothing_is_lost
 from tests.crash.toy_trainers import UNTIL, Trainers
 from tests.monitor.monitors import Monitors
+from tests.support import campaign
 from tranlogs.base.config import MIB
 from tranlogs.catalog import Catalog
 from tranlogs.cli.reading.runs import find_journals
@@ -113,9 +113,7 @@ def _wait_for_end_or_peace(run: Path) -> None:
 
 def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
     """The trainer again and again, and the monitor as often, at any moment or at a fault point."""
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    chance, kills, wanted = random.Random(seed), 0, int(os.environ.get("TRANLOGS_KILLS", "40"))
+    chance, kills, wanted = campaign.dice(), 0, campaign.rounds(40)
     for trial in itertools.count():
         run, said = memory_path / f"run{trial}", 0
         for _ in range(8):
@@ -124,7 +122,7 @@ def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitor
             lines = chance.choice([0, 1, 3, 8, 20])
             moment = (lines, chance.random() * 0.02) if chance.random() < 0.8 else None
             outcome = trainers.run(run, kill_after=moment, durability=chance.choice(["process", "machine"]), keep=9,
-                                   handover=chance.choice(["direct", "thread"]), settles=chance.random() < 0.5)  # fmt: skip
+                                   writer=chance.choice(["direct", "thread"]), settles=chance.random() < 0.5)  # fmt: skip
             assert outcome.status in (0, -signal.SIGKILL)
             assert outcome.recovered is None or outcome.recovered >= said
             said = max(said, outcome.committed)

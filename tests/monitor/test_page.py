@@ -18,7 +18,7 @@ from tests.support.browser import Browser, chromium
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer
 from tranlogs.base.config import MIB
-from tranlogs.base.quantities import bytes_in_words
+from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import EvaluationRow, Incident, Watermarks
 from tranlogs.retention.budget import Budget, bytes_on_disk
 from tranlogs.retention.evaluation import worth_of
@@ -89,7 +89,7 @@ def test_the_numbers_on_the_page_are_the_catalogs(run: ToyTrainer, watched: Jour
     assert [int(text(browser, f"#step-{name}")) for name in ("committed", "synced")] == [marks.committed, marks.synced]
     assert int(text(browser, "#lag-synced")) == marks.committed - marks.synced
     used = bytes_on_disk(segments, checkpoints)
-    assert text(browser, "#usage") == f"{bytes_in_words(used)} of 100.0 MiB ({100 * used / BUDGET:.0f}\u00a0%)"
+    assert text(browser, "#usage") == f"{format_bytes(used)} of 100.0 MiB ({100 * used / BUDGET:.0f}\u00a0%)"
     assert text(browser, "#log-words").startswith("6 sealed segments, 2 of them protected, and 3 checkpoints")
     assert browser.value("document.querySelectorAll('.cells .cell').length") == len(segments)
     assert browser.value("document.querySelectorAll('.cells .protected').length") == 2

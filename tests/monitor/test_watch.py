@@ -38,8 +38,8 @@ def run(toy: Toy, tmp_path: Path) -> ToyTrainer:
     trainer.recover()
     for until in range(5, 31, 5):
         trainer.train(until)
-        assert trainer.journal._wal is not None
-        trainer.journal._wal.roll()
+        assert trainer.journal.log.wal is not None
+        trainer.journal.log.wal.roll()
         if until in (10, 20):
             trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     trainer.train(31)
@@ -51,7 +51,7 @@ def settle(trainer: ToyTrainer) -> None:
     """Until the background has sealed and written down everything."""
     journal = trainer.journal
     assert journal.wait_synced()
-    assert journal._wal is not None
+    assert journal.log.wal is not None
     deadline = 2000
     while deadline and (sum(row.state == "sealed" for row in journal.catalog.segments()) < 6
                         or journal.catalog.watermarks().committed < 31):  # fmt: skip
@@ -103,14 +103,14 @@ def test_a_damaged_checkpoint_protects_nothing_and_what_the_one_before_needs_sta
 
 def test_what_other_ranks_may_go_back_to_stays(run: ToyTrainer) -> None:
     """The newest checkpoint is this rank's alone as yet: should another die now, all go back to the one before."""
-    run.journal.note_common(10, 2)
+    run.journal.holds.set_common_step(10, 2)
     watch = watching(run, budget=Budget(1))
     seen = watch.evaluate()
     assert seen.anchor is not None
     assert seen.anchor.step == 10
     assert [row.last_step for row in seen.pruning.segments] == [5, 10]
     assert [row.step for row in seen.pruning.checkpoints] == [0]
-    run.journal.note_common(20, 2)
+    run.journal.holds.set_common_step(20, 2)
     assert [row.last_step for row in watch.evaluate().pruning.segments] == [15, 20]
     watch.close()
 
@@ -125,7 +125,7 @@ def test_a_live_run_over_its_budget_is_pruned_and_its_trainer_asked_for_a_checkp
     assert "its trainer is asked for a checkpoint" in caplog.text
     assert len(list(run.journal.paths.log.glob("*.seg"))) == 4  # two sealed, the open one, the one that is ready
     run.train(32)
-    run.journal._due._looked_at = 0.0
+    run.journal.checkpoints.schedule._request_read_at = 0.0
     run.train(33)
     run.journal.wait_checkpoint()
     assert run.journal.catalog.checkpoints()[-1].step in (32, 33), "the request was not heeded"

@@ -4,8 +4,6 @@ comes back is right, and nothing is left over."""
 from __future__ import annotations
 
 import itertools
-import os
-import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +13,12 @@ import pytest
 from tests.crash.toy_trainers import UNTIL, Trainers
 from tests.monitor.monitors import Monitors
 from tests.shipping.ships import marks, ship
+from tests.support import campaign
 from tranlogs.base.clock import SystemClock
 from tranlogs.base.errors import NotARun
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.opening import settle_segments
+from tranlogs.journal.opening import seal_abandoned_segments
 from tranlogs.shipping import pull, read_newest
 from tranlogs.stores import LocalStore
 
@@ -64,7 +63,7 @@ def assert_all_comes_back_and_nothing_is_left_over(
     """Once nobody is there any more, and somebody ships what was left."""
     paths = JournalPaths.of(run)
     catalog = Catalog.open(paths.folder, writable=True)
-    settle_segments(paths, catalog, sync=True)
+    seal_abandoned_segments(paths, catalog, sync=True)
     catalog.close()
     found = ship(run, LocalStore(store))
     assert found.archived >= said
@@ -107,9 +106,7 @@ def wait_for_death_or_peace(store: Path) -> None:
 
 
 def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    chance, kills, wanted = random.Random(seed), 0, int(os.environ.get("TRANLOGS_KILLS", "30"))
+    chance, kills, wanted = campaign.dice(), 0, campaign.rounds(30)
     for trial in itertools.count():
         run, store, said = memory_path / f"run{trial}", memory_path / "store", 0
         for turn in range(6):
@@ -118,7 +115,7 @@ def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitor
             lines = chance.choice([0, 1, 3, 8, 20])
             moment = (lines, chance.random() * 0.05) if chance.random() < 0.8 else None
             outcome = trainers.run(run, kill_after=moment, durability=chance.choice(["process", "machine"]), keep=2,
-                                   handover=chance.choice(["direct", "thread"]), settles=chance.random() < 0.5)  # fmt: skip
+                                   writer=chance.choice(["direct", "thread"]), settles=chance.random() < 0.5)  # fmt: skip
             assert outcome.status in (0, -signal.SIGKILL)
             assert outcome.recovered is None or outcome.recovered >= said
             said = max(said, outcome.committed)

@@ -19,7 +19,7 @@ def trained(run: Path, until: int, *, world: int = 2, rewinds_to: int | None = N
     """Train a run that knows itself to be one journal of several; a checkpoint every ten steps."""
     trainer = open_only(run)
     trainer.recover(rewinds_to)
-    trainer.journal.note_common(0, world)
+    trainer.journal.holds.set_common_step(0, world)
     train_calmly(trainer, until)
     trainer.journal.close()
 

@@ -17,7 +17,7 @@ from tranlogs.checkpoints import Checkpoint
 from tranlogs.journal import JournalPaths
 from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import SegmentReader
-from tranlogs.recovery.facts import open_for_reading
+from tranlogs.recovery.facts import read_facts
 from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import ReplacementSource
 from tranlogs.stores import LocalStore
@@ -53,7 +53,7 @@ def invert(path: Path, offset: int, nbytes: int = 1) -> None:
 
 
 def last_segment(run: Path) -> Path:
-    return max((one for one in open_for_reading(run / "rank0").segments), key=lambda one: one.row.last_sequence).path
+    return max((one for one in read_facts(run / "rank0").segments), key=lambda one: one.row.last_sequence).path
 
 
 def checkpoint_of(run: Path, step: int) -> Path:
@@ -64,7 +64,7 @@ def checkpoint_of(run: Path, step: int) -> Path:
 def harm_values(run: Path) -> str:
     path = last_segment(run)
     with SegmentReader(path) as reader:
-        [segment] = [one for one in open_for_reading(run / "rank0").segments if one.path == path]
+        [segment] = [one for one in read_facts(run / "rank0").segments if one.path == path]
         step = next(entry for entry in reader.entries(list(segment.locations)) if entry.raw_bytes and entry.step == STEPS)
         invert(path, step.location.payload_offset + step.stored_bytes - 1)
     return path.name
@@ -79,7 +79,7 @@ def harm_heads(run: Path) -> str:
 
 def harm_heads_alone(run: Path) -> str:
     path = last_segment(run)
-    [segment] = [one for one in open_for_reading(run / "rank0").segments if one.path == path]
+    [segment] = [one for one in read_facts(run / "rank0").segments if one.path == path]
     for location in segment.locations:
         invert(path, location.offset, 64)
     return path.name

@@ -18,7 +18,7 @@ from tranlogs.log.layout import Payload
 from tranlogs.log.reader import Entry
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery import Divergence, RecoveryReport, recover
-from tranlogs.recovery.protocol import Spare
+from tranlogs.recovery.protocol import ReplacementSource
 
 
 class ToyState:
@@ -119,16 +119,16 @@ class ToyTrainer:
     def __init__(self, journal: Journal, state: ToyState) -> None:
         self.journal, self.state = journal, state
 
-    def recover(self, step: int | None = None, spare: Spare | None = None) -> RecoveryReport:
+    def recover(self, step: int | None = None, spare: ReplacementSource | None = None) -> RecoveryReport:
         """Go on where the run stopped."""
         if step is not None:
-            self.journal.hold()
+            self.journal.holds.hold()
         found = recover(self.journal.paths.folder, self.state, step=step, spare=spare)
         if found is None:
             self.journal.start()
             self.journal.checkpoint(self.state.snapshot(), wait=True)
             return RecoveryReport()
-        self.journal.go_on_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
+        self.journal.continue_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
         exact = None if found.divergence is not None else True
         return RecoveryReport(found.position.step, checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed,

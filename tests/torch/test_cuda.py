@@ -84,10 +84,10 @@ def prove(run: Path, options: dict[str, Any], name: str, **about: bool) -> None:
     assert last.reports[0].exact is (None if options["fingerprint"] == "sample" else True)
 
 
-@pytest.mark.parametrize("handover", ["thread", "direct"])
+@pytest.mark.parametrize("writer", ["thread", "direct"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer_comes_back(name: str, handover: str, tmp_path: Path) -> None:
-    prove(tmp_path / "run", {"handover": handover}, name)
+def test_optimizer_comes_back(name: str, writer: str, tmp_path: Path) -> None:
+    prove(tmp_path / "run", {"writer": writer}, name)
 
 
 @pytest.mark.parametrize("clips", [False, True])

@@ -122,7 +122,7 @@ def test_gradient_that_stays_after_the_step(how: str, options: dict[str, Any], t
 
 def test_gradient_written_while_its_record_waits_for_the_writer(tmp_path: Path) -> None:
     script = partial(carried, how="decayed", options={"fused": True})
-    prove_exact(script, tmp_path / "run", (16,), handover="thread")
+    prove_exact(script, tmp_path / "run", (16,), writer="thread")
 
 
 # Hooks that clip: on parameters, before and after ours.
@@ -209,7 +209,7 @@ def fused_gan(attempt: Attempt) -> None:
         torch.optim.Adam(critic.parameters(), 1e-2, betas=(0.0, 0.9), fused=True), {"d": critic, "g": maker}
     )
     inner = torch.optim.AdamW(maker.parameters(), 1e-2, fused=True)
-    other = attempt.also(optimizer, inner, "g")
+    other = attempt.add_optimizer(optimizer, inner, "g")
     schedulers = [lr_scheduler.ExponentialLR(optimizer, 0.97), lr_scheduler.CosineAnnealingLR(other, 20)]
     average = AveragedModel(maker, use_buffers=True)
     attempt.start(optimizer, one=schedulers[0], two=schedulers[1], average=average, loader=loader)

@@ -23,15 +23,15 @@ CHILD = """
 import os, sys, torch
 from pathlib import Path
 from tests.torch.test_store import train
-from tranlogs.shipping import along
+from tranlogs.shipping import embedded
 torch.set_num_threads(1)
 embedded.LAG_SECONDS = 0.05
 run, store, until, die = sys.argv[1:]
 
 def say(optimizer, step):
     if step == int(die):
-        while optimizer.session.shipping._archiver.progress().archived < step - 3:
-            optimizer.session.shipping._archiver.wait()
+        while optimizer.training_run._resources._shipping._archiver.progress().archived < step - 3:
+            optimizer.training_run._resources._shipping._archiver.wait()
         os.kill(os.getpid(), 9)
 
 train(Path(run), store, int(until), say)
@@ -48,7 +48,7 @@ def train(run: Path, store: str | None, until: int, say=lambda optimizer, step: 
             optimizer.zero_grad()
             model(torch.randn(5, 6)).square().mean().backward()
             optimizer.step()
-            say(optimizer, optimizer.session.journal.step)
+            say(optimizer, optimizer.training_run.journal.step)
     return model
 
 

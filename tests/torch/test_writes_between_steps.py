@@ -206,7 +206,7 @@ def test_write_to_the_state_of_a_steady_optimizer_is_noticed(
     assert any(left_out)
 
 
-@pytest.mark.parametrize("options", [{"fingerprint": "sample"}, {"log": "weights"}, {"handover": "thread"}], ids=str)
+@pytest.mark.parametrize("options", [{"fingerprint": "sample"}, {"log": "weights"}, {"writer": "thread"}], ids=str)
 @pytest.mark.parametrize("write", [in_place, data_clamp, data_replaced, frozen, state_zeroed_by_data, state_cleared])
 def test_write_is_noticed_in_every_way_of_logging(write: Write, options: dict[str, Any], tmp_path: Path) -> None:
     prove_noticed(partial(training, write=write, place="after step"), tmp_path / "run", **options)

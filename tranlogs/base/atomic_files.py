@@ -38,7 +38,7 @@ class ReadFile:
         try:
             self.fd = os.open(path, os.O_RDONLY)
         except OSError as error:
-            CannotRead.demand(path, error)
+            CannotRead.raise_for(path, error)
             raise
         self._path = path
 
@@ -66,7 +66,7 @@ class ReadFile:
             try:
                 got = os.preadv(self.fd, [into[done:].data], offset + done)
             except OSError as error:
-                CannotRead.demand(self._path, error)
+                CannotRead.raise_for(self._path, error)
                 return f"it cannot be read ({error.strerror})"
             if got == 0:
                 return "the file is too short"

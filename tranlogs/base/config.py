@@ -25,7 +25,7 @@ SEGMENT_RECORDS_WANTED = 8  # a segment has room for so many of the largest reco
 SEGMENT_BYTES_GROWN_MAX = 2 * GIB  # ... up to this size
 SEGMENT_STEPS_FITTING = 16  # a segment that fits a model has room for so many steps ...
 SEGMENT_BYTES_FITTING = 4 * MIB, 128 * MIB  # ... but is not smaller, nor larger
-HANDOVER_BYTES_MIN = 1 * MIB  # a payload from here on is written by a thread while the optimizer steps
+PAYLOAD_THREAD_BYTES_MIN = 1 * MIB  # a payload from here on is written by a thread while the optimizer steps
 RECORD_SLACK_BYTES = 64 * KIB  # left behind a payload for its description; a longer one makes the file larger
 RESERVE_BYTES_MIN = 16 * MIB  # a snapshot below this needs no memory got ahead
 SPARE_FILES_MAX = 2  # retired segment files kept to be used again, where the last interval needed no more
@@ -45,7 +45,7 @@ STORE_ANSWER_SECONDS = 60.0  # for the next bytes of its answer
 STORE_CHECK_SECONDS = 30.0  # for an object to become durable in `tranlogs store check`
 STORE_COPIES_MAX = 16
 PATIENCE_SECONDS_MAX = 24 * 3600.0  # for one of several processes to read and redo its log; one that died is noticed at once
-MISSING_SECONDS_TOLD = 60.0  # that others wait for a process that did not come, before it is said, and then said again ...
+MISSING_SECONDS_WARNED = 60.0  # that others wait for a process that did not come, before it is said, and then said again ...
 MISSING_SECONDS_MAX = 1800.0  # ... and before it is an error, unless the process group itself waits longer
 GROUP_SECONDS = 0.01  # from one group that was made durable to the next: each costs the training thread a moment
 CATALOG_SECONDS = 0.5  # watermarks are written to the catalog this often at most
@@ -65,20 +65,20 @@ class JournalConfig:
         durability: "process" survives the process; "machine" also power loss (`synced` trails `committed`).
         segment_bytes: size of a segment file in bytes; grows by itself where records are large.
         segment_age_seconds: seal the open segment when it is this old, None for never.
-        handover: "direct" appends on the training thread (CPU), "thread" hands records to a writer thread (GPU).
+        writer: "direct" appends on the training thread (CPU), "thread" hands records to a writer thread (GPU).
         queue_bytes_max: most bytes that wait in the hand-over queue; the training thread then waits.
     """
 
     durability: Literal["process", "machine"] = "machine"
     segment_bytes: int = 256 * MIB
     segment_age_seconds: float | None = None
-    handover: Literal["direct", "thread"] = "direct"
+    writer: Literal["direct", "thread"] = "direct"
     queue_bytes_max: int = 1 * GIB
 
     def __post_init__(self) -> None:
         if self.durability not in ("process", "machine"):
             raise UsageError(f'durability={self.durability!r}: use "process" or "machine"')
-        if self.handover not in ("direct", "thread"):
-            raise UsageError(f'handover={self.handover!r}: use "direct" or "thread"')
+        if self.writer not in ("direct", "thread"):
+            raise UsageError(f'writer={self.writer!r}: use "direct" or "thread"')
         if self.segment_bytes < SEGMENT_BYTES_MIN:
             raise UsageError(f"segment_bytes={self.segment_bytes}: at least {SEGMENT_BYTES_MIN}")

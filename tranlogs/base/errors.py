@@ -59,7 +59,7 @@ class TranLogsError(Exception):
     """Base of all errors that TranLogs raises on purpose."""
 
 
-def in_words(error: BaseException | None) -> str:
+def error_text(error: BaseException | None) -> str:
     """What an error says; some say nothing."""
     if isinstance(error, MemoryError) and not str(error):
         return "memory is used up"
@@ -155,7 +155,7 @@ class CannotRead(UsageError):
                          "and try again")  # fmt: skip
 
     @classmethod
-    def demand(cls, path: object, error: OSError) -> None:
+    def raise_for(cls, path: object, error: OSError) -> None:
         """Raise, unless the error is one of the disk: that is damage, and is worked around."""
         if error.errno in cls._REMEDY:
             raise cls(path, error) from error

@@ -13,7 +13,7 @@ BYTES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
-def bytes_of(text: str, what: str) -> int:
+def parse_bytes(text: str, what: str) -> int:
     """Of "512MiB", "2GB", "1048576".
 
     Raises:
@@ -25,7 +25,7 @@ def bytes_of(text: str, what: str) -> int:
     return int(number * BYTES.get(unit, 1))
 
 
-def seconds_of(text: str, what: str) -> float:
+def parse_seconds(text: str, what: str) -> float:
     """Of "10s", "15min", "7d".
 
     Raises:
@@ -37,7 +37,7 @@ def seconds_of(text: str, what: str) -> float:
     return number * SECONDS.get(unit, 1.0)
 
 
-def bytes_in_words(nbytes: int) -> str:
+def format_bytes(nbytes: int) -> str:
     """Like "1.5 GiB"."""
     if nbytes < 1024:
         return f"{nbytes} B"
@@ -45,7 +45,7 @@ def bytes_in_words(nbytes: int) -> str:
     return f"{nbytes / 1024**power:.1f} {_UNITS[power - 1]}"
 
 
-def seconds_in_words(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Like "0.4 s", "3.2 min"."""
     for unit, least in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * least:

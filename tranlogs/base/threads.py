@@ -58,7 +58,7 @@ def start(thread: threading.Thread) -> None:
         raise LogUnavailable(f"no thread can be started ({error}): memory or the number of processes is used up") from error
 
 
-def undisturbed(name: str, work: Callable[[], None]) -> None:
+def run_uninterrupted(name: str, work: Callable[[], None]) -> None:
     """Run `work` in a thread of its own, where no Ctrl-C comes, and wait for its end.
 
     A Ctrl-C that comes meanwhile is raised then; a second one at once, and `work` goes on. Where no thread can be had (at the

@@ -35,7 +35,7 @@ def verify_file(path: Path) -> None:
             raise
         except Exception as error:  # VerifyError, and whatever else the content makes of a walk over it
             if isinstance(error, OSError):
-                CannotRead.demand(path, error)
+                CannotRead.raise_for(path, error)
             problem = str(error)
         if path.exists() and path.stat().st_size == 0:
             break

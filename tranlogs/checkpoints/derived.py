@@ -1,4 +1,4 @@
-"""Shadow checkpoints: made by a monitor from checkpoint and log, and published if the run still has a place for them.
+"""Derived checkpoints: made by a monitor from checkpoint and log, and published if the run still has a place for them.
 
 A shadow is written under a name of its own, whole and synced, by a process that may die at any time. Publishing is short: one
 transaction of the catalog, in which it is asked whether the place still belongs to the run's history, the folder is renamed,
@@ -16,13 +16,13 @@ from ..base.atomic_files import sync_folder
 from ..base.errors import CorruptCheckpoint
 from ..base.failpoints import hit
 from ..catalog import Catalog, CheckpointRow, RunRow, SegmentRow, Tables, TimelineRow, segment_key
-from ..catalog.lineage import Limits, is_on, lineage
-from .folder import SHADOW
+from ..catalog.lineage import Limits, is_on_lineage, trace_lineage
+from .folder import DERIVED_PREFIX
 from .reader import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Shadow:
+class DerivedCheckpoint:
     """A shadow that is complete on disk.
 
     Attributes:
@@ -38,25 +38,25 @@ class Shadow:
     run_id: str
 
 
-def shadow_folder(checkpoints: Path, name: str) -> Path:
+def derived_folder(checkpoints: Path, name: str) -> Path:
     """Where the shadow of the checkpoint `name` is written."""
-    return checkpoints / (SHADOW + name)
+    return checkpoints / (DERIVED_PREFIX + name)
 
 
-def delete_shadows(checkpoints: Path) -> None:
+def delete_derived(checkpoints: Path) -> None:
     """Delete what was not published."""
-    for left in checkpoints.glob(SHADOW + "*"):
+    for left in checkpoints.glob(DERIVED_PREFIX + "*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
-def publish(catalog: Catalog, checkpoints: Path, shadow: Shadow) -> str:
+def publish(catalog: Catalog, checkpoints: Path, shadow: DerivedCheckpoint) -> str:
     """Make a shadow a checkpoint like any other, or delete it; gives why it was not published, "" if it was.
 
     Raises:
         LogUnavailable: the disk is full or fails. It can be tried again.
     """
     name = shadow.row.name
-    source, target = shadow_folder(checkpoints, name), checkpoints / name
+    source, target = derived_folder(checkpoints, name), checkpoints / name
     why = "" if _is_whole(source, shadow.row) else "its folder is incomplete"
     if not why:
         with catalog.transaction() as tables:
@@ -83,16 +83,17 @@ def _is_whole(folder: Path, row: CheckpointRow) -> bool:
         return False
 
 
-def _obstacle(tables: Tables, shadow: Shadow) -> str:
+def _obstacle(tables: Tables, shadow: DerivedCheckpoint) -> str:
     """Why the catalog, as it is now, has no place for it."""
     row, run = shadow.row, tables.get("run", RunRow)
     if run is None or run.run_id != shadow.run_id:
         return "another run is there"
     timelines, checkpoints = tables.rows("timeline/", TimelineRow), tables.rows("checkpoint/", CheckpointRow)
-    limits = lineage(timelines, max((line.number for line in timelines), default=1))
-    if not is_on(row, limits):
+    limits = trace_lineage(timelines, max((line.number for line in timelines), default=1))
+    if not is_on_lineage(row, limits):
         return "the run was wound back to before it"
-    if any(other.state == "published" and is_on(other, limits) and other.sequence >= row.sequence for other in checkpoints):
+    published = (other for other in checkpoints if other.state == "published" and is_on_lineage(other, limits))
+    if any(other.sequence >= row.sequence for other in published):
         return "there is a newer one"
     held = tables.get(segment_key(shadow.ordinal), SegmentRow)
     if held is None or (held.segment_id, held.state) != (shadow.segment_id, "sealed") or held.last_sequence < row.sequence:
@@ -102,7 +103,7 @@ def _obstacle(tables: Tables, shadow: Shadow) -> str:
     return ""
 
 
-def _supersedes(other: SegmentRow, shadow: Shadow, limits: Limits) -> bool:
+def _supersedes(other: SegmentRow, shadow: DerivedCheckpoint, limits: Limits) -> bool:
     """Whether a later segment of the same history begins before the shadow's place."""
     is_later = other.ordinal > shadow.ordinal and other.state in ("open", "sealed") and other.timeline in limits
     return is_later and other.base_sequence < shadow.row.sequence

@@ -23,7 +23,7 @@ from ..base.types import Array, Bytes
 
 STATE, META, MANIFEST = "state.safetensors", "meta.bin", "manifest.json"
 TEMPORARY = ".tmp-"
-SHADOW = "shadow-"  # a checkpoint that a monitor is making: before the name that it will have
+DERIVED_PREFIX = "shadow-"  # a checkpoint that a monitor is making: before the name that it will have
 
 SAFETENSORS_DTYPE = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",

@@ -40,7 +40,7 @@ class Checkpoint(ReadFile):
             self._tensors: dict[str, dict[str, Any]] = self.manifest["tensors"]
         except (OSError, ValueError, KeyError, RecursionError) as error:
             if isinstance(error, OSError):
-                CannotRead.demand(folder / MANIFEST, error)
+                CannotRead.raise_for(folder / MANIFEST, error)
             raise CorruptCheckpoint(folder / MANIFEST, f"it cannot be read ({error})") from None
         try:
             size, wanted = (folder / STATE).stat().st_size, self.manifest["state"]["bytes"]
@@ -48,7 +48,7 @@ class Checkpoint(ReadFile):
                 raise CorruptCheckpoint(folder / STATE, f"{size} bytes instead of {wanted}")
             super().__init__(folder / STATE)
         except OSError as error:
-            CannotRead.demand(folder / STATE, error)
+            CannotRead.raise_for(folder / STATE, error)
             raise CorruptCheckpoint(folder / STATE, f"it cannot be opened ({error.strerror})") from None
         self._start = self.manifest["state"]["bytes"] - sum(t["bytes"] for t in self._tensors.values())
 
@@ -120,7 +120,7 @@ class Checkpoint(ReadFile):
         try:
             raw = (self.folder / META).read_bytes()
         except OSError as error:
-            CannotRead.demand(self.folder / META, error)
+            CannotRead.raise_for(self.folder / META, error)
             raise CorruptCheckpoint(self.folder / META, f"it cannot be read ({error.strerror})") from None
         if len(raw) != about["bytes"] or xxhash.xxh3_64_hexdigest(raw) != about["xxh3_64"]:
             raise CorruptCheckpoint(self.folder / META, "its checksum differs")

@@ -96,8 +96,8 @@ def load_demo(name: str) -> Callable[..., int]:
 
 def load_daemon(name: str) -> tuple[Callable[..., int], Callable[..., Any], Callable[..., Any]]:
     """Load a daemon: the functions that run it, that make its settings, and that start it beside a trainer."""
-    watch, settings, start_beside = _load("tranlogs.daemons", name, f"this command requires the {name}")
-    return watch, settings, start_beside
+    watch, settings, start_embedded_monitor = _load("tranlogs.daemons", name, f"this command requires the {name}")
+    return watch, settings, start_embedded_monitor
 
 
 def _recorded_name(paths: JournalPaths) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from .compression import pack, unpack
 
 
-def difference(blob: bytes, key: bytes) -> bytes | None:
+def encode(blob: bytes, key: bytes) -> bytes | None:
     """`blob` as a compressed difference to `key`; None where that would not pay."""
     if len(blob) != len(key) or not blob:
         return None
@@ -22,8 +22,8 @@ def difference(blob: bytes, key: bytes) -> bytes | None:
     return packed if len(packed) * 2 < len(blob) else None
 
 
-def restored(packed: bytes, key: bytes) -> bytes:
-    """The blob that `difference` was made of.
+def decode(packed: bytes, key: bytes) -> bytes:
+    """The blob that `encode` was made of.
 
     Raises:
         ValueError: the bytes are damaged, or it is another key.

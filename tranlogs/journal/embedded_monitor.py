@@ -20,7 +20,7 @@ from .process.writer_lock import read_owner
 _log = logging.getLogger("tranlogs")
 
 
-class Beside(Protocol):
+class EmbeddedMonitor(Protocol):
     """A monitor that runs."""
 
     def close(self) -> None:
@@ -28,7 +28,7 @@ class Beside(Protocol):
         ...
 
 
-def as_monitor(monitor: str | Monitor | None, budget: str | int | None = None, store: str | None = None, *,
+def parse_monitor(monitor: str | Monitor | None, budget: str | int | None = None, store: str | None = None, *,
                among: int = 1) -> Monitor | None:  # fmt: skip
     """What users write: "thread" or "process", a budget and a store, or a `Monitor`.
 
@@ -53,48 +53,48 @@ def as_monitor(monitor: str | Monitor | None, budget: str | int | None = None, s
     return made
 
 
-def store_of(monitor: Monitor | None, store: str | None) -> tuple[str | None, bool]:
+def shipping_store(monitor: Monitor | None, store: str | None) -> tuple[str | None, bool]:
     """The store of a run, and whether the trainer's own process ships to it: a monitor in a process of its own does that."""
     url = store if store is not None or monitor is None else monitor.store
     return url, monitor is None or monitor.mode == "thread"
 
 
-def start_beside(monitor: Monitor | None, paths: JournalPaths) -> Beside:
+def start_embedded_monitor(monitor: Monitor | None, paths: JournalPaths) -> EmbeddedMonitor:
     """Start it for a journal that this process writes. That it cannot be started is a warning."""
     if monitor is None:
-        return _Nobody()
+        return _NoMonitor()
     other = read_owner(paths.folder, "monitor")
     if other is not None and other.is_alive:
         _log.warning("%s: a monitor watches it already (process %d on %s), which goes on alone", paths.folder, other.pid,
                      other.host)  # fmt: skip
-        return _Nobody()
+        return _NoMonitor()
     try:
-        return _Here(_starter()(paths, monitor))
+        return _OwnProcessOnly(_starter()(paths, monitor))
     except Exception as error:
         _log.warning("%s: its monitor could not be started (%s: %s); training and logging go on without one", paths.folder,
                      type(error).__name__, error)  # fmt: skip
-        return _Nobody()
+        return _NoMonitor()
 
 
 def _starter() -> Any:
     why = "monitor=... needs the monitor, which is not installed here: pip install 'tranlogs[monitor]'"
     for entry in entry_points(group="tranlogs.daemons", name="monitor"):
         try:
-            return entry.load().start_beside
+            return entry.load().start_embedded_monitor
         except (ImportError, AttributeError) as error:
             raise UsageError(f"{why} ({error})") from None
     raise UsageError(why)
 
 
-class _Nobody:
+class _NoMonitor:
     def close(self) -> None:
         """Nothing to do."""
 
 
-class _Here:
+class _OwnProcessOnly:
     """Closed in the process that started it only: a forked child (a DataLoader's worker) has no part in it."""
 
-    def __init__(self, inner: Beside) -> None:
+    def __init__(self, inner: EmbeddedMonitor) -> None:
         self._inner, self._pid = inner, os.getpid()
 
     def close(self) -> None:

@@ -142,7 +142,7 @@ class PartsWriter:
             if part.blob == known.part.blob:
                 return known.offset, None, same_rows
             if len(part.blob) >= _DELTA_BYTES_MIN and len(part.blob) == len(known.part.blob):
-                packed = delta.difference(part.blob, known.part.blob)
+                packed = delta.encode(part.blob, known.part.blob)
                 if packed is not None:
                     return known.offset, (packed,), same_rows
         if name != WHOLE:
@@ -186,7 +186,7 @@ class PlacedBody:
             self.end += stored.nbytes
 
 
-def packed_parts(body: bytes) -> dict[str, tuple[int, Any, Any]]:
+def unpack_parts(body: bytes) -> dict[str, tuple[int, Any, Any]]:
     """Return the parts of a record, by name.
 
     Raises:
@@ -244,5 +244,5 @@ def merged(part: tuple[int, Any, Any], full: tuple[int, Any, Any] | None) -> tup
     if content is None:
         content = full_content
     elif type(content) is tuple:
-        content = delta.restored(content[0], full_content)
+        content = delta.decode(content[0], full_content)
     return content, full_rows if rows is None else rows

@@ -295,7 +295,7 @@ def indexed_locations(folder: Path, segment_id: int) -> list[Location]:
         index.close()
 
 
-def set_aside(folder: Path) -> None:
+def delete_index(folder: Path) -> None:
     """Delete a damaged index and its lock file: the segments hold everything that it did."""
     for name in (INDEX_NAME, INDEX_NAME + "-lock"):
         (folder / name).unlink(missing_ok=True)

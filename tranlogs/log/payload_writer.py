@@ -13,8 +13,8 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from ..base.config import HANDOVER_BYTES_MIN
-from ..base.errors import LogUnavailable, in_words
+from ..base.config import PAYLOAD_THREAD_BYTES_MIN
+from ..base.errors import LogUnavailable, error_text
 from ..base.threads import start_thread
 from ..base.types import Bytes
 from ..encoding.compression import Codec, compress
@@ -26,7 +26,7 @@ _RAW_STREAK = 8  # records without anything to compress, after which ...
 _LOOK_EVERY = 16  # ... only every so many records are looked at
 
 
-class Choices:
+class CompressionChoices:
     """Whether a layout's payloads are looked at for what shrinks: dense noise is the rule, and looking costs time."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class PieceWriter:
         sums, codecs: as the description has them.
     """
 
-    def __init__(self, payload: Payload, segment: SegmentFile, offset: int, choices: Choices) -> None:
+    def __init__(self, payload: Payload, segment: SegmentFile, offset: int, choices: CompressionChoices) -> None:
         self._payload, self._segment, self._offset, self._choices = payload, segment, offset + HEAD.size, choices
         self.pending: list[Bytes] = []  # stored bytes that are not in the file yet
         self.stored_bytes, self.sums, self.codecs = 0, b"", b""
@@ -94,7 +94,7 @@ class PieceWriter:
         if self._done is not None:
             self._done.wait()
         if self._failure is not None:
-            raise LogUnavailable(f"{self._segment.path}: {in_words(self._failure)}") from self._failure
+            raise LogUnavailable(f"{self._segment.path}: {error_text(self._failure)}") from self._failure
         if not self._is_prepared:
             self._prepare_pieces(self._keep)
 
@@ -161,7 +161,7 @@ class PayloadThread:
 
     def takes(self, nbytes: int) -> bool:
         """Return True if a payload of this size is handed over: it is large, and a thread is to be had."""
-        if nbytes < HANDOVER_BYTES_MIN or self._is_refused:
+        if nbytes < PAYLOAD_THREAD_BYTES_MIN or self._is_refused:
             return False
         if self._thread is None:
             try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..base.atomic_files import is_disk_full
 from ..base.clock import Clock
 from ..base.config import SPARE_FILES_MAX
-from ..base.errors import LogUnavailable, in_words
+from ..base.errors import LogUnavailable, error_text
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock, start
 from ..catalog import Catalog, SegmentRow, segment_key
@@ -70,7 +70,7 @@ class Preallocator:
                 failure, self._failure = self._failure, None
                 if self._stopped or failure is not None:
                     self._ask()
-                    raise LogUnavailable(in_words(failure) if failure else "the log is closed") from failure
+                    raise LogUnavailable(error_text(failure) if failure else "the log is closed") from failure
                 taken, self._ready = self._ready, None
                 assert taken is not None
                 self._ask()

@@ -23,10 +23,10 @@ from ..base.errors import CannotRead, CorruptRecord
 from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec
 from ..encoding import tree
 from ..encoding.compression import Codec, decompress
-from .body import WHOLE, Row, merged, packed_parts
+from .body import WHOLE, Row, merged, unpack_parts
 from .index import indexed_locations
 from .layout import PIECE_BYTES_MAX, Layout, SparseForm, unpack_layout
-from .record import HEAD, Description, EntryKind, Head, Location, checksum_of, packed_scalars, unpack_description, unpack_head
+from .record import HEAD, Description, EntryKind, Head, Location, checksum_of, unpack_description, unpack_head, unpack_scalars
 
 _NO_LAYOUT = Layout(())
 _CACHED_MAX = 4096  # decoded records that others refer to
@@ -117,7 +117,7 @@ class Entry:
         if own.body_at:
             return {WHOLE: merged(reader.parts_at(own.body_at, self.step)[WHOLE], None)}
         found = {}
-        for name, part in packed_parts(own.body).items():
+        for name, part in unpack_parts(own.body).items():
             full = reader.parts_at(part[0], self.step)[name] if part[0] else None
             found[name] = merged(part, full)
         return found
@@ -194,7 +194,7 @@ class Entry:
             return self.layout.starts
         return _running(self.layout.sizes_in(self.absent, self.sparse))
 
-    def described_tensors(self) -> list[dict[str, Any]]:
+    def describe_tensors(self) -> list[dict[str, Any]]:
         """Return what is known of each tensor without reading it."""
         found = []
         for i, spec in enumerate(self.layout.tensors):
@@ -205,7 +205,7 @@ class Entry:
                           "piece": spec.piece, "nnz": None if form is None else form.nnz, "bytes": nbytes})  # fmt: skip
         return found
 
-    def described_pieces(self) -> list[dict[str, Any]]:
+    def describe_pieces(self) -> list[dict[str, Any]]:
         """Return how each piece of the payload is stored."""
         found, start = [], 0
         for i, end in enumerate(self._ends):
@@ -392,7 +392,7 @@ class SegmentReader(ReadFile):
             CorruptRecord: its description is damaged.
         """
         try:
-            packed = packed_scalars(self._checked_description(location))
+            packed = unpack_scalars(self._checked_description(location))
             return dict(tree.decode(packed)) if packed else {}
         except (ValueError, TypeError) as error:
             raise self._unreadable(location.head, error) from None
@@ -458,7 +458,7 @@ class SegmentReader(ReadFile):
             data = os.pread(self.fd, head.description_bytes, location.description_offset)
         except (OSError, OverflowError) as error:
             if isinstance(error, OSError):
-                CannotRead.demand(self.path, error)
+                CannotRead.raise_for(self.path, error)
             raise CorruptRecord(self.path, f"its description cannot be read ({error})", step=head.step) from None
         if len(data) != head.description_bytes or checksum_of(data) != head.description_sum:
             raise CorruptRecord(self.path, "the checksum of its description differs", step=head.step)
@@ -487,7 +487,7 @@ class SegmentReader(ReadFile):
         """
         parts = self._parts.get(offset)
         if parts is None:
-            parts = packed_parts(self._referred(offset, step).body)
+            parts = unpack_parts(self._referred(offset, step).body)
             if len(self._parts) >= _CACHED_MAX:
                 self._parts.clear()
             self._parts[offset] = parts
@@ -499,7 +499,7 @@ class SegmentReader(ReadFile):
             head = unpack_head(os.pread(self.fd, HEAD.size, offset))
         except (OSError, OverflowError) as error:
             if isinstance(error, OSError):
-                CannotRead.demand(self.path, error)
+                CannotRead.raise_for(self.path, error)
             head = None
         location = None if head is None or head.segment_id != self._segment_id else Location(head, offset)
         if location is not None:

@@ -198,7 +198,7 @@ def unpack_description(data: bytes) -> Description:
     return Description(layout_at, body_at, raw_bytes, *parts)
 
 
-def packed_scalars(data: bytes) -> bytes:
+def unpack_scalars(data: bytes) -> bytes:
     """Return the scalars' section of a description.
 
     Raises:

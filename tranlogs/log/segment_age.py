@@ -8,7 +8,7 @@ from ..base.errors import CorruptCatalog
 from ..catalog import Catalog
 
 
-class SealLease:
+class SegmentAgeLimit:
     """Looked at by the thread behind the log, which may read the catalog.
 
     Attributes:

@@ -21,7 +21,7 @@ from ..base.config import (
     SEGMENT_RECORDS_WANTED,
     JournalConfig,
 )
-from ..base.errors import LogUnavailable, in_words
+from ..base.errors import LogUnavailable, error_text
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
 from ..base.types import AnyArray
@@ -31,10 +31,10 @@ from .body import BodyEncoder, EncodedBody, PartsWriter
 from .group_commit import GroupCommit
 from .index import IndexedRecord, LogIndex
 from .layout import Layout, Payload, SparseForm, pack_layout
-from .payload_writer import Choices, PayloadThread, PieceWriter
+from .payload_writer import CompressionChoices, PayloadThread, PieceWriter
 from .preallocator import Preallocator
 from .record import HEAD, Description, EntryKind, Position, digest, extent_end, pack_description, pack_head
-from .segment_age import SealLease
+from .segment_age import SegmentAgeLimit
 from .segment_file import SegmentFile
 
 Tensor = tuple[str, AnyArray | None]  # name, content; None = "no gradient"
@@ -100,12 +100,12 @@ class WriteAheadLog:
         self._segment_since, self._segment_base = 0.0, position
         self._layouts: dict[Layout, int] = {}  # offsets of the records in the open segment that define them
         self._parts = PartsWriter()
-        self._choices = Choices()
+        self._choices = CompressionChoices()
         self._writing: RecordWriter | None = None
         self._largest = 0
-        self._lease = SealLease(catalog, clock, config.segment_age_seconds)
+        self._lease = SegmentAgeLimit(catalog, clock, config.segment_age_seconds)
         # Where records are queued, the thread that logs is not the one that trains, and nothing is gained by another one.
-        self._payload_thread = PayloadThread() if config.handover == "direct" else None
+        self._payload_thread = PayloadThread() if config.writer == "direct" else None
         self._group = GroupCommit(catalog, index, clock, position, self._lock, syncs=config.durability == "machine",
                                   counts=counts, on_sealed=on_sealed, on_idle=self._seal_old)  # fmt: skip
         self._preallocator = Preallocator(folder, catalog, clock, config.segment_bytes, keep_free=keep_free, on_full=on_full)
@@ -155,7 +155,7 @@ class WriteAheadLog:
             LogUnavailable: the log has failed, or no segment is to be had.
         """
         if self._group.failure is not None:
-            raise LogUnavailable(in_words(self._group.failure)) from self._group.failure
+            raise LogUnavailable(error_text(self._group.failure)) from self._group.failure
         self.abort()
         hit("log.begin")
         nbytes = payload.nbytes
@@ -274,7 +274,7 @@ class WriteAheadLog:
         if record.payload.release is not None:
             record.payload.release()
 
-    def define_again(self) -> None:
+    def forget_definitions(self) -> None:
         """Let what follows need nothing that was written before: layouts and bodies are stored anew."""
         self._layouts, self._parts = {}, PartsWriter()
 
@@ -305,7 +305,7 @@ class WriteAheadLog:
         wanted = min(self._largest * SEGMENT_RECORDS_WANTED, SEGMENT_BYTES_GROWN_MAX)
         preallocator.size = max(preallocator.size, _whole_mib(wanted))
         segment = preallocator.take(_whole_mib(room + RECORD_SLACK_BYTES))
-        self.define_again()
+        self.forget_definitions()
         base = self.position
         with self._lock:  # the thread behind sees the first record and its segment together
             try:
@@ -392,7 +392,7 @@ class WriteAheadLog:
             index.close()
         if failure is not None:
             self._group.discard()
-            raise LogUnavailable(in_words(failure)) from failure
+            raise LogUnavailable(error_text(failure)) from failure
 
 
 def _absent(payload: Payload) -> bytes:

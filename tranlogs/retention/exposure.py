@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..base.quantities import count, seconds_in_words
+from ..base.quantities import count, format_seconds
 from ..catalog import EvaluationRow, Incident, StoreRow, Watermarks
 
 Scope = Literal["process", "machine", "site"]
@@ -47,7 +47,7 @@ class Exposure:
             return f"everything: {self.nothing_left}"
         if not self.steps:
             return f"all steps after {self.safe_step:,}" if self.is_at_least else "no finished step"
-        time = "" if self.seconds is None else f" (about {seconds_in_words(self.seconds)})"
+        time = "" if self.seconds is None else f" (about {format_seconds(self.seconds)})"
         return f"{'at least ' if self.is_at_least else ''}{count(self.steps, 'step')}{time}"
 
 

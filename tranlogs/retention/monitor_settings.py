@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..base.errors import UsageError
-from ..base.quantities import bytes_of, seconds_of
+from ..base.quantities import parse_bytes, parse_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Monitor:
     @property
     def budget_bytes(self) -> int | None:
         """The budget as a number."""
-        return self.budget if self.budget is None or isinstance(self.budget, int) else bytes_of(self.budget, "budget")
+        return self.budget if self.budget is None or isinstance(self.budget, int) else parse_bytes(self.budget, "budget")
 
     @property
     def interval_seconds(self) -> float:
         """The interval as a number."""
-        return seconds_of(self.interval, "interval")
+        return parse_seconds(self.interval, "interval")

@@ -12,7 +12,7 @@ import time
 from typing import Protocol
 
 from ..base.clock import SystemClock
-from ..base.errors import CorruptObject, NotARun, StoreUnavailable, TranLogsError, in_words
+from ..base.errors import CorruptObject, NotARun, StoreUnavailable, TranLogsError, error_text
 from ..catalog import Catalog
 from ..journal import JournalPaths
 from ..stores import STALL_SECONDS, TimeoutStore, open_store
@@ -117,7 +117,7 @@ class _StoreShipper:
             self._archiver.close()
             self._store.close()
         except (TranLogsError, OSError) as error:
-            _log.warning("%s: could not stop shipping cleanly: %s", self._paths.folder, in_words(error))
+            _log.warning("%s: could not stop shipping cleanly: %s", self._paths.folder, error_text(error))
 
     def _wait_for(self, committed: int, end: float) -> bool:
         last, since = None, time.monotonic()

@@ -34,7 +34,7 @@ from alluxio import exceptions
 from requests.adapters import HTTPAdapter
 
 from ..base.config import STORE_ANSWER_SECONDS, STORE_CONNECT_SECONDS
-from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, TranLogsError, in_words
+from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, TranLogsError, error_text
 from .alluxio_advice import advise
 from .base import ObjectStatus, Store
 from .file_slice import FileSlice
@@ -403,5 +403,5 @@ def _describe(error: BaseException) -> str:
         return "its answer is not one of Alluxio's REST API (which can happen while a worker or the master is down)"
     if isinstance(error, requests.ConnectionError):
         return _describe_connection(str(error))
-    text = error.message if isinstance(error, exceptions.AlluxioError) else in_words(error)
+    text = error.message if isinstance(error, exceptions.AlluxioError) else error_text(error)
     return " ".join(str(text).split())[:400]

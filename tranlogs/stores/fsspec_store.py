@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import fsspec
 
-from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, in_words
+from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, error_text
 from .base import ObjectStatus, Store
 from .file_slice import FileSlice
 
@@ -40,7 +40,7 @@ class FsspecStore(Store):
                 fsspec.get_filesystem_class(part.partition("://")[0])
         except (ValueError, *_REFUSED) as error:
             known = "; write file:///path, alluxio://HOST/path, s3://bucket/path ..." if "Protocol" in str(error) else ""
-            raise StoreRefused(self.url, in_words(error) + known) from error
+            raise StoreRefused(self.url, error_text(error) + known) from error
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
         part, (files, path) = FileSlice(name, content, nbytes), self._locate(name)
@@ -136,7 +136,7 @@ class FsspecStore(Store):
 
     def _translate(self, name: str, error: Exception) -> StoreRefused | StoreUnavailable:
         kind = StoreRefused if isinstance(error, _REFUSED) else StoreUnavailable
-        return kind(self.url, f"{name}: {in_words(error)}" if name else in_words(error))
+        return kind(self.url, f"{name}: {error_text(error)}" if name else error_text(error))
 
 
 def _without_password(url: str) -> str:

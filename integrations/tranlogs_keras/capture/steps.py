@@ -22,11 +22,11 @@ from tranlogs.training.recorder import ReplayCheck, StepRecorder
 
 from .. import private
 from ..backends import Gradients
-from ..state.arrays import Values, same_bits, to_array
+from ..backends.arrays import Values, same_bits, to_array
 from ..state.fingerprint import digest
+from ..state.plan import Look, Plan
 from ..state.state import KerasState, plain_attributes
 from .gradient_payloads import GradientPayloads
-from .plan import Look, Plan
 
 _log = logging.getLogger("tranlogs")
 
@@ -34,7 +34,7 @@ _BOUNDARY: Place = "at a boundary"
 _LOOKS, _LOOK_INSIDE = {4, 8, 16, 32}, 64  # steps, and every so many, in which writes of the train step are looked for
 
 
-class StepLog:
+class StepCapture:
     """Watches a model's steps; see `backends.Watcher`.
 
     Args:
@@ -143,7 +143,7 @@ class StepLog:
         start = time.perf_counter()
         after = self.backend.apply(gradients, self.state.plan.updated_variables)
         if self._has_applied:  # the first time, it is made
-            self.journal.observe_step(time.perf_counter() - start)
+            self.journal.recovery_speed.observe_step(time.perf_counter() - start)
         self._has_applied = True
         return after
 

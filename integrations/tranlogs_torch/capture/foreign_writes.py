@@ -10,10 +10,10 @@ from tranlogs.training.looks import Looks, Place
 
 from ..state.fingerprint import Digests
 from ..state.state import TorchState
-from .optimizer_hooks import Member
+from .optimizer_hooks import OptimizerHooks
 
 
-class ForeignWrites:
+class ForeignWriteDetector:
     """Compares the state with what the log holds.
 
     Args:
@@ -22,7 +22,7 @@ class ForeignWrites:
         on_late: called with the name of a parameter whose write may have been there for some units before it was found.
     """
 
-    def __init__(self, state: TorchState, members: Mapping[str, Member], on_late: Callable[[str], None]) -> None:
+    def __init__(self, state: TorchState, members: Mapping[str, OptimizerHooks], on_late: Callable[[str], None]) -> None:
         self._state, self._members, self._on_late = state, members, on_late
         self.looks = Looks()
         self._digests: Digests | None = None

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-from tranlogs.base.config import MISSING_SECONDS_MAX, MISSING_SECONDS_TOLD
+from tranlogs.base.config import MISSING_SECONDS_MAX, MISSING_SECONDS_WARNED
 from tranlogs.base.errors import UsageError
 
 from .notes import Board
@@ -31,7 +31,7 @@ def wait_for_all(board: Board, world: int, *, now: Callable[[], float] = time.mo
     if not board.is_there:
         return
     board.write(HERE, "")
-    began, poll, is_due = now(), 0.001, MISSING_SECONDS_TOLD
+    began, poll, is_due = now(), 0.001, MISSING_SECONDS_WARNED
     while not board.is_full(HERE):
         waited = now() - began
         missing = set(range(world)) - board.read(HERE).keys() if waited >= is_due else set()

@@ -24,8 +24,8 @@ from ..data.generators import generators_in, trackable
 from ..data.lasting_states import LastingStates
 from ..data.position import LoaderPosition
 from ..data.rng import KeptRng, set_rng
-from ..sharding.shards import local
 from ..tensors import arrays
+from ..tensors.placement import local
 from .extra_state import frozen, split
 from .module_walk import ModuleWalk
 from .pending_gradients import Gradients

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from tranlogs.base.clock import Clock
-from tranlogs.base.errors import TranLogsError, in_words
+from tranlogs.base.errors import TranLogsError, error_text
 from tranlogs.catalog import Catalog, CheckpointRow, SegmentRow, TimelineRow
-from tranlogs.checkpoints.derived import Shadow, delete_shadows, publish
+from tranlogs.checkpoints.derived import DerivedCheckpoint, delete_derived, publish
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.budget import Pruning
 from tranlogs.retention.compaction import Compaction, sealed_behind
@@ -124,7 +124,7 @@ class Compactor:
         try:
             self._finish(job, code)
         except (TranLogsError, OSError, MemoryError) as error:
-            self._note_failure(job.paths, in_words(error))
+            self._note_failure(job.paths, error_text(error))
         finally:
             job.stderr.close()
 
@@ -145,14 +145,14 @@ class Compactor:
             self._job.process.kill()
             self._job.process.communicate()
             self._job.stderr.close()
-            delete_shadows(self._job.paths.checkpoints)
+            delete_derived(self._job.paths.checkpoints)
             self._job = None
 
     def _may_try(self, journal: _Journal, anchor: CheckpointRow) -> bool:
         return journal.refused != anchor.name and self._clock.monotonic() >= journal.next_at
 
     def _begin(self, paths: JournalPaths, anchor: CheckpointRow) -> None:
-        delete_shadows(paths.checkpoints)  # what a killed monitor left
+        delete_derived(paths.checkpoints)  # what a killed monitor left
         try:
             stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process has ended
             try:
@@ -161,7 +161,7 @@ class Compactor:
                 stderr.close()
                 raise
         except (OSError, MemoryError) as error:
-            self._note_failure(paths, f"no process can be started ({in_words(error)})")
+            self._note_failure(paths, f"no process can be started ({error_text(error)})")
             return
         self._job = _Job(paths, anchor, process, stderr, self._clock.monotonic())
 
@@ -195,7 +195,7 @@ class Compactor:
             self._postpone(self._journals[job.paths.folder])
 
     def _publish(self, job: _Job, content: dict[str, Any]) -> None:
-        derived = Shadow(**{**content, "row": CheckpointRow(**content["row"])})
+        derived = DerivedCheckpoint(**{**content, "row": CheckpointRow(**content["row"])})
         folder, journal = job.paths.folder, self._journals[job.paths.folder]
         catalog = Catalog.open(folder, writable=True)
         try:
@@ -228,7 +228,7 @@ class Compactor:
             )
 
     def _note_failure(self, paths: JournalPaths, why: str) -> None:
-        delete_shadows(paths.checkpoints)
+        delete_derived(paths.checkpoints)
         journal = self._journals[paths.folder]
         self._postpone(journal)
         journal.failures += 1

@@ -59,9 +59,9 @@ def compact(folder: Path, checkpoint: str, optimizers: list[str]) -> dict[str, A
     from tranlogs.base.clock import SystemClock
     from tranlogs.cli.frameworks import open_offline_run
     from tranlogs.journal import JournalPaths
-    from tranlogs.recovery.derived_checkpoint import plan_shadow, write_shadow
+    from tranlogs.recovery.derived_checkpoint import plan_derived_checkpoint, write_derived_checkpoint
 
-    target = plan_shadow(folder, checkpoint)
+    target = plan_derived_checkpoint(folder, checkpoint)
     if target is None:
         return {"nothing": True}
     elsewhere = [device for device in target.about["environment"].get("devices", ()) if device.lower() != "cpu"]
@@ -71,7 +71,9 @@ def compact(folder: Path, checkpoint: str, optimizers: list[str]) -> dict[str, A
     report = offline.replay(sequence=target.position.sequence, checkpoint=checkpoint)
     if report.exact is not True:
         return {"refused": "; ".join(report.notes) or "the redone steps could not be compared with the run's fingerprints"}
-    return {"derived_checkpoint": asdict(write_shadow(folder, target, offline.snapshot(target.position), SystemClock()))}
+    return {
+        "derived_checkpoint": asdict(write_derived_checkpoint(folder, target, offline.snapshot(target.position), SystemClock()))
+    }
 
 
 def _end_with(parent: int) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tranlogs.base.errors import CannotRead, CorruptCheckpoint, UnknownFormat
 from tranlogs.catalog import CheckpointRow, TimelineRow
-from tranlogs.catalog.lineage import is_on
+from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.retention.budget import newest_lineage
+from tranlogs.retention.budget import trace_newest_lineage
 
 _log = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ class Anchors:
         return next(found, None)
 
     def _newest_first(self, checkpoints: Sequence[CheckpointRow], timelines: Sequence[TimelineRow]) -> list[CheckpointRow]:
-        limits = newest_lineage(checkpoints, timelines)
-        return sorted((row for row in checkpoints if is_on(row, limits)), key=lambda row: row.sequence, reverse=True)
+        limits = trace_newest_lineage(checkpoints, timelines)
+        return sorted((row for row in checkpoints if is_on_lineage(row, limits)), key=lambda row: row.sequence, reverse=True)
 
     def _read(self, row: CheckpointRow) -> Exception | None:
         try:

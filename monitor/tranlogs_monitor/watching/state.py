@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tranlogs.base.quantities import bytes_in_words
+from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow
-from tranlogs.catalog.lineage import is_on
-from tranlogs.retention.budget import newest_lineage
+from tranlogs.catalog.lineage import is_on_lineage
+from tranlogs.retention.budget import trace_newest_lineage
 from tranlogs.retention.exposure import Exposure, History, exposures
 
 from ..dashboard.pages.board import JournalView
@@ -86,8 +86,10 @@ def _problems(view: JournalView, evaluation: Evaluation) -> list[str]:
 
 def _newest_checkpoint(evaluation: Evaluation) -> CheckpointRow | None:
     """Return the newest checkpoint of the newest timeline or those that lead to it, intact or not."""
-    limits = newest_lineage(evaluation.rows.checkpoints, evaluation.rows.timelines)
-    return max((row for row in evaluation.rows.checkpoints if is_on(row, limits)), key=lambda row: row.sequence, default=None)
+    limits = trace_newest_lineage(evaluation.rows.checkpoints, evaluation.rows.timelines)
+    return max(
+        (row for row in evaluation.rows.checkpoints if is_on_lineage(row, limits)), key=lambda row: row.sequence, default=None
+    )
 
 
 def _attention(evaluation: Evaluation) -> list[str]:
@@ -112,7 +114,7 @@ def _attention(evaluation: Evaluation) -> list[str]:
     )
     return [
         *found,
-        f"The data that recovery needs exceed the budget ({bytes_in_words(evaluation.pruning.bytes_after)}): {what}",
+        f"The data that recovery needs exceed the budget ({format_bytes(evaluation.pruning.bytes_after)}): {what}",
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tranlogs.base.clock import Clock
-from tranlogs.base.quantities import bytes_in_words, count
+from tranlogs.base.quantities import count, format_bytes
 from tranlogs.catalog import (
     Catalog,
     CheckpointRow,
@@ -25,11 +25,11 @@ from tranlogs.catalog import (
     TimelineRow,
     Watermarks,
 )
-from tranlogs.catalog.lineage import is_on
+from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.journal import JournalPaths, Owner, read_owner
-from tranlogs.journal.opening import is_in_memory, settle_segments
+from tranlogs.journal.opening import is_in_memory, seal_abandoned_segments
 from tranlogs.log.retired_files import unlink_retired
-from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, newest_lineage, plan_pruning
+from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
 from tranlogs.retention.evaluation import last_row, worth_of
 from tranlogs.retention.prune import delete_retired, prune
 from tranlogs.retention.value_decay import Worth, evaluate
@@ -171,7 +171,7 @@ class JournalWatch:
         self._anchors.verify(rows.shared, rows.timelines)
         worth = self._evaluate_worth(rows, now)
         anchor = self._anchors.newest(rows.shared, rows.timelines)
-        limits = newest_lineage(rows.checkpoints, rows.timelines)
+        limits = trace_newest_lineage(rows.checkpoints, rows.timelines)
         protected = {row.ordinal: is_protected(row, anchor, limits) for row in rows.segments if row.state == "sealed"}
         pruning = self._prune(catalog, rows, worth, now, owner)
         is_changed = bool(pruning.segments or pruning.checkpoints) and not self._settings.is_dry_run
@@ -196,8 +196,8 @@ class JournalWatch:
         return evaluation
 
     def _evaluate_worth(self, rows: CatalogRows, now: float) -> Worth:
-        limits = newest_lineage(rows.checkpoints, rows.timelines)
-        on = [row for row in rows.checkpoints if is_on(row, limits)]
+        limits = trace_newest_lineage(rows.checkpoints, rows.timelines)
+        on = [row for row in rows.checkpoints if is_on_lineage(row, limits)]
         before = None if rows.last is None else worth_of(rows.last)
         return evaluate(self._settings.decay, rows.segments, on, rows.marks, before, now)
 
@@ -209,7 +209,7 @@ class JournalWatch:
         was_alive, self._was_alive = self._was_alive, is_alive
         if is_alive or owner is None or self._settings.is_dry_run:
             return 0
-        left = settle_segments(self.paths, catalog, sync=True, still=self._is_abandoned)
+        left = seal_abandoned_segments(self.paths, catalog, sync=True, is_abandoned=self._is_abandoned)
         if left or was_alive:
             how, level = ("closed it", logging.INFO) if owner.has_closed else ("died without closing it", logging.WARNING)
             _log.log(
@@ -271,8 +271,8 @@ class JournalWatch:
                 self.paths.folder,
                 count(len(plan.segments), "segment"),
                 count(len(plan.checkpoints), "checkpoint"),
-                bytes_in_words(plan.bytes_after),
-                bytes_in_words(plan.bytes_before),
+                format_bytes(plan.bytes_after),
+                format_bytes(plan.bytes_before),
             )
         if not plan.wants_checkpoint:
             self._last_warning = ""
@@ -287,7 +287,7 @@ class JournalWatch:
             _log.warning(
                 "%s: protected data alone exceed the budget (%s); %s",
                 self.paths.folder,
-                bytes_in_words(plan.bytes_after),
+                format_bytes(plan.bytes_after),
                 done,
             )
 

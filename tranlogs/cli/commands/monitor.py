@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ...base.errors import UsageError
-from ...base.quantities import bytes_of, seconds_of
+from ...base.quantities import parse_bytes, parse_seconds
 from ...retention.budget import Budget
 from ...retention.compaction import Compaction
 from ...retention.value_decay import Decay
@@ -83,15 +83,15 @@ def monitor(
     """
 
     limits = Budget(
-        None if budget is None else bytes_of(budget, "--budget"),
+        None if budget is None else parse_bytes(budget, "--budget"),
         high,
         low,
-        None if max_age is None else seconds_of(max_age, "--max-age"),
+        None if max_age is None else parse_seconds(max_age, "--max-age"),
         max_segments,
         max_checkpoints,
     )
     decay = Decay(
-        None if life is None else seconds_of(life, "--life"), alpha_covered, alpha_newer, alpha_archived, alpha_persisted
+        None if life is None else parse_seconds(life, "--life"), alpha_covered, alpha_newer, alpha_archived, alpha_persisted
     )
     if store is None and (max_lag is not None or bandwidth is not None or take_over):
         raise UsageError("--max-lag, --bandwidth and --take-over require --store URL")
@@ -103,20 +103,20 @@ def monitor(
         raise UsageError("--once does not ship: use `tranlogs push RUN URL` to ship a run once")
     shipping = None
     if store is not None:
-        lag = None if max_lag is None else seconds_of(max_lag, "--max-lag")
+        lag = None if max_lag is None else parse_seconds(max_lag, "--max-lag")
         shipping_settings = ShippingSettings(lag, keep=parse_store_checkpoints(store_checkpoints), takes_over=take_over)
-        rate = None if bandwidth is None else bytes_of(bandwidth, "--bandwidth")
+        rate = None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth")
         shipping = {"url": store, "shipping": shipping_settings, "bytes_per_second": rate, "senders": uploads}
     compaction = Compaction(
-        None if compact_after is None else bytes_of(compact_after, "--compact-after"),
-        seconds_of(compact_timeout, "--compact-timeout"),
+        None if compact_after is None else parse_bytes(compact_after, "--compact-after"),
+        parse_seconds(compact_timeout, "--compact-timeout"),
         tuple(optimizer or ()),
     )
     watch, settings, _ = load_daemon("monitor")
     chosen = settings(
         limits,
         decay,
-        seconds_of(interval, "--interval"),
+        parse_seconds(interval, "--interval"),
         dry_run,
         wait,
         shipping,

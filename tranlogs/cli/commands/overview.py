@@ -48,7 +48,7 @@ def summarize_run(run: Path, journals: Sequence[JournalPaths]) -> RunSummary:
     together = group.step if group is not None else None if None in lands else min(step for step in lands if step is not None)
     problems = [problem for rank in found for problem in rank.problems] + (group.problems if group is not None else [])
     alive = sum(rank.owner is not None and rank.owner.is_alive for rank in found)
-    nbytes = sum(rank.bytes_of()["log"] + rank.bytes_of()["checkpoints"] for rank in found)
+    nbytes = sum(rank.count_bytes()["log"] + rank.count_bytes()["checkpoints"] for rank in found)
     committed = min(rank.watermarks.committed for rank in found)
     return RunSummary(run, len(found), alive, _state(found, alive), committed, together, nbytes, tuple(problems))
 

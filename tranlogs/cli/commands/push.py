@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from ...base.clock import SystemClock
-from ...base.quantities import bytes_of, seconds_of
+from ...base.quantities import parse_bytes, parse_seconds
 from ...catalog import Catalog
 from ...journal import JournalPaths, read_owner
-from ...journal.opening import settle_segments
+from ...journal.opening import seal_abandoned_segments
 from ...recovery.progress import progress_bar
 from ...recovery.recover import Progress
 from ...shipping import Archiver, ShippingSettings, Throttle, journal_prefix
@@ -49,9 +49,9 @@ def push(
     already is not sent again.
     """
 
-    throttle = Throttle(None if bandwidth is None else bytes_of(bandwidth, "--bandwidth"), uploads)
+    throttle = Throttle(None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth"), uploads)
     limits = ShippingSettings(_SEAL_SECONDS, keep=parse_store_checkpoints(store_checkpoints), takes_over=take_over)
-    seconds = seconds_of(patience, "--patience")
+    seconds = parse_seconds(patience, "--patience")
     journals, found = find_journals(run), []
     with TimeoutStore(open_store(url), min(seconds, 60.0)) as store, progress_bar() as progress:
         for paths in journals:
@@ -95,7 +95,7 @@ def _seal_abandoned(paths: JournalPaths) -> None:
     if is_abandoned():
         catalog = Catalog.open(paths.folder, writable=True)
         try:
-            settle_segments(paths, catalog, sync=True, still=is_abandoned)
+            seal_abandoned_segments(paths, catalog, sync=True, is_abandoned=is_abandoned)
         finally:
             catalog.close()
 

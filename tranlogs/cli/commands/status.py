@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from ...base.errors import NotARun, UsageError
-from ...base.quantities import seconds_of
+from ...base.quantities import parse_seconds
 from ...retention.exposure import has_store
 from ..options import FINE, PROBLEM, Json, Run, command
 from ..output import screen
@@ -41,7 +41,7 @@ def status(
     For a folder that contains runs, print one line for each run.
     """
 
-    seconds = seconds_of(interval, "--interval")
+    seconds = parse_seconds(interval, "--interval")
     if seconds <= 0:
         raise UsageError(f"--interval must be positive, got {interval}")
     if runs := _runs_in(run):
@@ -151,7 +151,7 @@ def _parts(found: Survey, rows_max: int) -> list[RenderableType]:
 
 def _facts(found: Survey) -> list[tuple[str, object]]:
 
-    marks, nbytes = found.watermarks, found.bytes_of()
+    marks, nbytes = found.watermarks, found.count_bytes()
     rows: list[tuple[str, object]] = [
         ("journal", f"{found.folder} ({found.run.framework or 'framework unknown'}, timeline {found.timeline})"),
         ("created", screen.moment(found.run.created_at)),

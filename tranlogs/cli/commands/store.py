@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ...base.quantities import bytes_of, seconds_of
+from ...base.quantities import parse_bytes, parse_seconds
 from ...shipping import list_runs
 from ...stores import STALL_SECONDS, TimeoutStore, open_store
 from ...stores.check import StoreReport, check_store
@@ -78,7 +78,7 @@ def check(
     Reports what is wrong, and which property to set.
     """
 
-    nbytes, patience_seconds = bytes_of(size, "--size"), seconds_of(patience, "--patience")
+    nbytes, patience_seconds = parse_bytes(size, "--size"), parse_seconds(patience, "--patience")
     with TimeoutStore(open_store(url), STALL_SECONDS) as opened:
         report = check_store(opened, nbytes=nbytes, patience_seconds=patience_seconds)
     if as_json:

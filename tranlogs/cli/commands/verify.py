@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from ...base.errors import CorruptCatalog, TranLogsError, UsageError
-from ...catalog.lineage import is_on, lineage
+from ...catalog.lineage import is_on_lineage, trace_lineage
 from ...journal import JournalPaths
 from ...recovery import RecoveryReport
-from ...recovery.facts import open_for_reading, read_catalog
+from ...recovery.facts import read_catalog, read_facts
 from ...recovery.progress import progress_bar
 from ...recovery.recover import Progress
 from ...verify import Checked, Problem, verify_journal
@@ -118,11 +118,11 @@ def _replay(
 ) -> tuple[list[RecoveryReport], list[Problem]]:
     """Redo the newest timeline from its oldest checkpoint, and after a hole in the log from the next checkpoint behind it."""
 
-    facts = open_for_reading(paths.folder)
-    limits = lineage(facts.timelines, facts.timeline)
+    facts = read_facts(paths.folder)
+    limits = trace_lineage(facts.timelines, facts.timeline)
     replays: list[RecoveryReport] = []
     problems = []
-    for row in sorted((row for row in facts.checkpoints if is_on(row, limits)), key=lambda row: row.sequence):
+    for row in sorted((row for row in facts.checkpoints if is_on_lineage(row, limits)), key=lambda row: row.sequence):
         if replays and row.step <= replays[-1].step:
             continue
         try:

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...base.quantities import bytes_in_words, count
+from ...base.quantities import count, format_bytes
 
 __all__ = ["console", "count", "facts", "moment", "number", "problem", "size", "table"]
 
-size = bytes_in_words
+size = format_bytes
 
 
 def console() -> Console:

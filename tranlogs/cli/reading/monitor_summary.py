@@ -6,7 +6,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from ...base.quantities import bytes_in_words, count, seconds_in_words
+from ...base.quantities import count, format_bytes, format_seconds
 from ...catalog import EvaluationRow
 from ...retention.evaluation import protected_of, worth_of
 from .survey import Survey
@@ -30,20 +30,20 @@ def describe_monitor(found: Survey) -> list[tuple[str, object]]:
 def _who(found: Survey, last: EvaluationRow | None) -> str:
     monitor = found.monitor
     who = f"process {monitor.pid} on {monitor.host}" if monitor is not None and monitor.is_alive else "none now"
-    return who if last is None else f"{who}; evaluated {seconds_in_words(max(found.at - last.at, 0.0))} ago"
+    return who if last is None else f"{who}; evaluated {format_seconds(max(found.at - last.at, 0.0))} ago"
 
 
 def _budget(row: EvaluationRow) -> Text | str:
     used = row.log_bytes + row.checkpoint_bytes
     if row.budget_bytes is None:
-        return f"{bytes_in_words(used)}, no budget"
+        return f"{format_bytes(used)}, no budget"
     share = used / row.budget_bytes
     full = round(min(share, 1.0) * _BAR)
     colour = "green" if share <= 1 else "yellow"
     return Text.assemble(
         ("\u2588" * full, colour),
         ("\u2591" * (_BAR - full), "dim"),
-        f" {bytes_in_words(used)} of {bytes_in_words(row.budget_bytes)} ({100 * share:.0f} %)",
+        f" {format_bytes(used)} of {format_bytes(row.budget_bytes)} ({100 * share:.0f} %)",
     )
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from ...base.errors import CorruptRecord
 from ...catalog import CheckpointRow, SegmentRow
-from ...catalog.lineage import Limits, is_on, lineage
+from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ...log.reader import Entry, SegmentReader
 from ...log.record import EntryKind
-from ...recovery.facts import Facts, open_for_reading
+from ...recovery.facts import Facts, read_facts
 from ...recovery.history import Link, build_history
 
 
@@ -47,17 +47,17 @@ def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> H
     """
     if step is not None or newest:
         choice = _Choice(step, newest)
-        history = _history(open_for_reading(folder, index_use="if broken", choose=choice.choose), choice)
+        history = _history(read_facts(folder, index_use="if broken", choose=choice.choose), choice)
         if choice.is_answered_by(history):
             return history
-    return _history(open_for_reading(folder))
+    return _history(read_facts(folder))
 
 
 def _history(facts: Facts, choice: _Choice | None = None) -> History:
-    limits = lineage(facts.timelines, facts.timeline)
+    limits = trace_lineage(facts.timelines, facts.timeline)
     found = build_history(facts.segments, limits)
     links = [link for run in found.runs for link in run if choice is None or choice.is_valid(link)]
-    checkpoints = [row for row in facts.checkpoints if is_on(row, limits)]
+    checkpoints = [row for row in facts.checkpoints if is_on_lineage(row, limits)]
     ends = [link.sequence for link in links if link.kind == EntryKind.BOUNDARY] + [row.sequence for row in checkpoints]
     return History(links, checkpoints, facts.notes, max(ends, default=0))
 
@@ -74,7 +74,7 @@ class _Choice:
         self._is_all = True
 
     def choose(self, rows: Sequence[SegmentRow], limits: Limits) -> set[int]:
-        """Return the ordinals of the segments to read; see `open_for_reading`."""
+        """Return the ordinals of the segments to read; see `read_facts`."""
         chosen: set[int] = set()
         steps, end = 0, sys.maxsize
         for row in sorted(rows, key=lambda row: -row.ordinal):
@@ -170,8 +170,8 @@ def show_records(history: History, wanted: Sequence[Link], problems: list[str]) 
             "chain": f"{entry.head.chain:016x}",
             "digest": f"{entry.head.digest:016x}",
             "scalars": entry.scalars,
-            "tensors": entry.described_tensors(),
-            "pieces": entry.described_pieces(),
+            "tensors": entry.describe_tensors(),
+            "pieces": entry.describe_pieces(),
             "body": body,
             "fingerprint_bytes": len(entry.digests),
         }

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from ...base.errors import NotARun, UsageError
 from ...journal import JournalPaths, read_owner
-from ...recovery.group.journal_summary import is_of_group, is_sharded, recorded_environment
+from ...recovery.group.journal_log import read_environment
+from ...recovery.group.recorded_environment import is_of_group, is_sharded
 from ...stores import is_address
 
 _PARTS = ("catalog.lmdb", "owner.lock", "log", "checkpoints")
@@ -63,7 +64,7 @@ def find_journal(run: Path) -> JournalPaths:
         UsageError: it contains several that are independent of each other.
     """
     found = find_journals(run)
-    environment = recorded_environment(found[0].folder)
+    environment = read_environment(found[0].folder)
     if len(found) > 1 and not is_of_group(environment) and not is_sharded(environment):
         names = ", ".join(str(paths.folder) for paths in found)
         raise UsageError(f"{run} contains {len(found)} independent ranks; give one of them: {names}")

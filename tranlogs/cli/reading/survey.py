@@ -25,14 +25,15 @@ from ...catalog import (
     TimelineRow,
     Watermarks,
 )
-from ...catalog.lineage import Limits, is_on, lineage
+from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ...checkpoints import Checkpoint
 from ...journal import Owner, read_owner
 from ...journal.opening import is_in_memory
 from ...rebuild import read_files
-from ...recovery.facts import newest_first, scan_segment
-from ...recovery.group.journal_summary import is_of_group, recorded_environment, world_of
-from ...recovery.group.single_reader import Alone
+from ...recovery.facts import scan_segment, sort_newest_first
+from ...recovery.group.journal_log import read_environment
+from ...recovery.group.recorded_environment import get_world, is_of_group
+from ...recovery.group.single_reader import SingleReader
 from ...recovery.history import ScannedSegment, build_history
 from ...recovery.plan import Plan, plan_recovery
 from ...retention.evaluation import newest_rows, protected_of, worth_of
@@ -85,7 +86,7 @@ class Survey:
         """The newest timeline."""
         return max((row.number for row in self.timelines), default=1)
 
-    def bytes_of(self) -> dict[str, int]:
+    def count_bytes(self) -> dict[str, int]:
         """Return bytes on disk by purpose."""
         used = [row for row in self.segments if row.state in ("open", "sealed")]
         return {
@@ -131,7 +132,7 @@ class Survey:
             "writer": self.owner,
             "watermarks": self.watermarks,
             "recovery": recovery,
-            "bytes": self.bytes_of(),
+            "bytes": self.count_bytes(),
             "checkpoints": self.checkpoints,
             "segments": self.segments,
             "timelines": self.timelines,
@@ -179,23 +180,23 @@ class GroupSurvey:
 
 def survey_group(folder: Path) -> GroupSurvey | None:
     """Read a journal together with those of the other ranks; return None if one process trained alone."""
-    environment = recorded_environment(folder)
-    if world_of(environment) == 1 and not is_of_group(environment):
+    environment = read_environment(folder)
+    if get_world(environment) == 1 and not is_of_group(environment):
         return None
     return read_consistently(folder, lambda: _survey_ranks(folder), lambda found: found.problems)
 
 
 def _survey_ranks(folder: Path) -> GroupSurvey:
     try:
-        alone = Alone(folder)
+        reader = SingleReader(folder)
     except RecoveryError as error:
-        return GroupSurvey(world_of(recorded_environment(folder)), None, [], [], [str(error)])
-    lost = [holding.rank for holding in alone.era.holdings if holding.is_empty]
+        return GroupSurvey(get_world(read_environment(folder)), None, [], [], [str(error)])
+    lost = [summary.rank for summary in reader.generation.summaries if summary.is_empty]
     problems = [f"the journal of rank {rank} is missing" for rank in lost]
     try:
-        return GroupSurvey(alone.world, alone.newest(), lost, alone.left, problems)
+        return GroupSurvey(reader.world, reader.find_newest_step(), lost, reader.stopped_ranks, problems)
     except RecoveryError as error:
-        return GroupSurvey(alone.world, None, lost, alone.left, [*problems, str(error)])
+        return GroupSurvey(reader.world, None, lost, reader.stopped_ranks, [*problems, str(error)])
 
 
 def survey(folder: Path) -> Survey:
@@ -214,8 +215,8 @@ def _look(folder: Path) -> Survey:
         if incident.to_step is None:
             found.problems.append(f"logging is suspended since step {incident.from_step}: {incident.why}")
     broken = _read_environment(found)
-    limits = lineage(found.timelines, found.timeline)
-    start = max((row.sequence for row in found.checkpoints if is_on(row, limits) and row.name not in broken), default=0)
+    limits = trace_lineage(found.timelines, found.timeline)
+    start = max((row.sequence for row in found.checkpoints if is_on_lineage(row, limits) and row.name not in broken), default=0)
     unscanned = _find_unscanned(found, limits, start)
     scanned = _scan(found, start, unscanned)
     plan = _plan_from_end(found, scanned, limits, unscanned, start) if unscanned else None
@@ -332,7 +333,7 @@ def _records(row: SegmentRow) -> int:
 def _scan(found: Survey, start: int, unscanned: Collection[SegmentRow]) -> list[ScannedSegment]:
     """Scan the entries after the newest intact checkpoint: older segments do not affect where recovery leads."""
     scanned, left_out = [], {row.ordinal for row in unscanned}
-    for row in newest_first(found.segments):
+    for row in sort_newest_first(found.segments):
         if row.state == "retired" or (row.state == "sealed" and row.last_sequence <= start) or row.ordinal in left_out:
             continue
         segment = scan_segment(found.folder / "log" / row.file, row, found.problems, found.timeline)
@@ -349,7 +350,7 @@ def _plan_from_end(
     first = history.runs[0][0] if history.runs else None
     if first is None or first.sequence != end.last_sequence + 1:
         return None
-    newest = next((row for row in reversed(found.checkpoints) if row.sequence == start and is_on(row, limits)), None)
+    newest = next((row for row in reversed(found.checkpoints) if row.sequence == start and is_on_lineage(row, limits)), None)
     if newest is None:
         return None
     there = replace(newest, step=end.last_step, sequence=end.last_sequence, chain=f"{first.location.head.chain:016x}")

@@ -1,7 +1,8 @@
-"""One writer a journal: a POSIX lock, which the kernel drops when its process dies, so a stale one cannot be.
+"""The lock that allows one writer for each journal: a POSIX lock, which the kernel drops when its process dies.
 
-`fcntl.lockf` and not `flock`: forked children (DataLoader workers) must not hold it for a dead trainer. Any close of
-the lock file in the owning process would drop the lock, so within it the file is opened once and never again.
+The lock is taken with `fcntl.lockf` and not with `flock`: forked children (DataLoader workers) must not hold it for a dead
+trainer. Any close of the lock file in the owning process would drop the lock, so that process opens the file once and never
+again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from ...base.errors import RunInUse
 
-_SINCE_MAX = 1e11  # seconds since 1970 that a clock can show
+_SINCE_MAX = 1e11  # seconds since 1970; a larger number in the file is damage
 _FLOCK = struct.Struct("hhqqi4x")  # Linux: type, whence, start, length, pid
 _owned_here: set[str] = set()
 os.register_at_fork(after_in_child=_owned_here.clear)  # the lock stays with the parent
@@ -26,17 +27,30 @@ os.register_at_fork(after_in_child=_owned_here.clear)  # the lock stays with the
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that writes a journal, or did last (`is_alive` false)."""
+    """The process that writes a journal, or wrote it last.
+
+    Attributes:
+        host: name of its machine.
+        pid: its number there.
+        since: time of day when it took the lock.
+        is_alive: True while it holds the lock.
+        has_closed: True if it released the lock in order, and did not die.
+    """
 
     host: str
     pid: int
     since: float
     is_alive: bool = True
-    has_closed: bool = False  # in order, and did not die
+    has_closed: bool = False
 
 
 class OwnerLock:
-    """Held while a process writes a journal (`role` "owner"), or watches over it ("monitor")."""
+    """The lock of one role in one journal, held by this process.
+
+    Args:
+        folder: the journal's.
+        role: "owner" writes the journal, "monitor" watches it, "shipper" sends it to a store.
+    """
 
     def __init__(self, folder: Path, role: str = "owner") -> None:
         """Take the lock.
@@ -55,47 +69,47 @@ class OwnerLock:
             pid = _holder(self._fd)
             os.close(self._fd)
             found = _read_info(folder, role)
-            if pid and (found is None or found.pid != pid):  # the note is older than the lock, which was taken just now
+            if pid and (found is None or found.pid != pid):  # the JSON file is older than the lock, which was taken just now
                 raise RunInUse(folder, socket.gethostname(), pid) from None
             who = (found.host, found.pid, found.since) if found else ("unknown", 0)
             raise RunInUse(folder, *who) from None
         _owned_here.add(self._path)
-        _say_who(folder, role)
+        _write_owner(folder, role)
 
-    def tell_closed(self) -> None:
-        """Who looks later sees that its holder did not die. It holds on to the lock."""
-        _say_who(self._folder, self._role, has_closed=True)
+    def mark_closed(self) -> None:
+        """Record that this process ends in order, and keep the lock."""
+        _write_owner(self._folder, self._role, has_closed=True)
 
     @property
     def is_held(self) -> bool:
-        """False after `release`."""
+        """True until `release`."""
         return self._fd >= 0
 
     def release(self) -> None:
-        """Give the lock back, in order: who looks later sees that its holder did not die."""
+        """Release the lock, and record that this process did not die."""
         if self._fd >= 0:
-            _say_who(self._folder, self._role, has_closed=True)
+            _write_owner(self._folder, self._role, has_closed=True)
             _owned_here.discard(self._path)
-            fd, self._fd = self._fd, -1  # never closed twice: the number may be another file's by then
-            with suppress(OSError):  # the lock is given back all the same, and what was written does not depend on it
+            fd, self._fd = self._fd, -1  # never closed twice: the number may belong to another file by then
+            with suppress(OSError):  # the lock is released all the same, and nothing that was written depends on it
                 os.close(fd)
 
 
-def _say_who(folder: Path, role: str, *, has_closed: bool = False) -> None:
+def _write_owner(folder: Path, role: str, *, has_closed: bool = False) -> None:
     info = folder / f"{role}.json"
     temporary = info.with_suffix(".json.tmp")
     try:
         owner = Owner(socket.gethostname(), os.getpid(), time.time(), has_closed=has_closed)
         temporary.write_text(json.dumps(asdict(owner)))
         os.replace(temporary, info)
-    except OSError:  # a full disk, or a dying one: the lock holds all the same, and nobody is better than somebody else
+    except OSError:  # a full or failing disk: the lock holds all the same, and no owner on record is better than a wrong one
         for path in (temporary, info):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
 
 def read_owner(folder: Path, role: str = "owner") -> Owner | None:
-    """Who writes the journal, or wrote it last; None where nobody ever did."""
+    """Return the process that writes the journal or wrote it last; None if no process ever did."""
     info = _read_info(folder, role)
     if info is None:
         return None
@@ -103,11 +117,11 @@ def read_owner(folder: Path, role: str = "owner") -> Owner | None:
 
 
 def _is_locked(folder: Path, role: str) -> bool:
-    return holder_of(folder, role) is not None
+    return lock_holder(folder, role) is not None
 
 
-def holder_of(folder: Path, role: str = "owner") -> int | None:
-    """The process that holds the lock now (0 if it cannot be seen from here), None if nobody does."""
+def lock_holder(folder: Path, role: str = "owner") -> int | None:
+    """Return the number of the process that holds the lock: 0 if it cannot be seen from here, None if nobody holds it."""
     path = os.path.realpath(folder / f"{role}.lock")
     if path in _owned_here:
         return os.getpid()
@@ -115,14 +129,14 @@ def holder_of(folder: Path, role: str = "owner") -> int | None:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
         return None
-    try:  # ask, never take: a lock held for a moment would refuse a trainer that starts in it
+    try:  # ask, and never take the lock: holding it for a moment would refuse a trainer that starts just then
         return _holder(fd)
     finally:
         os.close(fd)
 
 
 def _holder(fd: int) -> int | None:
-    """The process that holds the lock (0 if it cannot be seen from here), None if nobody does."""
+    """Ask the kernel who holds the lock; see `lock_holder`."""
     try:
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)))
     except OSError:
@@ -133,8 +147,8 @@ def _holder(fd: int) -> int | None:
 def _read_info(folder: Path, role: str) -> Owner | None:
     try:
         content = json.loads((folder / f"{role}.json").read_text())
-        owner = Owner(str(content["host"])[:255], int(content["pid"]), float(content["since"]),
-                      has_closed=content.get("has_closed") is True)  # fmt: skip
+        host, has_closed = str(content["host"])[:255], content.get("has_closed") is True
+        owner = Owner(host, int(content["pid"]), float(content["since"]), has_closed=has_closed)
         return owner if 0 <= owner.pid < 1 << 31 and 0 <= owner.since < _SINCE_MAX else None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # whatever stands there
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # whatever the file holds
         return None

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ...base.errors import LogUnavailable, in_words
+from ...base.errors import LogUnavailable, error_text
 from ...base.types import Array
 from ...encoding import tree
 from ...log.body import BodyEncoder, EncodedBody, Part
 from ...log.layout import Payload
 from ...log.record import EntryKind
 from ...log.writer import RecordWriter, Scalars, WriteAheadLog
-from .writer_thread import BufferPool, HandOver
+from .writer_thread import BufferPool, WriterThread
 
 Body = dict[str, Any] | tree.Fixed  # the same `Fixed` as for the record before need not be encoded again
 
@@ -70,13 +70,13 @@ class DirectWriter:
 
 
 class QueuedWriter:
-    """In the thread of a `HandOver`. A job that fails latches there: what comes after it is refused."""
+    """In the thread of a `WriterThread`. A job that fails latches there: what comes after it is refused."""
 
-    def __init__(self, log: WriteAheadLog, handover: HandOver) -> None:
-        self._log, self._handover = log, handover
+    def __init__(self, log: WriteAheadLog, writer_thread: WriterThread) -> None:
+        self._log, self._writer_thread = log, writer_thread
 
     def begin(self, payload: Payload) -> StepRecord:
-        return QueuedRecord(held(self._handover.pool, payload))
+        return QueuedRecord(copy_payload(self._writer_thread.pool, payload))
 
     def commit(self, record: StepRecord, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
         assert isinstance(record, QueuedRecord)
@@ -84,7 +84,7 @@ class QueuedWriter:
 
     def append(self, kind: EntryKind, step: int, payload: Payload, body: dict[str, Any], digests: bytes,
                adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
-        record = QueuedRecord(held(self._handover.pool, payload))
+        record = QueuedRecord(copy_payload(self._writer_thread.pool, payload))
         try:
             self._submit(record, kind, step, body, digests, adapt, scalars)
         except BaseException:
@@ -94,10 +94,10 @@ class QueuedWriter:
     def _submit(self, record: QueuedRecord, kind: EntryKind, step: int, body: Body, digests: bytes,
                 adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
         """Queue a record. Its body is encoded now: what it refers to may change before the writer gets to it."""
-        handover, log, pool, payload = self._handover, self._log, self._handover.pool, record.payload
-        if handover.failure is not None:
-            raise LogUnavailable(in_words(handover.failure)) from handover.failure
-        body_parts = {name: _held_part(pool, part) for name, part in encoded(log.encoder, kind, body, adapt).items()}
+        writer_thread, log, pool, payload = self._writer_thread, self._log, self._writer_thread.pool, record.payload
+        if writer_thread.failure is not None:
+            raise LogUnavailable(error_text(writer_thread.failure)) from writer_thread.failure
+        body_parts = {name: _copy_part(pool, part) for name, part in encoded(log.encoder, kind, body, adapt).items()}
         copies = [array for part in body_parts.values() for _, array in part.arrays]
         nbytes = payload.nbytes + sum(array.nbytes for array in copies)
         record.is_open = False
@@ -107,7 +107,7 @@ class QueuedWriter:
             for array in copies:
                 pool.give_back(array)
 
-        handover.submit(nbytes, job)
+        writer_thread.submit(nbytes, job)
 
 
 class QueuedRecord:
@@ -135,7 +135,7 @@ def encoded(encoder: BodyEncoder, kind: EntryKind, body: Body, adapt: tree.Adapt
     return encoder.parts(body, adapt)
 
 
-def held(pool: BufferPool, payload: Payload) -> Payload:
+def copy_payload(pool: BufferPool, payload: Payload) -> Payload:
     """Return the payload with a copy of its memory; one that is on its way from a device is no one else's already."""
     if payload.wait is not None or payload.release is not None:
         return payload
@@ -148,7 +148,7 @@ def held(pool: BufferPool, payload: Payload) -> Payload:
     return Payload(payload.layout, [copy.data for copy in copies], payload.absent, payload.sparse, release=release)
 
 
-def _held_part(pool: BufferPool, part: Part) -> Part:
+def _copy_part(pool: BufferPool, part: Part) -> Part:
     if not part.arrays:
         return part
     return Part(part.blob, [(name, pool.copy(array)) for name, array in part.arrays])

@@ -61,7 +61,7 @@ class BufferPool:
         return buffer
 
 
-class HandOver:
+class WriterThread:
     """Runs jobs in order in one thread. A failed job latches; later ones are dropped until `reset`.
 
     Jobs give their copies back to `pool`.

@@ -1,84 +1,94 @@
-"""What is not as it was: with another number of processes, without a journal that is gone; in words."""
+"""Sentences about what recovery could not keep: after a change of the number of processes, or without a lost journal."""
 
 from __future__ import annotations
 
 from .agreement import Agreement
 
 
-def told_of_change(step: int, before: int, now: int) -> list[str]:
-    """What is not as it would have been, one sentence each.
+def describe_resize(step: int, before: int, now: int) -> list[str]:
+    """Return what differs after the number of processes has changed, one sentence each.
 
     Args:
-        step: where all landed.
-        before: how many processes recorded the run.
-        now: how many go on.
+        step: the step at which all ranks resume.
+        before: the number of processes that recorded the run.
+        now: the number of processes that continue it.
     """
-    told = [
-        f"{_count(before)} recorded the run, and {_count(now)} {_verb(now)} on from step {step}: weights, optimizer state and "
-        "what is tracked are those of the run there; what follows is not what the others would have computed, as gradients "
-        "are averaged over other batches and summed in another order"
-    ]
-    kept = f"{_ranks(0, min(before, now))} on with what was their own"
+    continued = (
+        f"{_count_processes(before)} recorded the run, and {_count_processes(now)} {_conjugate(now)} it from step {step}: "
+        "weights, optimizer state and tracked objects are those of the run at that step; later steps differ from those of the "
+        "earlier processes, since gradients are averaged over other batches and summed in another order"
+    )
+    last = min(before, now)
+    kept = f"{_name_ranks(0, last)} {_conjugate(last)} with {'its' if last == 1 else 'their'} own"
     if now < before:
-        told.append(f"random numbers and buffers: {kept}; those of {_named(now, before)} end")
-    else:
-        told.append(f"random numbers and buffers: {kept}; {_ranks(before, now)} on with the buffers of rank 0, and with new "
-                    "random numbers, made of the run's id, the step and the rank")  # fmt: skip
-    return told
+        return [continued, f"random numbers and buffers: {kept}; those of {_name_ranks(now, before)} end"]
+    new = (
+        f"{_name_ranks(before, now)} {_conjugate(now - before)} with the buffers of rank 0, and with new random numbers that "
+        "derive from the run's id, the step and the rank"
+    )
+    return [continued, f"random numbers and buffers: {kept}; {new}"]
 
 
-def told_of_layout(step: int) -> list[str]:
-    """What is not as it would have been, where as many processes hold other parts of the parameters; one sentence each."""
-    return [f"the parameters lie otherwise over the processes from step {step} on than they did: weights, optimizer state and "
-            "what is tracked are those of the run there; what follows may be summed in another order"]  # fmt: skip
+def describe_resharding(step: int) -> list[str]:
+    """Return what differs where as many processes as before hold other parts of the parameters, one sentence each."""
+    return [
+        f"parameters are sharded in another way from step {step} on: weights, optimizer state and tracked objects are those of "
+        "the run at that step; later steps may be summed in another order"
+    ]
 
 
-def told_of_loss(agreement: Agreement, world: int) -> list[str]:
-    """What became of the ranks whose journals are gone, or end early, one sentence each."""
-    told = []
+def describe_lost_journals(agreement: Agreement, world: int) -> list[str]:
+    """Return what became of the ranks whose journals are lost or end early, one sentence each."""
+    notes = []
     for rank in agreement.lost:
-        fate = f"the journal of rank {rank} {_fate(rank, agreement)}"
-        if rank in agreement.beside:
-            told.append(f"{fate}: its shares, and what was its own, are taken from the copies of rank {(rank - 1) % world}, so "
-                        "that no step is lost; its curves are that rank's")  # fmt: skip
-        elif rank in agreement.alike:
-            told.append(f"{fate}: the others have all that it logged, so that no step is lost")
-        elif agreement.step and agreement.is_whole:
-            told.append(f"{fate}, and the states of the others differ: all ranks go back to the checkpoint of step "
-                        f"{agreement.step}")  # fmt: skip
+        fate = f"the journal of rank {rank} {_describe_fate(rank, agreement)}"
+        if rank in agreement.lost_with_copies:
+            notes.append(
+                f"{fate}: its gradient shards and its own state are restored from the copies of rank {(rank - 1) % world}, so "
+                "that no step is lost; its curves are those of that rank"
+            )
+        elif rank in agreement.lost_with_equals:
+            notes.append(f"{fate}: the other ranks logged the same, so that no step is lost")
+        elif agreement.step and agreement.has_full_records:
+            notes.append(
+                f"{fate}, and the states of the other ranks differ: all ranks go back to the checkpoint of step "
+                f"{agreement.step}"
+            )
         elif agreement.step:
-            told.append(f"{fate}, and with it a share of every step: all ranks go back to the checkpoint of step "
-                        f"{agreement.step}")  # fmt: skip
-    for rank, end in agreement.short:
-        told.append(f"the journal of rank {rank} ends at step {end}, and those of others go on to step {agreement.end}: all "
-                    f"ranks go back to step {agreement.step}")  # fmt: skip
-    return told
+            notes.append(
+                f"{fate}, and with it a gradient shard of every step: all ranks go back to the checkpoint of step "
+                f"{agreement.step}"
+            )
+    for rank, end in agreement.short_journals:
+        notes.append(
+            f"the journal of rank {rank} ends at step {end}, and those of other ranks reach step {agreement.last_step}: all "
+            f"ranks go back to step {agreement.step}"
+        )
+    return notes
 
 
-def told_of_likeness(agreement: Agreement, rank: int, donor: int) -> list[str]:
-    """What is not as it was on a rank whose journal is gone, and which goes on with what another has; one sentence."""
-    return [f"rank {rank} goes on from step {agreement.step} with weights, optimizer state and place in the data of rank "
-            f"{donor}, which are taken to be its own, as those of all ranks were the same when they were last compared; what "
-            f"was its own alone is gone: it has the buffers of rank {donor}, and new random numbers"]  # fmt: skip
+def describe_substitution(agreement: Agreement, rank: int, donor: int) -> list[str]:
+    """Return what differs on a rank whose journal is lost and which redoes the journal of another rank, one sentence."""
+    return [
+        f"rank {rank} continues from step {agreement.step} with the weights, optimizer state and data position of rank "
+        f"{donor}: all ranks had the same ones when they were last compared. State that only this rank had is lost: it "
+        f"continues with the buffers of rank {donor} and with new random numbers"
+    ]
 
 
-def _fate(rank: int, agreement: Agreement) -> str:
-    if rank in agreement.damaged:
-        return "is damaged, and counts as gone"
-    return "ends before that of the others" if rank in agreement.behind else "is gone"
+def _describe_fate(rank: int, agreement: Agreement) -> str:
+    if rank in agreement.lost_damaged:
+        return "is damaged, and counts as lost"
+    return "ends before those of the other ranks" if rank in agreement.lost_behind else "is gone"
 
 
-def _count(processes: int) -> str:
-    return "1 process" if processes == 1 else f"{processes} processes"
+def _count_processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
 
 
-def _verb(count: int) -> str:
-    return "goes" if count == 1 else "go"
+def _conjugate(count: int) -> str:
+    return "continues" if count == 1 else "continue"
 
 
-def _named(first: int, end: int) -> str:
+def _name_ranks(first: int, end: int) -> str:
     return f"rank {first}" if end - first == 1 else f"ranks {first} to {end - 1}"
-
-
-def _ranks(first: int, end: int) -> str:
-    return f"{_named(first, end)} {_verb(end - first)}"

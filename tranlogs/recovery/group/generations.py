@@ -1,12 +1,14 @@
-"""Which journals are of the group: what one number of processes trained, and what another one before them (pure).
+"""Choice of the generation to recover: what the current number of processes trained, or an earlier number (pure).
 
-A run that goes on with another number of processes begins an era, in which all of them start with a checkpoint: later
-recoveries need nothing that is older. The journals of the era before stay as they are, also those of ranks that are gone.
+A run that continues with another number of processes starts a generation, in which every process begins with a checkpoint.
+Later recoveries need nothing that is older. The journals of the earlier generation stay as they are, including the journals of
+ranks that no longer exist.
 
-newest era                                             the run goes on
-all members hold their part, or trained in it          in it
-a member's part is missing and nobody trained in it    in the era before, if that reaches as far: the beginning was cut short
-nothing of it can be reached, or not `step`            in the era before
+newest generation                                      the run continues
+every member has its part, or some member trained      in the newest generation
+a member has no part, and no member trained            in the earlier generation, if that reaches as far: a crash
+                                                       interrupted the start of the newest one
+no boundary of it can be reached, or not `step`        in the earlier generation
 """
 
 from __future__ import annotations
@@ -16,91 +18,90 @@ from dataclasses import dataclass
 
 from ...base.errors import RecoveryError
 from .agreement import Agreement, Damage, agree
-from .journal_summary import Holding
+from .journal_summary import JournalSummary
 
 
 @dataclass(frozen=True, slots=True)
-class Era:
-    """What one number of processes holds.
+class Generation:
+    """What one number of processes trained.
 
     Attributes:
-        since: the timeline with which it began.
-        world: how many there were.
-        holdings: of each of them; an empty one where it is gone.
+        first_timeline: the timeline that started the generation.
+        world: the number of processes.
+        summaries: one summary for each process; an empty one where the journal is gone.
     """
 
-    since: int
+    first_timeline: int
     world: int
-    holdings: tuple[Holding, ...]
+    summaries: tuple[JournalSummary, ...]
 
     @property
-    def is_shared(self) -> bool:
-        """Whether parameters and optimizer state were the same on all ranks."""
-        return all(holding.is_shared for holding in self.holdings if not holding.is_empty)
+    def is_replicated(self) -> bool:
+        """True if parameters and optimizer state were the same on all ranks."""
+        return all(summary.is_replicated for summary in self.summaries if not summary.is_empty)
 
     @property
     def is_sharded(self) -> bool:
-        """Whether parameters were sharded over the ranks."""
-        return any(holding.is_sharded for holding in self.holdings)
+        """True if parameters were sharded over the ranks."""
+        return any(summary.is_sharded for summary in self.summaries)
 
     @property
     def has_trained(self) -> bool:
-        """Whether any of them went on from where it began."""
-        return len(set().union(*(holding.landings() for holding in self.holdings))) > 1
+        """True if any process took a step after the start of the generation."""
+        return len(set().union(*(summary.list_steps() for summary in self.summaries))) > 1
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """Where all land, and in which era; `is_newest` unless a later one is given up."""
+class GroupTarget:
+    """Where all ranks resume.
 
-    era: Era
+    Attributes:
+        generation: the generation that is recovered.
+        agreement: the boundary in it, and each rank's checkpoint.
+        is_newest: False if a later generation is given up.
+    """
+
+    generation: Generation
     agreement: Agreement
     is_newest: bool
 
 
-def eras_of(holdings: Iterable[Holding]) -> list[Era]:
-    """The eras of which something is there, the newest first."""
-    found: dict[int, dict[int, Holding]] = {}
-    for holding in holdings:
-        if not holding.is_empty:
-            found.setdefault(holding.since, {}).setdefault(holding.rank, holding)
-    return [_era(since, found[since]) for since in sorted(found, reverse=True)]
+def group_by_generation(summaries: Iterable[JournalSummary]) -> list[Generation]:
+    """Return the generations of which any journal holds something, the newest first."""
+    found: dict[int, dict[int, JournalSummary]] = {}
+    for summary in summaries:
+        if not summary.is_empty:
+            found.setdefault(summary.first_timeline, {}).setdefault(summary.rank, summary)
+    return [_make_generation(first_timeline, found[first_timeline]) for first_timeline in sorted(found, reverse=True)]
 
 
-def _era(since: int, members: dict[int, Holding]) -> Era:
-    world = max(holding.world for holding in members.values())
-    return Era(since, world, tuple(members.get(rank) or Holding(rank, "", "") for rank in range(world)))
+def _make_generation(first_timeline: int, members: dict[int, JournalSummary]) -> Generation:
+    world = max(summary.world for summary in members.values())
+    summaries = tuple(members.get(rank) or JournalSummary(rank, "", "") for rank in range(world))
+    return Generation(first_timeline, world, summaries)
 
 
-def settle(eras: Sequence[Era], damage: Damage, step: int | None = None) -> Settled | None:
-    """Decide; None if all is fresh.
+def choose_target(generations: Sequence[Generation], damage: Damage, step: int | None = None) -> GroupTarget | None:
+    """Choose the generation and the boundary at which all ranks resume. Return None if every journal is empty.
 
     Raises:
-        RecoveryError: there is no boundary on which all can land, or not at `step`.
+        RecoveryError: there is no boundary that all ranks can reach, or none at `step`.
     """
-    found: Settled | None = None
+    found: GroupTarget | None = None
     error: RecoveryError | None = None
-    for era in eras:
+    for generation in generations:
         try:
-            agreement = agree(era.holdings, damage, step)
+            agreement = agree(generation.summaries, damage, step)
         except RecoveryError as caught:
             error = error or caught
             continue
-        assert agreement is not None, "an era that holds nothing"
+        assert agreement is not None, "a generation has at least one journal that is not empty"
         if found is None:
-            found = Settled(era, agreement, era is eras[0])
+            found = GroupTarget(generation, agreement, generation is generations[0])
         elif agreement.step >= found.agreement.step and not agreement.lost:
-            return Settled(era, agreement, False)
-        if found.era.has_trained or not found.agreement.lost:
+            return GroupTarget(generation, agreement, False)
+        if found.generation.has_trained or not found.agreement.lost:
             break
     if found is None and error is not None:
         raise error
     return found
-
-
-def distinct(holdings: Sequence[Holding]) -> list[Holding]:
-    """One holding a journal and era: that of its own rank, else the first."""
-    found: dict[tuple[int, int], Holding] = {}
-    for holding in sorted(holdings, key=lambda holding: holding.keeper):  # its own says -1
-        found.setdefault((holding.rank, holding.since), holding)
-    return [found[key] for key in sorted(found)]

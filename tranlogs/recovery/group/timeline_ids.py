@@ -1,118 +1,65 @@
-"""Which past a journal holds: a run that goes back and on again leaves behind what it had done before (pure).
+"""Ids of timelines, which tell whether two journals hold the same history of a run (pure).
 
-All ranks give each timeline that they start together one id. `environment["past"]` of segments and checkpoints has those that
-lead to it, the oldest first, each with the step at which it began. Journals whose ids part at some step hold the same run up
-to there: one of them is an older copy, from before a rewind. What began before there were ids has the id "".
+All ranks give each timeline that they start together one id. `environment["past"]` of segments and checkpoints lists the ids
+of the timelines that lead to them, the oldest first, each with the step at which the timeline started. Two journals whose ids
+fork at some step hold the same run up to that step: one of them is an older copy, from before a rewind. A timeline from before
+there were ids has the id "".
 
-the ids of two journals                                what counts
-the same, or one's go on where the other's end         all of both
-the same up to some id                                 of the older past the steps before the other id began
-none in common, and both known from their beginning    refused: they are of different runs
-none in common otherwise                               all of both, as nothing is known
+the ids of two journals                                  what counts
+equal, or one list continues where the other one ends    everything in both journals
+equal up to some id                                      of the older history, the steps before the other id started
+no common id, and both known from the start of the run   refused: the journals belong to different runs
+no common id otherwise                                   everything in both journals, since nothing is known
 """
 
 from __future__ import annotations
 
 import secrets
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from ...base.errors import RecoveryError
+TimelineIds = tuple[tuple[str, int], ...]  # the id of each timeline and the step at which it started
 
-if TYPE_CHECKING:
-    from .journal_summary import Holding
-
-Past = tuple[tuple[str, int], ...]
-
-UNKNOWN: Past = (("", 0),)
+UNKNOWN_IDS: TimelineIds = (("", 0),)
 _IDS_MAX = 256
 
 
-def new_id() -> str:
-    """An id for a timeline, of which all ranks take that of rank 0."""
+def new_timeline_id() -> str:
+    """Return a new id for a timeline. All ranks use the id that rank 0 made."""
     return secrets.token_hex(8)
 
 
-def past_of(environment: Mapping[str, Any]) -> Past:
-    """What a segment or checkpoint says."""
-    return tuple((str(name), int(step)) for name, step in environment.get("past", ())) or UNKNOWN
+def get_timeline_ids(environment: Mapping[str, Any]) -> TimelineIds:
+    """Return the ids that the environment of a segment or a checkpoint lists."""
+    return tuple((str(name), int(step)) for name, step in environment.get("past", ())) or UNKNOWN_IDS
 
 
-def gone_on(past: Past, step: int, name: str = "") -> list[list[Any]]:
-    """The past of what goes on from a step, on a timeline that is called `name` if it is a new one; as it is recorded."""
-    found = [*((known, began) for known, began in past if began <= step), *([(name, step)] if name else [])]
-    if len(found) > _IDS_MAX:
-        found = [*UNKNOWN, *found[1 - _IDS_MAX:]]  # fmt: skip
-    return [] if tuple(found) == UNKNOWN else [list(one) for one in found]
+def extend_timeline_ids(ids: TimelineIds, step: int, name: str = "") -> list[list[Any]]:
+    """Return the ids of a history that continues from a step, in the form in which they are recorded.
 
-
-def newest_past(holdings: Sequence[Holding]) -> Past:
-    """The past of the group: that of the newest timeline, and of equal ones that which most ranks hold."""
-    held = [holding for holding in holdings if not holding.is_empty]
-    count = Counter(holding.past for holding in held)
-    chief = max(held, key=lambda one: (one.timeline, len(one.past), count[one.past], -one.rank), default=None)
-    return UNKNOWN if chief is None else chief.past
-
-
-def of_one_past(holdings: Sequence[Holding]) -> tuple[list[Holding], list[str]]:
-    """What counts of the journals, and one sentence for each of which not all does.
-
-    Raises:
-        RecoveryError: they are of different runs.
+    Args:
+        ids: the ids of the history so far.
+        step: the step from which it continues.
+        name: the id of the new timeline; "" if no timeline is started.
     """
-    _demand_one_run([holding for holding in holdings if not holding.is_empty])
-    found, told = [], []
-    for holding in holdings:
-        parting = _parting(holding.past, newest_past([one for one in holdings if one.since == holding.since]))
-        last = max(holding.landings(), default=0)
-        if parting is not None and parting < last:
-            told.append(f"the journal of rank {holding.rank} left the run's past at step {parting}: what it holds behind that, "
-                        f"to step {last}, is of a timeline that the others have gone back from, and does not "
-                        "count")  # fmt: skip
-            holding = _until(holding, parting)
-        found.append(holding)
-    return found, told
+    found = [*((known, start) for known, start in ids if start <= step), *([(name, step)] if name else [])]
+    if len(found) > _IDS_MAX:
+        found = [*UNKNOWN_IDS, *found[1 - _IDS_MAX :]]
+    return [] if tuple(found) == UNKNOWN_IDS else [list(one) for one in found]
 
 
-def _demand_one_run(held: Sequence[Holding]) -> None:
-    newest = {holding.rank: holding.past for holding in sorted(held, key=lambda holding: holding.since)}
-    count = Counter(past[0] for past in newest.values())
-    chief = max(newest, key=lambda rank: (count[newest[rank][0]], -rank), default=-1)
-    others = [rank for rank, past in newest.items() if _is_foreign(past, newest[chief])]
-    if others:
-        own = sorted(rank for rank in newest if rank not in others)
-        verb = "is" if len(others) == 1 else "are"
-        raise RecoveryError(f"{_named(sorted(others))} {verb} of another run than {_named(own)}. Put what belongs there in its "
-                            "place (from a store: `tranlogs pull`), or move it away: then it counts as lost")  # fmt: skip
-
-
-def _is_foreign(past: Past, other: Past) -> bool:
-    is_known = past[0][0] != "" and other[0][0] != ""
-    return is_known and not {name for name, _ in past} & {name for name, _ in other}
-
-
-def _parting(past: Past, newest: Past) -> int | None:
-    """The step at which two pasts part; None if the one leads to the other's end, or nothing is known."""
+def find_fork_step(ids: TimelineIds, newest: TimelineIds) -> int | None:
+    """Return the step at which two histories fork; None if one leads to the other's end, or if nothing is known."""
     names = [name for name, _ in newest]
-    shared = [at for at, (name, _) in enumerate(past) if name in names]
+    shared = [at for at, (name, _) in enumerate(ids) if name in names]
     if not shared:
         return None
-    begun = [began for _, began in (*past[shared[-1] + 1 :], *newest[names.index(past[shared[-1]][0]) + 1 :])]
-    return min(begun, default=None)
+    last_shared = ids[shared[-1]][0]
+    starts = [start for _, start in (*ids[shared[-1] + 1 :], *newest[names.index(last_shared) + 1 :])]
+    return min(starts, default=None)
 
 
-def _until(holding: Holding, step: int) -> Holding:
-    """What a journal holds up to a step."""
-    stretches = tuple(replace(stretch, after=min(stretch.after, step), last=min(stretch.last, step),
-                              landings={at: count for at, count in stretch.landings.items() if at <= step})
-                      for stretch in holding.stretches)  # fmt: skip
-    anchors = tuple(anchor for anchor in holding.anchors if anchor.step <= step)
-    is_empty = not anchors and not any(stretch.landings for stretch in stretches)
-    left = holding.left if holding.left <= step else -1
-    return replace(holding, stretches=() if is_empty else stretches, anchors=anchors, left=left)
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"the journal of rank {ranks[0]}" if len(ranks) == 1 else f"the journals of ranks {', '.join(map(str, ranks))}"
+def are_different_runs(ids: TimelineIds, other: TimelineIds) -> bool:
+    """Return True if two histories are known from the start of their runs and have no id in common."""
+    is_known = ids[0][0] != "" and other[0][0] != ""
+    return is_known and not {name for name, _ in ids} & {name for name, _ in other}

@@ -20,8 +20,8 @@ from ...base.atomic_files import make_folder, sync_folder
 from ...base.errors import CorruptObject, NotARun, UsageError
 from ...base.failpoints import hit
 from ...catalog import Catalog, CheckpointRow, SegmentRow, StoreRow, Watermarks, segment_key, timeline_key
-from ...catalog.lineage import is_on, lineage
-from ...recovery.facts import open_for_reading
+from ...catalog.lineage import is_on_lineage, trace_lineage
+from ...recovery.facts import read_facts
 from ...recovery.history import build_history
 from ...recovery.plan import plan_recovery
 from ...stores import STALL_SECONDS, Store, TimeoutStore, open_store, split_url
@@ -157,7 +157,9 @@ def _fetch(
     reader = _ItemReader(store, target, progress, result)
     if everything:
         reader.read(items)
-    checkpoints = [item.row for item in manifest.checkpoints if isinstance(item.row, CheckpointRow) and is_on(item.row, limits)]
+    checkpoints = [
+        item.row for item in manifest.checkpoints if isinstance(item.row, CheckpointRow) and is_on_lineage(item.row, limits)
+    ]
     expected = find_recoverable_step(checkpoints, manifest.segments, manifest.timelines, limits)
     for row in sorted(checkpoints, key=lambda row: row.sequence, reverse=True):
         chain = find_chain(row, manifest.segments, manifest.timelines, limits)
@@ -234,8 +236,8 @@ class _ItemReader:
 
 def _check_recovery(target: Path, result: PullResult) -> None:
     """Plan a recovery of what was fetched, and correct the result if it reaches less far."""
-    facts = open_for_reading(target)
-    limits = lineage(facts.timelines, facts.timeline)
+    facts = read_facts(target)
+    limits = trace_lineage(facts.timelines, facts.timeline)
     plan = plan_recovery(facts.checkpoints, build_history(facts.segments, limits), limits, timeline=facts.timeline)
     if plan.position.step < result.step:
         result.notes.append(f"expected the fetched log to end at step {result.step}, it ends at step {plan.position.step}")

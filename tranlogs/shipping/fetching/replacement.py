@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...base.errors import CorruptCatalog, StoreUnavailable, TranLogsError, in_words
+from ...base.errors import CorruptCatalog, StoreUnavailable, TranLogsError, error_text
 from ...catalog import Catalog, CheckpointRow, RunRow, SegmentRow, StoreRow, Tables
 from ...journal import JournalPaths
 from ...stores import STALL_SECONDS, TimeoutStore, open_store
@@ -53,11 +53,13 @@ class ReplacementSource:
                 return self._replace(name, known)
             except (StoreUnavailable, OSError) as error:
                 _log.warning(
-                    "%s: cannot fetch a copy of %s from %s now: %s", self._paths.folder, name, self._url, in_words(error)
+                    "%s: cannot fetch a copy of %s from %s now: %s", self._paths.folder, name, self._url, error_text(error)
                 )
                 time.sleep(pause)
             except TranLogsError as error:
-                _log.warning("%s: cannot fetch a copy of %s from %s: %s", self._paths.folder, name, self._url, in_words(error))
+                _log.warning(
+                    "%s: cannot fetch a copy of %s from %s: %s", self._paths.folder, name, self._url, error_text(error)
+                )
                 return ""
         self._is_given_up = True  # for all other damaged files, too: recovery must not wait for each of them
         return ""

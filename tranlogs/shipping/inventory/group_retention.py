@@ -6,7 +6,7 @@ import math
 
 from ...base.clock import Clock
 from ...catalog import CheckpointRow, CommonRow
-from ...catalog.lineage import is_on
+from ...catalog.lineage import is_on_lineage
 from ...stores import Store
 from ..sending.plan import JournalContents, list_contents
 from .manifest import read_newest
@@ -52,4 +52,4 @@ class GroupRetention:
             return 0
         limits = list_contents(manifest).limits
         durable = [item.row for item in manifest.checkpoints if item.objects.is_durable]
-        return max((row.step for row in durable if isinstance(row, CheckpointRow) and is_on(row, limits)), default=0)
+        return max((row.step for row in durable if isinstance(row, CheckpointRow) and is_on_lineage(row, limits)), default=0)

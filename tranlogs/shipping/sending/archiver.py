@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from ...base.clock import Clock
 from ...base.config import RETRY_SECONDS_MAX, RETRY_SECONDS_MIN
-from ...base.errors import CorruptCheckpoint, CorruptRecord, StoreRefused, TranLogsError, in_words
+from ...base.errors import CorruptCheckpoint, CorruptRecord, StoreRefused, TranLogsError, error_text
 from ...base.threads import WaitableLock, start_thread
 from ...catalog import CheckpointRow, SegmentRow
 from ...journal.opening import JournalPaths
@@ -259,7 +259,7 @@ class Archiver:
         with self._changed:
             self._uploads.pop(upload.name, None)
             self._excluded[upload.name] = self._clock.monotonic() + _EXCLUDED_SECONDS
-            self._unreported.append((upload.name, in_words(error)))
+            self._unreported.append((upload.name, error_text(error)))
 
     def _report_exclusions(self, contents: JournalContents) -> None:
         """Log the items that could not be opened; one that is not listed any more was pruned before, which is no problem."""
@@ -284,8 +284,8 @@ class Archiver:
         """Remember a failure, and when to try again; log it once."""
         with self._changed:
             is_refused = isinstance(error, StoreRefused)
-            is_new = self._failing != what or self._failures == 0 or (is_refused and self._problem != in_words(error))
-            self._failing, self._problem, self._is_refused = what, in_words(error), is_refused
+            is_new = self._failing != what or self._failures == 0 or (is_refused and self._problem != error_text(error))
+            self._failing, self._problem, self._is_refused = what, error_text(error), is_refused
             self._failures += 1
             pause = min(RETRY_SECONDS_MIN * 2 ** min(self._failures - 1, 10), RETRY_SECONDS_MAX) * random.uniform(0.5, 1.0)
             pause = RETRY_SECONDS_MAX if is_refused else pause

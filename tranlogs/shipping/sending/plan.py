@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...catalog import CheckpointRow, CommonRow, SegmentRow, TimelineRow
-from ...catalog.lineage import Limits, is_on
-from ...retention.budget import newest_lineage
+from ...catalog.lineage import Limits, is_on_lineage
+from ...retention.budget import trace_newest_lineage
 from ...retention.keep_policy import RetentionPolicy
 from ...retention.prune import plan_retirement
 from ..inventory.manifest import Manifest, ShippedItem
@@ -32,13 +32,13 @@ class JournalContents:
     @property
     def limits(self) -> Limits:
         """The timelines that lead to the newest one, and where each was left."""
-        return newest_lineage(self.checkpoints, self.timelines)
+        return trace_newest_lineage(self.checkpoints, self.timelines)
 
     @property
     def step(self) -> int:
         """The newest step of sealed segments and checkpoints on the newest timeline or those that lead to it."""
         limits = self.limits
-        found = [row.step for row in self.checkpoints if is_on(row, limits)]
+        found = [row.step for row in self.checkpoints if is_on_lineage(row, limits)]
         found += [row.last_step for row in self.segments if row.state == "sealed" and limits.get(row.timeline, -1) is None]
         return max(found, default=0)
 
@@ -76,7 +76,7 @@ def plan_uploads(
     shipped = {name: item for name, item in shipped.items() if not item.objects.is_lost and _is_of(item, local.get(name))}
     known = {item.row.name: item.row for item in shipped.values() if isinstance(item.row, CheckpointRow)}
     known |= {row.name: row for row in contents.checkpoints}
-    ours = sorted((row for row in known.values() if is_on(row, limits)), key=lambda row: row.sequence)
+    ours = sorted((row for row in known.values() if is_on_lineage(row, limits)), key=lambda row: row.sequence)
     kept = plan_retirement(keep, ours, (), common=common)
     staying = [row for row in ours if row not in kept.checkpoints]
     horizon = min((row.sequence for row in staying), default=0)
@@ -187,7 +187,7 @@ def find_recoverable_step(
     checkpoints: Sequence[CheckpointRow], segments: Sequence[ShippedItem], timelines: Sequence[TimelineRow], limits: Limits
 ) -> int:
     """Return the newest step that recovery from these items reaches; 0 if there is no checkpoint."""
-    ours = [row for row in checkpoints if is_on(row, limits)]
+    ours = [row for row in checkpoints if is_on_lineage(row, limits)]
     if not ours:
         return 0
     start = max(ours, key=lambda row: row.sequence)

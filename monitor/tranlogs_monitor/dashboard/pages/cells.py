@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tranlogs.base.quantities import bytes_in_words
+from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow, SegmentRow
 
 from ...watching.watch import Evaluation
@@ -134,7 +134,7 @@ def _square(evaluation: Evaluation, group: Sequence[SegmentRow]) -> LogSymbol:
     if first.state != "sealed":
         kind = "cell retired" if first.state == "retired" else "cell open"
         words = {"open": "is being written", "ready": "is ready to be written", "retired": "was pruned"}[first.state]
-        return LogSymbol(kind, f"segment {first.ordinal}: {words}, {bytes_in_words(sum(row.size for row in group))}")
+        return LogSymbol(kind, f"segment {first.ordinal}: {words}, {format_bytes(sum(row.size for row in group))}")
     values = [evaluation.worth.of(row.ordinal) or 0.0 for row in group]
     value = sum(values) / len(values)
     reason = first.file in evaluation.pruning.reasons
@@ -150,7 +150,7 @@ def _square(evaluation: Evaluation, group: Sequence[SegmentRow]) -> LogSymbol:
 def _diamond(evaluation: Evaluation, row: CheckpointRow) -> LogSymbol:
     is_anchor = evaluation.anchor is not None and row.name == evaluation.anchor.name
     reason = evaluation.pruning.reasons.get(row.name)
-    words = f"checkpoint of step {row.step:,}, {bytes_in_words(row.nbytes)}"
+    words = f"checkpoint of step {row.step:,}, {format_bytes(row.nbytes)}"
     words += f", pruned: {reason}" if reason else ", recovery starts here" if is_anchor else ""
     return LogSymbol("diamond anchor" if is_anchor else "diamond gone" if reason else "diamond", words)
 

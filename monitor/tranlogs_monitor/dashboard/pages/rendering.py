@@ -49,6 +49,6 @@ _ENVIRONMENT.filters |= {
     "decimals": _decimals,
     "grouped": _grouped,
     "moment": times.moment,
-    "seconds": quantities.seconds_in_words,
-    "size": quantities.bytes_in_words,
+    "seconds": quantities.format_seconds,
+    "size": quantities.format_bytes,
 }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from tranlogs.base.quantities import seconds_in_words
+from tranlogs.base.quantities import format_seconds
 
 
 def ago(at: float, now: float) -> str:
     """Return how long ago a moment was, like "3.0 s ago"."""
-    return "just now" if now - at < 1 else f"{seconds_in_words(now - at)} ago"
+    return "just now" if now - at < 1 else f"{format_seconds(now - at)} ago"
 
 
 def moment(at: float, now: float) -> str:
