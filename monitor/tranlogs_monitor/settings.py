@@ -1,4 +1,4 @@
-"""The monitor's settings, from what an operator writes."""
+"""Settings of the monitor, as an operator gives them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .watching.archiving import StoreSettings
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of a daemon, the same for all its runs.
+    """Settings of a daemon, the same for all its runs.
 
     Attributes:
         budget: limits of each journal.
-        decay: of values.
-        interval_seconds: between two evaluations.
-        is_dry_run: whether nothing is changed, and only said.
-        waits: whether a journal that another monitor has is waited for.
-        store: where journals are shipped to; None for nowhere.
-        compaction: when checkpoints are made from the log; None for never.
-        until_closed: whether the daemon ends once no trainer is there any more and nothing is left to do.
+        decay: how values decay.
+        interval_seconds: time between two evaluations.
+        is_dry_run: True to change nothing, and only report.
+        waits: True to wait for journals that another monitor watches.
+        store: where journals are shipped; None for no store.
+        compaction: when checkpoints are derived from the log; None for never.
+        until_closed: True to end the daemon once no trainer is running and nothing is left to do.
     """
 
     budget: Budget = field(default_factory=Budget)
@@ -49,7 +49,7 @@ class Settings:
         compaction: Compaction | None,
         until_closed: bool,
     ) -> Settings:
-        """From plain values, as the command line has them; `store` are the arguments of `StoreSettings`."""
+        """Make settings from plain values, as the command line has them; `store` holds the arguments of `StoreSettings`."""
         return cls(
             budget,
             decay,

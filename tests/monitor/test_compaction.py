@@ -28,7 +28,7 @@ from tranlogs.log.layout import Payload
 from tranlogs.recovery.derived_checkpoint import plan_derived_checkpoint
 from tranlogs.retention import KeepAll, KeepLatest
 from tranlogs.retention.compaction import Compaction
-from tranlogs_monitor.watching.lock import lock
+from tranlogs_monitor.watching.lock import lock_journal
 
 Toy = Callable[..., ToyTrainer]
 
@@ -200,7 +200,7 @@ def test_a_change_of_the_environment_is_refused(run: ToyTrainer, tmp_path: Path)
 
 def test_a_trainer_that_was_wound_back_meanwhile(run: ToyTrainer, tmp_path: Path) -> None:
     copy = killed(run, tmp_path / "copy")
-    watches = lock(copy / "rank0")
+    watches = lock_journal(copy / "rank0")
     shadow = made(copy / "rank0")
     again = open_toy(copy, sizes=(7, 300))
     again.recover(12)

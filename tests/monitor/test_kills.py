@@ -16,10 +16,10 @@ from tests.monitor.monitors import Monitors
 from tests.support import campaign
 from tranlogs.base.config import MIB
 from tranlogs.catalog import Catalog
-from tranlogs.cli.reading.runs import journals_of
+from tranlogs.cli.reading.runs import find_journals
 from tranlogs.log import writer as log
 from tranlogs.retention.budget import Budget
-from tranlogs_monitor.daemon import Daemon, journals_below
+from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import Settings
 
 pytestmark = pytest.mark.crash
@@ -49,7 +49,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def evaluate(run: Path) -> None:
     """A last look by a monitor of this process, once nobody else is there."""
-    daemon = Daemon([run], Settings(Budget(BUDGET)), find=lambda root: journals_below(root, journals_of))
+    daemon = Daemon([run], Settings(Budget(BUDGET)), find=lambda root: find_watched_journals(root, find_journals))
     assert daemon.evaluate() == 0
     daemon.close()
 

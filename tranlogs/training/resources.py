@@ -11,7 +11,7 @@ from ..journal.embedded_monitor import shipping_store, start_embedded_monitor
 from ..journal.process.shutdown import ShutdownHandler
 from ..journal.process.takeover import end_former_ranks
 from ..recovery.progress import progress_bar
-from ..shipping import Spare, bring_absent, ship_along
+from ..shipping import ReplacementSource, fetch_missing_journal, start_shipping
 from .settings import RunSettings
 
 
@@ -55,10 +55,10 @@ class RunResources:
         self.config = JournalConfig(**chosen)
         url, is_own = shipping_store(settings.monitor, settings.store)
         with progress_bar() as progress:
-            has_come = bring_absent(url, JournalPaths.of(settings.run, rank), progress) is not None
+            has_come = fetch_missing_journal(url, JournalPaths.of(settings.run, rank), progress) is not None
             former = world
             while rank == 0 and has_come:
-                has_come = bring_absent(url, JournalPaths.of(settings.run, former), progress) is not None
+                has_come = fetch_missing_journal(url, JournalPaths.of(settings.run, former), progress) is not None
                 former += 1
         take_over = settings.grace_seconds if settings.takes_over else None
         self.journal = Journal.open(
@@ -75,8 +75,8 @@ class RunResources:
             end_former_ranks(settings.run, world, take_over)
         self.journal.adapt = adapt
         self._monitor = start_embedded_monitor(settings.monitor, self.journal.paths)
-        self._shipping = ship_along(url if is_own else None, self.journal.paths)
-        self.spare = Spare(self.journal.paths, url)
+        self._shipping = start_shipping(url if is_own else None, self.journal.paths)
+        self.spare = ReplacementSource(self.journal.paths, url)
         self._shutdown = ShutdownHandler(self.journal, self._shipping.wait, settings.on_signal, settings.grace_seconds)
 
     def close(self, seconds: float | None = None) -> None:

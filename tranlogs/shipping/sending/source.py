@@ -1,7 +1,8 @@
-"""What is sent, opened and checked: every byte is verified before it leaves, and the files stay open until they have gone.
+"""The files of an item that is uploaded, open and verified: every byte is checked before it leaves.
 
-A segment is locked meanwhile as any reader does, so that its file is not reused; of a checkpoint that is deleted meanwhile
-the open files go on to be.
+A segment is locked meanwhile as by any reader, so that its file is not reused. A checkpoint that is deleted meanwhile can
+still be
+read through its open files.
 """
 
 from __future__ import annotations
@@ -29,8 +30,15 @@ _FILES = (STATE, META, MANIFEST)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a file that becomes one object."""
+class FilePart:
+    """A part of a file that becomes one object.
+
+    Attributes:
+        file: name of the file.
+        fd: the open file.
+        start: offset of the part.
+        nbytes: its size.
+    """
 
     file: str
     fd: int
@@ -39,38 +47,38 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Source:
-    """An item to be sent.
+class UploadSource:
+    """The open files of an item.
 
     Attributes:
-        fds: its open files, by name.
-        sizes: bytes that are sent of each.
-        places: of a segment, for its row (`ShippedRow`).
+        fds: open files by name.
+        sizes: number of bytes to send of each.
+        chain_ends: for a segment: where the log's chain enters it and leaves it, as fields of `ShippedRow`.
     """
 
     fds: dict[str, int]
     sizes: dict[str, int]
-    places: dict[str, Any] = field(default_factory=dict)
+    chain_ends: dict[str, Any] = field(default_factory=dict)
 
-    def pieces(self) -> Iterator[Piece]:
-        """In order."""
+    def parts(self) -> Iterator[FilePart]:
+        """Yield the parts to send, in order."""
         for name, fd in self.fds.items():
             for start in range(0, max(self.sizes[name], 1), PART_BYTES_MAX):
-                yield Piece(name, fd, start, min(PART_BYTES_MAX, self.sizes[name] - start))
+                yield FilePart(name, fd, start, min(PART_BYTES_MAX, self.sizes[name] - start))
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for fd in self.fds.values():
             with suppress(OSError):
                 os.close(fd)
         self.fds = {}
 
 
-def open_segment(folder: Path, row: SegmentRow) -> Source:
-    """A sealed segment.
+def open_segment(folder: Path, row: SegmentRow) -> UploadSource:
+    """Open and verify a sealed segment.
 
     Raises:
-        CorruptRecord: it is damaged, or has been pruned.
+        CorruptRecord: the segment is damaged, or has been pruned.
         OSError: it cannot be opened.
     """
     path = folder / row.file
@@ -78,20 +86,20 @@ def open_segment(folder: Path, row: SegmentRow) -> Source:
         locations = scan(path, row.number, last_sequence=row.last_sequence or None)
         if not locations or locations[-1].head.sequence < row.last_sequence:
             raise CorruptRecord(path, "entries at its end are missing")
-        end = max(row.used_bytes, _verified(reader, locations))
-        fd = os.dup(reader.fd)  # with its lock
+        end = max(row.used_bytes, _verify(reader, locations))
+        fd = os.dup(reader.fd)  # the duplicate holds the lock, too
     nbytes = min(end, os.fstat(fd).st_size)
-    return Source({row.file: fd}, {row.file: nbytes}, _places([one.head for one in locations]))
+    return UploadSource({row.file: fd}, {row.file: nbytes}, _chain_ends([item.head for item in locations]))
 
 
 def read_chain(path: Path, row: SegmentRow, sequence: int) -> str | None:
-    """The digest of a segment's entry, as the rows in a store name it; None if there is no such entry, or it is damaged.
+    """Return the digest of a segment's entry, as rows `shipped/` contain it; None if the entry is missing or damaged.
 
     Raises:
         CannotRead: file handles, memory or rights are missing.
-        OSError: it cannot be opened.
+        OSError: the segment cannot be opened.
     """
-    heads = [one.head for one in scan(path, row.number, last_sequence=row.last_sequence or None)]
+    heads = [item.head for item in scan(path, row.number, last_sequence=row.last_sequence or None)]
     return next((_chain(head) for head in reversed(heads) if head.sequence == sequence), None)
 
 
@@ -99,8 +107,8 @@ def _chain(head: Head) -> str:
     return f"{head.chain if head.kind == EntryKind.SEGMENT else head.digest:016x}"
 
 
-def _places(heads: Sequence[Head]) -> dict[str, Any]:
-    """Where the chain comes from, and where it can go on."""
+def _chain_ends(heads: Sequence[Head]) -> dict[str, Any]:
+    """Return where the log's chain enters a segment, and where it can continue."""
     last = heads[-1]
     found: dict[str, Any] = {"base_chain": f"{heads[0].chain:016x}", "end_sequence": last.sequence, "end_chain": _chain(last)}
     for head in reversed(heads):
@@ -110,8 +118,8 @@ def _places(heads: Sequence[Head]) -> dict[str, Any]:
     return found
 
 
-def _verified(reader: SegmentReader, locations: list[Location]) -> int:
-    """Check every entry; gives where the last of their bytes lies."""
+def _verify(reader: SegmentReader, locations: list[Location]) -> int:
+    """Check every entry; return the offset at which the last of their bytes ends."""
     end = 0
     for entry, location in zip(reader.entries(locations), locations):
         for name, why in entry.damaged_tensors():
@@ -123,11 +131,11 @@ def _verified(reader: SegmentReader, locations: list[Location]) -> int:
     return end
 
 
-def open_checkpoint(folder: Path, row: CheckpointRow) -> Source:
-    """A checkpoint, every byte of it checked.
+def open_checkpoint(folder: Path, row: CheckpointRow) -> UploadSource:
+    """Open and verify a checkpoint.
 
     Raises:
-        CorruptCheckpoint: it is damaged.
+        CorruptCheckpoint: the checkpoint is damaged.
         OSError: it cannot be opened; it may have been deleted.
     """
     path = folder / row.name
@@ -135,7 +143,7 @@ def open_checkpoint(folder: Path, row: CheckpointRow) -> Source:
         for _, damage in checkpoint.verify():
             if damage is not None:
                 raise damage
-    source = Source({}, {})
+    source = UploadSource({}, {})
     try:
         for name in _FILES:
             source.fds[name] = os.open(path / name, os.O_RDONLY)
@@ -146,46 +154,46 @@ def open_checkpoint(folder: Path, row: CheckpointRow) -> Source:
     return source
 
 
-class PieceFile:
-    """A piece as a file that is read in turn with others that send; it knows the digest of what was read."""
+class PartReader:
+    """A part as a file for reading, throttled together with all that send; it computes the digest of what is read."""
 
-    def __init__(self, piece: Piece, throttle: Throttle) -> None:
-        self._piece, self._throttle = piece, throttle
+    def __init__(self, part: FilePart, throttle: Throttle) -> None:
+        self._part, self._throttle = part, throttle
         self._at = 0
         self._digest = xxhash.xxh3_128()
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes.
+        """Return the next bytes.
 
         Raises:
-            LogUnavailable: the file is shorter than it was.
+            LogUnavailable: the file has become shorter.
         """
-        left = self._piece.nbytes - self._at
-        size = min(left if size < 0 else min(size, left), self._throttle.portion)
+        left = self._part.nbytes - self._at
+        size = min(left if size < 0 else min(size, left), self._throttle.chunk_bytes)
         if size == 0:
             return b""
         self._throttle.take(size)
-        data = os.pread(self._piece.fd, size, self._piece.start + self._at)
+        data = os.pread(self._part.fd, size, self._part.start + self._at)
         if not data:
-            raise LogUnavailable(f"{self._piece.file}: it became shorter while it was sent")
+            raise LogUnavailable(f"{self._part.file}: the file became shorter while it was sent")
         self._at += len(data)
         self._digest.update(data)
         return data
 
     def tell(self) -> int:
-        """How much was read."""
+        """Return the number of bytes that were read."""
         return self._at
 
     def seek(self, offset: int) -> int:
-        """Begin again; a store may send it twice."""
+        """Start again from the beginning: a store may send a part twice."""
         assert offset == 0, "a piece is read from its start"
         self._at = 0
         self._digest.reset()
         return 0
 
     def __len__(self) -> int:
-        return self._piece.nbytes
+        return self._part.nbytes
 
     def digest(self) -> str | None:
-        """xxh3_128 of the piece, in hex; None unless all of it was read."""
-        return self._digest.hexdigest() if self._at == self._piece.nbytes else None
+        """Return the xxh3_128 digest of the part, in hex; None unless all of it was read."""
+        return self._digest.hexdigest() if self._at == self._part.nbytes else None

@@ -1,4 +1,4 @@
-"""What a monitor has seen of a journal, for the screen: who watches, bytes against the budget, what segments are worth."""
+"""What a monitor has recorded of a journal, for the screen: who watches, bytes against the budget, values of segments."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _BAR = 24  # characters
 _SEGMENTS_MAX = 48
 
 
-def watched(found: Survey) -> list[tuple[str, object]]:
-    """Names and values, a line each; none if no monitor has ever been there."""
+def describe_monitor(found: Survey) -> list[tuple[str, object]]:
+    """Return names and values, one line each; none if no monitor has ever watched the journal."""
     rows: list[tuple[str, object]] = []
     last = found.evaluations[-1] if found.evaluations else None
     if found.monitor is not None or last is not None:
@@ -29,7 +29,7 @@ def watched(found: Survey) -> list[tuple[str, object]]:
 
 def _who(found: Survey, last: EvaluationRow | None) -> str:
     monitor = found.monitor
-    who = f"process {monitor.pid} on {monitor.host}" if monitor is not None and monitor.is_alive else "nobody now"
+    who = f"process {monitor.pid} on {monitor.host}" if monitor is not None and monitor.is_alive else "none now"
     return who if last is None else f"{who}; evaluated {format_seconds(max(found.at - last.at, 0.0))} ago"
 
 
@@ -48,7 +48,7 @@ def _budget(row: EvaluationRow) -> Text | str:
 
 
 def _values(row: EvaluationRow) -> Text | str:
-    """A column for each sealed segment, oldest first, as high as it is worth."""
+    """Return a column for each sealed segment, oldest first, as high as its value."""
     protected, values = protected_of(row), worth_of(row).as_dict()
     if not values:
         return "no segment is sealed yet"
@@ -59,4 +59,4 @@ def _values(row: EvaluationRow) -> Text | str:
         columns = "".join(_HEIGHTS[round(min(value, 1.0) * (len(_HEIGHTS) - 1))] for _, value in group)
         text.append(columns, "blue" if is_protected else "green")
     many = sum(protected.values())
-    return text.append(f" {count(len(values) - many, 'segment')} may go, {many:,} protected (blue)")
+    return text.append(f" {count(len(values) - many, 'segment')} can be pruned, {many:,} protected (blue)")
