@@ -17,7 +17,7 @@ from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.embedded_monitor import shipping_store, start_embedded_monitor
 from tranlogs.journal.process.shutdown import ShutdownHandler
-from tranlogs.log.reader import Entry
+from tranlogs.log.entry import Entry
 from tranlogs.recovery import Divergence, RecoveryReport
 from tranlogs.recovery.facts import mended_note
 from tranlogs.recovery.progress import progress_bar

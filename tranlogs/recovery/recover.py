@@ -14,7 +14,8 @@ from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, State
 from ..base.failpoints import hit
 from ..catalog.lineage import lineage
 from ..checkpoints import Checkpoint
-from ..log.reader import Entry, SegmentReader
+from ..log.entry import Entry
+from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Position
 from .facts import Facts, mended, open_for_reading, open_mended, scan_segment
 from .history import History, Link, build_history
