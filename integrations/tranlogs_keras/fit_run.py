@@ -14,7 +14,7 @@ from typing import Any
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import DataError, UsageError
 from tranlogs.checkpoints import Checkpoint, Snapshot
-from tranlogs.log.reader import Entry
+from tranlogs.log.entry import Entry
 from tranlogs.recovery import Divergence, RecoveryReport
 from tranlogs.recovery.facts import describe_replacement
 from tranlogs.recovery.recover import Recovered, recover

@@ -22,8 +22,9 @@ from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
 from tranlogs.log import record
+from tranlogs.log.entry import Entry
 from tranlogs.log.index import INDEX_NAME
-from tranlogs.log.reader import Entry, SegmentReader
+from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, EntryKind, Location
 from tranlogs.recovery.facts import read_facts
 from tranlogs.recovery.history import ScannedSegment

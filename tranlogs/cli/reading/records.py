@@ -12,7 +12,8 @@ from typing import Any
 from ...base.errors import CorruptRecord
 from ...catalog import CheckpointRow, SegmentRow
 from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
-from ...log.reader import Entry, SegmentReader
+from ...log.entry import Entry
+from ...log.reader import SegmentReader
 from ...log.record import EntryKind
 from ...recovery.facts import Facts, read_facts
 from ...recovery.history import Link, build_history
