@@ -19,9 +19,10 @@ from .daemon import Daemon, find_watched_journals, is_ownerless
 from .dashboard.access.access import Access
 from .dashboard.access.listening import address_of
 from .dashboard.access.tokens import choose_token
+from .dashboard.http_settings import HttpSettings
 from .embedded import start_embedded_monitor
 from .json_log import JsonFormatter
-from .settings import HttpSettings, Settings
+from .settings import Settings
 from .watching.watch import Evaluation
 
 _log = logging.getLogger(__name__)

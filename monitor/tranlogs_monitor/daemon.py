@@ -16,7 +16,7 @@ from pathlib import Path
 from tranlogs.base.clock import Clock, SystemClock
 from tranlogs.base.errors import LogUnavailable, NotARun, TranLogsError, UsageError, error_text
 from tranlogs.journal import JournalPaths, read_owner
-from tranlogs.journal.process.writer_lock import OwnerLock
+from tranlogs.journal.ownership.writer_lock import OwnerLock
 from tranlogs.shipping import Archiver
 
 from .compaction.compactor import Compactor

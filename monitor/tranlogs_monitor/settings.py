@@ -8,9 +8,27 @@ from typing import Any
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
 from tranlogs.retention.value_decay import Decay
+from tranlogs.shipping import ShippingSettings
+from tranlogs.stores import STALL_SECONDS
 
-from .dashboard.access.tokens import Token
-from .watching.archiving import StoreSettings
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Where and how journals are shipped.
+
+    Attributes:
+        url: address of the store; each run has a folder of its name there.
+        shipping: how each journal is shipped.
+        bytes_per_second: bandwidth of all journals together; None for no limit.
+        senders: number of parts that are sent at once, of all journals together.
+        stall_seconds: time without a byte after which a call is abandoned.
+    """
+
+    url: str
+    shipping: ShippingSettings = field(default_factory=ShippingSettings)
+    bytes_per_second: float | None = None
+    senders: int = 2
+    stall_seconds: float = STALL_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +78,3 @@ class Settings:
             compaction,
             until_closed,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class HttpSettings:
-    """Settings of the dashboard's server.
-
-    Attributes:
-        address: where it listens, like ":9464".
-        token: what a request must carry where one is required.
-        has_auth: False if none is required anywhere.
-    """
-
-    address: str
-    token: Token
-    has_auth: bool = True

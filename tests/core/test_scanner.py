@@ -20,11 +20,11 @@ from tranlogs.base.config import FORMAT_VERSION, META_BYTES_MAX, MIB, JournalCon
 from tranlogs.base.errors import CorruptRecord, UnknownFormat
 from tranlogs.base.types import dense
 from tranlogs.catalog import SegmentRow
-from tranlogs.log import segment_file as files
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, MAGIC, EntryKind, Location, checksum_of, pack_head
 from tranlogs.log.scanner import scan
+from tranlogs.log.segments import segment_file as files
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from tranlogs.retention.compaction import Compaction
 from tranlogs.shipping import ShippingSettings
 from tranlogs.shipping.sending import archiver
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
-from tranlogs_monitor.settings import Settings
-from tranlogs_monitor.watching.archiving import StoreSettings
+from tranlogs_monitor.settings import Settings, StoreSettings
 
 
 def watch(job: dict[str, Any]) -> None:

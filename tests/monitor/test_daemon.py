@@ -12,7 +12,7 @@ from tests.support.clock import FakeClock
 from tranlogs.base.errors import UsageError
 from tranlogs.cli.reading.runs import find_journals
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.process.writer_lock import OwnerLock
+from tranlogs.journal.ownership.writer_lock import OwnerLock
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import Settings
 

@@ -19,8 +19,8 @@ from tranlogs.retention.evaluation import packed
 from tranlogs.retention.value_decay import Worth
 from tranlogs_monitor.dashboard.pages.board import JournalView
 from tranlogs_monitor.dashboard.pages.curves import curves
+from tranlogs_monitor.dashboard.pages.journal_state import commit_history, current_exposures, describe_state
 from tranlogs_monitor.dashboard.pages.page import journal_page
-from tranlogs_monitor.watching.state import commit_history, current_exposures, describe_state
 from tranlogs_monitor.watching.watch import Evaluation
 
 __all__ = ["run"]

@@ -18,14 +18,15 @@ from tests.support.toy import uninterrupted
 from tranlogs.base import config
 from tranlogs.base.errors import RunInUse
 from tranlogs.catalog import Catalog, CheckpointRow, ShippedRow
-from tranlogs.journal.process.writer_lock import OwnerLock
+from tranlogs.journal.ownership.writer_lock import OwnerLock
 from tranlogs.retention.keep_policy import KeepAll, KeepLatest
 from tranlogs.shipping import pull, read_newest
 from tranlogs.shipping.inventory import durability
 from tranlogs.shipping.inventory.garbage_collection import GarbageCollector
-from tranlogs.shipping.inventory.manifest import manifest_names, parse_manifest_name
+from tranlogs.shipping.items import source
+from tranlogs.shipping.manifest import manifest_names, parse_manifest_name
 from tranlogs.shipping.sending import archiver as archiving
-from tranlogs.shipping.sending import source, upload
+from tranlogs.shipping.sending import upload
 from tranlogs.stores import LocalStore
 
 

@@ -16,7 +16,7 @@ from tranlogs.journal import JournalPaths
 from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import find_run, pull, read_newest
 from tranlogs.shipping.embedded import fetch_missing_journal
-from tranlogs.shipping.inventory.manifest import manifest_names, publish
+from tranlogs.shipping.manifest import manifest_names, publish
 from tranlogs.stores import LocalStore
 
 

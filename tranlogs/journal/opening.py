@@ -19,11 +19,11 @@ from ..checkpoints.derived import delete_derived
 from ..checkpoints.folder import TEMPORARY
 from ..log.index import INDEX_NAME
 from ..log.record import Position
-from ..log.segment_file import was_written
+from ..log.segments.segment_file import was_written
 from ..rebuild import is_superseded, list_files, read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
-from .process.takeover import take_lock
-from .process.writer_lock import OwnerLock, read_owner
+from .ownership.takeover import take_lock
+from .ownership.writer_lock import OwnerLock, read_owner
 
 _log = logging.getLogger(__name__)
 

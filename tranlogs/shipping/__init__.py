@@ -6,9 +6,9 @@ from .embedded import LAG_SECONDS, fetch_missing_journal, start_shipping
 from .fetching.pull import find_run, pull
 from .fetching.replacement import ReplacementSource
 from .inventory.listing import list_runs
-from .inventory.manifest import journal_prefix, read_newest
+from .items.throttle import Throttle
+from .manifest import journal_prefix, read_newest
 from .sending.archiver import Archiver, ShippingProgress, ShippingSettings
-from .sending.throttle import Throttle
 
 __all__ = [
     "LAG_SECONDS",

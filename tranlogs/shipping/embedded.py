@@ -17,7 +17,7 @@ from ..catalog import Catalog
 from ..journal import JournalPaths
 from ..stores import STALL_SECONDS, TimeoutStore, open_store
 from .fetching.pull import Progress, PullResult, pull
-from .inventory.manifest import journal_prefix, read_newest
+from .manifest import journal_prefix, read_newest
 from .sending.archiver import Archiver, ShippingSettings
 
 _log = logging.getLogger("tranlogs")

@@ -8,8 +8,8 @@ from ..base.config import JournalConfig
 from ..encoding.tree import Adapt
 from ..journal import Journal, JournalPaths
 from ..journal.embedded_monitor import shipping_store, start_embedded_monitor
+from ..journal.ownership.takeover import end_former_ranks
 from ..journal.process.shutdown import ShutdownHandler
-from ..journal.process.takeover import end_former_ranks
 from ..recovery.progress import progress_bar
 from ..shipping import ReplacementSource, fetch_missing_journal, start_shipping
 from .settings import RunSettings

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from ..base.errors import UsageError
 from ..journal.embedded_monitor import parse_monitor
+from ..journal.ownership.takeover import is_takeover_wanted
 from ..journal.process.shutdown import OnSignal, check_shutdown_settings
-from ..journal.process.takeover import is_takeover_wanted
 from ..retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
 from .fingerprint import Mode
 

@@ -11,7 +11,7 @@ from typing import Any
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.group.outcome import GroupRecovered
-from tranlogs.recovery.group.timeline_ids import extend_timeline_ids, new_timeline_id
+from tranlogs.recovery.group.summary.timeline_ids import extend_timeline_ids, new_timeline_id
 from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import make_report
 

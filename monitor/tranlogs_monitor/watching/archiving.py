@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from tranlogs.base.clock import Clock
 from tranlogs.journal import JournalPaths
-from tranlogs.shipping import Archiver, ShippingSettings, Throttle, journal_prefix
-from tranlogs.stores import STALL_SECONDS, TimeoutStore, open_store
+from tranlogs.shipping import Archiver, Throttle, journal_prefix
+from tranlogs.stores import TimeoutStore, open_store
 
-
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
-    """Where and how journals are shipped.
-
-    Attributes:
-        url: address of the store; each run has a folder of its name there.
-        shipping: how each journal is shipped.
-        bytes_per_second: bandwidth of all journals together; None for no limit.
-        senders: number of parts that are sent at once, of all journals together.
-        stall_seconds: time without a byte after which a call is abandoned.
-    """
-
-    url: str
-    shipping: ShippingSettings = field(default_factory=ShippingSettings)
-    bytes_per_second: float | None = None
-    senders: int = 2
-    stall_seconds: float = STALL_SECONDS
+from ..settings import StoreSettings
 
 
 class ArchiverFactory:

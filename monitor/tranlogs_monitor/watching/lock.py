@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tranlogs.base.errors import RunInUse, UsageError
-from tranlogs.journal.process.writer_lock import OwnerLock
+from tranlogs.journal.ownership.writer_lock import OwnerLock
 
 
 def lock_journal(folder: Path) -> OwnerLock:

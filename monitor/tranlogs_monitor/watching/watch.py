@@ -28,7 +28,7 @@ from tranlogs.catalog import (
 from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.journal import JournalPaths, Owner, read_owner
 from tranlogs.journal.opening import is_in_memory, seal_abandoned_segments
-from tranlogs.log.retired_files import unlink_retired
+from tranlogs.log.segments.retired_files import unlink_retired
 from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
 from tranlogs.retention.evaluation import last_row, worth_of
 from tranlogs.retention.prune import delete_retired, prune

@@ -11,7 +11,7 @@ import typer
 from ...base.errors import CorruptCatalog
 from ...catalog import Catalog, Tables
 from ...journal import JournalPaths
-from ...journal.process.writer_lock import OwnerLock
+from ...journal.ownership.writer_lock import OwnerLock
 from ...rebuild import rebuild_catalog
 from ...recovery.progress import progress_bar
 from ...recovery.recover import Progress

@@ -31,9 +31,9 @@ from ...journal import Owner, read_owner
 from ...journal.opening import is_in_memory
 from ...rebuild import read_files
 from ...recovery.facts import scan_segment, sort_newest_first
-from ...recovery.group.journal_log import read_environment
-from ...recovery.group.recorded_environment import get_world, is_of_group
 from ...recovery.group.single_reader import SingleReader
+from ...recovery.group.summary.journal_log import read_environment
+from ...recovery.group.summary.recorded_environment import get_world, is_of_group
 from ...recovery.history import ScannedSegment, build_history
 from ...recovery.plan import Plan, plan_recovery
 from ...retention.evaluation import newest_rows, protected_of, worth_of

@@ -15,7 +15,7 @@ from ...base.atomic_files import make_folder, sync_folder
 from ...base.errors import CorruptObject
 from ...catalog import SegmentRow
 from ...stores import Store
-from ..inventory.manifest import ShippedItem
+from ..manifest import ShippedItem
 
 
 def fetch_item(store: Store, item: ShippedItem, journal: Path, *, is_preallocated: bool = False) -> int:

@@ -26,8 +26,8 @@ from ...recovery.history import build_history
 from ...recovery.plan import plan_recovery
 from ...stores import STALL_SECONDS, Store, TimeoutStore, open_store, split_url
 from ..inventory.listing import find_prefixes
-from ..inventory.manifest import Manifest, ShippedItem, manifest_names, parse_manifest_name, read_first_sound
-from ..sending.plan import find_chain, find_recoverable_step, list_contents
+from ..items.plan import find_chain, find_recoverable_step, list_contents
+from ..manifest import Manifest, ShippedItem, manifest_names, parse_manifest_name, read_first_sound
 from .fetch import fetch_item
 
 _log = logging.getLogger(__name__)

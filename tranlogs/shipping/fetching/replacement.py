@@ -11,7 +11,7 @@ from ...base.errors import CorruptCatalog, StoreUnavailable, TranLogsError, erro
 from ...catalog import Catalog, CheckpointRow, RunRow, SegmentRow, StoreRow, Tables
 from ...journal import JournalPaths
 from ...stores import STALL_SECONDS, TimeoutStore, open_store
-from ..inventory.manifest import Manifest, ShippedItem, journal_prefix, read_newest
+from ..manifest import Manifest, ShippedItem, journal_prefix, read_newest
 from .fetch import fetch_item
 
 _log = logging.getLogger("tranlogs")

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...catalog import CheckpointRow, SegmentRow, ShippedRow
-from ..sending.plan import JournalContents
-from ..sending.source import read_chain
-from .manifest import ShippedItem
+from ..items.plan import JournalContents
+from ..items.source import read_chain
+from ..manifest import ShippedItem
 
 
 def select_own_history(

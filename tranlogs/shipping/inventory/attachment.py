@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ...base.errors import StoreRefused
 from ...catalog import RunRow, StoreRow
-from .manifest import Manifest, parse_manifest_name
+from ..manifest import Manifest, parse_manifest_name
 
 
 def check_newest(where: str, found: Manifest | None, names: Sequence[str], row: StoreRow | None) -> None:

@@ -30,7 +30,7 @@ from ...catalog import (
     Watermarks,
 )
 from ...journal.opening import JournalPaths
-from ..sending.plan import JournalContents
+from ..items.plan import JournalContents
 
 _log = logging.getLogger(__name__)
 

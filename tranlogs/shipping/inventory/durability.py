@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ...base.clock import Clock
 from ...base.errors import StoreUnavailable
 from ...stores import ObjectStatus, Store
-from .manifest import ShippedItem
+from ..manifest import ShippedItem
 
 _CALLS_MAX = 64  # in one turn
 _RESEND_SECONDS_MIN, _RESEND_SECONDS_MAX = 15.0, 600.0  # between two resends of an item that lacks copies

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from ...base.clock import Clock
 from ...stores import Store
-from .manifest import OBJECTS, ShippedItem
+from ..manifest import OBJECTS, ShippedItem
 
 _INTERVAL_SECONDS = 3600.0
 _GRACE_SECONDS = 3600.0  # before another writer's unreferenced object is deleted: its upload may still be going on

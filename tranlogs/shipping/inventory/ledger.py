@@ -16,15 +16,15 @@ from ...base.clock import Clock
 from ...base.errors import CorruptCatalog, RunInUse, StoreRefused
 from ...catalog import CheckpointRow, SegmentRow, ShippedRow, StoreRow
 from ...journal.opening import JournalPaths
-from ...journal.process.writer_lock import OwnerLock
+from ...journal.ownership.writer_lock import OwnerLock
 from ...stores import Store
-from ..sending.plan import JournalContents, find_stored_step, list_contents
+from ..items.plan import JournalContents, find_stored_step, list_contents
+from ..manifest import Manifest, ShippedItem, manifest_names, parse_manifest_name, publish, read_first_sound
 from .ancestry import select_own_history
 from .attachment import check_continues, check_newest, check_same_run
 from .catalog_mirror import CatalogMirror
 from .durability import DurabilityTracker
 from .garbage_collection import GarbageCollector
-from .manifest import Manifest, ShippedItem, manifest_names, parse_manifest_name, publish, read_first_sound
 from .manifest_history import ManifestHistory
 
 _log = logging.getLogger(__name__)

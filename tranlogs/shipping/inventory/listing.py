@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ...base.errors import CorruptObject, UnknownFormat
 from ...stores import STALL_SECONDS, Store, TimeoutStore, open_store
-from ..sending.plan import find_stored_step, list_contents
-from .manifest import MANIFESTS, Manifest, read_newest
+from ..items.plan import find_stored_step, list_contents
+from ..manifest import MANIFESTS, Manifest, read_newest
 
 
 @dataclass(frozen=True, slots=True)

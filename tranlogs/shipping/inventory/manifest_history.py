@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ...base.clock import Clock
 from ...base.errors import CorruptObject
 from ...stores import Store
-from .manifest import KEPT, Manifest, read_manifest
+from ..manifest import KEPT, Manifest, read_manifest
 
 
 class ManifestHistory:

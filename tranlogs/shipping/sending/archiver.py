@@ -26,10 +26,10 @@ from ...retention.keep_policy import KeepLatest, RetentionPolicy
 from ...stores import Store
 from ..inventory.group_retention import GroupRetention
 from ..inventory.ledger import Ledger
-from ..inventory.manifest import ShippedItem
-from .plan import JournalContents, plan_expiry, plan_uploads
-from .source import FilePart
-from .throttle import Throttle
+from ..items.plan import JournalContents, plan_expiry, plan_uploads
+from ..items.source import FilePart
+from ..items.throttle import Throttle
+from ..manifest import ShippedItem
 from .upload import Upload
 
 _log = logging.getLogger(__name__)

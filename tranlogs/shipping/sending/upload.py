@@ -12,9 +12,9 @@ from ...base.errors import StoreRefused, StoreUnavailable
 from ...base.failpoints import hit
 from ...catalog import CheckpointRow, SegmentRow, ShippedRow
 from ...stores import Store
-from ..inventory.manifest import OBJECTS, ShippedItem
-from .source import FilePart, PartReader, UploadSource, open_checkpoint, open_segment
-from .throttle import Throttle
+from ..items.source import FilePart, PartReader, UploadSource, open_checkpoint, open_segment
+from ..items.throttle import Throttle
+from ..manifest import OBJECTS, ShippedItem
 
 
 class Upload:

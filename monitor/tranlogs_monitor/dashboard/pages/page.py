@@ -9,10 +9,10 @@ from urllib.parse import quote
 from tranlogs import __version__
 from tranlogs.retention.budget import bytes_on_disk
 
-from ...watching.state import LEVELS, JournalState, commit_history, current_exposures, describe_state
 from ...watching.watch import Evaluation
 from .board import JournalView
 from .cells import describe_log
+from .journal_state import LEVELS, JournalState, commit_history, current_exposures, describe_state
 from .rendering import render
 from .sections import checkpoint_lines, losses, space_of, watermark_lines, watermark_notes
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tranlogs.retention.exposure import Exposure, History, has_store, seconds_between
 
-from ...watching.state import Level
 from ...watching.watch import Evaluation
+from .journal_state import Level
 
 _TITLES = {"process": "If the process dies", "machine": "If the machine loses power", "site": "If the site or its disk is gone"}
 _MEANINGS = {

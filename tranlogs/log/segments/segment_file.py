@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ..base.atomic_files import sync_folder
-from ..base.errors import LogUnavailable
-from ..base.failpoints import hit
-from ..base.types import Bytes
-from .record import HEAD, unpack_head
+from ...base.atomic_files import sync_folder
+from ...base.errors import LogUnavailable
+from ...base.failpoints import hit
+from ...base.types import Bytes
+from ..record import HEAD, unpack_head
 
 _VIEWS_MAX = 512  # of one system call; IOV_MAX is 1024
 

@@ -11,8 +11,8 @@ from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.retention.budget import trace_newest_lineage
 from tranlogs.retention.exposure import Exposure, History, exposures
 
-from ..dashboard.pages.board import JournalView
-from .watch import Evaluation
+from ...watching.watch import Evaluation
+from .board import JournalView
 
 Level = Literal["problem", "attention", "fine", "idle"]
 LEVELS: tuple[Level, ...] = ("problem", "attention", "fine", "idle")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..base.clock import Clock
-from ..base.config import CATALOG_SECONDS
-from ..base.errors import CorruptCatalog
-from ..catalog import Catalog
+from ...base.clock import Clock
+from ...base.config import CATALOG_SECONDS
+from ...base.errors import CorruptCatalog
+from ...catalog import Catalog
 
 
 class SegmentAgeLimit:

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from ...base.errors import RecoveryError
-from .journal_summary import CheckpointRef, JournalSummary, LogRange
+from ....base.errors import RecoveryError
+from ..summary.journal_summary import CheckpointRef, JournalSummary, LogRange
 
 _STEPS_APART_MAX = 1  # between the ends of journals of ranks that died together
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..catalog import Catalog, SegmentRow, segment_key
+from ...catalog import Catalog, SegmentRow, segment_key
 from . import segment_file as files
 
 

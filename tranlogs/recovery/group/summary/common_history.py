@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ...base.errors import RecoveryError
+from ....base.errors import RecoveryError
 from .journal_summary import JournalSummary
 from .timeline_ids import UNKNOWN_IDS, TimelineIds, are_different_runs, find_fork_step
 

@@ -10,7 +10,7 @@ from ...catalog.lineage import Limits, is_on_lineage
 from ...retention.budget import trace_newest_lineage
 from ...retention.keep_policy import RetentionPolicy
 from ...retention.prune import plan_retirement
-from ..inventory.manifest import Manifest, ShippedItem
+from ..manifest import Manifest, ShippedItem
 
 
 @dataclass(frozen=True, slots=True)

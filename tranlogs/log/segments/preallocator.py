@@ -14,13 +14,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ..base.atomic_files import is_disk_full
-from ..base.clock import Clock
-from ..base.config import SPARE_FILES_MAX
-from ..base.errors import LogUnavailable, error_text
-from ..base.failpoints import hit
-from ..base.threads import WaitableLock, start
-from ..catalog import Catalog, SegmentRow, segment_key
+from ...base.atomic_files import is_disk_full
+from ...base.clock import Clock
+from ...base.config import SPARE_FILES_MAX
+from ...base.errors import LogUnavailable, error_text
+from ...base.failpoints import hit
+from ...base.threads import WaitableLock, start
+from ...catalog import Catalog, SegmentRow, segment_key
 from . import segment_file as files
 
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...base.errors import RecoveryError
+from ....base.errors import RecoveryError
+from ..summary.journal_summary import JournalSummary
 from .agreement import Agreement, Damage, agree
-from .journal_summary import JournalSummary
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
-from ...base.config import FORMAT_VERSION
-from ...base.errors import CorruptObject, StoreUnavailable, UnknownFormat
-from ...base.failpoints import hit
-from ...catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, TimelineRow
-from ...checkpoints.folder import open_manifest, seal_manifest
-from ...journal.opening import JournalPaths
-from ...stores import Store
+from ..base.config import FORMAT_VERSION
+from ..base.errors import CorruptObject, StoreUnavailable, UnknownFormat
+from ..base.failpoints import hit
+from ..catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, TimelineRow
+from ..checkpoints.folder import open_manifest, seal_manifest
+from ..journal.opening import JournalPaths
+from ..stores import Store
 
 MANIFESTS, OBJECTS = "manifests", "objects"
 KEPT = 4  # manifests that stay, in case the newest cannot be read
