@@ -21,7 +21,7 @@ from tranlogs import Monitor
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths, embedded_monitor, read_owner
-from tranlogs.journal.embedded_monitor import as_monitor, start_embedded_monitor
+from tranlogs.journal.embedded_monitor import parse_monitor, start_embedded_monitor
 from tranlogs_monitor.watching.lock import lock_journal
 
 Toy = Callable[..., ToyTrainer]
@@ -63,10 +63,10 @@ def is_watched(journal: Path) -> bool:
 
 
 def test_settings_as_users_write_them() -> None:
-    assert as_monitor(None) is None
-    assert as_monitor("thread", "20GiB") == Monitor("thread", "20GiB")
+    assert parse_monitor(None) is None
+    assert parse_monitor("thread", "20GiB") == Monitor("thread", "20GiB")
     assert Monitor(budget="20GiB").budget_bytes == 20 << 30
-    assert as_monitor(Monitor("process", compact=True, interval="1min")) == Monitor("process", None, True, None, "1min")
+    assert parse_monitor(Monitor("process", compact=True, interval="1min")) == Monitor("process", None, True, None, "1min")
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_settings_as_users_write_them() -> None:
 )
 def test_wrong_settings_are_refused(monitor: Any, budget: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        as_monitor(monitor, budget)
+        parse_monitor(monitor, budget)
 
 
 def test_a_monitor_that_is_not_installed_is_said_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded_monitor, "entry_points", lambda **_: [])
     with pytest.raises(UsageError, match=r"pip install 'tranlogs\[monitor\]'"):
-        as_monitor("thread")
+        parse_monitor("thread")
 
 
 def test_a_thread_evaluates_and_ends_with_the_run(run: ToyTrainer) -> None:
@@ -189,8 +189,8 @@ def test_until_closed_waits_for_what_a_dead_trainer_left(run: ToyTrainer, tmp_pa
 
 
 def test_ranks_on_a_machine_share_the_budget_of_the_run() -> None:
-    shared = as_monitor("thread", "3GiB", among=3)
-    own = as_monitor(Monitor("thread", "3GiB"), among=3)
+    shared = parse_monitor("thread", "3GiB", among=3)
+    own = parse_monitor(Monitor("thread", "3GiB"), among=3)
     assert shared is not None
     assert own is not None
     assert (shared.budget_bytes, own.budget_bytes) == (1 << 30, 3 << 30)
