@@ -31,13 +31,13 @@ import alluxio
 import requests
 import urllib3
 from alluxio import exceptions
-from requests.adapters import HTTPAdapter
 
 from ..base.config import STORE_ANSWER_SECONDS, STORE_CONNECT_SECONDS
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, TranLogsError, error_text
 from .alluxio_advice import advise
 from .base import ObjectStatus, Store
 from .file_slice import FileSlice
+from .timeout_adapter import TimeoutAdapter
 
 _T = TypeVar("_T")
 
@@ -301,7 +301,7 @@ class AlluxioStore(Store):
     def _connect(self) -> Any:
         client = alluxio.Client(*self._address, timeout=self._seconds)
         client.session.trust_env = False  # ignore the environment's proxy and .netrc
-        client.session.mount("http://", _TimeoutAdapter(self._seconds))
+        client.session.mount("http://", TimeoutAdapter(self._seconds))
         # If the REST API is off, calls answer 200 with no content, so that some would look as if they had succeeded.
         try:
             is_rest = client.exists("/") is True
@@ -377,22 +377,6 @@ class _Options:
     def json(self) -> Mapping[str, object]:
         """Return what is sent."""
         return self._fields
-
-
-class _TimeoutAdapter(HTTPAdapter):
-    """An adapter that sets a time-out for requests without one (alluxio-py's readers and writers), and sends large pieces."""
-
-    def __init__(self, seconds: tuple[float, float]) -> None:
-        self._seconds = seconds
-        super().__init__(max_retries=0)
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, blocksize=_BLOCK_BYTES, **kwargs)
-
-    def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
-        if kwargs.get("timeout") is None:
-            kwargs["timeout"] = self._seconds
-        return super().send(request, *args, **kwargs)
 
 
 def _describe(error: BaseException) -> str:

@@ -23,10 +23,10 @@ from tranlogs.log.layout import Payload
 from tranlogs.log.writer import Tensor
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.recover import Progress
-from tranlogs.training.looks import Place
 from tranlogs.training.report import LiveReport
 from tranlogs.training.resources import RunResources
 from tranlogs.training.settings import RunSettings
+from tranlogs.training.write_scans import Place
 
 from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.optimizer_hooks import OptimizerHooks
@@ -357,7 +357,7 @@ class TrainingRun:
                 self.writes.remember(self.journal.step)
         self._boundary_at = now
         self.steps_since_boundary = 0
-        self.writes.looks.unit()
+        self.writes.looks.count_unit()
         noted = self.scalars.commit(self.journal.step)
         wanted: bool | None = self._wants_checkpoint or None
         self._wants_checkpoint = False

@@ -24,5 +24,4 @@ def demo(
     compares
     everything with a run that was never killed.
     """
-
     return load_demo("torch")(folder, quick=quick, seed=seed, as_json=as_json)

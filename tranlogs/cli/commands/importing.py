@@ -53,7 +53,6 @@ def import_(
     changes
     nothing. No code of the source is run.
     """
-
     options: dict[str, Any] = {
         "model": model,
         "missing": missing or [],

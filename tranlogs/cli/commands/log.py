@@ -28,7 +28,6 @@ def log(
     as_json: Json = False,
 ) -> int:
     """List the records of the newest timeline, or show one in full."""
-
     found = [
         read_consistently(paths.folder, partial(_look, paths.folder, step, limit), lambda rank: rank["problems"])
         for paths in find_journals(run)
@@ -44,7 +43,6 @@ def log(
 
 
 def _look(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
-
     history = read_history(folder, step=step, newest=limit)
     problems = list(history.problems)
     if step is None:
@@ -56,14 +54,12 @@ def _look(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
 
 def _newest(history: History, limit: int) -> list[Any]:
     """Return the entries of the newest `limit` steps."""
-
     steps = sorted({link.step for link in history.links if link.kind == EntryKind.STEP})
     first = steps[-limit] if 0 < limit < len(steps) else 0
     return [link for link in history.links if link.step >= first]
 
 
 def _of_step(history: History, folder: Path, step: int) -> list[Any]:
-
     found = [link for link in history.links if link.step == step]
     if not found:
         steps = [link.step for link in history.links]
@@ -73,7 +69,6 @@ def _of_step(history: History, folder: Path, step: int) -> list[Any]:
 
 
 def _show(found: Sequence[dict[str, Any]], draw: Any) -> None:
-
     out = screen.console()
     for rank in found:
         for part in draw(rank):
@@ -83,7 +78,6 @@ def _show(found: Sequence[dict[str, Any]], draw: Any) -> None:
 
 
 def _list(rank: dict[str, Any]) -> list[RenderableType]:
-
     columns = ("step", "kind", "optimizer", "tensors", "stored", "lr", "noted")
     rows = [_row(records) for records in _units(rank["records"])]
     if not rows:
@@ -106,7 +100,6 @@ def _units(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _row(unit: Sequence[Record]) -> list[object]:
-
     first, last = unit[0], unit[-1]
     lr = ", ".join(dict.fromkeys(screen.number(to_json(value)) for value in first.lr))
     noted = " ".join(f"{name}={screen.number(value)}" for name, value in last.scalars.items())
@@ -115,7 +108,6 @@ def _row(unit: Sequence[Record]) -> list[object]:
 
 
 def _full(rank: dict[str, Any]) -> list[RenderableType]:
-
     parts: list[RenderableType] = []
     for record in rank["records"]:
         body = to_json(record.get("body", {}))
@@ -138,7 +130,6 @@ def _full(rank: dict[str, Any]) -> list[RenderableType]:
 
 def _words(value: Any) -> str:
     """Return a nested value in one line, with large parts described."""
-
     if isinstance(value, dict):
         if set(value) == {"bytes"}:
             return screen.size(value["bytes"])
@@ -157,14 +148,12 @@ def _nested(value: Any) -> str:
 
 
 def _groups(hyper: Sequence[dict[str, Any]]) -> RenderableType:
-
     names = list(dict.fromkeys(name for group in hyper for name in group))
     rows = [[name, *(_words(group.get(name, "")) for group in hyper)] for name in names]
     return screen.table("hyper-parameters in force in the step", ["", *(f"group {i}" for i in range(len(hyper)))], rows)
 
 
 def _tensors(tensors: Sequence[dict[str, Any]]) -> RenderableType:
-
     has_parts = any(t["piece"] is not None for t in tensors)
     rows = [
         [
@@ -181,7 +170,6 @@ def _tensors(tensors: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def _pieces(pieces: Sequence[dict[str, Any]]) -> RenderableType:
-
     rows = [[screen.size(p["bytes"]), p["codec"], screen.size(p["stored_bytes"]), p["checksum"]] for p in pieces]
     return screen.table("pieces", ("bytes", "codec", "stored", "checksum"), rows, numbers=("bytes", "stored"))
 

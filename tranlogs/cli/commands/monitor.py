@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,7 +82,6 @@ def monitor(
 
     What recovery to the newest step needs is never pruned. Runs until Ctrl-C or SIGTERM.
     """
-
     limits = Budget(
         None if budget is None else parse_bytes(budget, "--budget"),
         high,
@@ -93,14 +93,7 @@ def monitor(
     decay = Decay(
         None if life is None else parse_seconds(life, "--life"), alpha_covered, alpha_newer, alpha_archived, alpha_persisted
     )
-    if store is None and (max_lag is not None or bandwidth is not None or take_over):
-        raise UsageError("--max-lag, --bandwidth and --take-over require --store URL")
-    if http is None and (token_file is not None or no_auth):
-        raise UsageError("--token-file and --no-auth require --http")
-    if token_file is not None and no_auth:
-        raise UsageError("--token-file and --no-auth exclude each other: give one of them")
-    if once and store is not None:
-        raise UsageError("--once does not ship: use `tranlogs push RUN URL` to ship a run once")
+    _check_combinations(store, (max_lag, bandwidth, take_over or None), http, token_file, no_auth=no_auth, once=once)
     shipping = None
     if store is not None:
         lag = None if max_lag is None else parse_seconds(max_lag, "--max-lag")
@@ -137,14 +130,32 @@ def monitor(
     return code
 
 
-def _as_dict(paths: Any, seen: Any) -> dict[str, Any]:
-    plan = seen.pruning
+def _check_combinations(
+    store: str | None, of_store: Sequence[object], http: str | None, token_file: Path | None, *, no_auth: bool, once: bool
+) -> None:
+    """Check that no option lacks the one that it requires, or excludes another.
+
+    Raises:
+        UsageError: that is not so.
+    """
+    if store is None and any(option is not None for option in of_store):
+        raise UsageError("--max-lag, --bandwidth and --take-over require --store URL")
+    if http is None and (token_file is not None or no_auth):
+        raise UsageError("--token-file and --no-auth require --http")
+    if token_file is not None and no_auth:
+        raise UsageError("--token-file and --no-auth exclude each other: give one of them")
+    if once and store is not None:
+        raise UsageError("--once does not ship: use `tranlogs push RUN URL` to ship a run once")
+
+
+def _as_dict(paths: Any, evaluation: Any) -> dict[str, Any]:
+    plan = evaluation.pruning
     return {
         "folder": paths.folder,
-        "at": seen.at,
+        "at": evaluation.at,
         "bytes": plan.bytes_before,
         "bytes_after": plan.bytes_after,
-        "anchor": None if seen.anchor is None else seen.anchor.name,
+        "anchor": None if evaluation.anchor is None else evaluation.anchor.name,
         "wants_checkpoint": plan.wants_checkpoint,
         "goes": [{"name": name, "why": why} for name, why in plan.reasons.items()],
         "segments": [
@@ -153,25 +164,24 @@ def _as_dict(paths: Any, seen: Any) -> dict[str, Any]:
                 "file": row.file,
                 "steps": [row.base_step + 1, row.last_step],
                 "bytes": row.size,
-                "value": seen.worth.of(row.ordinal),
-                "protected": seen.protected[row.ordinal],
+                "value": evaluation.worth.of(row.ordinal),
+                "protected": evaluation.protected[row.ordinal],
             }
-            for row in (seen.before or seen.rows).segments
+            for row in (evaluation.before or evaluation.rows).segments
             if row.state == "sealed"
         ],
     }
 
 
 def _print_json(found: list[tuple[Any, Any]]) -> None:
-    print_json({"journals": [_as_dict(paths, seen) for paths, seen in found]})
+    print_json({"journals": [_as_dict(paths, evaluation) for paths, evaluation in found]})
 
 
 def _show_table(found: list[tuple[Any, Any]]) -> None:
-
     out = screen.console()
-    for paths, seen in found:
-        plan = seen.pruning
-        anchor = "none" if seen.anchor is None else f"checkpoint of step {seen.anchor.step}"
+    for paths, evaluation in found:
+        plan = evaluation.pruning
+        anchor = "none" if evaluation.anchor is None else f"checkpoint of step {evaluation.anchor.step}"
         out.print(
             screen.facts(
                 [
@@ -186,9 +196,9 @@ def _show_table(found: list[tuple[Any, Any]]) -> None:
             )
         )
         rows = []
-        for row in (seen.before or seen.rows).segments:
-            value = seen.worth.of(row.ordinal)
-            why = plan.reasons.get(row.file, "protected" if seen.protected.get(row.ordinal, True) else "stays")
+        for row in (evaluation.before or evaluation.rows).segments:
+            value = evaluation.worth.of(row.ordinal)
+            why = plan.reasons.get(row.file, "protected" if evaluation.protected.get(row.ordinal, True) else "stays")
             if row.state == "sealed":
                 rows.append(
                     (

@@ -41,7 +41,6 @@ class RunSummary:
 
 def summarize_run(run: Path, journals: Sequence[JournalPaths]) -> RunSummary:
     """Survey one run."""
-
     found = [survey(paths.folder) for paths in journals]
     group = survey_group(journals[0].folder)
     lands = [rank.plan.position.step if rank.plan is not None else None for rank in found]
@@ -64,7 +63,6 @@ def _state(found: Sequence[Survey], alive: int) -> str:
 
 def render_overview(runs: Sequence[RunSummary]) -> RenderableType:
     """Return all runs as a table, with the problems below it."""
-
     rows = [
         (
             line.run.name,

@@ -32,7 +32,6 @@ def pull(
     Fetches the newest checkpoint and the log after it. Then run the training script: it recovers from the folder as after any
     crash. Every byte is compared with its checksum. An interrupted pull resumes where it stopped.
     """
-
     base, places = find_run(url)
     with TimeoutStore(open_store(base), STALL_SECONDS) as store, progress_bar() as progress:
         found = [
@@ -47,7 +46,6 @@ def pull(
 
 
 def _show(found: list[Any]) -> None:
-
     for one in found:
         screen.console().print(
             screen.facts(

@@ -48,7 +48,6 @@ def push(
     store
     already is not sent again.
     """
-
     throttle = Throttle(None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth"), uploads)
     limits = ShippingSettings(_SEAL_SECONDS, keep=parse_store_checkpoints(store_checkpoints), takes_over=take_over)
     seconds = parse_seconds(patience, "--patience")
@@ -66,7 +65,6 @@ def push(
 def _push(
     paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience: float, progress: Progress | None
 ) -> dict[str, Any]:
-
     _seal_abandoned(paths)
     before, place = survey(paths.folder), journal_prefix(paths)
     archiver = Archiver(paths, store, place, limits, SystemClock(), throttle)
@@ -120,7 +118,6 @@ def _drain(archiver: Archiver, before: Survey, patience: float, progress: Progre
 
 
 def _show(found: list[dict[str, Any]]) -> None:
-
     for one in found:
         rows = [
             ("journal", one["folder"]),

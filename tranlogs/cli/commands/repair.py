@@ -41,7 +41,6 @@ def repair(
     A damaged catalog is rebuilt from segments and checkpoints, and kept beside the new one. A damaged segment or checkpoint is
     replaced by the store's copy. No process may be training on the run.
     """
-
     with progress_bar() as progress:
         done = [_repair(paths, force, store, progress) for paths in find_journals(run)]
     if as_json:
@@ -54,7 +53,6 @@ def repair(
 
 
 def _repair(paths: JournalPaths, force: bool, url: str | None, progress: Progress | None) -> dict[str, Any]:
-
     lock = OwnerLock(paths.folder)
     try:
         problem = _problem_of(paths.folder)
@@ -69,7 +67,6 @@ def _repair(paths: JournalPaths, force: bool, url: str | None, progress: Progres
 
 def _replace(paths: JournalPaths, problems: Sequence[Problem], url: str | None) -> list[str]:
     """Replace damaged segments and checkpoints by the store's copies; return one sentence for each."""
-
     spare, done = ReplacementSource(paths, url), []
     for path in dict.fromkeys(one.path for one in problems):
         parts = path.relative_to(paths.folder).parts  # log/FILE, checkpoints/NAME/FILE
@@ -80,7 +77,6 @@ def _replace(paths: JournalPaths, problems: Sequence[Problem], url: str | None) 
 
 def _problem_of(folder: Path) -> str | None:
     """Read every row of a catalog; return what is wrong with it."""
-
     try:
         catalog = Catalog.open(folder)
         try:

@@ -50,7 +50,6 @@ def rebuild(run: Path, target: Path, form: str | None, step: int | None, optimiz
     Raises:
         UsageError: the target cannot be written, or the run cannot be replayed.
     """
-
     paths = find_journal(run)
     load_framework(paths).check_target(target, form)
     offline = open_offline_run(paths, optimizers)
@@ -76,7 +75,6 @@ def _nbytes(target: Path) -> int:
 
 
 def _show(about: dict[str, Any]) -> None:
-
     replayed = screen.count(about["replayed"], "step")
     equal = "all redone steps equal the run's" if about["replayed"] else "read from the checkpoint; no step had to be redone"
     exact = {True: equal, False: f"NO: differs from step {about['first_divergent_step']} on", None: "could not be verified"}[

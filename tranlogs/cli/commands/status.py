@@ -40,7 +40,6 @@ def status(
 
     For a folder that contains runs, print one line for each run.
     """
-
     seconds = parse_seconds(interval, "--interval")
     if seconds <= 0:
         raise UsageError(f"--interval must be positive, got {interval}")
@@ -57,7 +56,6 @@ def status(
 
 
 def _runs_in(folder: Path) -> list[RunSummary]:
-
     try:
         find_journals(folder)
         return []
@@ -66,7 +64,6 @@ def _runs_in(folder: Path) -> list[RunSummary]:
 
 
 def _overview(folder: Path, runs: Sequence[RunSummary], watch: bool, *, as_json: bool) -> int:
-
     if watch:
         names = ", ".join(str(line.run) for line in runs[:3])
         raise UsageError(
@@ -83,7 +80,6 @@ def _overview(folder: Path, runs: Sequence[RunSummary], watch: bool, *, as_json:
 
 def _watch(run: Path, seconds: float, *, as_json: bool) -> int:
     """Show the status again and again: in place in a terminal, and one after the other elsewhere."""
-
     console = screen.console()
     with contextlib.suppress(KeyboardInterrupt):
         if console.is_terminal and not as_json:
@@ -101,7 +97,6 @@ def _watch(run: Path, seconds: float, *, as_json: bool) -> int:
 
 
 def _look(run: Path) -> tuple[list[Survey], GroupSurvey | None]:
-
     journals = find_journals(run)
     return [survey(paths.folder) for paths in journals], None if journals[0].folder == run else survey_group(journals[0].folder)
 
@@ -119,14 +114,12 @@ def _as_dict(run: Path, found: Sequence[Survey], group: GroupSurvey | None) -> d
 
 
 def _screen(found: Sequence[Survey], group: GroupSurvey | None, rows_max: int) -> RenderableType:
-
     rows_max = rows_max if len(found) == 1 else min(rows_max, _ROWS_WATCHED_MAX)
     parts = [part for rank in found for part in _parts(rank, rows_max)]
     return rich.console.Group(*([*_group_facts(group), ""] if group is not None else ()), *parts)
 
 
 def _group_facts(group: GroupSurvey) -> list[RenderableType]:
-
     ranks = "1 rank goes" if group.world == 1 else f"{group.world} ranks go"
     lands = "nothing could be recovered" if group.step is None else f"{ranks} back to step {group.step}"
     left = ", ".join(map(str, group.left))
@@ -136,7 +129,6 @@ def _group_facts(group: GroupSurvey) -> list[RenderableType]:
 
 
 def _parts(found: Survey, rows_max: int) -> list[RenderableType]:
-
     parts: list[RenderableType] = [screen.facts(_facts(found)), ""]
     if found.checkpoints:
         parts.append(_checkpoints(found, rows_max))
@@ -150,7 +142,6 @@ def _parts(found: Survey, rows_max: int) -> list[RenderableType]:
 
 
 def _facts(found: Survey) -> list[tuple[str, object]]:
-
     marks, nbytes = found.watermarks, found.count_bytes()
     rows: list[tuple[str, object]] = [
         ("journal", f"{found.folder} ({found.run.framework or 'framework unknown'}, timeline {found.timeline})"),
@@ -190,7 +181,6 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
 
 
 def _sharded(sharding: dict[str, Any]) -> str:
-
     over = [
         " x ".join(f"{name} {size}".strip() for name, size in zip(mesh["names"] or [""], mesh["shape"], strict=False))
         for mesh in sharding["meshes"]
@@ -199,7 +189,6 @@ def _sharded(sharding: dict[str, Any]) -> str:
 
 
 def _writer(found: Survey) -> str:
-
     owner = found.owner
     if owner is None:
         return "nobody"
@@ -210,7 +199,6 @@ def _writer(found: Survey) -> str:
 
 
 def _crash(found: Survey) -> str:
-
     plan = found.plan
     if plan is None:
         return "nothing could be recovered" if found.problems else "the run is still empty"
@@ -225,7 +213,6 @@ def _short(value: object) -> str:
 
 
 def _checkpoints(found: Survey, rows_max: int) -> RenderableType:
-
     rows = [
         (row.step, row.timeline, screen.size(row.nbytes), screen.moment(row.created_at), f"{row.seconds:.2f} s")
         for row in found.checkpoints[-rows_max:]
@@ -237,7 +224,6 @@ def _checkpoints(found: Survey, rows_max: int) -> RenderableType:
 
 
 def _segments(found: Survey, rows_max: int) -> RenderableType:
-
     rows = [
         (
             row.ordinal,
@@ -258,7 +244,6 @@ def _steps(base: int, last: int) -> str:
 
 
 def _incidents(found: Survey, rows_max: int) -> RenderableType:
-
     rows = [
         (row.from_step, screen.moment(row.from_time), "not yet" if row.to_step is None else row.to_step, row.why)
         for row in found.incidents[-rows_max:]
@@ -270,7 +255,6 @@ def _incidents(found: Survey, rows_max: int) -> RenderableType:
 
 
 def _timelines(found: Survey, rows_max: int) -> RenderableType:
-
     rows = [
         (row.number, row.parent or "-", row.fork_step if row.parent else "-", screen.moment(row.created_at))
         for row in found.timelines[-rows_max:]

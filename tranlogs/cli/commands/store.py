@@ -34,7 +34,6 @@ def list_(
 
     `tranlogs pull URL/RUN` fetches one of them.
     """
-
     runs = list_runs(url)
     if as_json:
         print_json({"runs": [{name: getattr(run, name) for name in run.__slots__} for run in runs]})
@@ -77,7 +76,6 @@ def check(
 
     Reports what is wrong, and which property to set.
     """
-
     nbytes, patience_seconds = parse_bytes(size, "--size"), parse_seconds(patience, "--patience")
     with TimeoutStore(open_store(url), STALL_SECONDS) as opened:
         report = check_store(opened, nbytes=nbytes, patience_seconds=patience_seconds)
@@ -93,7 +91,6 @@ def _fields(report: StoreReport) -> dict[str, object]:
 
 
 def _show(report: StoreReport) -> None:
-
     out = screen.console()
     rows: list[tuple[str, object]] = [("store", report.url)]
     if report.round_trip_seconds is not None:

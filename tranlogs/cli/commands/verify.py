@@ -63,7 +63,6 @@ def verify(
     With --replay, all steps after the oldest checkpoint are redone, and the state after each is compared with the run's
     fingerprint.
     """
-
     if optimizer and not replay:
         raise UsageError("--optimizer requires --replay: without --replay no step is redone")
     found = []
@@ -88,7 +87,6 @@ def _silent(what: str, done: int, total: int) -> None:
 
 def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
     """Read and check all of a journal."""
-
     progress = progress or _silent
     about, total = Verified(paths.folder), _bytes_in(paths)
     for finding in verify_journal(paths.folder):
@@ -105,7 +103,6 @@ def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
 
 def _bytes_in(paths: JournalPaths) -> int:
     """Return about how many bytes there are to read."""
-
     try:
         rows = read_catalog(paths.folder)
     except CorruptCatalog:
@@ -117,7 +114,6 @@ def _replay(
     paths: JournalPaths, optimizers: Sequence[str], is_damaged: bool, progress: Any
 ) -> tuple[list[RecoveryReport], list[Problem]]:
     """Redo the newest timeline from its oldest checkpoint, and after a hole in the log from the next checkpoint behind it."""
-
     facts = read_facts(paths.folder)
     limits = trace_lineage(facts.timelines, facts.timeline)
     replays: list[RecoveryReport] = []
@@ -150,7 +146,6 @@ def _compared(report: RecoveryReport) -> str:
 
 
 def _show(found: Sequence[Verified]) -> None:
-
     out = screen.console()
     for about in found:
         rows: list[tuple[str, object]] = [
