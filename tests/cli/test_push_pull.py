@@ -126,7 +126,7 @@ def test_an_address_without_a_run_is_named(cli: Cli, tmp_path: Path) -> None:
         (["--store-checkpoints", "0"], "--store-checkpoints must be a number from 1 on"),
         (["--max-lag", "soon"], "--max-lag 'soon'"),
         (["--bandwidth", "much"], "--bandwidth 'much'"),
-        (["--once"], "`tranlogs push RUN URL` ships a run once"),
+        (["--once"], "use `tranlogs push RUN URL` to ship a run once"),
     ],
 )
 def test_wrong_store_settings_are_usage_errors(cli: Cli, run: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
