@@ -163,7 +163,7 @@ def test_a_wheel_holds_every_file_of_the_packages_and_nothing_else(built: Built)
         names = {name for name in file.namelist() if not name.endswith("/")}
     about = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
     assert names - about == product_files()
-    assert {"tranlogs/py.typed", "tranlogs_demo/py.typed", "tranlogs_monitor/static/page.js"} <= names
+    assert {"tranlogs/py.typed", "tranlogs_demo/py.typed", "tranlogs_monitor/dashboard/static/page.js"} <= names
     assert {name.partition(".dist-info/")[2] for name in about} == {
         "METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"
     }  # fmt: skip

@@ -32,7 +32,7 @@ from .checkpoints import Checkpoint
 from .log.reader import SegmentReader
 from .log.record import EntryKind, Location
 from .log.scanner import scan
-from .log.segment_file import parse_segment_name
+from .log.segments.segment_file import parse_segment_name
 
 # Rows that only the catalog holds. Requests are not among them: a monitor makes them again.
 _ONLY_IN_CATALOG: dict[str, type[Any]] = {

@@ -14,7 +14,7 @@ from typing import Any
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import DataError, UsageError
 from tranlogs.checkpoints import Checkpoint, Snapshot
-from tranlogs.log.reader import Entry
+from tranlogs.log.entry import Entry
 from tranlogs.recovery import Divergence, RecoveryReport
 from tranlogs.recovery.facts import describe_replacement
 from tranlogs.recovery.recover import Recovered, recover
@@ -200,8 +200,8 @@ class FitRun:
         self.journal.continue_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
                                 checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
         if found.replayed:
-            self.journal.observe_replay(found.seconds_replay / found.replayed)
-        self.journal.load_seconds = found.seconds_load
+            self.journal.recovery_speed.observe_replay(found.seconds_replay / found.replayed)
+        self.journal.recovery_speed.load_seconds = found.seconds_load
         if self.state.body["log"] == "weights" and self.state.log == "gradients":
             self._log_weights()
         self._landed, self._is_waiting = found, True
@@ -364,7 +364,7 @@ class FitRun:
         self.steps.steps_since_boundary = 0
         if not self._has_reserved and self.journal.step:
             self._has_reserved = True
-            self.journal.reserve(self.state.nbytes())
+            self.journal.checkpoints.expect_snapshot(self.state.nbytes())
         wanted = self._wants_checkpoint or (is_epoch_end and self.settings.every_epoch)
         self._wants_checkpoint = False
         body = self._read(look)

@@ -90,8 +90,8 @@ def _keeping_log(run: Path, trainer: ToyTrainer) -> Callable[[int], None]:
     """Copies the log beside the run when it is at step OLDER."""
 
     def say(step: int) -> None:
-        if sizes_of(run) == SMALL and step % 7 == 0 and trainer.journal._wal is not None:
-            trainer.journal._wal.roll()  # else all would lie in two segments
+        if sizes_of(run) == SMALL and step % 7 == 0 and trainer.journal.log.wal is not None:
+            trainer.journal.log.wal.roll()  # else all would lie in two segments
         if step == OLDER:
             (run.parent / "older").mkdir()
             for path in (run / "rank0" / "log").glob("*.seg"):

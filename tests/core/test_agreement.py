@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tranlogs.base.errors import RecoveryError
-from tranlogs.recovery.group.agreement import Agreement, Damage, agree
-from tranlogs.recovery.group.change_notes import describe_lost_journals
-from tranlogs.recovery.group.journal_summary import CheckpointRef, JournalSummary, LogRange
+from tranlogs.recovery.group.decision.agreement import Agreement, Damage, agree
+from tranlogs.recovery.group.decision.change_notes import describe_lost_journals
+from tranlogs.recovery.group.summary.journal_summary import CheckpointRef, JournalSummary, LogRange
 
 
 def summarize(rank: int, last: int, checkpoints: list[int], *, first: int = 0, timeline: int = 1, shared: bool = True,

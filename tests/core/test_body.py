@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import campaign
 from tranlogs.base.config import OUT_OF_LINE_BYTES_MIN
 from tranlogs.base.errors import UnencodableState
 from tranlogs.base.types import ITEMSIZE, AnyArray, Array
 from tranlogs.encoding import tree
 from tranlogs.encoding.compression import Codec, decompress
-from tranlogs.log.body import WHOLE, BodyEncoder, EncodedBody, PartsWriter, encode_parts, merged, unpack_parts
+from tranlogs.log.body import WHOLE, BodyEncoder, EncodedBody, PartsWriter, encode_parts, merge_part, unpack_parts
 
 
 class Segment:
@@ -55,7 +56,7 @@ class Segment:
         for name, part in unpack_parts(self.packed[record]).items():
             full = unpack_parts(self.packed[part[0]])[name] if part[0] else None
             assert full is None or full[0] == 0, "a part in full never refers to another one"
-            blob, rows = merged(part, full)
+            blob, rows = merge_part(part, full)
 
             def array(index: int, layout: AnyArray, rows: Any = rows) -> AnyArray:
                 assert isinstance(layout, Array)
@@ -95,7 +96,7 @@ bodies = st.dictionaries(st.sampled_from(["rng", "loop", "ema", "data"]), values
 
 
 @given(st.lists(st.tuples(bodies, st.booleans(), st.integers(0, 9)), min_size=1, max_size=25))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=campaign.rounds(200), deadline=None)
 def test_any_sequence_of_bodies_is_read_back(sequence: list[tuple[dict[str, Any], bool, int]]) -> None:
     """Some are of boundaries, some of steps, some are dropped before they are written, and now and then all is defined anew."""
     segment, written = Segment(), []
@@ -114,7 +115,7 @@ def test_any_sequence_of_bodies_is_read_back(sequence: list[tuple[dict[str, Any]
 
 
 @given(st.lists(bodies, min_size=2, max_size=6), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=campaign.rounds(200), deadline=None)
 def test_damaged_parts_are_refused_or_are_parts(sequence: list[dict[str, Any]], data: st.DataObject) -> None:
     segment = Segment()
     records = [segment.write(segment.encoder.parts(body, None)) for body in sequence]
@@ -124,7 +125,7 @@ def test_damaged_parts_are_refused_or_are_parts(sequence: list[dict[str, Any]], 
         for name, part in unpack_parts(bytes(raw)).items():
             assert isinstance(name, str)
             other = unpack_parts(segment.packed[records[0]]).get(name)
-            merged(part, other if part[0] else None)
+            merge_part(part, other if part[0] else None)
 
 
 def test_an_unchanged_part_is_a_reference() -> None:
@@ -249,4 +250,4 @@ def test_malformed_parts_are_refused(packed: object) -> None:
 )
 def test_parts_that_do_not_fit_together_are_refused(part: Any, full: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
-        merged(part, full)
+        merge_part(part, full)

@@ -8,9 +8,9 @@ import pytest
 
 from tests.core.test_agreement import decided, summarize
 from tranlogs.base.errors import RecoveryError
-from tranlogs.recovery.group.common_history import keep_common_history
-from tranlogs.recovery.group.journal_summary import JournalSummary
-from tranlogs.recovery.group.timeline_ids import UNKNOWN_IDS, TimelineIds, extend_timeline_ids, get_timeline_ids
+from tranlogs.recovery.group.summary.common_history import keep_common_history
+from tranlogs.recovery.group.summary.journal_summary import JournalSummary
+from tranlogs.recovery.group.summary.timeline_ids import UNKNOWN_IDS, TimelineIds, extend_timeline_ids, get_timeline_ids
 
 FIRST: TimelineIds = (("a", 0),)
 REWOUND: TimelineIds = (("a", 0), ("b", 10))

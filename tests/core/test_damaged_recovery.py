@@ -14,7 +14,8 @@ from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import RecoveryError
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.log.reader import Entry, SegmentReader
+from tranlogs.log.entry import Entry
+from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery.facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.core.toys import SIZES, state_at
-from tests.support import disks
+from tests.support import campaign, disks
 from tests.support.abandon import abandoned_copy
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer, open_toy
@@ -83,7 +83,7 @@ def test_records_come_back_by_segment_and_step(index: LogIndex) -> None:
     st.integers(0, 41),
     st.integers(0, 41),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=campaign.rounds(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_records_are_found_by_any_limits(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[int, int, int]], wanted: int, first: int, last: int
 ) -> None:
@@ -330,8 +330,8 @@ def run(memory_path: Path, request: pytest.FixtureRequest) -> Path:
     for until in (10, 20, 30):
         trainer.train(until)
         if until < 30:
-            assert trainer.journal._wal is not None
-            trainer.journal._wal.roll()
+            assert trainer.journal.log.wal is not None
+            trainer.journal.log.wal.roll()
     abandoned_copy(trainer.journal, memory_path / "killed")
     trainer.journal.close()
     return memory_path / ("run" if request.param == "closed" else "killed")
@@ -474,8 +474,8 @@ def test_an_index_ahead_of_its_segments_brings_back_no_step_that_they_lost(memor
     trainer.recover()
     trainer.train(20)
     assert trainer.journal.wait_synced()
-    assert trainer.journal._wal is not None
-    segment = trainer.journal._wal._segment
+    assert trainer.journal.log.wal is not None
+    segment = trainer.journal.log.wal._segment
     assert segment is not None
     left = abandoned_copy(trainer.journal, memory_path / "left")
     trainer.journal.close()
@@ -528,8 +528,8 @@ def test_pruned_segments_leave_the_index(memory_path: Path) -> None:
     for until in (10, 20, 30):
         trainer.train(until)
         trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
-        assert trainer.journal._wal is not None
-        trainer.journal._wal.roll()
+        assert trainer.journal.log.wal is not None
+        trainer.journal.log.wal.roll()
     trainer.train(40)
     trainer.journal.close()
     kept = {row.number for row in read_catalog(run / "rank0").segments if row.state != "retired"}
@@ -539,7 +539,7 @@ def test_pruned_segments_leave_the_index(memory_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=campaign.rounds(40), deadline=None)
 def test_random_damage_of_the_index_gives_no_wrong_record(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -232,8 +232,8 @@ def test_the_log_behind_the_kept_checkpoints_is_pruned_and_its_files_are_recycle
 
     def roll(step: int) -> None:
         trainer.journal.wait_checkpoint()
-        assert trainer.journal._wal is not None
-        trainer.journal._wal.roll()
+        assert trainer.journal.log.wal is not None
+        trainer.journal.log.wal.roll()
 
     trainer.train(40, say=roll)
     files = list(trainer.journal.paths.log.glob("*.seg"))

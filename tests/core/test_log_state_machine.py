@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.core.toys import step_of
+from tests.support import campaign
 from tests.support.abandon import abandoned_copy
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
@@ -74,7 +75,7 @@ class LogMachine(RuleBasedStateMachine):
         """Let everything that is handed over be written, and note what is claimed."""
         journal = self.trainer.journal
         journal.wait_synced()
-        if not journal.is_suspended and (journal._writer_thread is None or journal._writer_thread.failure is None):
+        if not journal.is_suspended and (journal.log.thread is None or journal.log.thread.failure is None):
             self.claimed = len(self.boundaries) - 1
 
     # What a training loop does.
@@ -116,8 +117,8 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def roll(self) -> None:
         self.settle()
-        if self.trainer.journal._wal is not None:
-            self.trainer.journal._wal.roll()
+        if self.trainer.journal.log.wal is not None:
+            self.trainer.journal.log.wal.roll()
 
     @rule(seconds=st.sampled_from([1.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
@@ -209,4 +210,4 @@ def _small_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 TestLogMachine = pytest.mark.timeout(300)(LogMachine.TestCase)
-LogMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+LogMachine.TestCase.settings = settings(max_examples=campaign.rounds(40), stateful_step_count=30)

@@ -63,7 +63,7 @@ def test_a_checkpoint_takes_the_place_of_older_ones(
     assert steps(trainer) == ([30, 40] if is_room_made else before)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(told) == 1
-    assert ("the newest alone is" in told[0]) is is_room_made
+    assert ("only the newest checkpoint is kept" in told[0]) is is_room_made
     end(trainer, keep)
 
 

@@ -141,7 +141,7 @@ def test_policies_of_the_user_s_own_that_fail_cost_neither_training_nor_a_checkp
     assert checkpoint_steps(trainer) == [0, 6]
     if wrong == "raises":
         assert sum("the checkpoint policy failed" in r.message for r in caplog.records) == 1
-    assert any("what is no longer kept could not be deleted" in r.message for r in caplog.records)
+    assert any("could not delete expired segments and checkpoints" in r.message for r in caplog.records)
     assert not any("a checkpoint could not be written" in r.message for r in caplog.records)
     assert trainer.state.everything() == state_at(6)
 
@@ -171,14 +171,14 @@ def test_a_checkpoint_that_was_under_way_does_not_end_an_incident(
     trainer.recover()
     trainer.train(4)
     held: list[Callable[[], None]] = []
-    write = trainer.journal._checkpointer._write  # type: ignore[union-attr]
-    monkeypatch.setattr(trainer.journal._checkpointer, "_write", lambda *args: held.append(lambda: write(*args)))
+    write = trainer.journal.checkpoints.checkpointer._write  # type: ignore[union-attr]
+    monkeypatch.setattr(trainer.journal.checkpoints.checkpointer, "_write", lambda *args: held.append(lambda: write(*args)))
     trainer.journal.checkpoint(trainer.state.snapshot())
     suspended(trainer, 4)
     held[0]()
     assert checkpoint_steps(trainer) == [0, 4]
     assert incidents(trainer) == [(4, None)]
-    assert not [r for r in caplog.records if "logging goes on" in r.message]
+    assert not [r for r in caplog.records if "logging resumed" in r.message]
 
 
 def test_the_next_process_ends_an_incident_that_a_dead_one_left(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
 from tranlogs.log import record
+from tranlogs.log.entry import Entry
 from tranlogs.log.index import INDEX_NAME
-from tranlogs.log.reader import Entry, SegmentReader
+from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, EntryKind, Location
 from tranlogs.recovery.facts import read_facts
 from tranlogs.recovery.history import ScannedSegment
@@ -311,7 +312,7 @@ def test_a_checkpoint_that_was_never_listed_and_is_overtaken_makes_no_hole(memor
 
     def sealed(trainer: ToyTrainer, until: int) -> None:
         trainer.train(until)
-        wal = trainer.journal._wal
+        wal = trainer.journal.log.wal
         assert wal is not None
         wal.roll()
         while not any(row.state == "sealed" and row.last_step == until for row in trainer.journal.catalog.segments()):

@@ -68,8 +68,8 @@ def train(job: dict[str, Any]) -> None:
             journal.wait_synced()
             journal.wait_checkpoint()
         say("step", journal.synced, journal.committed)
-        if journal._wal is not None and step % 4 == 0 and (chance or journal.config.writer == "direct"):
-            journal._wal.roll()  # not while a writer thread is in the middle of an entry
+        if journal.log.wal is not None and step % 4 == 0 and (chance or journal.config.writer == "direct"):
+            journal.log.wal.roll()  # not while a writer thread is in the middle of an entry
 
     if job["attach"] == "training":
         trainer.train(journal.step + 2, behind)

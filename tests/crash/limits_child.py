@@ -86,8 +86,8 @@ def main(run: str, what: str, seed: str) -> None:
             trainer.journal.wait_synced()
         if turn == 0 or chance.random() < 0.3:
             trainer.journal.wait_checkpoint()  # the next one is not passed over because this one is still being written
-        if chance.random() < 0.3 and trainer.journal.config.writer == "direct" and trainer.journal._wal is not None:
-            trainer.journal._wal.roll()
+        if chance.random() < 0.3 and trainer.journal.config.writer == "direct" and trainer.journal.log.wal is not None:
+            trainer.journal.log.wal.roll()
 
     trainer, judge, wrong = opened(), Judge(), []
     trainer.recover()

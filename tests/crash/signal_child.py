@@ -115,13 +115,13 @@ def amid(job: dict[str, Any]) -> None:
 def step(job: dict[str, Any]) -> None:
     """Is within a step, and comes to its end a moment after the signal."""
     trainer = trained(job)
-    journal, before = trainer.journal, ShutdownHandler.part
+    journal, before = trainer.journal, ShutdownHandler.shut_down
 
-    def part(self: ShutdownHandler, why: str, end: float) -> None:
+    def shut_down(self: ShutdownHandler, reason: str, end: float) -> None:
         threading.Timer(0.1, journal.commit_step, (record, {})).start()
-        before(self, why, end)
+        before(self, reason, end)
 
-    ShutdownHandler.part = part  # type: ignore[method-assign]
+    ShutdownHandler.shut_down = shut_down  # type: ignore[method-assign]
     record = journal.begin_step(Payload.of([]))
     say("ready", STEPS)
     sit_in_c()
@@ -130,7 +130,7 @@ def step(job: dict[str, Any]) -> None:
 def hang(job: dict[str, Any]) -> None:
     """Its disk hangs."""
     trainer = trained(job)
-    trainer.journal.part = lambda seconds: sit_in_c()  # type: ignore[method-assign,assignment]
+    trainer.journal.shut_down = lambda seconds: sit_in_c()  # type: ignore[method-assign,assignment]
     say("ready", STEPS)
     sit_in_c()
 

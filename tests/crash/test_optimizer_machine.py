@@ -4,7 +4,6 @@ committed comes back, and it is what the twin had at that boundary, to the bit, 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -22,6 +21,7 @@ from tests.crash import tally
 from tests.crash.plain_twin import BODIES, Boundary, Kind, Script, Twin
 from tests.monitor.compacting import daemon
 from tests.shipping.ships import marks, ship
+from tests.support import campaign
 from tests.support.abandon import abandoned_copy, copy_of_written
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
@@ -40,7 +40,6 @@ from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash
 
-EXAMPLES = int(os.environ.get("TRANLOGS_EXAMPLES", 12))
 LIVES_MAX = 7
 FAULTS = [point for point in POINTS if point.startswith(("log.", "catalog.", "checkpoint."))]
 DATA = ["drawn", "shuffled", "shuffled", "generator", "order"]
@@ -146,7 +145,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         """Let all be written that is handed over, and note what is claimed."""
         journal = self.logged.training_run.journal
         journal.wait_synced()
-        if not journal.is_suspended and (journal._writer_thread is None or journal._writer_thread.failure is None):
+        if not journal.is_suspended and (journal.log.thread is None or journal.log.thread.failure is None):
             self.claimed = len(self.boundaries) - 1
 
     # What a loop does.
@@ -245,7 +244,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         self.turn("step")  # no checkpoint is due for a while: it would wait for the queue
         self.settle()
         journal, is_stopped, goes_on = self.logged.training_run.journal, threading.Event(), threading.Event()
-        if journal.is_suspended or journal._writer_thread is None or self.options["checkpoint_every"] < 1000:
+        if journal.is_suspended or journal.log.thread is None or self.options["checkpoint_every"] < 1000:
             return
 
         def stop() -> None:
@@ -256,7 +255,7 @@ class OptimizerMachine(RuleBasedStateMachine):
             copy_of_written(journal, run)
             goes_on.set()
 
-        journal._writer_thread.submit(0, stop)
+        journal.log.thread.submit(0, stop)
         for what in bodies:
             self.turn(what)
         is_stopped.wait()
@@ -355,4 +354,4 @@ def _small_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 TestOptimizerMachine = pytest.mark.timeout(3600)(OptimizerMachine.TestCase)
-OptimizerMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=25)
+OptimizerMachine.TestCase.settings = settings(max_examples=campaign.rounds(12), stateful_step_count=25)

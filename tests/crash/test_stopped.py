@@ -117,8 +117,8 @@ def train(trainer: ToyTrainer, until: int) -> None:
 
     def roll(_: int) -> None:
         trainer.journal.wait_checkpoint()
-        assert trainer.journal._wal is not None, "logging is suspended"
-        trainer.journal._wal.roll()
+        assert trainer.journal.log.wal is not None, "logging is suspended"
+        trainer.journal.log.wal.roll()
 
     trainer.train(until, roll)
 

@@ -82,7 +82,7 @@ def train(job: dict[str, Any]) -> None:
             clock.advance(5.0)
         if journal.is_suspended:
             say("suspended")
-        if journal._has_said_full or journal._disk_space._has_told:
+        if journal.checkpoints.has_warned_full or journal.checkpoints.disk_space.has_warned:
             say("full")
         if job["settles"]:
             journal.wait_synced()
@@ -95,8 +95,8 @@ def train(job: dict[str, Any]) -> None:
         if forks is not None and forks.random() < 0.3:
             _fork(trainer, forks.choice(["logs", "ends", "stays"]))
         say(journal.committed)
-        if journal._wal is not None and (job["settles"] or (step % 5 == 0 and journal.config.writer == "direct")):
-            journal._wal.roll()
+        if journal.log.wal is not None and (job["settles"] or (step % 5 == 0 and journal.config.writer == "direct")):
+            journal.log.wal.roll()
             if job["settles"]:
                 _wait_prepared(journal)
 
@@ -108,9 +108,9 @@ def train(job: dict[str, Any]) -> None:
 
 def _wait_prepared(journal: Journal) -> None:
     """Wait until the next log file is there, or is known not to come."""
-    if journal._wal is None:
+    if journal.log.wal is None:
         return
-    prepared = journal._wal._preallocator
+    prepared = journal.log.wal._preallocator
     with prepared._changed:
         while prepared._ready is None and prepared._failure is None:
             prepared._changed.wait()

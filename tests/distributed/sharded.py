@@ -250,7 +250,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         scheduler.step()
         step += 1
         if name == "fsdp tight" and run != "-":
-            optimizer.training_run.journal._wal.roll()  # so that the log behind an old checkpoint goes with it
+            optimizer.training_run.journal.log.wal.roll()  # so that the log behind an old checkpoint goes with it
         if "resharded" not in name or step % 2:  # where they lie about at the boundary they are state, too
             for one in optimizers:
                 one.zero_grad()

@@ -14,7 +14,7 @@ from tests.cli.conftest import Cli
 from tests.distributed.child import STEPS, started
 from tests.distributed.conftest import Launcher
 from tranlogs.base.errors import RunInUse, StateMismatch, UsageError
-from tranlogs.journal.process.writer_lock import OwnerLock
+from tranlogs.journal.ownership.writer_lock import OwnerLock
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash
@@ -111,7 +111,7 @@ def test_a_damaged_share_is_named_and_worked_around(copied: Path, cli: Cli, tmp_
 def _last_gradient(folder: Path) -> int:
     from tranlogs.log.reader import SegmentReader
     from tranlogs.log.record import EntryKind
-    from tranlogs.recovery.group.journal_log import JournalLog
+    from tranlogs.recovery.group.summary.journal_log import JournalLog
 
     log = JournalLog.read(folder, 1)
     (run,) = log.history.runs

@@ -28,7 +28,7 @@ def test_a_lost_disk_comes_back_from_the_store(launcher: Launcher, tmp_path: Pat
     assert DIES in launcher.said(), launcher.said()[-3000:]
     launcher.run(3, "resized store", run)
     told = launcher.told()
-    assert "rank2: was not here, and was brought from" in launcher.said()
+    assert "rank2: fetched from" in launcher.said()
     assert told[0]["step"] >= 11  # the newest checkpoint is that of step 7
     assert told[0]["exact"] is True
     steps = seen(run, 3)

@@ -28,7 +28,7 @@ from tranlogs.log.layout import Payload
 from tranlogs.recovery.derived_checkpoint import plan_derived_checkpoint
 from tranlogs.retention import KeepAll, KeepLatest
 from tranlogs.retention.compaction import Compaction
-from tranlogs_monitor.watching.lock import lock
+from tranlogs_monitor.watching.lock import lock_journal
 
 Toy = Callable[..., ToyTrainer]
 
@@ -56,7 +56,7 @@ def train_and_seal(trainer: ToyTrainer, until: int) -> None:
 
 def seal(trainer: ToyTrainer) -> None:
     """Seal the open segment, and wait until the catalog says so."""
-    wal = trainer.journal._wal
+    wal = trainer.journal.log.wal
     assert wal is not None
     count = sum(row.state == "sealed" for row in trainer.journal.catalog.segments())
     wal.roll()
@@ -200,7 +200,7 @@ def test_a_change_of_the_environment_is_refused(run: ToyTrainer, tmp_path: Path)
 
 def test_a_trainer_that_was_wound_back_meanwhile(run: ToyTrainer, tmp_path: Path) -> None:
     copy = killed(run, tmp_path / "copy")
-    watches = lock(copy / "rank0")
+    watches = lock_journal(copy / "rank0")
     shadow = made(copy / "rank0")
     again = open_toy(copy, sizes=(7, 300))
     again.recover(12)
@@ -263,8 +263,8 @@ def test_the_trainer_comes_to_the_same_place(toy: Toy, tmp_path: Path, is_listed
     inode = os.stat(journal / "checkpoints" / shadow.row.name).st_ino
     assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     trainer.journal.wait_checkpoint()
-    assert trainer.journal._checkpointer is not None
-    assert trainer.journal._checkpointer.failure is None
+    assert trainer.journal.checkpoints.checkpointer is not None
+    assert trainer.journal.checkpoints.checkpointer.failure is None
     assert checkpoints(journal) == [0, 5]
     assert os.stat(journal / "checkpoints" / shadow.row.name).st_ino == inode
     assert not [path for path in trainer.journal.paths.checkpoints.iterdir() if not path.name.startswith("step-")]
@@ -287,8 +287,8 @@ def test_the_trainer_is_a_moment_later(toy: Toy, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("tranlogs.journal.checkpoints.checkpointer.write_checkpoint", write)
     assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
-    assert trainer.journal._checkpointer is not None
-    assert trainer.journal._checkpointer.failure is None
+    assert trainer.journal.checkpoints.checkpointer is not None
+    assert trainer.journal.checkpoints.checkpointer.failure is None
     assert checkpoints(journal) == [0, 5]
 
 

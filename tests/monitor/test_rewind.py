@@ -64,7 +64,7 @@ def test_a_hold_for_other_journals_is_not_weakened_by_a_rewind(memory_path: Path
     run = memory_path / "run"
     trained(run, 60, retention=KeepAll())
     trainer = open_toy(run, config=JournalConfig(durability="process", segment_bytes=2 * MIB), retention=KeepAll())
-    trainer.journal.unpruned().__enter__()  # and it never leaves
+    trainer.journal.holds.held().__enter__()  # and it never leaves
     trainer.recover(step=25)
     trainer.journal.close()
     watch = watching(trainer, budget=LIMITS[1])
@@ -106,7 +106,7 @@ def test_what_other_journals_need_stays_until_they_do_not(memory_path: Path) -> 
     trainer.train(63)
     before = [row.step for row in trainer.journal.catalog.checkpoints()]
     assert len(before) > 1
-    kept = trainer.journal.unpruned()
+    kept = trainer.journal.holds.held()
     kept.__enter__()  # and it never leaves
     assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     assert [row.step for row in trainer.journal.catalog.checkpoints()] == [*before, 63]
@@ -117,7 +117,7 @@ def test_what_other_journals_need_stays_until_they_do_not(memory_path: Path) -> 
     trainer.train(64)
     assert not watch.evaluate().did_nothing
     watch.close()
-    with trainer.journal.unpruned():
+    with trainer.journal.holds.held():
         assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     assert trainer.journal.catalog.read(lambda tables: tables.request("hold")) is None
     trainer.journal.close()
@@ -132,6 +132,6 @@ def test_what_was_pruned_while_an_unforeseen_landing_was_read_is_not_built_on(me
     watch = watching(trainer, budget=LIMITS[1])
     assert not watch.evaluate().did_nothing
     watch.close()
-    with pytest.raises(RecoveryError, match="a monitor pruned it while it was being recovered"):
+    with pytest.raises(RecoveryError, match="a monitor pruned this journal while it was being recovered"):
         trainer.journal.continue_from(found.position, new_timeline=found.plan.has_later)
     trainer.journal.close()

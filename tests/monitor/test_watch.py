@@ -18,15 +18,15 @@ from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.base.config import MIB
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog, EvaluationRow, segment_key
-from tranlogs.cli.reading.runs import journals_of
+from tranlogs.cli.reading.runs import find_journals
 from tranlogs.journal import JournalPaths, opening
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.evaluation import read_values
 from tranlogs.retention.value_decay import Decay
-from tranlogs_monitor.daemon import Daemon, journals_below
+from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import Settings
-from tranlogs_monitor.watching.watch import JournalWatch, Seen
+from tranlogs_monitor.watching.watch import Evaluation, JournalWatch
 
 Toy = Callable[..., ToyTrainer]
 
@@ -38,8 +38,8 @@ def run(toy: Toy, tmp_path: Path) -> ToyTrainer:
     trainer.recover()
     for until in range(5, 31, 5):
         trainer.train(until)
-        assert trainer.journal._wal is not None
-        trainer.journal._wal.roll()
+        assert trainer.journal.log.wal is not None
+        trainer.journal.log.wal.roll()
         if until in (10, 20):
             trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     trainer.train(31)
@@ -51,7 +51,7 @@ def settle(trainer: ToyTrainer) -> None:
     """Until the background has sealed and written down everything."""
     journal = trainer.journal
     assert journal.wait_synced()
-    assert journal._wal is not None
+    assert journal.log.wal is not None
     deadline = 2000
     while deadline and (sum(row.state == "sealed" for row in journal.catalog.segments()) < 6
                         or journal.catalog.watermarks().committed < 31):  # fmt: skip
@@ -72,7 +72,7 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def sealed(seen: Seen) -> list[int]:
+def sealed(seen: Evaluation) -> list[int]:
     return [row.last_step for row in seen.rows.segments if row.state == "sealed"]
 
 
@@ -103,14 +103,14 @@ def test_a_damaged_checkpoint_protects_nothing_and_what_the_one_before_needs_sta
 
 def test_what_other_ranks_may_go_back_to_stays(run: ToyTrainer) -> None:
     """The newest checkpoint is this rank's alone as yet: should another die now, all go back to the one before."""
-    run.journal.note_common(10, 2)
+    run.journal.holds.set_common_step(10, 2)
     watch = watching(run, budget=Budget(1))
     seen = watch.evaluate()
     assert seen.anchor is not None
     assert seen.anchor.step == 10
     assert [row.last_step for row in seen.pruning.segments] == [5, 10]
     assert [row.step for row in seen.pruning.checkpoints] == [0]
-    run.journal.note_common(20, 2)
+    run.journal.holds.set_common_step(20, 2)
     assert [row.last_step for row in watch.evaluate().pruning.segments] == [15, 20]
     watch.close()
 
@@ -125,7 +125,7 @@ def test_a_live_run_over_its_budget_is_pruned_and_its_trainer_asked_for_a_checkp
     assert "its trainer is asked for a checkpoint" in caplog.text
     assert len(list(run.journal.paths.log.glob("*.seg"))) == 4  # two sealed, the open one, the one that is ready
     run.train(32)
-    run.journal._schedule._looked_at = 0.0
+    run.journal.checkpoints.schedule._request_read_at = 0.0
     run.train(33)
     run.journal.wait_checkpoint()
     assert run.journal.catalog.checkpoints()[-1].step in (32, 33), "the request was not heeded"
@@ -219,14 +219,14 @@ def test_the_history_is_thinned(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch
 
 
 def daemon(*roots: Path, clock: FakeClock | None = None, **settings: Any) -> Daemon:
-    return Daemon(roots, Settings(**settings), find=lambda root: journals_below(root, journals_of),
+    return Daemon(roots, Settings(**settings), find=lambda root: find_watched_journals(root, find_journals),
                   clock=clock or FakeClock(1e9))  # fmt: skip
 
 
 def test_a_second_daemon_is_refused_by_name_or_waits(run: ToyTrainer, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tranlogs_monitor.watching.lock import lock\n"
-        f"held = lock(Path({str(run.journal.paths.folder)!r})); print('held', flush=True); sys.stdin.readline()"
+        "import sys; from pathlib import Path; from tranlogs_monitor.watching.lock import lock_journal\n"
+        f"held = lock_journal(Path({str(run.journal.paths.folder)!r})); print('held', flush=True); sys.stdin.readline()"
     )
     path = os.pathsep.join(["monitor", "."])
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -11,7 +11,7 @@ from tests.support.faulty_store import FaultyStore
 from tranlogs.base.clock import SystemClock
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.keep_policy import KeepLatest
-from tranlogs.shipping import Archiver, Limits, read_newest
+from tranlogs.shipping import Archiver, ShippingSettings, read_newest
 from tranlogs.stores import LocalStore, Store
 
 
@@ -19,14 +19,14 @@ def trained(run: Path, until: int, *, world: int = 2, rewinds_to: int | None = N
     """Train a run that knows itself to be one journal of several; a checkpoint every ten steps."""
     trainer = open_only(run)
     trainer.recover(rewinds_to)
-    trainer.journal.note_common(0, world)
+    trainer.journal.holds.set_common_step(0, world)
     train_calmly(trainer, until)
     trainer.journal.close()
 
 
 def shipped(run: Path, store: Store, place: str, keep: int = 1) -> list[int]:
     """Ship all that can be; the steps of the checkpoints that the store has then."""
-    made = Archiver(JournalPaths.of(run), store, place, Limits(keep=KeepLatest(keep)), SystemClock())
+    made = Archiver(JournalPaths.of(run), store, place, ShippingSettings(keep=KeepLatest(keep)), SystemClock())
     try:
         drain(made)
     finally:

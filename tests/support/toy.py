@@ -14,8 +14,8 @@ from tranlogs.base.types import AnyArray, Array, dense
 from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.encoding.tree import to_numpy
 from tranlogs.journal import Journal
+from tranlogs.log.entry import Entry
 from tranlogs.log.layout import Payload
-from tranlogs.log.reader import Entry
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery import Divergence, RecoveryReport, recover
 from tranlogs.recovery.protocol import ReplacementSource
@@ -122,7 +122,7 @@ class ToyTrainer:
     def recover(self, step: int | None = None, spare: ReplacementSource | None = None) -> RecoveryReport:
         """Go on where the run stopped."""
         if step is not None:
-            self.journal.hold()
+            self.journal.holds.hold()
         found = recover(self.journal.paths.folder, self.state, step=step, spare=spare)
         if found is None:
             self.journal.start()

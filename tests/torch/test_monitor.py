@@ -17,7 +17,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.journal import read_owner
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.loops import training_run
+from tranlogs_torch.loops import recovery
 
 SCRIPT = """
 import sys, torch
@@ -35,7 +35,7 @@ if __name__ == "__main__":
     for batch, in optimizer.batches(loader, until=10**9):
         model(batch).square().mean().backward()
         optimizer.step(); optimizer.zero_grad()
-        print(optimizer.session.journal.step, flush=True); sys.stdin.readline()
+        print(optimizer.training_run.journal.step, flush=True); sys.stdin.readline()
 """
 
 
@@ -110,9 +110,9 @@ def test_a_recovery_to_a_step_holds_monitors_off_until_training_goes_on(
     train(optimizer, model, 6)
     optimizer.close()
     optimizer, model = open_run()
-    seen, real = [], training_run.recover
+    seen, real = [], recovery.recover
     monkeypatch.setattr(
-        training_run, "recover", lambda *given, **options: (seen.append(held(optimizer)), real(*given, **options))[1]
+        recovery, "recover", lambda *given, **options: (seen.append(held(optimizer)), real(*given, **options))[1]
     )
     assert optimizer.recover(step=3).step == 3
     assert (seen, held(optimizer)) == ([True], True)

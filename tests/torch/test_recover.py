@@ -482,7 +482,7 @@ def test_tracked_state_that_becomes_unstorable_is_left_out_and_told(tmp_path: Pa
         assert optimizer.watermarks["committed"] == 40
         assert any("'keeping' is tracked no longer" in note for note in optimizer.report.notes)
     right = everything(model, optimizer)
-    assert "when that is gone" in caplog.text
+    assert "when the state can be stored again" in caplog.text
     model = small()
     with logged(model, run) as optimizer:
         optimizer.track(keeping=Keeping({"count": 2}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import CheckpointRow, TimelineRow
+from .rows import CheckpointRow, TimelineRow
 
 Limits = dict[int, int | None]  # the timelines of a lineage, each with the last sequence number on it; None for no limit
 

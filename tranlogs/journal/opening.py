@@ -1,4 +1,4 @@
-"""Opening a journal: where its parts lie, its catalog, what a crash left half done, and where a run must not lie."""
+"""Open a journal for writing: its folders, its lock and its catalog, and what a crash left half done."""
 
 from __future__ import annotations
 
@@ -7,48 +7,54 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ..base.atomic_files import sync_folder
-from ..base.errors import CannotRead, CorruptCatalog, CorruptRecord, LogUnavailable, NotARun, UsageError
+from ..base.atomic_files import make_folder, sync_folder
+from ..base.errors import CannotRead, CorruptCatalog, LogUnavailable, NotARun, UsageError
 from ..catalog import CATALOG_NAME, Catalog, RunRow, SegmentRow, Tables, TimelineRow, segment_key, timeline_key
 from ..checkpoints.derived import delete_derived
 from ..checkpoints.folder import TEMPORARY
-from ..log.index import INDEX_NAME, IndexedRecord, LogIndex, delete_index
-from ..log.reader import SegmentReader
-from ..log.record import Location
-from ..log.scanner import scan
-from ..log.segment_file import was_written
+from ..log.index import INDEX_NAME
+from ..log.record import Position
+from ..log.segments.segment_file import was_written
 from ..rebuild import is_superseded, list_files, read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
-from .process.writer_lock import read_owner
+from .ownership.takeover import take_lock
+from .ownership.writer_lock import OwnerLock, read_owner
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class JournalPaths:
-    """Where a journal's parts lie."""
+    """The folders of one journal.
+
+    Attributes:
+        folder: `RUN/rank<R>`.
+    """
 
     folder: Path
 
     @classmethod
     def of(cls, run: str | os.PathLike[str], rank: int = 0) -> JournalPaths:
+        """Return the folders of a rank's journal in a run."""
         return cls(Path(run) / f"rank{rank}")
 
     @property
     def log(self) -> Path:
+        """The folder of the log's segments and its index."""
         return self.folder / "log"
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
         return self.folder / "checkpoints"
 
     def require(self) -> JournalPaths:
-        """Itself, if a journal is there.
+        """Return these paths if a journal is there.
 
         Raises:
             NotARun: none is.
@@ -58,8 +64,91 @@ class JournalPaths:
         return self
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedJournal:
+    """A journal that this process has opened for writing.
+
+    Attributes:
+        paths: its folders.
+        lock: held by this process.
+        catalog: open for writing.
+        run: row of the run in the catalog.
+        environment: what rounding depends on. Kept by reference: an integration fills it later.
+        notes: what had to be repaired when the journal was opened.
+    """
+
+    paths: JournalPaths
+    lock: OwnerLock
+    catalog: Catalog
+    run: RunRow
+    environment: dict[str, Any]
+    notes: list[str]
+
+    @property
+    def origin(self) -> Position:
+        """The position before the first record. Its chain comes from the run's id, so that no other run's file fits."""
+        return Position(chain=int(self.run.run_id[:16], 16))
+
+    def describe(self, position: Position) -> dict[str, Any]:
+        """Return what segments and checkpoints that continue at a position say of their run."""
+        timelines = {row.number: row for row in self.catalog.timelines()}
+        line = timelines.get(position.timeline, TimelineRow(position.timeline))
+        return {
+            "run_id": self.run.run_id,
+            "rank": self.run.rank,
+            "framework": self.run.framework,
+            "environment": self.environment,
+            "parent": line.parent,
+            "fork_sequence": line.fork_sequence,
+            "fork_step": line.fork_step,
+        }
+
+
+def open_for_writing(
+    run: str | os.PathLike[str], rank: int, framework: str, environment: dict[str, Any], take_over: float | None
+) -> OpenedJournal:
+    """Open a rank's journal; make the run if there is none. The arguments are those of `Journal.open`.
+
+    Raises:
+        RunInUse: another live process writes the run.
+        UnknownFormat: a newer version of TranLogs wrote the run.
+        UsageError: the folder cannot hold a run.
+    """
+    paths = JournalPaths.of(run, rank)
+    refuse_inner_folder(paths.folder.parent)
+    try:
+        make_folder(paths.log)
+        make_folder(paths.checkpoints)
+    except OSError as error:
+        raise UsageError(f"{run}: the run's folder cannot be created ({error}). Choose a folder that can be written") from None
+    notes = refuse_network_file_system(paths.folder)
+    try:
+        lock = take_lock(paths.folder, take_over)
+        try:
+            catalog, row = open_catalog(paths, rank, framework, notes)
+        except BaseException:
+            lock.release()
+            raise
+    except (LogUnavailable, OSError) as error:
+        raise UsageError(f"{run}: the run cannot be opened for writing: {error}") from None
+    for note in notes:
+        _log.warning("%s: %s", run, note)
+    return OpenedJournal(paths, lock, catalog, row, environment, notes)
+
+
 def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str]) -> tuple[Catalog, RunRow]:
-    """Open a journal's catalog for writing, rebuilt if it is damaged; what was done is appended to `notes`."""
+    """Open a journal's catalog for writing; rebuild it if it is damaged.
+
+    Args:
+        paths: of the journal.
+        rank: of this process.
+        framework: "" accepts a run of any framework.
+        notes: what was repaired is appended here.
+
+    Raises:
+        UsageError: another framework wrote the run.
+        LogUnavailable: the disk is full or fails.
+    """
     has_data = bool(list_files(paths.log, "*.seg") or list_files(paths.checkpoints, "step-*"))
     try:
         if has_data and not (paths.folder / CATALOG_NAME).exists():
@@ -83,19 +172,23 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
             with catalog.transaction() as tables:
                 tables.put("run", row)
                 tables.put(timeline_key(1), TimelineRow(1, created_at=row.created_at))
-        if framework and row.framework and row.framework != framework:  # compaction asks for none
+        if framework and row.framework and row.framework != framework:  # compaction gives none
             raise UsageError(
                 f"{paths.folder.parent} holds a run of {row.framework}, and this is {framework}: give another folder"
             )
-        notes += tidy(paths, catalog)
+        notes += clean_up(paths, catalog)
         return catalog, row
     except BaseException:
         catalog.close()
         raise
 
 
-def tidy(paths: JournalPaths, catalog: Catalog) -> list[str]:
-    """Finish what a crash left half done: temporary files, unlisted or half-deleted checkpoints and segments."""
+def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
+    """Finish what a crash left half done: temporary files, unlisted or half-deleted checkpoints and segments.
+
+    Returns:
+        Notes on what was added to the catalog.
+    """
     for left in paths.checkpoints.glob(TEMPORARY + "*"):
         shutil.rmtree(left, ignore_errors=True)
     if not is_watched(paths.folder):
@@ -104,11 +197,13 @@ def tidy(paths: JournalPaths, catalog: Catalog) -> list[str]:
     listed = {row.name for row in catalog.checkpoints()} | {row.file for row in catalog.segments()}
     found, checkpoints = read_files(paths.folder, listed), catalog.checkpoints()
     known_timelines = {row.number for row in catalog.timelines()}
-    if found.checkpoints or found.segments or found.timelines.keys() - known_timelines:  # else a full disk does no harm
+    if (
+        found.checkpoints or found.segments or found.timelines.keys() - known_timelines
+    ):  # if there is nothing to add, a full disk does no harm
         with catalog.transaction() as tables:
             if found.checkpoints:
-                sync_folder(paths.checkpoints)  # the crash may have come before their names were kept
-            for row in found.checkpoints:  # published, but the crash came before the catalog knew, or the disk was full
+                sync_folder(paths.checkpoints)  # the crash may have come before the names were durable
+            for row in found.checkpoints:  # published, but the crash came before the catalog listed it, or the disk was full
                 row = replace(row, state="retired") if is_superseded(row, checkpoints) else row
                 tables.put(f"checkpoint/{row.name}", row)
             for segment in found.segments:
@@ -124,7 +219,7 @@ def tidy(paths: JournalPaths, catalog: Catalog) -> list[str]:
 
 
 def is_watched(folder: Path) -> bool:
-    """Whether a monitor watches the journal now."""
+    """Return True if a monitor watches the journal now."""
     monitor = read_owner(folder, "monitor")
     return monitor is not None and monitor.is_alive
 
@@ -132,10 +227,18 @@ def is_watched(folder: Path) -> bool:
 def seal_abandoned_segments(
     paths: JournalPaths, catalog: Catalog, *, sync: bool, is_abandoned: Callable[[], bool] = lambda: True
 ) -> int:
-    """Seal what a dead process left open, so that this one writes into fresh files only; gives how many were left.
+    """Seal the segments that a dead process left open, so that a new writer writes into fresh files only.
 
-    `is_abandoned` is asked inside each transaction: if another process has begun to write the journal, the rest is left to that
-    process. A writer takes its lock before its first transaction, so that the answer holds until our transaction is over.
+    Args:
+        paths: of the journal.
+        catalog: of the journal, open for writing.
+        sync: make durable what the segments hold.
+        is_abandoned: called inside each transaction; returns False if another process has begun to write the journal. The
+            remaining segments are left to that process then. A writer takes its lock before its first transaction, so the
+            answer holds until our transaction is over.
+
+    Returns:
+        How many segments were left open.
     """
     newest = max((row.number for row in catalog.timelines()), default=1)
     left = [row for row in catalog.segments() if row.state in ("ready", "open")]
@@ -145,18 +248,18 @@ def seal_abandoned_segments(
         try:
             found = read_segment(path, row.timeline or newest) if is_there else None
             is_empty = row.state == "ready" and found is None and is_there and not was_written(path, row.number)
-        except (CannotRead, OSError) as error:  # what recovery has read must not be taken for nothing
+        except (CannotRead, OSError) as error:  # a segment that recovery has read must not be treated as empty
             raise LogUnavailable(f"{path}: {error}") from error
         if found is not None and sync:
             fd = os.open(path, os.O_RDONLY)
             try:
-                os.fdatasync(fd)  # what recovery has read must not be lost by a power cut now
+                os.fdatasync(fd)  # a power cut must not lose what recovery has read
             finally:
                 os.close(fd)
         with catalog.transaction() as tables:
             if not is_abandoned():
                 return done
-            if tables.get(segment_key(row.ordinal), SegmentRow) != row:  # a writer came, and went, since it was read
+            if tables.get(segment_key(row.ordinal), SegmentRow) != row:  # another writer came and went since the row was read
                 continue
             if found is not None:
                 tables.put(segment_key(row.ordinal), replace(found, state="sealed", created_at=row.created_at))
@@ -164,63 +267,13 @@ def seal_abandoned_segments(
                 tables.delete(segment_key(row.ordinal))
             elif is_empty:
                 tables.put(segment_key(row.ordinal), replace(row, state="retired"))
-            else:  # it was written, and nothing of it can be read: kept until a checkpoint makes it needless
+            else:  # it was written, and nothing of it can be read: keep it until a checkpoint makes it unnecessary
                 tables.put(segment_key(row.ordinal), replace(row, state="sealed", last_sequence=row.base_sequence))
     return len(left)
 
 
-def open_index(paths: JournalPaths, catalog: Catalog, run_id: str) -> LogIndex:
-    """Open the log's index for writing and add what segments hold and it does not; a damaged one is made anew.
-
-    Raises:
-        LogUnavailable: it cannot be written.
-    """
-    try:
-        try:
-            return _open_complete_index(paths, catalog, run_id)
-        except CorruptCatalog as error:  # its file, or one of its records
-            _log.info("%s; it is made anew from the segments", error)
-            delete_index(paths.log)
-            return _open_complete_index(paths, catalog, run_id)
-    except CannotRead as error:  # file handles or memory are used up: logging waits until that is over
-        raise LogUnavailable(str(error)) from error
-
-
-def _open_complete_index(paths: JournalPaths, catalog: Catalog, run_id: str) -> LogIndex:
-    index = LogIndex.open(paths.log, run_id, writable=True)
-    try:
-        for row in catalog.segments():
-            if row.state in ("open", "sealed"):
-                _complete(index, paths.log / row.file, row)
-    except BaseException:
-        index.close()
-        raise
-    return index
-
-
-def _complete(index: LogIndex, path: Path, row: SegmentRow) -> None:
-    """Add the records of a segment that the index does not have: a crash came before they were added, or it is a new index."""
-    known = index.newest(row.number)
-    if row.state == "sealed" and known is not None and known.head.sequence >= row.last_sequence:
-        return
-    try:
-        found = scan(path, row.number, start=known.end if known is not None else 0, last_sequence=row.last_sequence or None)
-        with SegmentReader(path) as reader:
-            index.add(list(_indexed(reader, found)))
-    except (CorruptRecord, CannotRead, OSError) as error:  # recovery and `tranlogs verify` say what is wrong with it
-        _log.debug("%s: it could not be added to the index: %s", path, error)
-
-
-def _indexed(reader: SegmentReader, locations: Iterable[Location]) -> Iterator[IndexedRecord]:
-    for location in locations:
-        with suppress(CorruptRecord):
-            head = location.head
-            raw, description = reader.raw(location)
-            yield IndexedRecord(head.segment_id, head.sequence, head.step, location.offset, raw, description)
-
-
 def refuse_inner_folder(run: Path) -> None:
-    """A run within a journal would be a second one, and the first one's steps would not be seen.
+    """Check that the folder of a run is not itself a journal. The steps of that journal would not be found.
 
     Raises:
         UsageError: the folder is a journal.
@@ -233,10 +286,13 @@ _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "9p", "ceph", "gpfs", "beeg
 
 
 def refuse_network_file_system(folder: Path) -> list[str]:
-    """A memory map over a network file system loses what LMDB promises.
+    """Check the file system of a folder. Over a network file system, a memory map loses what LMDB promises.
+
+    Returns:
+        A note if the folder lies in memory.
 
     Raises:
-        UsageError: the folder lies on one.
+        UsageError: the folder lies on a network file system.
     """
     kind = file_system_of(folder)
     if kind in _NETWORK or kind.startswith("fuse"):
@@ -250,12 +306,12 @@ def refuse_network_file_system(folder: Path) -> list[str]:
 
 
 def is_in_memory(folder: Path) -> bool:
-    """Whether the machine's end takes the folder: it lies on a tmpfs."""
+    """Return True if the folder lies on a tmpfs, so that it is lost with the machine."""
     return file_system_of(folder) == "tmpfs"
 
 
 def file_system_of(folder: Path) -> str:
-    """Type of the file system under a folder ("" where the system does not say)."""
+    """Return the type of the file system that a folder lies on; "" if the system does not tell."""
     best, found = "", ""
     path = os.path.realpath(folder)
     try:

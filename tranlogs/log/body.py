@@ -31,6 +31,7 @@ _DELTA_BYTES_MIN = 128  # smaller parts are stored again
 _WHOLE_BODIES_MAX = 64  # different bodies of steps that are remembered in a segment
 
 Row = tuple[str, int, int, int, int]  # name, offset, stored bytes, checksum, codec
+PackedPart = tuple[int, Any, Any]  # offset, content, arrays: see the module
 
 
 @dataclass(slots=True)
@@ -132,7 +133,7 @@ class PartsWriter:
                 self._bodies.clear()
             self._bodies[placed.blob] = placed.record
 
-    def _write(self, name: str, part: Part, placed: PlacedBody) -> tuple[int, Any, Any]:
+    def _write(self, name: str, part: Part, placed: PlacedBody) -> PackedPart:
         known = self._known.get(name)
         if known is not None and known.part is part:
             return known.offset, None, None
@@ -173,7 +174,7 @@ class PlacedBody:
 
     def __init__(self, record: int, arrays_at: int) -> None:
         self.record, self.end = record, arrays_at
-        self.packed: dict[str, tuple[int, Any, Any]] = {}
+        self.packed: dict[str, PackedPart] = {}
         self.buffers: list[Bytes] = []
         self.known: dict[str, _Known] = {}
         self.places: dict[tuple[str, int], Row] = {}
@@ -186,7 +187,7 @@ class PlacedBody:
             self.end += stored.nbytes
 
 
-def unpack_parts(body: bytes) -> dict[str, tuple[int, Any, Any]]:
+def unpack_parts(body: bytes) -> dict[str, PackedPart]:
     """Return the parts of a record, by name.
 
     Raises:
@@ -225,7 +226,7 @@ def _is_row(row: Any) -> bool:
     )
 
 
-def merged(part: tuple[int, Any, Any], full: tuple[int, Any, Any] | None) -> tuple[bytes, Sequence[Row]]:
+def merge_part(part: PackedPart, full: PackedPart | None) -> tuple[bytes, Sequence[Row]]:
     """Return a part's tree and the places of its arrays.
 
     Args:

@@ -227,3 +227,13 @@ def _sizes(packed: Any) -> tuple[int, ...]:
 def spec_of(name: str, array: Array) -> TensorSpec:
     """Return the description of an array under a name."""
     return TensorSpec(name, array.dtype, array.shape if array.whole is None else array.whole, array.strides, array.piece)
+
+
+def array_of(spec: TensorSpec, data: Bytes) -> Array:
+    """Return the array that a description and its bytes stand for: the inverse of `spec_of`."""
+    piece = spec.piece
+    is_flat = piece is not None and piece.kind == "flat"
+    array = Array(spec.dtype, spec.local_shape, data, None if is_flat else spec.strides)
+    if piece is not None:
+        array.piece, array.whole = piece, spec.shape
+    return array

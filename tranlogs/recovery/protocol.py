@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..checkpoints import Checkpoint
-from ..log.reader import Entry
+from ..log.entry import Entry
 
 
 @dataclass(frozen=True, slots=True)

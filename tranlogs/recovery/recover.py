@@ -14,7 +14,8 @@ from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, State
 from ..base.failpoints import hit
 from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint
-from ..log.reader import Entry, SegmentReader
+from ..log.entry import Entry
+from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Position
 from .facts import read_facts, read_repaired_facts, replace_damaged
 from .history import Link, build_history

@@ -8,8 +8,7 @@ since then take away: a newer checkpoint covers the segment, newer segments were
 which segment is pruned first when space is short. A low value alone never prunes anything.
 
 Between two events a value thus falls by the factor (1 - t/t_e) at each evaluation. With frequent evaluations this tends to
-exp(-age / t_e), so how often the monitor evaluates hardly matters. docs/monitor.md lists other readings of the formula that
-were rejected.
+exp(-age / t_e), so how often the monitor evaluates hardly matters. docs/decisions.md lists the readings that were rejected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The report of a recovery, kept up to date while training goes on."""
+"""The report of a recovery, updated while training continues."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _log = logging.getLogger("tranlogs")
 
 
 class LiveReport:
-    """What `recover()` found, and the caveats that became known since.
+    """The report of `recover()`, with the caveats that became known since.
 
-    A caveat is something that keeps a resume from being known as exact; if it is wrong for certain, the resume is not exact.
+    A caveat is a reason why it is not known whether the resume is exact, or why the resume is certainly not exact.
 
     Args:
         run: folder of the run.
 
     Attributes:
         current: the report as it is now; None before the recovery.
-        caveats: texts, each with True if what it says makes the resume wrong.
+        caveats: texts, each with True if it means that the resume is not exact.
     """
 
     def __init__(self, run: Path) -> None:
@@ -32,7 +32,7 @@ class LiveReport:
 
     @property
     def texts(self) -> list[str]:
-        """The caveats' texts."""
+        """The texts of the caveats."""
         return [text for text, _ in self.caveats]
 
     def warn(self, text: str, is_wrong: bool) -> None:
@@ -44,11 +44,11 @@ class LiveReport:
         self.current = replace(report, exact=exact, notes=tuple(dict.fromkeys([*report.notes, text])))
 
     def verdict(self, exact: bool | None, others: Iterable[str]) -> bool | None:
-        """Return whether the recovery is exact, in view of the caveats.
+        """Return whether the recovery is exact, given the caveats.
 
         Args:
-            exact: what comparing the replayed steps has found.
-            others: further reasons for which it cannot be told.
+            exact: result of comparing the replayed steps.
+            others: further reasons why exactness is not known.
         """
         if any(is_wrong for _, is_wrong in self.caveats):
             return False

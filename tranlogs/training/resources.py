@@ -1,4 +1,4 @@
-"""What a run has open while it trains: its journal, a monitor, shipping to a store, and the handler of signals."""
+"""What a run keeps open while it trains: its journal, a monitor, shipping to a store, and the signal handler."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from ..base.config import JournalConfig
 from ..encoding.tree import Adapt
 from ..journal import Journal, JournalPaths
 from ..journal.embedded_monitor import shipping_store, start_embedded_monitor
+from ..journal.ownership.takeover import end_former_ranks
 from ..journal.process.shutdown import ShutdownHandler
-from ..journal.process.takeover import end_former_ranks
 from ..recovery.progress import progress_bar
-from ..shipping import Spare, bring_absent, ship_along
+from ..shipping import ReplacementSource, fetch_missing_journal, start_shipping
 from .settings import RunSettings
 
 
 class RunResources:
-    """The journal that this process writes, and what runs beside it.
+    """The journal that this process writes, and the services beside it.
 
-    A journal that is missing here and is in the store is fetched first, on rank 0 with those of ranks beyond the present number
-    of processes: recovery needs the shares that these hold.
+    A journal that is missing here and is in the store is fetched first. Rank 0 also fetches the journals of ranks beyond the
+    current
+    number of processes, because they hold gradient shards that recovery needs.
 
     Args:
-        settings: of the run.
-        framework: that writes the journal, as an entry point of `tranlogs.frameworks` is called.
+        settings: settings of the run.
+        framework: name of the framework, as in the entry points `tranlogs.frameworks`.
         environment: what rounding depends on. The caller fills it before anything is written.
         adapt: encodes the framework's own objects.
-        rank: of this process.
+        rank: rank of this process.
         world: number of processes that train together.
-        writer: the choice where the settings have none.
-        segment_bytes: size of a log file where the settings have none; None for the default.
+        writer: the writer to use if the settings name none.
+        segment_bytes: size of a log file if the settings name none; None for the default.
 
     Raises:
         RunInUse: another process writes the journal.
@@ -55,10 +56,10 @@ class RunResources:
         self.config = JournalConfig(**chosen)
         url, is_own = shipping_store(settings.monitor, settings.store)
         with progress_bar() as progress:
-            has_come = bring_absent(url, JournalPaths.of(settings.run, rank), progress) is not None
+            was_fetched = fetch_missing_journal(url, JournalPaths.of(settings.run, rank), progress) is not None
             former = world
-            while rank == 0 and has_come:
-                has_come = bring_absent(url, JournalPaths.of(settings.run, former), progress) is not None
+            while rank == 0 and was_fetched:
+                was_fetched = fetch_missing_journal(url, JournalPaths.of(settings.run, former), progress) is not None
                 former += 1
         take_over = settings.grace_seconds if settings.takes_over else None
         self.journal = Journal.open(
@@ -75,12 +76,16 @@ class RunResources:
             end_former_ranks(settings.run, world, take_over)
         self.journal.adapt = adapt
         self._monitor = start_embedded_monitor(settings.monitor, self.journal.paths)
-        self._shipping = ship_along(url if is_own else None, self.journal.paths)
-        self.spare = Spare(self.journal.paths, url)
+        self._shipping = start_shipping(url if is_own else None, self.journal.paths)
+        self.spare = ReplacementSource(self.journal.paths, url)
         self._shutdown = ShutdownHandler(self.journal, self._shipping.wait, settings.on_signal, settings.grace_seconds)
 
     def close(self, seconds: float | None = None) -> None:
-        """Close the journal, and wait until the store has it: so many seconds at most, or as long as the store gets on."""
+        """Close the journal, and wait until the store holds it.
+
+        Args:
+            seconds: how long to wait at most; None to wait as long as shipping proceeds.
+        """
         self._monitor.close()
         self.journal.close()
         self._shipping.close(self.journal.committed, seconds)

@@ -1,4 +1,4 @@
-"""The settings of a run that all integrations share, checked once."""
+"""The settings of a run that all integrations share, validated once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, get_args
 
 from ..base.errors import UsageError
 from ..journal.embedded_monitor import parse_monitor
+from ..journal.ownership.takeover import is_takeover_wanted
 from ..journal.process.shutdown import OnSignal, check_shutdown_settings
-from ..journal.process.takeover import is_takeover_wanted
 from ..retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
 from .fingerprint import Mode
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What a user chooses for a run, whatever the framework.
+    """The settings that a user chooses for a run, whatever the framework.
 
     Attributes:
         run: folder of the run.
@@ -27,11 +27,11 @@ class RunSettings:
         fingerprint: "auto", "full" or "sample".
         segment_bytes: size of a log file; None for one that fits the model.
         writer: "direct" or "thread"; None for the integration's choice.
-        monitor: a monitor beside the trainer, if one is wanted.
-        store: URL that the run is shipped to, if there is one.
+        monitor: the monitor to start; None for no monitor.
+        store: URL of the store to which the run is shipped; None for no store.
         on_signal: what SIGTERM does: "seal", or None for nothing.
-        grace_seconds: from the signal to the end of the process.
-        takes_over: whether another process that writes the run is ended first.
+        grace_seconds: time from the signal to the end of the process.
+        takes_over: True to end another process that writes the run.
     """
 
     run: Path
@@ -66,16 +66,17 @@ class RunSettings:
         take_over: bool | None,
         processes: int = 1,
     ) -> RunSettings:
-        """Return the settings that a user has written.
+        """Validate the settings as a user has written them, and return them.
 
         Args:
-            processes: how many processes of the run on this machine share the budget. (The others are as users give them.)
+            processes: number of the run's processes on this machine, which share the budget. The other arguments are as users
+                write them.
 
         Raises:
-            UsageError: one of the settings is wrong; the message names it.
+            UsageError: a setting is wrong; the message names it.
         """
         if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):
-            raise UsageError(f"run={run!r}: give the folder of the run")
+            raise UsageError(f"run must be the folder of the run, got {run!r}")
         _check_choice("durability", durability, ("machine", "process"))
         _check_choice("fingerprint", fingerprint, get_args(Mode))
         _check_choice("writer", writer, ("direct", "thread", None))
@@ -98,4 +99,4 @@ class RunSettings:
 def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     if value not in choices:
         *first, last = (f'"{choice}"' if choice is not None else "None" for choice in choices)
-        raise UsageError(f"{name}={value!r}: use {', '.join(first)} or {last}")
+        raise UsageError(f"{name} must be {', '.join(first)} or {last}, got {value!r}")

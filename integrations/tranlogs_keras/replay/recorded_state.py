@@ -12,7 +12,7 @@ import keras
 
 from tranlogs.base.errors import UsageError
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.log.reader import Entry
+from tranlogs.log.entry import Entry
 from tranlogs.log.record import EntryKind
 
 from .. import private

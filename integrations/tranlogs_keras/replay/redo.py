@@ -9,7 +9,8 @@ import numpy as np
 
 from tranlogs.base.errors import CorruptRecord
 from tranlogs.base.types import AnyArray
-from tranlogs.log.reader import Entry, array_of
+from tranlogs.log.entry import Entry
+from tranlogs.log.layout import array_of
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery import Divergence
 

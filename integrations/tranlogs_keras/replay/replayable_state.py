@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tranlogs.log.reader import Entry
+from tranlogs.log.entry import Entry
 from tranlogs.recovery import Divergence
 
 from ..state.state import KerasState

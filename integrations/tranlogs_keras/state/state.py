@@ -9,7 +9,7 @@ import keras
 
 from tranlogs.base.types import AnyArray
 from tranlogs.checkpoints import Checkpoint, Snapshot
-from tranlogs.log.reader import Entry
+from tranlogs.log.entry import Entry
 
 from .. import private
 from ..backends import Backend

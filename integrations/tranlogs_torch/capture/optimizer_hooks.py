@@ -276,7 +276,7 @@ class OptimizerHooks:
         run = self.run
         self.mark_called()
         mark_used(self.outer)
-        run.journal.observe_step(time.perf_counter() - self._began)
+        run.journal.recovery_speed.observe_step(time.perf_counter() - self._began)
         if not run.is_active:
             return
         if why := self._rehearsal.after_step(self._amp):
@@ -305,7 +305,7 @@ class OptimizerHooks:
         digests = run.digests().tobytes()
         if self._is_image:
             payload = run.after_image(self._image(body), every_step=self.log == "weights")
-            self.recorder.image(payload or NO_TENSORS, body, digests)  # without one it only counts the step
+            self.recorder.log_image(payload or NO_TENSORS, body, digests)  # without one it only counts the step
         else:
             self.recorder.commit(body, digests)
         self._captures = 0
@@ -326,7 +326,7 @@ class OptimizerHooks:
         return tensors
 
     def _drop(self) -> None:
-        self.recorder.drop()
+        self.recorder.discard()
         self._captured = []
         self._rehearsal.forget()
         self._forget_clip()

@@ -213,7 +213,7 @@ class Coordinator:
                              "(DistributedSampler does)")  # fmt: skip
         if not self._joining:
             self._joining = joining
-            journal.keep_all()
+            journal.holds.hold_until_next_process()
         elif any(now is not then for now, then in zip(joining, self._joining, strict=True)):
             raise UsageError("join() was entered a second time: since the first, ranks took different numbers of steps, and "
                              "after a crash none would be common. Take all epochs within one join(), or give all ranks as many "
@@ -270,8 +270,8 @@ class Coordinator:
         has_gap = self._was_suspended and not journal.is_suspended  # what others hold of these steps is of no use without it
         is_due = self._is_wanted or has_gap or journal.is_checkpoint_due()
         said = self._group.gather({"due": is_due, "digests": xxhash.xxh3_64_hexdigest(digests) if digests else "",
-                                   "has": journal.checkpoint_step})  # fmt: skip
-        journal.note_common(min(one["has"] for one in said), self.world)
+                                   "has": journal.checkpoints.newest_step})  # fmt: skip
+        journal.holds.set_common_step(min(one["has"] for one in said), self.world)
         known, is_any_due = [one["digests"] for one in said], any(one["due"] for one in said)
         if self.is_divided and is_any_due and not all(known):  # it is going to read all of them anyway
             known = self.told_by_all(self._state.digest_of_parameters())
@@ -353,7 +353,7 @@ class Coordinator:
             self._state.built = None
         if landing is not None and self._spans_all:
             base = 0 if landing.recovered is None else landing.recovered.plan.checkpoint.step
-            journal.note_common(min(self._group.gather(base)), self.world)
+            journal.holds.set_common_step(min(self._group.gather(base)), self.world)
         return landing
 
     def prime(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.group.outcome import GroupRecovered
-from tranlogs.recovery.group.timeline_ids import extend_timeline_ids, new_timeline_id
+from tranlogs.recovery.group.summary.timeline_ids import extend_timeline_ids, new_timeline_id
 from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import make_report
 
@@ -57,7 +57,7 @@ class Recovery:
         origin = find_start(parts.settings.run, start_from)
         self._demand_alike()
         if step is not None:
-            journal.hold()
+            journal.holds.hold()
         if coordinator is not None:
             coordinator.demand_same_start(origin.identity if origin else "", is_fresh=journal.is_fresh)
         if origin is not None and journal.is_fresh and origin.identity:
@@ -118,8 +118,8 @@ class Recovery:
             log_bytes=found.log_bytes,
         )
         if found.replayed:
-            journal.observe_replay(found.seconds_replay / found.replayed)
-        journal.load_seconds = found.seconds_load
+            journal.recovery_speed.observe_replay(found.seconds_replay / found.replayed)
+        journal.recovery_speed.load_seconds = found.seconds_load
         parts.scalars.extend(found.scalars)
         self.has_begun = True
         parts.state.refresh()
@@ -173,7 +173,7 @@ class Recovery:
             RecoveryError: one could not be written; the run is as it was.
         """
         parts = self._parts
-        with parts.journal.unpruned():
+        with parts.journal.holds.held():
             parts.journal.start()
             is_written = parts.journal.checkpoint(parts.state.snapshot(body), wait=True)
             written = [is_written] if parts.coordinator is None else parts.coordinator.told_by_all(is_written)

@@ -23,10 +23,10 @@ from tranlogs.log.layout import Payload
 from tranlogs.log.writer import Tensor
 from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.recover import Progress
-from tranlogs.training.looks import Place
 from tranlogs.training.report import LiveReport
 from tranlogs.training.resources import RunResources
 from tranlogs.training.settings import RunSettings
+from tranlogs.training.write_scans import Place
 
 from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.optimizer_hooks import OptimizerHooks
@@ -99,7 +99,7 @@ class TrainingRun:
             worker_seeds,
         )
         self.writes = ForeignWriteDetector(self.state, self.hooks, self._found_late)
-        environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
+        self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
         self.coordinator = Coordinator.of(self.state, settings.policy, rank, copies)
         world = 1 if self.coordinator is None else self.coordinator.world
         if self.coordinator is not None:
@@ -107,7 +107,7 @@ class TrainingRun:
         self._resources = RunResources(
             settings,
             framework="torch",
-            environment=environment,
+            environment=self.environment,
             adapt=arrays.adapt,
             rank=(rank or 0) if self.coordinator is None else self.coordinator.rank,
             world=world,
@@ -128,7 +128,7 @@ class TrainingRun:
             self.writes,
             self.auxiliary,
             self.coordinator,
-            environment,
+            self.environment,
             self.scalars,
             self.report,
         )
@@ -249,7 +249,7 @@ class TrainingRun:
         self.steps_since_boundary += 1
         if not self._has_reserved:  # optimizer state is there from the first step on
             self._has_reserved = True
-            self.journal.reserve(self.state.nbytes())
+            self.journal.checkpoints.expect_snapshot(self.state.nbytes())
         if not self._loops.running and not self._user_loops.is_in_body:
             buffers = {} if self._is_forward_seen else naming.named_buffers(self.modules)
             kept = {name: local(b).detach().clone() for name, b in buffers.items()}
@@ -357,7 +357,7 @@ class TrainingRun:
                 self.writes.remember(self.journal.step)
         self._boundary_at = now
         self.steps_since_boundary = 0
-        self.writes.looks.unit()
+        self.writes.looks.count_unit()
         noted = self.scalars.commit(self.journal.step)
         wanted: bool | None = self._wants_checkpoint or None
         self._wants_checkpoint = False

@@ -13,7 +13,7 @@ import torch
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import Piece
-from tranlogs.recovery.group.agreement import Damage, agree
+from tranlogs.recovery.group.decision.agreement import Damage, agree
 from tranlogs.recovery.group.outcome import GroupRecovered
 from tranlogs.recovery.group.single_reader import SingleReader
 from tranlogs.recovery.recover import Progress, Recovered

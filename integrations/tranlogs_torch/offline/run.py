@@ -16,9 +16,9 @@ from tranlogs.base.errors import UsageError
 from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.log.record import Position
 from tranlogs.recovery import RecoveryReport
-from tranlogs.recovery.group.journal_log import read_environment
-from tranlogs.recovery.group.recorded_environment import get_world, is_of_group, is_sharded
 from tranlogs.recovery.group.single_reader import SingleReader
+from tranlogs.recovery.group.summary.journal_log import read_environment
+from tranlogs.recovery.group.summary.recorded_environment import get_world, is_of_group, is_sharded
 from tranlogs.recovery.recover import Progress, Recovered, recover
 from tranlogs.recovery.verdict import make_report
 

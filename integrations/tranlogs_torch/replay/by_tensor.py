@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tranlogs.log.reader import Entry
+from tranlogs.log.entry import Entry
 from tranlogs.recovery import Divergence
 
 from ..capture.single_step import amp_of, clip_again, step_of, without_hooks

@@ -19,8 +19,8 @@ import torch
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.threads import start_thread
 from tranlogs.base.types import ITEMSIZE, Bytes
-from tranlogs.log.layout import Layout
-from tranlogs.log.reader import Entry, array_of
+from tranlogs.log.entry import Entry
+from tranlogs.log.layout import Layout, array_of
 from tranlogs.recovery.group.gradient_shards import JoinedEntry
 
 from ..tensors.arrays import from_array

@@ -18,7 +18,8 @@ import torch
 
 from tranlogs.base.errors import CorruptRecord
 from tranlogs.base.types import AnyArray
-from tranlogs.log.reader import Entry, SegmentReader
+from tranlogs.log.entry import Entry
+from tranlogs.log.payload_reader import RecordFile
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery import Divergence
 
@@ -64,7 +65,7 @@ def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], Non
 
 def _decoded(state: TorchState, entries: Sequence[Entry]) -> list[Decoded]:
     """The entries with their bodies; a body that several of them share is decoded once."""
-    bodies: dict[tuple[SegmentReader, int], dict[str, Any]] = {}
+    bodies: dict[tuple[RecordFile, int], dict[str, Any]] = {}
     found = []
     for entry in entries:
         key = entry.reader, entry.body_key

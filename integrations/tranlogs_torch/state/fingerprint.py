@@ -14,7 +14,7 @@ import torch
 from tranlogs.base.types import Array, Bytes
 from tranlogs.training import fingerprint as base
 from tranlogs.training.fingerprint import Digests, Mode, some_bytes
-from tranlogs.training.looks import FIRST_UNITS
+from tranlogs.training.write_scans import FIRST_UNITS
 
 from ..device.digests import DeviceDigests
 from ..tensors.arrays import memory_order, to_array

@@ -18,7 +18,7 @@ from torch import nn
 from tranlogs.base.errors import StateMismatch, UsageError
 from tranlogs.base.types import AnyArray
 from tranlogs.checkpoints import Checkpoint, Snapshot
-from tranlogs.log.reader import Entry
+from tranlogs.log.entry import Entry
 from tranlogs.log.writer import Tensor
 from tranlogs.recovery.group.gradient_shards import GradientShards
 

@@ -1,6 +1,6 @@
-"""Evaluations are written to the catalog: the values from which the next one goes on, and a history for curves.
+"""Storage of evaluations in the catalog: the values from which the next evaluation continues, and a history for curves.
 
-The history is thinned as it grows, so that months fit: of its older half every second row goes.
+The history is thinned as it grows, so that it covers months: every second row of its older half is deleted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tranlogs.retention.value_decay import SegmentValues
 
 _ROWS_MAX = 512
 _ROWS_MIN = 16
-_BYTES_MAX = 32 << 20  # of all rows
+_BYTES_MAX = 32 << 20  # of all rows together
 
 
 def write(tables: Tables, row: EvaluationRow, worth: SegmentValues, protected: dict[int, bool]) -> None:

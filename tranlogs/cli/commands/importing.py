@@ -1,4 +1,4 @@
-"""`tranlogs import`: what a checkpoint of another program holds, and a run that is to start from it."""
+"""`tranlogs import`: the content of a checkpoint of another program, and a run that starts from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ...recovery.progress import progress_bar
-from ..frameworks import importer_of
+from ..frameworks import load_importer
 from ..options import FINE, Json, command
 from ..output import screen
 from ..output.json_values import print_json
@@ -30,29 +30,29 @@ def import_(
     ],
     run: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN]", show_default=False, help="Folder of a run that is yet to begin; it is made."),
+        typer.Argument(metavar="[RUN]", show_default=False, help="Folder of the new run; it is created."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key of the model's weights, where that cannot be told.")
+        str | None, typer.Option(metavar="KEY", help="Key of the model's weights, if it cannot be determined.")
     ] = None,
     missing: Annotated[
-        Patterns, typer.Option(metavar="PATTERN", help="What the model has and the source may lack ('head.*'); repeatable.")
+        Patterns, typer.Option(metavar="PATTERN", help="Names that the source may lack ('head.*'); repeatable.")
     ] = None,
     unexpected: Annotated[
-        Patterns, typer.Option(metavar="PATTERN", help="What the source has and the model does not want; repeatable.")
+        Patterns, typer.Option(metavar="PATTERN", help="Names in the source that the model does not have; repeatable.")
     ] = None,
-    cast: Annotated[bool, typer.Option("--cast", help="Convert weights of another dtype to the model's.")] = False,
-    only_weights: Annotated[bool, typer.Option("--only-weights", help="Leave optimizers, schedulers and so on out.")] = False,
-    trust: Annotated[bool, typer.Option("--trust", help="Let a folder run the code that its pickles name.")] = False,
+    cast: Annotated[bool, typer.Option("--cast", help="Convert weights to the model's dtypes.")] = False,
+    only_weights: Annotated[bool, typer.Option("--only-weights", help="Import no optimizers, schedulers and so on.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Allow a folder to run the code that its pickles name.")] = False,
     as_json: Json = False,
 ) -> int:
     """Start a run from a checkpoint of another program.
 
-    Without RUN it only says what is in it. The training script, with run=RUN, loads it in recover() before its first step,
-    if its names, shapes and dtypes are those of the model; else it says what differs, and changes nothing. No code of the
-    source is run.
+    Without RUN, only print what the checkpoint contains. The training script, with run=RUN, loads the checkpoint in recover()
+    before its first step, if its names, shapes and dtypes are those of the model; otherwise it reports the differences and
+    changes
+    nothing. No code of the source is run.
     """
-
     options: dict[str, Any] = {
         "model": model,
         "missing": missing or [],
@@ -62,7 +62,7 @@ def import_(
         "trust": trust,
     }
     with progress_bar() as progress:
-        about = importer_of("torch")(source, run, options, progress)
+        about = load_importer("torch")(source, run, options, progress)
     if as_json:
         print_json(about)
     else:
@@ -71,7 +71,7 @@ def import_(
 
 
 def _show(about: dict[str, Any]) -> None:
-
+    """Print what a checkpoint contains."""
     rows: list[tuple[str, object]] = [("source", about["source"])]
     for key, held in about["weights"].items():
         what = f"{screen.count(len(held['tensors']), 'tensor')}, {held['elements']:,} elements, {screen.size(held['bytes'])}"
@@ -85,7 +85,7 @@ def _show(about: dict[str, Any]) -> None:
     rows += [(what.replace("_", " "), ", ".join(about[what])) for what in ("others", "not_used") if about[what]]
     if about["run"]:
         rows.append(
-            ("run", f"{about['run']} starts from it ({screen.size(about['bytes'])}): run the script, which calls recover()")
+            ("run", f"{about['run']} will start from it ({screen.size(about['bytes'])}): run the script, which calls recover()")
         )
     out = screen.console()
     out.print(screen.facts(rows))
@@ -95,4 +95,4 @@ def _show(about: dict[str, Any]) -> None:
         out.print()
         out.print(screen.table(f"weights {key}".rstrip(), ["name", "dtype", "shape"], lines))
         if len(tensors) > _SHOWN_MAX:
-            out.print(f"... and {len(tensors) - _SHOWN_MAX} more: --json has all")
+            out.print(f"... and {len(tensors) - _SHOWN_MAX} more (--json shows all)")

@@ -1,4 +1,4 @@
-"""`tranlogs verify`: every checksum and every chain; with --replay every fingerprint, too."""
+"""`tranlogs verify`: a check of every checksum and every chain, and with --replay of every fingerprint."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ...recovery.facts import read_catalog, read_facts
 from ...recovery.progress import progress_bar
 from ...recovery.recover import Progress
 from ...verify import Checked, Problem, verify_journal
-from ..frameworks import offline_of
+from ..frameworks import open_offline_run
 from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
 from ..output import screen
 from ..output.json_values import print_json
-from ..reading.runs import journals_of, settled
+from ..reading.runs import find_journals, read_consistently
 
 _MIB = 1 << 20
 _PROBLEMS_SHOWN_MAX = 50
@@ -30,7 +30,16 @@ _PROBLEMS_SHOWN_MAX = 50
 
 @dataclass(slots=True)
 class Verified:
-    """What was read of one journal, what is wrong with it, and what was replayed."""
+    """The result for one journal.
+
+    Attributes:
+        folder: the journal's folder.
+        nbytes: bytes that were read.
+        entries: log entries that were read.
+        tensors: tensors that were read.
+        problems: what is wrong.
+        replays: reports of the replays.
+    """
 
     folder: Path
     nbytes: int = 0
@@ -49,21 +58,20 @@ def verify(
 ) -> int:
     """Check every byte: checksums, chains, checkpoints, the catalog.
 
-    Not read is what recovery can no longer come to: steps that another timeline left behind, and space not yet written.
+    What recovery can no longer reach is not read: steps that another timeline left behind, and space that is not written yet.
 
-    With --replay the whole log is redone from the oldest checkpoint on, and the state is compared with the run's fingerprint
-    after each step.
+    With --replay, all steps after the oldest checkpoint are redone, and the state after each is compared with the run's
+    fingerprint.
     """
-
     if optimizer and not replay:
-        raise UsageError("--optimizer goes with --replay: without it no step is redone")
+        raise UsageError("--optimizer requires --replay: without --replay no step is redone")
     found = []
-    for paths in journals_of(run):
+    for paths in find_journals(run):
         with progress_bar() as progress:
             about = check_journal(paths, progress)
             if replay:
                 redo = partial(_replay, paths, optimizer or (), bool(about.problems), progress)
-                about.replays, problems = settled(paths.folder, redo, lambda found: found[1])
+                about.replays, problems = read_consistently(paths.folder, redo, lambda found: found[1])
                 about.problems += problems
         found.append(about)
     if as_json:
@@ -78,8 +86,7 @@ def _silent(what: str, done: int, total: int) -> None:
 
 
 def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
-    """Read all of a journal."""
-
+    """Read and check all of a journal."""
     progress = progress or _silent
     about, total = Verified(paths.folder), _bytes_in(paths)
     for finding in verify_journal(paths.folder):
@@ -95,8 +102,7 @@ def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
 
 
 def _bytes_in(paths: JournalPaths) -> int:
-    """About how much there is to read."""
-
+    """Return about how many bytes there are to read."""
     try:
         rows = read_catalog(paths.folder)
     except CorruptCatalog:
@@ -107,8 +113,7 @@ def _bytes_in(paths: JournalPaths) -> int:
 def _replay(
     paths: JournalPaths, optimizers: Sequence[str], is_damaged: bool, progress: Any
 ) -> tuple[list[RecoveryReport], list[Problem]]:
-    """Redo the newest timeline from its oldest checkpoint; where the log has a hole, from the next one behind it."""
-
+    """Redo the newest timeline from its oldest checkpoint, and after a hole in the log from the next checkpoint behind it."""
     facts = read_facts(paths.folder)
     limits = trace_lineage(facts.timelines, facts.timeline)
     replays: list[RecoveryReport] = []
@@ -117,31 +122,30 @@ def _replay(
         if replays and row.step <= replays[-1].step:
             continue
         try:
-            report = offline_of(paths, optimizers).replay(checkpoint=row.name, progress=progress)
+            report = open_offline_run(paths, optimizers).replay(checkpoint=row.name, progress=progress)
         except UsageError:
-            if is_damaged:  # which explains it, and has been told
+            if is_damaged:  # the damage explains it, and is reported already
                 break
             raise
         except TranLogsError as error:
-            problems.append(Problem(paths.checkpoints / row.name, f"nothing can be replayed from it: {error}", row.step))
+            problems.append(Problem(paths.checkpoints / row.name, f"no step can be replayed from it: {error}", row.step))
             continue
         replays.append(report)
         if report.exact is False:
-            what = f"redone from checkpoint {row.step}, it differs from what the run recorded"
+            what = f"the state replayed from checkpoint {row.step} differs from the run's fingerprint"
             problems.append(Problem(paths.log, what, report.first_divergent_step))
     return replays, problems
 
 
 def _compared(report: RecoveryReport) -> str:
     if report.exact is None:
-        return "not all could be compared"
+        return "not every step could be compared"
     if not report.exact:
         return f"differs from step {report.first_divergent_step} on"
     return "all equal" if report.replayed else "nothing to compare"
 
 
 def _show(found: Sequence[Verified]) -> None:
-
     out = screen.console()
     for about in found:
         rows: list[tuple[str, object]] = [
@@ -154,9 +158,9 @@ def _show(found: Sequence[Verified]) -> None:
                 ("replayed", f"{steps} from checkpoint {report.checkpoint_step} in {seconds:.2f} s: {_compared(report)}")
             )
             rows += [("note", note) for note in report.notes]
-        rows.append(("result", screen.count(len(about.problems), "problem") if about.problems else "sound"))
+        rows.append(("result", screen.count(len(about.problems), "problem") if about.problems else "intact"))
         out.print(screen.facts(rows))
         for problem in about.problems[:_PROBLEMS_SHOWN_MAX]:
             out.print(screen.problem(str(problem)))
         if len(about.problems) > _PROBLEMS_SHOWN_MAX:
-            out.print(f"... and {len(about.problems) - _PROBLEMS_SHOWN_MAX} more (--json has all)")
+            out.print(f"... and {len(about.problems) - _PROBLEMS_SHOWN_MAX} more (--json shows all)")

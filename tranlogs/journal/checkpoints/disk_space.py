@@ -1,4 +1,8 @@
-"""DiskSpace on the disk for a checkpoint ahead of time, where the log behind the last one takes all the space."""
+"""Disk space for the next checkpoint, where the log behind the last checkpoint takes up all the space.
+
+A checkpoint makes the log before it unnecessary, and so frees space; but it needs space itself. The log therefore leaves room
+for a checkpoint, and asks for one before it is due when no fresh segment can be made.
+"""
 
 from __future__ import annotations
 
@@ -12,63 +16,71 @@ from ...retention import RetentionPolicy
 from ...retention.keep_policy import when_full
 
 _log = logging.getLogger(__name__)
-_GROWTH_MAX = 4  # an optimizer's state appears with the first steps: of Adam with amsgrad three times the weights
+_GROWTH_MAX = 4  # optimizer state appears with the first steps: Adam with amsgrad adds three times the weights
 
 
 class DiskSpace:
-    """A fresh checkpoint frees the log behind it, but needs room itself: so the log leaves that, and asks for one in time.
+    """The space that a journal leaves free for a checkpoint, and the request for a checkpoint that frees space.
 
     Args:
         catalog: the journal's.
-        retention: which checkpoints are kept. Where that frees nothing, nothing is left and nothing is asked for.
-        is_held: whether nothing may be pruned now.
+        retention: which checkpoints are kept. If that frees no log, no space is left and no checkpoint is requested.
+        keeps_all: returns True while nothing may be pruned.
+
+    Attributes:
+        has_warned: True once the warning about a full disk was logged.
     """
 
-    def __init__(self, catalog: Catalog, retention: RetentionPolicy, is_held: Callable[[], bool]) -> None:
-        self._catalog, self._retention, self._is_held = catalog, retention, is_held
+    def __init__(self, catalog: Catalog, retention: RetentionPolicy, keeps_all: Callable[[], bool]) -> None:
+        self._catalog, self._retention, self._keeps_all = catalog, retention, keeps_all
         self._snapshot_bytes = 0
-        self._is_asked = self._has_told = False
-        self._is_made = False  # by the next checkpoint that is published
+        self._is_requested = False
+        self._is_taking = False  # the next checkpoint to be published was requested
+        self.has_warned = False
 
-    def expect(self, nbytes: int) -> None:
-        """A snapshot will be so large."""
+    def expect_snapshot(self, nbytes: int) -> None:
+        """Note how large a snapshot will be."""
         self._snapshot_bytes = nbytes
 
-    def is_in_the_log(self) -> bool:
-        """Whether a fresh checkpoint would free log files."""
-        return self._is_any("sealed")
+    def has_sealed_segments(self) -> bool:
+        """Return True if a checkpoint would free sealed segments."""
+        return self._may_free("sealed")
 
-    def _is_any(self, *states: str) -> bool:
-        """Whether there is a log file in one of these states, and it may go."""
-        return (when_full(self._retention) is not None and not self._is_held()
-                and any(row.state in states for row in self._catalog.segments()))  # fmt: skip
+    def _may_free(self, *states: str) -> bool:
+        """Return True if there is a segment in one of these states, and it may be pruned."""
+        if when_full(self._retention) is None or self._keeps_all():
+            return False
+        return any(row.state in states for row in self._catalog.segments())
 
-    def bytes_for_a_checkpoint(self) -> int:
-        """What fresh log files leave free, the first one aside. Called in the pipeline's thread."""
-        if not self._is_any("ready", "open", "sealed"):
+    def bytes_for_checkpoint(self) -> int:
+        """Return how much space fresh segments have to leave free, the first one aside. Called in the preallocator's thread."""
+        if not self._may_free("ready", "open", "sealed"):
             return 0
         known = [row.nbytes * (1 if row.step else _GROWTH_MAX) for row in self._catalog.checkpoints()]
         return max([*known, self._snapshot_bytes]) * 17 // 16 + MIB if known else 0
 
-    def ask(self) -> None:
-        """No fresh log file can be made. Called in the pipeline's thread."""
-        self._is_asked = True
+    def request_checkpoint(self) -> None:
+        """Ask for a checkpoint: no fresh segment can be made. Called in the preallocator's thread."""
+        self._is_requested = True
 
-    def is_asked(self) -> bool:
-        """Whether a checkpoint is to be taken now, because that frees log files; asked for once."""
+    def take_request(self) -> bool:
+        """Return True, once for each request, if a checkpoint is to be taken now because it frees segments."""
         try:
-            is_asked = self._is_asked and self.is_in_the_log()
+            is_requested = self._is_requested and self.has_sealed_segments()
         except TranLogsError:
             return False
-        if is_asked:
-            self._is_asked, self._is_made = False, True
-            _log.log(logging.INFO if self._has_told else logging.WARNING,
-                     "%s: the log behind the last checkpoint fills the disk: the next one comes ahead of time, and so on. Free "
-                     "space, or take checkpoints more often", self._catalog.path.parent)  # fmt: skip
-            self._has_told = True
-        return is_asked
+        if is_requested:
+            self._is_requested, self._is_taking = False, True
+            _log.log(
+                logging.INFO if self.has_warned else logging.WARNING,
+                "%s: the log behind the last checkpoint fills the disk: checkpoints are taken before they are due. Free "
+                "space, or take checkpoints more often",
+                self._catalog.path.parent,
+            )
+            self.has_warned = True
+        return is_requested
 
-    def is_made_now(self) -> bool:
-        """Whether the checkpoint that is published now is one that was asked for: told once."""
-        is_made, self._is_made = self._is_made, False
-        return is_made
+    def take_published(self) -> bool:
+        """Return True, once, if the checkpoint that was published now is one that was requested."""
+        is_taking, self._is_taking = self._is_taking, False
+        return is_taking

@@ -1,4 +1,4 @@
-"""What becomes of a journal when its process is told to end: sealed, synced, and shipped as far as the time allows."""
+"""What happens to a journal when its process is told to end: it is sealed, synced, and shipped as far as the time allows."""
 
 from __future__ import annotations
 
@@ -23,64 +23,79 @@ Ship = Callable[[int, float], None]
 
 
 class ShutdownHandler:
-    """One journal's part in `signals`. Made when it is opened, closed after it.
+    """Saves one journal when its process ends. Make it when the journal is opened, and close it after the journal.
 
     Args:
-        journal: that this process writes.
-        ship: waits until a step is in the store, so many seconds at most.
-        on_signal: "seal", or None to let signals do what they would do without us.
-        grace_seconds: seconds from the signal to the end of the process.
+        journal: written by this process.
+        ship: waits until a step is in the store, for so many seconds at most.
+        on_signal: "seal", or None to leave signals alone.
+        grace_seconds: from the signal to the end of the process.
+
+    Attributes:
+        grace_seconds: as given.
+        handles_signals: False if `on_signal` is None.
 
     Raises:
         UsageError: a setting is wrong.
     """
 
     def __init__(self, journal: Journal, ship: Ship, on_signal: OnSignal | None, grace_seconds: float) -> None:
-        self.grace_seconds, self.heeds_signals = check_shutdown_settings(on_signal, grace_seconds), on_signal is not None
+        self.grace_seconds = check_shutdown_settings(on_signal, grace_seconds)
+        self.handles_signals = on_signal is not None
         self._journal, self._ship = journal, ship
         signals.watch(self)
         atexit.register(self._at_exit)
 
     def close(self) -> None:
-        """The journal is closed: nothing is left to be saved."""
+        """Stop watching, because the journal is closed and nothing is left to save."""
         atexit.unregister(self._at_exit)
         signals.forget(self)
 
     def _at_exit(self) -> None:
-        """An exception ended the script, and nobody has closed the journal."""
+        """Close and ship the journal of a script that an exception ended."""
         self._journal.close()
         self._ship(self._journal.committed, self.grace_seconds)
         self.close()
 
-    def secure(self) -> None:
-        """Somebody else decides what the signal means, and training may go on."""
-        self._journal.secure(self.grace_seconds)
+    def seal(self) -> None:
+        """Seal and sync the journal. Another handler decides what the signal means, and training may continue."""
+        self._journal.seal(self.grace_seconds)
 
-    def part(self, why: str, end: float) -> None:
-        """The process ends at `end` (monotonic seconds) at the latest."""
+    def shut_down(self, reason: str, end: float) -> None:
+        """Seal, sync and ship the journal, because the process ends at `end` (monotonic seconds) at the latest."""
         journal = self._journal
         try:
-            is_sealed = journal.part(end - time.monotonic())
+            is_sealed = journal.shut_down(end - time.monotonic())
         except (TranLogsError, OSError) as error:
-            _log.warning("%s: %s: the log could not be synced (%s); steps up to %d survive the process", journal.paths.folder,
-                         why, error_text(error), journal.committed)  # fmt: skip
+            _log.warning(
+                "%s: %s: the log could not be synced (%s); steps up to %d survive the process",
+                journal.paths.folder,
+                reason,
+                error_text(error),
+                journal.committed,
+            )
             return
-        _log.warning("%s: %s: steps up to %d are safe (the log is %s), and the process ends", journal.paths.folder, why,
-                     journal.committed, "sealed and synced" if is_sealed else "synced, and not sealed")  # fmt: skip
+        _log.warning(
+            "%s: %s: steps up to %d are safe (the log is %s), and the process ends",
+            journal.paths.folder,
+            reason,
+            journal.committed,
+            "sealed and synced" if is_sealed else "synced, and not sealed",
+        )
         self._ship(journal.committed, end - time.monotonic())
 
 
 def check_shutdown_settings(on_signal: object, grace_seconds: float) -> float:
-    """The seconds of grace_seconds, if both settings are right.
+    """Return `grace_seconds` as a float.
 
     Raises:
-        UsageError: one of them is wrong.
+        UsageError: one of the two settings is wrong.
     """
     if on_signal not in ("seal", None):
         raise UsageError(f'on_signal={on_signal!r}: use "seal" (seal and sync the log, then end), or None')
     is_number = isinstance(grace_seconds, (int, float)) and not isinstance(grace_seconds, bool)
     if not is_number or not 0 < grace_seconds <= GRACE_SECONDS_MAX:
         raise UsageError(
-            f"grace_seconds={grace_seconds!r}: give the seconds from the signal to the end of the process, like 20"
+            f"grace_seconds={grace_seconds!r}: give the seconds from the signal to the end of the process, such as 20"
         )
     return float(grace_seconds)

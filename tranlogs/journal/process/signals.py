@@ -1,17 +1,18 @@
-"""The end of this process is announced: by a signal (SIGTERM, SIGUSR1), or by the end of the torchrun that started it.
+"""Watch for the end of this process: by a signal (SIGTERM, SIGUSR1), or with the torchrun process that started it.
 
-A thread sees it, since Python runs its signal handlers in the main thread only, which may sit in a collective for ever. The
+A thread watches, because Python runs its signal handlers in the main thread only, which may sit in a collective forever. The
 interpreter's own handler, in C, writes the number of each signal into the pipe of `signal.set_wakeup_fd` at once.
 
-* Where nobody else handles the signal, all parties part and then the process dies by that very signal, as it would have
-  without us: the exit status says so. It dies when the longest grace is over, whatever hangs.
-* Where somebody does (before us, or after us), that handler decides, and is called; the parties only secure what there is.
-* What is ignored stays ignored, and what a handler in C handles is left to it. Where a journal is opened in another thread than
-  the main one, signals are left alone.
-* A forked child has the handlers that were there before us, and nothing of this.
+* If nobody else handles the signal, all participants shut down, and then the process dies by that very signal, as it would
+  without TranLogs: the exit status says so. It dies when the longest grace period is over, whatever hangs.
+* If the program handles the signal (before or after TranLogs), that handler decides, and is called; the participants only
+  seal their logs.
+* A signal that is ignored stays ignored, and one that a handler in C handles is left to that handler. If a journal is opened
+  in another thread than the main one, signals are left alone.
+* A forked child gets the handlers that were installed before, and nothing of this module.
 
 Under torchrun (TORCHELASTIC_RUN_ID) the parent is torchrun's agent, or the process that it forks from. Workers of an agent that
-was killed would train on, as orphans: they part, too.
+was killed would train on as orphans, so they shut down, too.
 """
 
 from __future__ import annotations
@@ -34,26 +35,31 @@ from ...base.threads import start_thread
 _log = logging.getLogger("tranlogs")
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-_MARK = 128  # added to a signal's number by the handler in Python: not to be forwarded
+_MARK = 128  # added to a signal's number by the handler in Python: such a byte is not forwarded
 _STOP = 0
-_PARENT_POLL_MS = 1000  # where the kernel cannot tell of a process's end
+_PARENT_POLL_MS = 1000  # if the kernel cannot report the end of a process
 
 
-class Party(Protocol):
-    """What is to be saved."""
+class Participant(Protocol):
+    """Something that has to be saved when the process ends.
+
+    Attributes:
+        grace_seconds: from the signal to the end of the process.
+        handles_signals: False if signals are left alone, and only the end of torchrun counts.
+    """
 
     grace_seconds: float
-    heeds_signals: bool
+    handles_signals: bool
 
-    def secure(self) -> None:
-        """Make safe what there is; the process goes on. In a thread of its own."""
+    def seal(self) -> None:
+        """Make safe what there is; the process goes on. Called in a thread of its own."""
 
-    def part(self, why: str, end: float) -> None:
-        """Save what there is; the process ends at `end` (monotonic seconds) at the latest. In a thread of its own."""
+    def shut_down(self, reason: str, end: float) -> None:
+        """Save what there is; the process ends at `end` (monotonic seconds) at the latest. Called in a thread of its own."""
 
 
-def watch(party: Party) -> None:
-    """Tell `party` of the process's end, from now on."""
+def watch(participant: Participant) -> None:
+    """Call `participant` from now on when the process is told to end."""
     global _watch
     with _lock:
         if _watch is None:
@@ -62,40 +68,41 @@ def watch(party: Party) -> None:
             except (LogUnavailable, OSError) as error:
                 _log.warning("signals are not watched (%s): a pre-empted process loses what is not synced yet", error)
                 return
-        _watch.add(party)
+        _watch.add(participant)
 
 
-def forget(party: Party) -> None:
-    """The inverse of `watch`."""
+def forget(participant: Participant) -> None:
+    """Undo `watch`."""
     global _watch
     with _lock:
-        if _watch is not None and _watch.remove(party):
+        if _watch is not None and _watch.remove(participant):
             _watch = None
 
 
 class _Watch:
-    """Handlers, pipe and thread; there as long as there are parties."""
+    """The signal handlers, the pipe and the thread. One exists as long as there are participants."""
 
     def __init__(self) -> None:
-        self._parties: list[Party] = []
-        self._before: dict[int, Any] = {}  # handlers that ours stand in for
+        self._participants: list[Participant] = []
+        self._before: dict[int, Any] = {}  # handlers that ours replace
         self._wakeup_before = -1
         self._source, self._target = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._parent = _Parent() if os.environ.get("TORCHELASTIC_RUN_ID") else None
         self._thread = start_thread("tranlogs-signals", self._run)
 
-    def add(self, party: Party) -> None:
-        self._parties = [*self._parties, party]
-        if party.heeds_signals and not self._before:
+    def add(self, participant: Participant) -> None:
+        """Add a participant; install the handlers if it is the first one that handles signals."""
+        self._participants = [*self._participants, participant]
+        if participant.handles_signals and not self._before:
             if threading.current_thread() is threading.main_thread():
                 self._install()
             else:
-                _log.info("signals are left alone: the run is opened in another thread than the main one")
+                _log.info("signals are left alone, because the run was opened in another thread than the main one")
 
-    def remove(self, party: Party) -> bool:
-        """Whether that was the last one, and nothing of this is left."""
-        self._parties = [one for one in self._parties if one is not party]
-        if self._parties or (self._before and threading.current_thread() is not threading.main_thread()):
+    def remove(self, participant: Participant) -> bool:
+        """Remove a participant; return True if it was the last one, and the handlers and the thread are gone."""
+        self._participants = [one for one in self._participants if one is not participant]
+        if self._participants or (self._before and threading.current_thread() is not threading.main_thread()):
             return False
         self.restore()
         self._write(_STOP)
@@ -114,30 +121,30 @@ class _Watch:
             self._wakeup_before = signal.set_wakeup_fd(self._target, warn_on_full_buffer=False)
 
     def restore(self) -> None:
-        """Handlers as they were, unless somebody has put others there since."""
+        """Install the handlers that were there before, unless the program has installed others since."""
         if not self._before:
             return
         for number, before in self._before.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, before)
         now = signal.set_wakeup_fd(-1)
-        with suppress(ValueError, OSError):  # closed meanwhile
+        with suppress(ValueError, OSError):  # the descriptor was closed meanwhile
             signal.set_wakeup_fd(now if now != self._target else self._wakeup_before)
         self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """In the main thread, if and when it comes to that."""
-        self._write(_MARK + number)  # somebody may have put another pipe in place of ours
+        """Handle a signal in the main thread, if the main thread gets to it."""
+        self._write(_MARK + number)  # the program may have replaced our wake-up pipe
         before = self._before.get(number)
         if callable(before):
             before(number, frame)
 
     def _write(self, byte: int) -> None:
-        with suppress(OSError):  # full, so that the thread is going to wake up
+        with suppress(OSError):  # the pipe is full: the thread is going to wake up anyway
             os.write(self._target, bytes([byte]))
 
     def abandon(self) -> None:
-        """In a forked child, which has none of the threads: handlers as they were."""
+        """Restore the handlers in a forked child, which has none of the threads."""
         self.restore()
         self._close()
 
@@ -160,9 +167,9 @@ class _Watch:
                 self._end(signal.SIGTERM, f"torchrun's process {self._parent.pid}, which started this one, is gone")
             for byte in self._read():
                 if byte == _STOP:
-                    self._close()  # here: after an interrupted `join` the other thread cannot know that this one has ended
+                    self._close()  # here: after an interrupted `join` the other thread does not know that this one has ended
                     return
-                self._saw(byte)
+                self._handle_byte(byte)
 
     def _read(self) -> bytes:
         try:
@@ -170,7 +177,7 @@ class _Watch:
         except BlockingIOError:
             return b""
 
-    def _saw(self, byte: int) -> None:
+    def _handle_byte(self, byte: int) -> None:
         if byte < _MARK and self._wakeup_before >= 0:
             with suppress(OSError):
                 os.write(self._wakeup_before, bytes([byte]))
@@ -179,12 +186,12 @@ class _Watch:
             return
         if signal.getsignal(number) == self._handle and self._before[number] == signal.SIG_DFL:
             self._end(number, signal.Signals(number).name)
-        for party in self._parties:
-            _start(f"tranlogs-{signal.Signals(number).name}", party.secure)
+        for participant in self._participants:
+            _start(f"tranlogs-{signal.Signals(number).name}", participant.seal)
 
-    def _end(self, number: int, why: str) -> NoReturn:
-        end = time.monotonic() + max((party.grace_seconds for party in self._parties), default=0.0)
-        threads = [_start("tranlogs-part", party.part, why, end) for party in self._parties]
+    def _end(self, number: int, reason: str) -> NoReturn:
+        end = time.monotonic() + max((one.grace_seconds for one in self._participants), default=0.0)
+        threads = [_start("tranlogs-shutdown", one.shut_down, reason, end) for one in self._participants]
         for thread in threads:
             if thread is not None:
                 thread.join(max(0.0, end - time.monotonic()))
@@ -208,7 +215,7 @@ class _Parent:
 
 
 def _start(name: str, work: Any, *args: Any) -> threading.Thread | None:
-    """A thread; where there is none to be had, the work is done here."""
+    """Run `work` in a thread, or right here if no thread can be started."""
     try:
         return start_thread(name, work, *args)
     except LogUnavailable:
@@ -217,14 +224,14 @@ def _start(name: str, work: Any, *args: Any) -> threading.Thread | None:
 
 
 def _is_handled_in_c(number: int, known: Any) -> bool:
-    """Whether a handler is set that Python does not know of (`faulthandler.register`): it cannot be called from here."""
+    """Return True if a handler is set that Python does not know (`faulthandler.register`): it cannot be called from here."""
     get_handler = ctypes.pythonapi.PyOS_getsig
     get_handler.argtypes, get_handler.restype = (ctypes.c_int,), ctypes.c_void_p
     return known == signal.SIG_DFL and get_handler(number) is not None
 
 
 def _die_by(number: int) -> NoReturn:
-    """By the signal's own action; `signal.signal` would be for the main thread only."""
+    """End the process by the default action of a signal. (`signal.signal` works in the main thread only.)"""
     set_handler = ctypes.pythonapi.PyOS_setsig
     set_handler.argtypes, set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     set_handler(number, None)
@@ -234,7 +241,7 @@ def _die_by(number: int) -> NoReturn:
     os._exit(128 + number)
 
 
-# Forks: between `fork` and the child's first line a signal to it would go into the parent's pipe.
+# Between `fork` and the child's first line, a signal to the child would go into the parent's pipe: signals are blocked then.
 
 _lock = threading.Lock()
 _watch: _Watch | None = None

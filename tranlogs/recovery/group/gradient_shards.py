@@ -17,10 +17,11 @@ import numpy as np
 
 from ...base.errors import CorruptRecord, MissingShare
 from ...base.types import ITEMSIZE, AnyArray, Array, Bytes
-from ...log.reader import Entry, SegmentReader
+from ...log.entry import Entry
+from ...log.reader import SegmentReader
 from ...log.record import EntryKind
 from ..history import Link
-from .journal_log import JournalLog
+from .summary.journal_log import JournalLog
 
 Decode = Callable[[Entry], Any]
 

@@ -21,18 +21,18 @@ from ...log.record import EntryKind
 from ..plan import Plan
 from ..protocol import ReplacementSource
 from ..recover import DamagedEntry, Progress, Recovered, execute_plan
-from .agreement import Agreement, BaseCheckpoint, Damage
-from .change_notes import describe_lost_journals, describe_resharding, describe_resize, describe_substitution
-from .common_history import choose_timeline_ids
-from .generations import Generation, GroupTarget, choose_target, group_by_generation
+from .decision.agreement import Agreement, BaseCheckpoint, Damage
+from .decision.change_notes import describe_lost_journals, describe_resharding, describe_resize, describe_substitution
+from .decision.generations import Generation, GroupTarget, choose_target, group_by_generation
 from .gradient_shards import GradientShards
 from .group_state import GroupState
 from .journal_access import JournalAccess, Transport
 from .outcome import DAMAGE_KINDS, GroupRecovered, RankAttempt
 from .rank_plan import RankPlanner
 from .resharding import Resharding
+from .summary.common_history import choose_timeline_ids
+from .summary.timeline_ids import extend_timeline_ids
 from .summary_exchange import SummaryExchange
-from .timeline_ids import extend_timeline_ids
 
 _log = logging.getLogger(__name__)
 

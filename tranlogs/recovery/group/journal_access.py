@@ -20,7 +20,7 @@ from ...base.errors import CorruptCatalog, RecoveryError, error_text
 from ...catalog import Catalog, RunRow
 from ...encoding import tree
 from ...rebuild import read_files
-from .journal_summary import JournalSummary
+from .summary.journal_summary import JournalSummary
 
 _CHUNK_BYTES = 16 * MIB
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...base.errors import error_text
 from ..recover import Recovered
-from .agreement import Damage
+from .decision.agreement import Damage
 
 DAMAGE_KINDS = ("checkpoints", "records", "boundaries", "shards")
 

@@ -14,9 +14,9 @@ from ...log.record import Position
 from ..history import Link
 from ..plan import Plan, has_later_boundary
 from ..recover import DamagedEntry, EarlierNotes, decode_chunks
-from .agreement import BaseCheckpoint
-from .generations import GroupTarget
-from .journal_log import JournalLog, enumerate_boundaries
+from .decision.agreement import BaseCheckpoint
+from .decision.generations import GroupTarget
+from .summary.journal_log import JournalLog, enumerate_boundaries
 
 
 class RankPlanner:

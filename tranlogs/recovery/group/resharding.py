@@ -18,10 +18,10 @@ from ...log.record import Position
 from ..plan import Plan
 from ..protocol import Divergence
 from ..recover import Recovered
-from .generations import Generation
+from .decision.generations import Generation
 from .group_state import GroupState
 from .journal_access import Transport, read_run_id
-from .journal_summary import JournalSummary
+from .summary.journal_summary import JournalSummary
 
 
 class Resharding:

@@ -11,17 +11,23 @@ from typing import Any
 
 from ...base.errors import RecoveryError
 from ...checkpoints import Checkpoint
-from .agreement import Damage, agree
-from .common_history import keep_common_history
-from .generations import Generation, choose_target, group_by_generation
+from .decision.agreement import Damage, agree
+from .decision.generations import Generation, choose_target, group_by_generation
 from .gradient_shards import GradientShards
 from .group_recovery import GroupRecovery
 from .group_state import GroupState
 from .journal_access import read_run_id
-from .journal_log import find_unused_timelines, list_journals, read_generations, read_timeline_use, summarize_generations
-from .journal_summary import JournalSummary
 from .outcome import RankAttempt
-from .recorded_environment import get_first_timeline
+from .summary.common_history import keep_common_history
+from .summary.journal_log import (
+    find_unused_timelines,
+    list_journals,
+    read_generations,
+    read_timeline_use,
+    summarize_generations,
+)
+from .summary.journal_summary import JournalSummary
+from .summary.recorded_environment import get_first_timeline
 
 
 class SingleReader:

@@ -11,11 +11,12 @@ from typing import Any
 from ...base.errors import RecoveryError, UsageError, error_text
 from ..facts import replace_damaged
 from ..protocol import ReplacementSource
-from .common_history import keep_common_history
-from .generations import group_by_generation
+from .decision.generations import group_by_generation
 from .group_state import GroupState
 from .journal_access import Transport, read_run_id
-from .journal_log import (
+from .misplaced_journals import describe_misnamed, describe_misplaced, find_misnamed, find_misplaced
+from .summary.common_history import keep_common_history
+from .summary.journal_log import (
     JournalLog,
     find_unused_timelines,
     list_journals,
@@ -23,9 +24,8 @@ from .journal_log import (
     read_timeline_use,
     summarize_generations,
 )
-from .journal_summary import JournalSummary, remove_duplicates
-from .misplaced_journals import describe_misnamed, describe_misplaced, find_misnamed, find_misplaced
-from .timeline_ids import new_timeline_id
+from .summary.journal_summary import JournalSummary, remove_duplicates
+from .summary.timeline_ids import new_timeline_id
 
 
 class SummaryExchange:

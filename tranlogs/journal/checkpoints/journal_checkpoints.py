@@ -1,0 +1,193 @@
+"""The checkpoints of a journal: when they are taken, what is pruned afterwards, and what happens when one fails."""
+
+from __future__ import annotations
+
+import logging
+
+from ...base.clock import Clock
+from ...base.config import RESERVE_BYTES_MIN
+from ...base.errors import CorruptCatalog, LogUnavailable, error_text
+from ...catalog import CheckpointRow
+from ...checkpoints import Snapshot
+from ...encoding import tree
+from ...log.record import Position
+from ...log.writer import WriteAheadLog
+from ...retention import CheckpointPolicy, RetentionPolicy
+from ...retention.keep_policy import when_full
+from ...retention.prune import retire
+from ..failures import SUSPENDING_ERRORS
+from ..holds import PruningHolds
+from ..opening import OpenedJournal
+from .checkpointer import Checkpointer
+from .disk_space import DiskSpace
+from .recovery_speed import RecoverySpeed
+from .schedule import CheckpointSchedule
+
+_log = logging.getLogger("tranlogs")
+
+
+class JournalCheckpoints:
+    """The checkpoints of one journal that this process writes.
+
+    Attributes:
+        schedule: tells when the next checkpoint is due.
+        disk_space: what the log leaves free for a checkpoint.
+        speed: how long a recovery would take.
+        checkpointer: writes checkpoints; None until the process begins to write.
+        newest_step: of the newest checkpoint that was published, or that recovery started from.
+        has_warned_full: True once the warning was logged that only the newest checkpoint is kept.
+    """
+
+    def __init__(
+        self,
+        opened: OpenedJournal,
+        clock: Clock,
+        policy: CheckpointPolicy,
+        retention: RetentionPolicy,
+        holds: PruningHolds,
+    ) -> None:
+        self._paths, self._catalog, self._opened, self._clock = opened.paths, opened.catalog, opened, clock
+        self._retention, self._holds = retention, holds
+        self.schedule = CheckpointSchedule(policy, opened.catalog, clock)
+        self.disk_space = DiskSpace(opened.catalog, retention, lambda: holds.keeps_all)
+        self.speed = RecoverySpeed()
+        self.checkpointer: Checkpointer | None = None
+        self.newest_step = 0
+        self._has_warned_failed = self.has_warned_full = False
+
+    def start(self, position: Position) -> None:
+        """Make the checkpointer: from now on checkpoints are taken on the timeline of `position`."""
+        about = self._opened.describe(position)
+        self.checkpointer = Checkpointer(
+            self._paths.checkpoints, self._catalog, self._clock, about, self._published, self.retire_older
+        )
+
+    @property
+    def is_started(self) -> bool:
+        """True once the process has begun to write."""
+        return self.checkpointer is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a checkpoint is being written."""
+        return self.checkpointer is not None and self.checkpointer.is_busy
+
+    # Taking.
+
+    def recovered_from(self, row: CheckpointRow, log_bytes: int) -> None:
+        """Note the checkpoint that recovery started from, and what it read of the log behind that checkpoint.
+
+        The next checkpoint is due by what has come since, so that a run that crashes often still takes checkpoints.
+        """
+        self.newest_step = row.step
+        self.schedule.taken(row.step, -log_bytes, max(0.0, self._clock.now() - row.created_at))
+
+    def expect_snapshot(self, nbytes: int) -> None:
+        """Note how large a snapshot will be, and allocate memory for it in the background."""
+        self.disk_space.expect_snapshot(nbytes)
+        if self.checkpointer is not None and nbytes > RESERVE_BYTES_MIN:
+            self.checkpointer.reserve(nbytes + nbytes // 16)
+
+    def is_due(self, step: int, log_bytes: int) -> bool:
+        """Return True if a checkpoint is to be taken at `step`, when `log_bytes` of log were written."""
+        if self.is_busy:
+            return False
+        is_full = self.disk_space.take_request()
+        return is_full or self.schedule.is_due(step, log_bytes, self.speed) or self.schedule.is_requested()
+
+    def take(self, snapshot: Snapshot, step: int, wal: WriteAheadLog, adapt: tree.Adapt | None, *, wait: bool) -> None:
+        """Take a checkpoint of the state at the log's newest boundary. An error is kept for `take_failure`."""
+        assert self.checkpointer is not None
+        self.schedule.taken(step, wal.bytes_written)
+        try:
+            wal.forget_definitions()  # records from here on must not need what the checkpoint allows to prune
+            self.checkpointer.take(snapshot, wal.boundary, adapt, wait=wait)
+        except SUSPENDING_ERRORS as error:
+            self.checkpointer.failure = error
+
+    def take_now(self, snapshot: Snapshot, position: Position, adapt: tree.Adapt | None) -> None:
+        """Take a checkpoint of the state at a position, and wait until it is published.
+
+        Raises:
+            LogUnavailable: it could not be written.
+        """
+        assert self.checkpointer is not None
+        self.checkpointer.take(snapshot, position, adapt, wait=True)
+        if self.checkpointer.failure is not None:
+            raise LogUnavailable(error_text(self.checkpointer.failure)) from self.checkpointer.failure
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        if self.checkpointer is not None:
+            self.checkpointer.wait()
+
+    # Failures.
+
+    def take_failure(self) -> BaseException | None:
+        """Return, once, why the last checkpoint could not be written; None if it was written."""
+        checkpointer = self.checkpointer
+        if checkpointer is None or checkpointer.failure is None:
+            return None
+        failure, checkpointer.failure = checkpointer.failure, None
+        return failure
+
+    def as_fatal(self, failure: BaseException) -> BaseException | None:
+        """Return the error that ends logging after a failed checkpoint; None if an older checkpoint is left.
+
+        Without any checkpoint, the log alone recovers nothing.
+        """
+        try:
+            if not self._catalog.checkpoints():
+                return failure
+        except CorruptCatalog as error:
+            return error
+        if not self._has_warned_failed:  # once, until one succeeds
+            self._has_warned_failed = True
+            _log.warning(
+                "%s: a checkpoint could not be written (%s). The log continues from the checkpoint before, and the next "
+                "checkpoint is attempted when it is due",
+                self._paths.folder,
+                error_text(failure),
+            )
+        return None
+
+    # After a checkpoint was published.
+
+    def _published(self, row: CheckpointRow) -> None:
+        """Retire what the policy no longer keeps. Called in the checkpoint's thread."""
+        _log.info("%s: checkpoint of step %d published (%d bytes)", self._paths.folder, row.step, row.nbytes)
+        self.speed.load_seconds, self.newest_step = self.speed.load_seconds or row.seconds, row.step
+        self._has_warned_failed = False
+        if self._holds.keeps_all:
+            return
+        try:
+            retire(self._catalog, self._paths.checkpoints, self._retention)
+            if self.disk_space.take_published():
+                self.retire_older()
+        except Exception as error:  # the policy may be the user's own
+            _log.warning(
+                "%s: could not delete expired segments and checkpoints (%s: %s); retrying at the next checkpoint",
+                self._paths.folder,
+                type(error).__name__,
+                error,
+            )
+
+    def retire_older(self) -> bool:
+        """Retire all checkpoints but the newest, because the disk is full; return True if one was retired.
+
+        This happens only where a number of checkpoints is to be kept: a training that is protected by one checkpoint and its
+        log is better off than one that two checkpoints protect up to where the space ended.
+        """
+        fewest = when_full(self._retention)
+        if fewest is None or self._holds.keeps_all:
+            return False
+        retired = retire(self._catalog, self._paths.checkpoints, fewest).checkpoints
+        if retired:
+            _log.log(
+                logging.INFO if self.has_warned_full else logging.WARNING,
+                "%s: the disk is full: only the newest checkpoint is kept until there is space again, and new checkpoints "
+                "take the space of older ones",
+                self._paths.folder,
+            )
+            self.has_warned_full = True
+        return bool(retired)

@@ -1,0 +1,191 @@
+"""The write-ahead log of a journal, which is closed while logging is suspended and opened again afterwards."""
+
+from __future__ import annotations
+
+import logging
+
+from ...base.atomic_files import is_disk_full
+from ...base.clock import Clock
+from ...base.config import JournalConfig
+from ...log.layout import NO_TENSORS
+from ...log.record import Position
+from ...log.segments.retired_files import unlink_retired
+from ...log.writer import WriteAheadLog
+from ..checkpoints.disk_space import DiskSpace
+from ..failures import SUSPENDING_ERRORS
+from ..opening import OpenedJournal
+from .index_opening import open_index
+from .record_writers import DirectWriter, QueuedWriter, Writer
+from .writer_thread import WriterThread
+
+_log = logging.getLogger("tranlogs")
+
+
+class JournalLog:
+    """The log of one journal: open, or closed with the position where it ended.
+
+    Attributes:
+        wal: the open log; None while it is closed.
+        writer: writes records to `wal`; None while it is closed.
+        thread: the writer thread of `writer="thread"`; None with "direct", and before the log is opened for the first time.
+        end: position behind everything that was written before the log was closed.
+    """
+
+    def __init__(self, opened: OpenedJournal, config: JournalConfig, clock: Clock, disk_space: DiskSpace) -> None:
+        self._opened, self._config, self._clock, self._disk_space = opened, config, clock, disk_space
+        self.wal: WriteAheadLog | None = None
+        self.writer: Writer | None = None
+        self.thread: WriterThread | None = None
+        self.end = opened.origin
+        self._committed = self._synced = 0  # steps, while the log is closed
+
+    # Where the log is.
+
+    @property
+    def committed(self) -> int:
+        """The newest step that survives the process."""
+        return self.wal.boundary.step if self.wal is not None else self._committed
+
+    @property
+    def synced(self) -> int:
+        """The newest step that survives power loss."""
+        return self.wal.synced.step if self.wal is not None else self._synced
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of log that were written since the log was opened."""
+        return self.wal.bytes_written if self.wal is not None else 0
+
+    def set_end(self, position: Position) -> None:
+        """Let the closed log end at a position: recovery has landed there."""
+        self.end = position
+        self._committed = self._synced = position.step
+
+    def mark_committed(self, step: int) -> None:
+        """Note that a step is safe while the log is closed: a checkpoint of it was published."""
+        self._committed = self._synced = step
+
+    # Opening and closing.
+
+    def open(self, position: Position, *, counts: bool) -> None:
+        """Open the log behind a position.
+
+        Args:
+            position: where the chain of records continues.
+            counts: False if the checkpoint at `position` is not published yet; no watermark is written before it is.
+
+        Raises:
+            LogUnavailable: the disk is full or fails.
+        """
+        opened, disk_space = self._opened, self._disk_space
+        describe = {**opened.describe(position), "created_at": opened.run.created_at}
+        index = open_index(opened.paths, opened.catalog, opened.run.run_id)
+        try:
+            self.wal = WriteAheadLog(
+                opened.paths.log,
+                opened.catalog,
+                index,
+                self._config,
+                self._clock,
+                position,
+                describe,
+                counts=counts,
+                keep_free=disk_space.bytes_for_checkpoint,
+                on_full=disk_space.request_checkpoint,
+            )
+        except BaseException:
+            index.close()
+            raise
+        if self._config.writer == "direct":
+            self.writer = DirectWriter(self.wal)
+        else:
+            self.thread = self.thread or WriterThread(self._config.queue_bytes_max)
+            self.writer = QueuedWriter(self.wal, self.thread)
+
+    def open_after_gap(self, position: Position) -> None:
+        """Open the log at a position that nothing before it leads to, with a segment to write to.
+
+        Retired files are used again. If none has the right size and the disk is full, they are deleted to make room.
+
+        Raises:
+            LogUnavailable: the disk is full or fails.
+        """
+        self.open(position, counts=False)
+        try:
+            self.take_segment()
+        except SUSPENDING_ERRORS as error:
+            if not is_disk_full(error) or not unlink_retired(self._opened.catalog, self._opened.paths.log):
+                raise
+            self.close()
+            self.open(position, counts=False)
+            self.take_segment()
+
+    def take_segment(self) -> None:
+        """Open a segment, which shows that the disk has room for one.
+
+        Raises:
+            LogUnavailable: it has none.
+        """
+        assert self.wal is not None
+        self.wal.begin(NO_TENSORS).abort()
+
+    def close(self, *, truncates: bool = True) -> BaseException | None:
+        """Close the log as well as possible, and remember where it ended.
+
+        Args:
+            truncates: give back the unused part of the last segment. On a full disk, a file of full size can be used again.
+
+        Returns:
+            What went wrong.
+        """
+        wal = self.wal
+        failure: BaseException | None = None
+        if self.thread is not None:
+            failure = self.thread.reset()
+        if wal is not None:
+            try:
+                wal.close(truncates=truncates)
+            except SUSPENDING_ERRORS as error:
+                failure = failure or error
+            self.end = wal.position
+            if wal.counts:
+                self._committed, self._synced = wal.boundary.step, wal.synced.step
+        self.wal = self.writer = None  # last: a call that was interrupted is repeated from the start
+        return failure
+
+    def stop_thread(self) -> None:
+        """End the writer thread for good."""
+        if self.thread is not None:
+            self.thread.stop()
+
+    # Syncing.
+
+    def drain(self) -> BaseException | None:
+        """Wait until every record that was handed to the writer thread is written; return why one could not be."""
+        if self.thread is None:
+            return None
+        self.thread.drain()
+        return self.thread.failure
+
+    def wait_synced(self, timeout: float) -> bool:
+        """Wait until everything that is committed survives power loss; False if it does not within `timeout` seconds."""
+        self.drain()
+        return self.wal is None or self.wal.wait_synced(timeout)
+
+    def demand_sync(self) -> None:
+        """Let everything that is committed survive power loss from now on, also with durability="process"."""
+        if self.wal is not None:
+            self.wal.demand_sync()
+
+    def seal(self, timeout: float) -> bool:
+        """Seal and sync what is committed, from any thread; False if that did not succeed within `timeout` seconds."""
+        wal = self.wal
+        try:
+            if wal is not None:
+                wal.demand_sync()
+                wal.seal_now()
+                return wal.wait_synced(timeout)
+        except SUSPENDING_ERRORS as error:
+            _log.debug("%s: could not sync the log: %s", self._opened.paths.folder, error)
+            return False
+        return True

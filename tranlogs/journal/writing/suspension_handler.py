@@ -1,0 +1,133 @@
+"""What a journal does when the disk is full or fails: it suspends logging, and resumes from a fresh checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from ...base.atomic_files import is_disk_full
+from ...base.clock import Clock
+from ...base.errors import LogUnavailable, UnencodableState, error_text
+from ...checkpoints import Snapshot
+from ...encoding import tree
+from ...log.layout import NO_TENSORS
+from ...log.record import EntryKind, Position
+from ..checkpoints.journal_checkpoints import JournalCheckpoints
+from ..failures import SUSPENDING_ERRORS
+from ..opening import OpenedJournal, seal_abandoned_segments
+from .journal_log import JournalLog
+from .start import WritingStart
+from .suspension import Suspension, end_incident, note_incident
+
+_log = logging.getLogger("tranlogs")
+
+
+class SuspensionHandler:
+    """Suspends the logging of one journal after a failure, and resumes it later.
+
+    Attributes:
+        current: the suspension that is in force; None while records are logged.
+    """
+
+    def __init__(
+        self, opened: OpenedJournal, clock: Clock, log: JournalLog, checkpoints: JournalCheckpoints, start: WritingStart
+    ) -> None:
+        self._opened, self._clock, self._journal_log, self._checkpoints = opened, clock, log, checkpoints
+        self._start = start
+        self.current: Suspension | None = None
+        self._previous_suspension: Suspension | None = None
+
+    def suspend(self, error: BaseException, step: int) -> None:
+        """Close the log, warn once, and let training continue.
+
+        Args:
+            error: why logging is suspended, or could not be resumed.
+            step: the newest step of the training.
+        """
+        self._journal_log.close(truncates=False)
+        now = self._clock.monotonic()
+        if self.current is None:
+            self.current = Suspension.begin(error_text(error), step, self._clock.now(), now, self._previous_suspension)
+            _log.warning(
+                "%s: logging is suspended at step %d: %s. Training continues; a crash now would go back to step %d. Logging "
+                "resumes by itself, from a fresh checkpoint, when %s",
+                self._opened.paths.folder,
+                step,
+                error_text(error),
+                self._journal_log.committed,
+                "the state can be stored again" if isinstance(error, UnencodableState) else "the disk can be written again",
+            )
+        else:  # an attempt to resume failed
+            self.current.postpone(now)
+            _log.debug("%s: logging cannot be resumed yet: %s", self._opened.paths.folder, error)
+        try:
+            note_incident(self._opened.catalog, self.current)
+            # Only once this process has begun to write does the catalog tell where the run continues.
+            if is_disk_full(error) and self._checkpoints.is_started and self._checkpoints.retire_older():
+                self.current.next_try = now
+        except SUSPENDING_ERRORS as second:
+            _log.debug("%s: could not record the incident: %s", self._opened.paths.folder, second)
+
+    def try_to_resume(
+        self, step: int, adapt: tree.Adapt | None, body: dict[str, Any], snapshot: Callable[[], Snapshot]
+    ) -> None:
+        """Resume logging from a fresh checkpoint, if it is time for another attempt.
+
+        Args:
+            step: the newest step of the training.
+            adapt: turns a framework's values into arrays.
+            body: auxiliary state of this boundary.
+            snapshot: returns the whole state.
+        """
+        suspension, checkpoints = self.current, self._checkpoints
+        assert suspension is not None
+        if self._clock.monotonic() < suspension.next_try or checkpoints.is_busy:
+            return
+        # The chain starts anew: only the checkpoint links the log behind the gap with the log before it.
+        end = self._journal_log.end
+        position = Position(end.sequence + 1, step, secrets.randbits(64), end.timeline)
+        try:
+            if not checkpoints.is_started:  # this process has not written anything yet
+                self._start.begin(position, counts=False)
+                self._journal_log.take_segment()
+                checkpoints.take_now(snapshot(), position, adapt)
+            else:
+                seal_abandoned_segments(self._opened.paths, self._opened.catalog, sync=False)
+                self._open_and_checkpoint(position, snapshot, adapt)
+            self._write_boundary(step, body, adapt)
+            end_incident(self._opened.catalog, step, self._clock.now(), suspension)
+        except SUSPENDING_ERRORS as error:
+            self.suspend(error, step)
+            return
+        assert self._journal_log.wal is not None
+        self._journal_log.wal.counts = True
+        suspension.end(self._clock.monotonic())
+        self.current, self._previous_suspension = None, suspension
+        checkpoints.schedule.taken(step, 0)
+        _log.warning("%s: logging resumed from a fresh checkpoint at step %d", self._opened.paths.folder, step)
+
+    def _open_and_checkpoint(self, position: Position, snapshot: Callable[[], Snapshot], adapt: tree.Adapt | None) -> None:
+        """Open the log, then take a checkpoint. If the former log is what fills the disk, take the checkpoint first."""
+        log, checkpoints = self._journal_log, self._checkpoints
+        try:
+            log.open_after_gap(position)
+        except SUSPENDING_ERRORS as error:
+            if not is_disk_full(error) or not checkpoints.disk_space.has_sealed_segments():
+                raise
+            log.close()
+            checkpoints.take_now(snapshot(), position, adapt)
+            log.mark_committed(position.step)
+            checkpoints.retire_older()
+            log.open_after_gap(position)
+        else:
+            checkpoints.take_now(snapshot(), position, adapt)
+
+    def _write_boundary(self, step: int, body: dict[str, Any], adapt: tree.Adapt | None) -> None:
+        """Write the boundary and wait until it is synced, which shows that records can be made durable again."""
+        wal = self._journal_log.wal
+        assert wal is not None
+        wal.append(EntryKind.BOUNDARY, step, NO_TENSORS, wal.encoder.parts(body, adapt))
+        if not wal.wait_synced():
+            raise LogUnavailable(error_text(wal.failure) if wal.failure else "the log cannot be synced")

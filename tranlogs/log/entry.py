@@ -1,0 +1,106 @@
+"""A decoded record: its tensors, its body, and what else its description holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..base.errors import CorruptRecord
+from ..base.types import AnyArray, Array
+from ..encoding import tree
+from .body import WHOLE, Row, merge_part, unpack_parts
+from .layout import Layout
+from .payload_reader import PayloadReader, RecordFile
+from .record import Description, EntryKind, Location
+
+
+class Entry(PayloadReader):
+    """A record of the log. Its tensors are read from the file when they are asked for.
+
+    A body may refer to other records of the same file, which have parts of it in full.
+
+    Attributes:
+        head: of the record.
+        digests: fingerprint of the state after the step.
+        scalars: what the loop noted for its curves.
+        body_key: equal for records of one file that share a body.
+    """
+
+    def __init__(self, reader: RecordFile, location: Location, description: Description, layout: Layout) -> None:
+        self.head = location.head
+        self.digests = description.digests
+        self.body_key = description.body_at or location.offset
+        self.scalars: dict[str, float] = dict(tree.decode(description.scalars)) if description.scalars else {}
+        self._body_at, self._body = description.body_at, description.body
+        super().__init__(reader, location, description, layout)
+
+    @property
+    def kind(self) -> EntryKind:
+        """What the record says."""
+        return self.head.kind
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the payload in the file."""
+        return self.head.payload_bytes
+
+    # The body.
+
+    def body(self, **make: Any) -> Any:
+        """Return the body decoded; `make_array` and `make_extension` as for `tree.decode`.
+
+        Raises:
+            CorruptRecord: the body is damaged, or refers to a damaged record.
+        """
+        try:
+            parts = self._merged_parts()
+            if self.kind == EntryKind.BOUNDARY:
+                return {name: self._decode(part, make) for name, part in parts.items()}
+            return self._decode(parts[WHOLE], make) if WHOLE in parts else None
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged_body(error) from None
+
+    def parts(self) -> dict[str, bytes]:
+        """Return the encoded trees of the body's parts, by name.
+
+        Raises:
+            CorruptRecord: the body is damaged, or refers to a damaged record.
+        """
+        try:
+            return {name: blob for name, (blob, _) in self._merged_parts().items()}
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged_body(error) from None
+
+    def arrays(self) -> list[Row]:
+        """Return the places of the body's large arrays.
+
+        Raises:
+            CorruptRecord: the body is damaged, or refers to a damaged record.
+        """
+        try:
+            return [row for _, rows in self._merged_parts().values() for row in rows]
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged_body(error) from None
+
+    def _damaged_body(self, error: Exception) -> CorruptRecord:
+        return CorruptRecord(self.reader.path, f"its description is damaged ({error})", step=self.step)
+
+    def _merged_parts(self) -> dict[str, tuple[bytes, Any]]:
+        """Return the tree and the places of the arrays of each part."""
+        if self._body_at:
+            return {WHOLE: merge_part(self.reader.parts_at(self._body_at, self.step)[WHOLE], None)}
+        found = {}
+        for name, part in unpack_parts(self._body).items():
+            full = self.reader.parts_at(part[0], self.step)[name] if part[0] else None
+            found[name] = merge_part(part, full)
+        return found
+
+    def _decode(self, part: tuple[bytes, Any], make: dict[str, Any]) -> Any:
+        blob, rows = part
+
+        def array(index: int, layout: AnyArray) -> AnyArray:
+            if not index < len(rows):
+                raise tree.MalformedTree(f"array {index} of {len(rows)}")
+            assert isinstance(layout, Array)
+            return self.reader.read_array(rows[index], layout, self.step)
+
+        return tree.decode(blob, array, **make)

@@ -1,0 +1,311 @@
+"""Read the tensors of one record back, piece by piece, each checked against its own checksum."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..base.errors import CorruptRecord
+from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, SparseArray, TensorSpec
+from ..encoding import tree
+from ..encoding.compression import Codec, decompress
+from .body import PackedPart, Row
+from .layout import PIECE_BYTES_MAX, Layout, SparseForm, array_of
+from .record import Description, Location, checksum_of
+
+_NAMES_MAX = 8  # of tensors that share a damaged piece, in a message
+
+
+class RecordFile(Protocol):
+    """The file that a record lies in."""
+
+    path: Path
+
+    def fill(self, into: Bytes, offset: int) -> str:
+        """Read bytes from an offset; return what is wrong, or "" if `into` is full."""
+        ...
+
+    def parts_at(self, offset: int, step: int) -> dict[str, PackedPart]:
+        """Return the parts of the body of another record, at an offset."""
+        ...
+
+    def read_array(self, row: Row, layout: Array, step: int) -> Array:
+        """Return a large array of a body."""
+        ...
+
+
+class PayloadReader:
+    """Reads the tensors of one record.
+
+    Attributes:
+        reader: the file.
+        location: place of the record in the file.
+        step: of the record.
+        layout: the tensors that the record may hold.
+        absent: indices of tensors that the record does not hold.
+        sparse: forms of the tensors that are sparse, by index.
+        raw_bytes: bytes of the tensors before compression.
+    """
+
+    def __init__(self, reader: RecordFile, location: Location, description: Description, layout: Layout) -> None:
+        self.reader, self.location, self.layout = reader, location, layout
+        self.step = location.head.step
+        self.absent = _bitmap(description.absent, len(layout)) if description.absent else frozenset[int]()
+        self.sparse = _sparse_forms(description.sparse, layout) if description.sparse else {}
+        self.raw_bytes = description.raw_bytes
+        self._sums, self._codecs = description.sums, description.codecs
+        self._ends = self._checked_ends()
+
+    def _checked_ends(self) -> list[int]:
+        """Return where the pieces end. The lengths of all tables are compared before memory of their size is allocated."""
+        layout, count = self.layout, len(self._sums) // 8
+        total = layout.nbytes if not self.absent and not self.sparse else sum(layout.sizes_in(self.absent, self.sparse))
+        if total != self.raw_bytes or len(self._sums) % 8 or total > count * PIECE_BYTES_MAX:
+            raise ValueError(f"{self.raw_bytes} bytes in {count} pieces, but the layout has {total} bytes")
+        ends = layout.pieces(self.absent, self.sparse)
+        if len(ends) != count or len(self._codecs) not in (0, 5 * count):
+            raise ValueError(f"{count} pieces, but the layout has {len(ends)}")
+        return ends
+
+    # Tensors.
+
+    def tensor_names(self) -> list[str]:
+        """Return the names of the record's tensors, absent ones included, in order."""
+        return list(dict.fromkeys(self.layout.names))
+
+    def slots_of(self, name: str) -> list[int]:
+        """Return the indices in the layout that make up a tensor: one, or several flat ranges.
+
+        Raises:
+            KeyError: the record has no such tensor.
+        """
+        return self.layout.index[name]
+
+    def read(self, name: str, out: Bytes | None = None) -> AnyArray | None:
+        """Return a tensor; None if it is absent. A tensor of which the record has a single piece is returned as a piece.
+
+        Args:
+            name: of the tensor.
+            out: memory to read a dense tensor into, if it is large enough; the array is a view of it then.
+
+        Raises:
+            CorruptRecord: the bytes are damaged; the error names file, step and tensor.
+            KeyError: the record has no such tensor.
+        """
+        slots = self.slots_of(name)
+        return self.read_slot(slots[0], out) if len(slots) == 1 else self._join(slots, out)
+
+    def read_slot(self, index: int, out: Bytes | None = None) -> AnyArray | None:
+        """Return the tensor at an index of the layout; see `read`."""
+        if index in self.absent:
+            return None
+        spec, form = self.layout.tensors[index], self.sparse.get(index)
+        if form is not None:
+            return self._read_sparse(index, spec, form)
+        size = self.layout.sizes[index]
+        data = out[:size] if out is not None and out.nbytes >= size else np.empty(size, np.uint8)
+        self.read_range(self.starts()[index], data, spec.name)
+        return array_of(spec, data)
+
+    def _read_sparse(self, index: int, spec: TensorSpec, form: SparseForm) -> SparseArray:
+        first, second = self.layout.sparse_sizes(index, form)
+        data = np.empty(first + second, np.uint8)
+        self.read_range(self.starts()[index], data, spec.name)
+        indices = Array("int64", (form.dims, form.nnz), data[:first])
+        values = Array(spec.dtype, (form.nnz, *spec.shape[form.dims :]), data[first:])
+        return SparseArray(spec.shape, indices, values, form.is_coalesced)
+
+    def _join(self, slots: list[int], out: Bytes | None) -> Array:
+        """Return a tensor that the record holds as several flat ranges."""
+        spec = self.layout.tensors[slots[0]]
+        itemsize, total = ITEMSIZE[spec.dtype], math.prod(spec.shape) * ITEMSIZE[spec.dtype]
+        data = out[:total] if out is not None and out.nbytes >= total else np.empty(total, np.uint8)
+        for index in slots:
+            piece = self.layout.tensors[index].piece
+            assert piece is not None
+            start = piece.offset[0] * itemsize
+            self.read_slot(index, data[start : start + piece.length[0] * itemsize])
+        return Array(spec.dtype, spec.shape, data, spec.strides)
+
+    def read_all(self, out: Bytes | None = None) -> Bytes:
+        """Return the bytes of all present tensors in the order of the layout, by one contiguous read, checked.
+
+        Args:
+            out: memory to read into, if it is large enough; the result is a view of it then.
+
+        Raises:
+            CorruptRecord: bytes are damaged; the error names file, step and tensor.
+        """
+        size = self.raw_bytes
+        data = out[:size] if out is not None and out.nbytes >= size else np.empty(size, np.uint8)
+        if size:
+            self.read_range(0, data, "")
+        return data
+
+    def starts(self) -> list[int]:
+        """Return where each tensor of the layout starts in what `read_all` returns."""
+        if not self.absent and not self.sparse:
+            return self.layout.starts
+        return list(itertools.accumulate(self.layout.sizes_in(self.absent, self.sparse), initial=0))[:-1]
+
+    # Descriptions and checks.
+
+    def describe_tensors(self) -> list[dict[str, Any]]:
+        """Return what is known of each tensor without reading it."""
+        found = []
+        for i, spec in enumerate(self.layout.tensors):
+            form = self.sparse.get(i)
+            part = "none" if i in self.absent else "sparse" if form is not None else ""
+            nbytes = 0 if i in self.absent else self.layout.sizes[i] if form is None else sum(self.layout.sparse_sizes(i, form))
+            found.append(
+                {
+                    "name": spec.name,
+                    "part": part,
+                    "dtype": spec.dtype,
+                    "shape": spec.shape,
+                    "strides": spec.strides,
+                    "piece": spec.piece,
+                    "nnz": None if form is None else form.nnz,
+                    "bytes": nbytes,
+                }
+            )
+        return found
+
+    def describe_pieces(self) -> list[dict[str, Any]]:
+        """Return how each piece of the payload is stored."""
+        found, start = [], 0
+        for i, end in enumerate(self._ends):
+            _, stored, codec = self._stored(i, start, end)
+            name = Codec(codec).name.lower() if codec in Codec._value2member_map_ else str(codec)
+            found.append({"bytes": end - start, "stored_bytes": stored, "codec": name, "checksum": f"{self._sum(i):016x}"})
+            start = end
+        return found
+
+    def damaged_tensors(self) -> Iterator[tuple[str, str]]:
+        """Read everything; yield (tensor, what is wrong) for each damaged tensor.
+
+        Small tensors share a piece. If that piece is damaged, all of them are named.
+        """
+        sizes, starts = self.layout.sizes_in(self.absent, self.sparse), self.starts()
+        start = 0
+        for i, end in enumerate(self._ends):
+            try:
+                self._read_piece(i, start, end, np.empty(end - start, np.uint8), "")
+            except CorruptRecord as damage:
+                for name, at, size in zip(self.layout.names, starts, sizes, strict=True):
+                    if size and at < end and at + size > start:
+                        yield name, damage.why
+            start = end
+
+    # Pieces.
+
+    def read_range(self, start: int, out: Bytes, name: str) -> None:
+        """Fill `out` with the tensors' bytes from `start` on.
+
+        Args:
+            start: offset in the bytes before compression.
+            out: memory to fill.
+            name: of the tensor, for errors; "" if there are several.
+
+        Raises:
+            CorruptRecord: a piece is damaged.
+        """
+        if out.nbytes == 0:
+            return
+        end = start + out.nbytes
+        first = bisect.bisect_right(self._ends, start)
+        last = bisect.bisect_left(self._ends, end)
+        piece_start = self._ends[first - 1] if first else 0
+        if piece_start == start and self._ends[last] == end and not self._codecs:
+            self._read_raw(first, last + 1, out, start, name)
+            return
+        for i in range(first, last + 1):
+            piece_end = self._ends[i]
+            if start <= piece_start and piece_end <= end:
+                self._read_piece(i, piece_start, piece_end, out[piece_start - start : piece_end - start], name)
+            else:
+                whole = np.empty(piece_end - piece_start, np.uint8)
+                self._read_piece(i, piece_start, piece_end, whole, name)
+                low, high = max(start, piece_start), min(end, piece_end)
+                out[low - start : high - start] = whole[low - piece_start : high - piece_start]
+            piece_start = piece_end
+
+    def _read_raw(self, first: int, end: int, out: Bytes, start: int, name: str) -> None:
+        """Fill `out` with whole pieces that are stored without compression, by one read."""
+        if problem := self.reader.fill(out, self.location.payload_offset + start):
+            raise self._corrupt(problem, start, start + out.nbytes, name)
+        at = 0
+        for i in range(first, end):
+            to = self._ends[i] - start
+            if checksum_of(out[at:to]) != self._sum(i):
+                raise self._corrupt("the checksum of its bytes differs", start + at, start + to, name)
+            at = to
+
+    def _read_piece(self, i: int, start: int, end: int, out: Bytes, name: str) -> None:
+        stored_at, stored, codec = self._stored(i, start, end)
+        into = out if codec == Codec.RAW else np.empty(stored, np.uint8)
+        if stored != into.nbytes:
+            raise self._corrupt(f"{stored} bytes are stored, {into.nbytes} are expected", start, end, name)
+        if problem := self.reader.fill(into, self.location.payload_offset + stored_at):
+            raise self._corrupt(problem, start, end, name)
+        if checksum_of(into) != self._sum(i):
+            raise self._corrupt("the checksum of its bytes differs", start, end, name)
+        if codec != Codec.RAW:
+            try:
+                decompress(codec, into, out)
+            except ValueError as error:
+                raise self._corrupt(str(error), start, end, name) from None
+
+    def _sum(self, i: int) -> int:
+        return int.from_bytes(self._sums[8 * i : 8 * i + 8], "little")
+
+    def _stored(self, i: int, start: int, end: int) -> tuple[int, int, int]:
+        """Return the offset of a piece in the payload, its stored bytes, and its codec."""
+        if not self._codecs:
+            return start, end - start, Codec.RAW
+        ends, codecs = self._stored_ends
+        return (ends[i - 1] if i else 0), ends[i] - (ends[i - 1] if i else 0), codecs[i]
+
+    @cached_property
+    def _stored_ends(self) -> tuple[list[int], bytes]:
+        count = len(self._ends)
+        sizes = np.frombuffer(self._codecs, "<u4", count)
+        return np.cumsum(sizes, dtype=np.int64).tolist(), self._codecs[4 * count :]
+
+    def _corrupt(self, why: str, start: int, end: int, name: str) -> CorruptRecord:
+        if not name:
+            sizes = self.layout.sizes_in(self.absent, self.sparse)
+            spans = zip(self.layout.names, self.starts(), sizes, strict=True)
+            name = _list_names([name for name, at, size in spans if size and at < end and at + size > start])
+        return CorruptRecord(self.reader.path, why, step=self.step, tensor=name or None)
+
+
+def _list_names(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+    return ", ".join(names[:_NAMES_MAX]) + more
+
+
+def _bitmap(data: bytes, count: int) -> frozenset[int]:
+    """Return the indices of the bits that are set, the lowest bit first."""
+    if len(data) != (count + 7) // 8:
+        raise ValueError(f"a bitmap of {len(data)} bytes for {count} tensors")
+    return frozenset(i for i in range(count) if data[i // 8] >> (i % 8) & 1)
+
+
+def _sparse_forms(data: bytes, layout: Layout) -> dict[int, SparseForm]:
+    found: dict[int, SparseForm] = {}
+    for index, form in tree.decode(data).items():
+        dims, nnz, is_coalesced = form
+        if not (type(index) is int and 0 <= index < len(layout) and type(dims) is int and type(nnz) is int):
+            raise ValueError(f"a sparse tensor {index!r} of form {form!r}")
+        if not 0 <= dims <= len(layout.tensors[index].shape) or not 0 <= nnz < 1 << 48:
+            raise ValueError(f"a sparse tensor {index!r} of form {form!r}")
+        found[index] = SparseForm(dims, nnz, bool(is_coalesced))
+    return found
