@@ -35,7 +35,7 @@ for epoch in log.epochs(12):
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-        log.note(loss=loss)
+        log.log_scalars(loss=loss)
     accelerator.print(f"epoch {epoch}: loss {log.scalars['loss'][1][-1]:.4f}", flush=True)
 log.close()
 accelerator.print(f"done: {len(log.scalars['loss'][1])} losses, however often it was killed")

@@ -43,7 +43,7 @@ for epoch in optimizer.epochs(20):
         loss.backward()
         optimizer.step()
         scheduler.step()
-        optimizer.note(loss=loss)
+        optimizer.log_scalars(loss=loss)
     if rank == 0:
         print(f"epoch {epoch}: loss {optimizer.scalars['loss'][1][-1]:.4f}", flush=True)
 

@@ -35,7 +35,7 @@ for batch, (before, following) in enumerate(optimizer.batches(loader, until=3000
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad()
-    optimizer.note(loss=loss)
+    optimizer.log_scalars(loss=loss)
     if batch % 100 == 0:
         print(f"batch {batch}: loss {loss.item():.3f}", flush=True)
 

@@ -52,7 +52,7 @@ def _stall(*, quick: bool) -> dict[str, Any]:
         stalls: list[float] = []
         copies: list[float] = []
         target: list[Any] = []
-        session = optimizer.session
+        training_run = optimizer.training_run
 
         def train() -> None:
             next(turns)
@@ -65,8 +65,8 @@ def _stall(*, quick: bool) -> dict[str, Any]:
             train()
             next(turns)
             with timed(stalls):
-                session.journal.checkpoint(session.state.snapshot(session.auxiliary.read()))
-            session.journal.wait_checkpoint()
+                training_run.journal.checkpoint(training_run.state.snapshot(training_run.auxiliary.read()))
+            training_run.journal.wait_checkpoint()
             train()
             tensors = [*model.parameters(), *(t for s in optimizer.state.values() for t in s.values())]
             source = [t.detach().numpy() for t in tensors]

@@ -73,7 +73,7 @@ def _young(run: Path, work: Work, segment_bytes: int, steps: int) -> dict[str, A
     for _ in turns:
         gradients_given(work)
         optimizer.step()
-    optimizer.session.journal.wait_synced()
+    optimizer.training_run.journal.wait_synced()
     time.sleep(0.3)  # what is made ready behind the log is made
     young = _on_disk(run)
     optimizer.close()

@@ -70,9 +70,9 @@ def steady(width: int, run: str, copies: int, out: Path) -> None:
                 logged.step(optimizer)
                 times["logged"].append(time.perf_counter() - start)
             if number == 0:
-                before = optimizer.session.journal.log_bytes  # what is written once, and first pages, do not count
+                before = optimizer.training_run.journal.log_bytes  # what is written once, and first pages, do not count
                 times = {"plain": [], "logged": []}
-        nbytes = optimizer.session.journal.log_bytes - before
+        nbytes = optimizer.training_run.journal.log_bytes - before
         told: list[Any] = [None] * dist.get_world_size()
         # Not as the last thing of all: Gloo's thread lets go of its tensors a little later, and where Python ends meanwhile,
         # it aborts the process (seen with torch 2.15, once in eight).
@@ -97,7 +97,7 @@ def killed(width: int, run: str, copies: int, out: Path) -> None:
         recovered = time.time()
         for number in optimizer.steps(KILLED_AT + 20):
             if number == KILLED_AT and report.checkpoint_step is None and rank == dist.get_world_size() - 1:
-                optimizer.session.journal.wait_checkpoint()
+                optimizer.training_run.journal.wait_checkpoint()
                 Path(f"{out}.killed").write_text(json.dumps([time.time(), number]))
                 os.kill(os.getpid(), signal.SIGKILL)
             bench.step(optimizer)

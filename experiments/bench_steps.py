@@ -78,7 +78,7 @@ class Logged(Plain):
         self.logged = LoggedOptimizer(
             first, run, work.model, checkpoint_every=_NEVER, keep=1, segment_bytes=segment_bytes, on_signal=None, **settings
         )
-        others = [self.logged.also(other, f"other{i}") for i, other in enumerate(rest)]
+        others = [self.logged.add_optimizer(other, f"other{i}") for i, other in enumerate(rest)]
         self.optimizers: list[Optimizer] = [self.logged, *others]
         self.logged.recover()
         self._turns = self.logged.steps(_NEVER)
@@ -114,8 +114,8 @@ class Logged(Plain):
         self._is_steady = True
 
     def settle(self) -> None:
-        self.logged.session.journal.wait_synced()
-        self.logged.session.journal.wait_checkpoint()
+        self.logged.training_run.journal.wait_synced()
+        self.logged.training_run.journal.wait_checkpoint()
 
     def close(self) -> None:
         """Close the run."""

@@ -22,8 +22,8 @@ from structures import STRUCTURES, made
 
 from tranlogs.base.clock import SystemClock
 from tranlogs.journal import JournalPaths
-from tranlogs.shipping import Archiver, Limits, place_of, pull
-from tranlogs.stores import PatientStore, Store, open_store
+from tranlogs.shipping import Archiver, ShippingSettings, journal_prefix, pull
+from tranlogs.stores import Store, TimeoutStore, open_store
 from tranlogs.stores.alluxio import AlluxioStore
 from tranlogs_torch import LoggedOptimizer
 
@@ -52,20 +52,20 @@ class Training:
     """A model that trains under a log, and ships that."""
 
     def __init__(self, structure: str, run: Path, store: Store | None) -> None:
-        self.run, self.store = run, store and PatientStore(store, _STALL_SECONDS)
+        self.run, self.store = run, store and TimeoutStore(store, _STALL_SECONDS)
         self.place = f"{run.name}/rank0"
         model, self._loss = made(structure)
         self.parameters = sum(p.numel() for p in model.parameters())
         inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
         self.optimizer = LoggedOptimizer(inner, run, model, checkpoint_every=_CHECKPOINT_STEPS, keep=1)
         self.optimizer.recover()
-        self.journal = self.optimizer.session.journal
+        self.journal = self.optimizer.training_run.journal
         self._turns = self.optimizer.steps(10**9)
         next(self._turns)
         self._archiver: Archiver | None = None
         if self.store is not None:
             paths = JournalPaths.of(run)
-            self._archiver = Archiver(paths, self.store, place_of(paths), Limits(_LAG_SECONDS), SystemClock())
+            self._archiver = Archiver(paths, self.store, journal_prefix(paths), ShippingSettings(_LAG_SECONDS), SystemClock())
             self._archiver.start()
 
     def step(self) -> None:
@@ -77,9 +77,9 @@ class Training:
     def behind(self) -> tuple[int, int]:
         """Committed steps that are not archived, and those that are not persisted."""
         assert self._archiver is not None
-        progressed = self._archiver.progressed()
+        progress = self._archiver.progress()
         committed = self.journal.committed
-        return committed - progressed.archived, committed - progressed.persisted
+        return committed - progress.archived, committed - progress.persisted
 
     def drain(self) -> tuple[float, float]:
         """Wait until the store has all, and until it is durable there; the seconds of both."""

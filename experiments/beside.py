@@ -164,8 +164,8 @@ def train(which: str, run: str, checkpoint_every: str) -> None:
             next(turns)
             steps += 1
         taken = time.perf_counter() - start
-        optimizer.session.journal.wait_synced()
-        optimizer.session.journal.wait_checkpoint()
+        optimizer.training_run.journal.wait_synced()
+        optimizer.training_run.journal.wait_checkpoint()
         print(json.dumps([steps, taken]), flush=True)
     optimizer.close()
 

@@ -20,7 +20,7 @@ from support import Browser, FakeClock, ToyTrainer, chromium, open_toy
 from tranlogs import EverySteps
 from tranlogs.base.clock import SystemClock
 from tranlogs.base.config import MIB, JournalConfig
-from tranlogs.cli.reading.runs import journals_of
+from tranlogs.cli.reading.runs import find_journals
 from tranlogs.log import writer as log
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
@@ -43,7 +43,7 @@ def train_and_watch(run: Path, board: Board, *, looks: int) -> ToyTrainer:
     config = JournalConfig(segment_bytes=MIB, durability="machine")
     trainer = open_toy(run, sizes=SIZES, config=config, policy=EverySteps(150), retention=KeepAll(), clock=clock)
     trainer.recover()
-    (paths,) = journals_of(run)
+    (paths,) = find_journals(run)
     watch = JournalWatch(paths, SETTINGS, clock)
     for look in range(1, looks + 1):
         trainer.train(look * STEPS_A_LOOK, lambda step: clock.advance(STEP_SECONDS))
@@ -56,7 +56,7 @@ def train_and_watch(run: Path, board: Board, *, looks: int) -> ToyTrainer:
 
 def look_once(run: Path, board: Board) -> None:
     """At a run whose trainer is gone."""
-    (paths,) = journals_of(run)
+    (paths,) = find_journals(run)
     watch = JournalWatch(paths, SETTINGS, SystemClock())
     board.note(paths.folder, watch.evaluate())
     watch.close()

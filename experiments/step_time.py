@@ -98,7 +98,7 @@ class Logged:
             optimizer.step()
             optimizer.zero_grad()
         self.states[last] = _copy(model)
-        self.bytes_per_step = optimizer.session.journal.log_bytes / last
+        self.bytes_per_step = optimizer.training_run.journal.log_bytes / last
         optimizer.close()
 
     def recover(self, work: Workload, steps: int) -> float:

@@ -1,4 +1,4 @@
-"""What all tests share: properties print what fails and wait for nobody, and a missing right is a skip, or a failure in CI."""
+"""Set-up that all tests share: `--soak`, the seed, Hypothesis' profiles, and what a missing right or tool means."""
 
 from __future__ import annotations
 
@@ -14,23 +14,39 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import disks
+from tests.support import campaign, disks
 
 if TYPE_CHECKING:
     from tests.alluxio.cluster import Cluster
 
-settings.register_profile(
-    "tranlogs", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("tranlogs")
+_PROFILE = {"deadline": None, "database": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("gate", derandomize=True, max_examples=campaign.rounds(100), **_PROFILE)
+settings.register_profile("soak", **_PROFILE)
 
 # Child processes import the checkout: its packages, and `tests.support`. An editable install knows the packages only.
 _ROOT = Path(__file__).parents[1]
 _SOURCES = (_ROOT, _ROOT / "integrations", _ROOT / "monitor")
 os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, _SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-# One for all modules and for all workers of pytest-xdist, which take it over.
-os.environ.setdefault("TRANLOGS_SEED", str(random.SystemRandom().randrange(1, 10**9)))
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that runs whole campaigns."""
+    parser.addoption("--soak", action="store_true", help="run whole random campaigns and products, from a seed drawn anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say how much runs and from which seed, before test modules are imported; processes of pytest-xdist inherit it."""
+    if config.getoption("--soak"):
+        os.environ.setdefault("TRANLOGS_SOAK", "1")
+    drawn = random.SystemRandom().randrange(1, 10**9) if campaign.is_soak() else campaign.GATE_SEED
+    os.environ.setdefault("TRANLOGS_SEED", str(drawn))
+    settings.load_profile("soak" if campaign.is_soak() else "gate")
+
+
+def pytest_report_header() -> str:
+    """Tell the seed."""
+    share = f"TRANLOGS_SOAK={os.environ['TRANLOGS_SOAK']} " if campaign.is_soak() else "a fifth of each campaign, "
+    return f"{share}TRANLOGS_SEED={campaign.seed()}"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

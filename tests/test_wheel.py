@@ -163,7 +163,7 @@ def test_a_wheel_holds_every_file_of_the_packages_and_nothing_else(built: Built)
         names = {name for name in file.namelist() if not name.endswith("/")}
     about = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
     assert names - about == product_files()
-    assert {"tranlogs/py.typed", "tranlogs_demo/py.typed", "tranlogs_monitor/static/page.js"} <= names
+    assert {"tranlogs/py.typed", "tranlogs_demo/py.typed", "tranlogs_monitor/dashboard/static/page.js"} <= names
     assert {name.partition(".dist-info/")[2] for name in about} == {
         "METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"
     }  # fmt: skip
@@ -194,7 +194,7 @@ def test_packages_come_from_the_wheel_and_the_checkout_is_unknown(installed: Ins
     assert not [entry for entry in told["path"] if entry and Path(entry).resolve() in SOURCE_ROOTS]
     assert sorted(told["entries"]) == [
         "tranlogs_demo:run_demo", "tranlogs_keras.replay.offline:OfflineRun", "tranlogs_monitor.command:COMMAND",
-        "tranlogs_torch.offline.recorded_state:OfflineRun",
+        "tranlogs_torch.offline.run:OfflineRun",
     ]  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from .checkpoints import Checkpoint
 from .log.reader import SegmentReader
 from .log.record import EntryKind, Location
 from .log.scanner import scan
-from .log.segment_file import parse_segment_name
+from .log.segments.segment_file import parse_segment_name
 
 # What no file but the catalog says; the requests of a monitor are made anew by it.
 _ONLY_IN_CATALOG: dict[str, type[Any]] = {
@@ -42,7 +42,7 @@ _ONLY_IN_CATALOG: dict[str, type[Any]] = {
 
 
 @dataclass(slots=True)
-class Found:
+class JournalFiles:
     """What the files of a journal say of themselves; `notes` has what is damaged, one sentence each."""
 
     segments: list[SegmentRow] = field(default_factory=list)
@@ -53,20 +53,20 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-def read_files(folder: Path, listed: Collection[str] = ()) -> Found:
+def read_files(folder: Path, listed: Collection[str] = ()) -> JournalFiles:
     """Read a journal's files, but those whose names are `listed` already.
 
     Raises:
         UnknownFormat: a newer version wrote one of them.
         CannotRead: a folder cannot be listed.
     """
-    found = Found()
+    found = JournalFiles()
     _read_checkpoints(folder / "checkpoints", listed, found)  # first: they tell the timeline of a segment that does not
     _read_segments(folder / "log", listed, found)
     return found
 
 
-def is_overtaken(row: CheckpointRow, listed: Collection[CheckpointRow]) -> bool:
+def is_superseded(row: CheckpointRow, listed: Collection[CheckpointRow]) -> bool:
     """Whether a checkpoint that the catalog does not list is older than one that it does: by that one the log was pruned."""
     return any(other.timeline == row.timeline and other.sequence > row.sequence for other in listed)
 
@@ -81,7 +81,7 @@ def read_segment(path: Path, timeline: int = 1) -> SegmentRow | None:
     Raises:
         OSError: it cannot be opened.
     """
-    found = Found()
+    found = JournalFiles()
     row = _read_segment(path, timeline, found)
     if found.unreadable:
         raise OSError(errno.EIO, found.notes[-1])
@@ -150,7 +150,7 @@ def _salvaged(folder: Path) -> dict[str, Any]:
     return kept
 
 
-def files_in(folder: Path, pattern: str) -> list[Path]:
+def list_files(folder: Path, pattern: str) -> list[Path]:
     """What lies in a folder: `glob` would take one that may not be listed for an empty one.
 
     Raises:
@@ -164,9 +164,9 @@ def files_in(folder: Path, pattern: str) -> list[Path]:
         raise CannotRead(folder, error) from error
 
 
-def _read_segments(folder: Path, listed: Collection[str], found: Found) -> None:
+def _read_segments(folder: Path, listed: Collection[str], found: JournalFiles) -> None:
     timeline = 1
-    for path in files_in(folder, "*.seg"):
+    for path in list_files(folder, "*.seg"):
         if path.name in listed:
             continue
         row = _read_segment(path, timeline, found)
@@ -175,7 +175,7 @@ def _read_segments(folder: Path, listed: Collection[str], found: Found) -> None:
             found.segments.append(row)
 
 
-def _read_segment(path: Path, timeline: int, found: Found) -> SegmentRow | None:
+def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow | None:
     named = parse_segment_name(path.name)
     if named is None:
         return None
@@ -219,8 +219,8 @@ def _body(path: Path, first: Location) -> dict[str, Any] | None:
         return None
 
 
-def _read_checkpoints(folder: Path, listed: Collection[str], found: Found) -> None:
-    for path in files_in(folder, "step-*"):
+def _read_checkpoints(folder: Path, listed: Collection[str], found: JournalFiles) -> None:
+    for path in list_files(folder, "step-*"):
         if path.name in listed:
             continue
         try:

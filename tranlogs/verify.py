@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .base.errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, LogUnavailable, UnknownFormat
 from .catalog import CATALOG_NAME, Catalog, CheckpointRow, SegmentRow, Tables
-from .catalog.lineage import Limits, is_on, lineage
+from .catalog.lineage import Limits, is_on_lineage, trace_lineage
 from .checkpoints import Checkpoint
 from .checkpoints.folder import MANIFEST
 from .encoding import tree
@@ -24,8 +24,8 @@ from .log.index import INDEX_NAME, LogIndex
 from .log.reader import SegmentReader
 from .log.record import EntryKind, Head, Location, checksum_of
 from .log.scanner import scan
-from .rebuild import Found, is_overtaken
-from .recovery.facts import Listed, newest_first, read_catalog, read_unlisted, scan_segment
+from .rebuild import JournalFiles, is_superseded
+from .recovery.facts import CatalogContents, read_catalog, read_unlisted, scan_segment, sort_newest_first
 from .recovery.history import History, Link, ScannedSegment, build_history
 
 
@@ -71,7 +71,7 @@ def _verify(folder: Path) -> Iterator[Finding]:
         known = read_catalog(folder)
         yield Checked(catalog, catalog.stat().st_size)
     except CorruptCatalog as error:
-        known = Listed()
+        known = CatalogContents()
         yield Problem(catalog, error.why)
     found = read_unlisted(folder, known)
     if known.names:
@@ -83,10 +83,10 @@ def _verify(folder: Path) -> Iterator[Finding]:
     yield from _verify_written_log(folder, known)
 
 
-def _add(known: Listed, found: Found) -> None:
+def _add(known: CatalogContents, found: JournalFiles) -> None:
     """Take what files say of themselves for what the catalog does not list."""
     known.segments += found.segments
-    known.checkpoints += [row for row in found.checkpoints if not is_overtaken(row, known.checkpoints)]
+    known.checkpoints += [row for row in found.checkpoints if not is_superseded(row, known.checkpoints)]
     known.timelines += [row for row in found.timelines.values() if row.number not in {row.number for row in known.timelines}]
 
 
@@ -112,7 +112,7 @@ def _is_gone(folder: Path, row: SegmentRow | CheckpointRow) -> bool:
 # Checkpoints.
 
 
-def _verify_checkpoints(folder: Path, known: Listed) -> Iterator[Finding]:
+def _verify_checkpoints(folder: Path, known: CatalogContents) -> Iterator[Finding]:
     rows = {row.name: row for row in known.checkpoints}
     names = set(rows) | {path.name for path in (folder / "checkpoints").glob("step-*")}
     for name in sorted(names):
@@ -146,7 +146,7 @@ def _of_checkpoint(damage: CorruptCheckpoint, step: int | None) -> Problem:
 # The log.
 
 
-def _verify_index(folder: Path, known: Listed) -> Iterator[Finding]:
+def _verify_index(folder: Path, known: CatalogContents) -> Iterator[Finding]:
     """The index, against the segments. What is missing in it is no problem: it is added when the run goes on."""
     path = folder / "log" / INDEX_NAME
     if not known.run_id or not path.exists():
@@ -192,7 +192,7 @@ def _compared(index: LogIndex, path: Path, row: SegmentRow) -> Iterator[Finding]
         yield Problem(path, f"record {lost[0].sequence} and those behind it are in the index and not in the file", lost[0].step)
 
 
-def _verify_written_log(folder: Path, known: Listed) -> Iterator[Finding]:
+def _verify_written_log(folder: Path, known: CatalogContents) -> Iterator[Finding]:
     """The log, and again what seems wrong with a segment that is not sealed: while its pages were read, others were written."""
     unsealed = {folder / "log" / row.file for row in known.segments if row.state in ("open", "ready")}
     is_doubtful = False
@@ -205,16 +205,16 @@ def _verify_written_log(folder: Path, known: Listed) -> Iterator[Finding]:
         try:
             again = read_catalog(folder)
         except CorruptCatalog:
-            again = Listed()
+            again = CatalogContents()
         _add(again, read_unlisted(folder, again))
         yield from (one for one in _verify_log(folder, again) if isinstance(one, Problem) and one.path in unsealed)
 
 
-def _verify_log(folder: Path, known: Listed) -> Iterator[Finding]:
+def _verify_log(folder: Path, known: CatalogContents) -> Iterator[Finding]:
     newest = max((row.number for row in known.timelines), default=1)
-    limits = lineage(known.timelines, newest)
+    limits = trace_lineage(known.timelines, newest)
     segments = []
-    for row in newest_first(known.segments):
+    for row in sort_newest_first(known.segments):
         if row.state == "retired" or (row.state != "ready" and row.timeline not in limits):
             continue
         path, notes = folder / "log" / row.file, list[str]()
@@ -255,8 +255,8 @@ def _by_segment(history: History) -> dict[str, list[Link]]:
     return links
 
 
-def _published(known: Listed, limits: Limits) -> list[CheckpointRow]:
-    return [row for row in known.checkpoints if row.state == "published" and is_on(row, limits)]
+def _published(known: CatalogContents, limits: Limits) -> list[CheckpointRow]:
+    return [row for row in known.checkpoints if row.state == "published" and is_on_lineage(row, limits)]
 
 
 def _needed(segments: list[ScannedSegment], limits: Limits, oldest: int) -> dict[str, range]:
@@ -338,7 +338,7 @@ def _verify_entry(reader: SegmentReader, link: Link, places: dict[int, bool]) ->
     yield Checked(path, nbytes, entries=1, tensors=len(entry.layout))
 
 
-def _verify_history(folder: Path, known: Listed, history: History, limits: Limits) -> Iterator[Finding]:
+def _verify_history(folder: Path, known: CatalogContents, history: History, limits: Limits) -> Iterator[Finding]:
     checkpoints = _published(known, limits)
     if history.runs and not checkpoints:
         yield Problem(folder / "checkpoints", "there is no checkpoint to recover from")

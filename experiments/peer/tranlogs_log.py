@@ -34,8 +34,8 @@ class TranLogs(Adapter):
         return self._logged.batches(self.job.loader, until=until)
 
     def wait(self) -> None:
-        self._logged.session.journal.wait_synced()
-        self._logged.session.journal.wait_checkpoint()
+        self._logged.training_run.journal.wait_synced()
+        self._logged.training_run.journal.wait_checkpoint()
 
     def close(self) -> None:
         self._logged.close()

@@ -57,13 +57,14 @@ def train(job: Job, tell: Teller) -> None:
         optimizer.zero_grad()
         losses.append(loss.item())
         if logged is not None:
-            logged.note(loss=losses[-1])
+            logged.log_scalars(loss=losses[-1])
         tell.phase("boundary")
         if job.seconds_max is not None and len(losses) >= _BATCHES_MIN and time.monotonic() - start > job.seconds_max:
             break
 
-    tell.event("finished", loss=losses[-1], log_bytes=0 if logged is None else logged.session.journal.log_bytes)
     curve = dict(enumerate(losses, 1)) if logged is None else dict(zip(*logged.scalars["loss"], strict=True))
+    # A run that was killed behind its last batch has nothing left to train: its losses are those of the process before.
+    tell.event("finished", loss=curve[max(curve)], log_bytes=0 if logged is None else logged.training_run.journal.log_bytes)
     torch.save(
         {
             "weights": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),

@@ -14,15 +14,15 @@ from tranlogs.recovery import RecoveryReport
 from tranlogs.retention import Monitor
 
 from . import private
-from .data.sources import DataOrder
-from .session import Session
+from .data.source import DataOrder
+from .fit_run import FitRun
 from .settings import Settings
 from .state.fingerprint import Mode
 from .state.state import LogKind
 
 private.check_keras()
 
-_open: dict[str, Session] = {}  # by run: a fit that failed never told us, and left it open
+_open: dict[str, FitRun] = {}  # by run: a fit that failed never told us, and left it open
 
 
 class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -77,7 +77,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes, writer=writer, verbose=verbose,
             monitor=monitor, budget=budget, store=store, on_signal=on_signal, grace_seconds=grace_seconds,
             take_over=take_over)  # fmt: skip
-        self._session: Session | None = None
+        self._fit_run: FitRun | None = None
         self._fits = 0
         self._fitted: Any = None  # the model of the first fit
         self.report = RecoveryReport()
@@ -96,56 +96,56 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
                              "of its own")  # fmt: skip
         others = [callback for callback in callbacks.callbacks if callback is not self]
         _refuse(others, self.run)
-        session = Session(self.model, self._settings, self._fits, others)
+        fit_run = FitRun(self.model, self._settings, self._fits, others)
         self._fitted = self.model
-        self._session, self.report = session, session.report
-        if not session.is_skipped:
-            session.install()
-            _open[str(self.run.resolve())] = session
-        self.model._initial_epoch = session.starts_at
+        self._fit_run, self.report = fit_run, fit_run.report
+        if not fit_run.is_skipped:
+            fit_run.install()
+            _open[str(self.run.resolve())] = fit_run
+        self.model._initial_epoch = fit_run.starts_at
         callbacks.callbacks.append(_Last(self))
-        self._say(session)
+        self._say(fit_run)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """The epoch that the loop over batches is about to begin."""
         self.model._initial_epoch = None  # else the next fit would begin there, too
-        assert self._session is not None
-        self._session.cursor.start_epoch(epoch)
+        assert self._fit_run is not None
+        self._fit_run.cursor.start_epoch(epoch)
 
     def _release_left_over(self) -> None:
         """A fit that ended with an exception never told us; its run is still open."""
-        self._session = None
+        self._fit_run = None
         run = str(self.run.resolve())
-        for name, session in list(_open.items()):
-            if name == run or session.model is self.model:
+        for name, fit_run in list(_open.items()):
+            if name == run or fit_run.model is self.model:
                 _open.pop(name, None)
-                session.release()
+                fit_run.release()
 
     def _end(self) -> None:
-        session, self._session = self._session, None
+        fit_run, self._fit_run = self._fit_run, None
         self.model._initial_epoch = None
-        if session is None:
+        if fit_run is None:
             return
         _open.pop(str(self.run.resolve()), None)
         self._fits += 1  # one that an exception ended is begun again, where it stopped
         try:
-            session.finish()
-            self.report = session.report
+            fit_run.finish()
+            self.report = fit_run.report
         finally:
-            session.release()
+            fit_run.release()
 
-    def _say(self, session: Session) -> None:
+    def _say(self, fit_run: FitRun) -> None:
         if not self._settings.verbose:
             return
-        if session.is_skipped:
+        if fit_run.is_skipped:
             print(f"TranLogs: {self.run}: this fit was finished before, and trains nothing; the run goes on in a later one. "
-                  + ("The model has the weights with which it ended" if session.has_end else
+                  + ("The model has the weights with which it ended" if fit_run.has_end else
                      "Until then the model has the weights that the script has given it, not the trained ones"))  # fmt: skip
-        elif session.is_complete:
-            print(f"TranLogs: {self.run} is complete ({session.report.step} steps): nothing is trained. For another training, "
+        elif fit_run.is_complete:
+            print(f"TranLogs: {self.run} is complete ({fit_run.report.step} steps): nothing is trained. For another training, "
                   "give another folder")  # fmt: skip
-        elif session.report.checkpoint_step is not None:
-            print(f"TranLogs: {self.run} goes on at {session.cursor.place}: {session.report}")
+        elif fit_run.report.checkpoint_step is not None:
+            print(f"TranLogs: {self.run} goes on at {fit_run.cursor.place}: {fit_run.report}")
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
@@ -156,8 +156,8 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner = owner
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if self._owner._session is not None:
-            self._owner._session.restore_siblings()
+        if self._owner._fit_run is not None:
+            self._owner._fit_run.restore_siblings()
 
     def on_train_end(self, logs: Any = None) -> None:
         self._owner._end()

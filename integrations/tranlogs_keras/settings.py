@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from collections.abc import Collection, Sequence
@@ -11,17 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tranlogs.base.errors import UsageError
-from tranlogs.journal.embedded_monitor import parse_monitor
-from tranlogs.journal.process.shutdown import OnSignal, check_shutdown_settings
-from tranlogs.journal.process.takeover import is_takeover_wanted
 from tranlogs.recovery.recover import Progress
-from tranlogs.retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
+from tranlogs.retention import RetentionPolicy, as_retention
 from tranlogs.retention.keep_policy import when_full
+from tranlogs.training.settings import RunSettings
 
 from . import private
 from .backends import Backend
-from .data.sources import DataOrder
-from .state.fingerprint import Mode
+from .data.source import DataOrder
 from .state.state import LogKind
 
 
@@ -54,26 +50,27 @@ class KeepEnds:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """See `TranLogsCallback`."""
+    """What the user of the callback chooses.
 
-    run: Path
+    Attributes:
+        shared: what all integrations have.
+        log: "auto", "gradients" or "weights".
+        every_epoch: whether a checkpoint is taken at the end of each epoch.
+        retention: keeps the checkpoints at the ends of fits, besides those that were asked for.
+        data_order: "tranlogs" or "keras".
+        seed: of TranLogs's own order of samples; None for the script's.
+        rank: of this process.
+        verbose: whether progress and the report are printed.
+    """
+
+    shared: RunSettings
     log: LogKind | Literal["auto"]
     every_epoch: bool
-    policy: CheckpointPolicy
     retention: KeepEnds
-    durability: str
     data_order: DataOrder
     seed: int | None
-    fingerprint: Mode
     rank: int
-    segment_bytes: int | None
-    writer: str | None
     verbose: bool
-    monitor: Monitor | None
-    store: str | None
-    on_signal: OnSignal | None
-    grace_seconds: float
-    takes_over: bool
 
     @classmethod
     def checked(
@@ -83,59 +80,33 @@ class Settings:
         log: Any,
         checkpoint_every: Any,
         keep: Any,
-        durability: Any,
         data_order: Any,
         seed: Any,
-        fingerprint: Any,
         rank: int,
-        segment_bytes: int | None,
-        writer: str | None,
         verbose: bool,
-        monitor: Any,
-        budget: Any,
-        store: Any,
-        on_signal: Any,
-        grace_seconds: Any,
-        take_over: bool | None,
+        **shared: Any,
     ) -> Settings:
-        """From what a user writes.
+        """Return the settings that a user has written; `shared` are further ones of `RunSettings.checked`.
 
         Raises:
             UsageError: one of the settings is wrong; the message names it.
         """
-        if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):
-            raise UsageError(f"run={run!r}: give the folder of the run")
+        every_epoch = checkpoint_every == "epoch"
+        retention = KeepEnds(as_retention(keep))
+        policy = EveryEpoch() if every_epoch else checkpoint_every
+        common = RunSettings.checked(run, checkpoint_every=policy, keep=retention, **shared)
         if log not in ("auto", "gradients", "weights"):
             raise UsageError(f'log={log!r}: use "auto", "gradients" or "weights"')
-        if durability not in ("machine", "process"):
-            raise UsageError(f'durability={durability!r}: use "machine" or "process"')
         if data_order not in ("tranlogs", "keras"):
             raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
-        if fingerprint not in ("auto", "full", "sample"):
-            raise UsageError(f'fingerprint={fingerprint!r}: use "auto", "full" or "sample"')
         if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
             raise UsageError(f"seed={seed!r}: give an integer from 0 on")
-        every_epoch = checkpoint_every == "epoch"
-        return cls(
-            Path(run),
-            log,
-            every_epoch,
-            EveryEpoch() if every_epoch else as_policy(checkpoint_every),
-            KeepEnds(as_retention(keep)),
-            durability,
-            data_order,
-            seed,
-            fingerprint,
-            rank,
-            segment_bytes,
-            writer,
-            verbose,
-            parse_monitor(monitor, budget, store),
-            store,
-            on_signal,
-            check_shutdown_settings(on_signal, grace_seconds),
-            is_takeover_wanted(take_over),
-        )
+        return cls(common, log, every_epoch, retention, data_order, seed, rank, verbose)
+
+    @property
+    def run(self) -> Path:
+        """Folder of the run."""
+        return self.shared.run
 
     def seed_or_fresh(self) -> int:
         """For the order of samples: what was given, what keras.utils.set_random_seed was given, or drawn for this run."""

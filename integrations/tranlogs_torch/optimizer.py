@@ -16,23 +16,23 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import UsageError
-from tranlogs.journal.embedded_monitor import parse_monitor
 from tranlogs.journal.process.shutdown import GRACE_SECONDS, OnSignal
 from tranlogs.recovery import RecoveryReport
 from tranlogs.retention import Monitor
+from tranlogs.training.settings import RunSettings
 
-from .capture.optimizer_hooks import LogKind, Member
+from .capture.optimizer_hooks import LogKind, OptimizerHooks
 from .capture.replay_check import nested
 from .data.position import Epoch
 from .distributed.process_group import local_world
 from .interop import StartFrom
-from .loops.session import Session
+from .loops.training_run import TrainingRun
 from .sharding import zero_optimizer
-from .sharding.shards import local
 from .state.fingerprint import Mode
 from .state.naming import Models
 from .state.pending_gradients import mark_zero
 from .state.scalars import Curve
+from .tensors.placement import local
 
 _SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_step_supports_amp_scaling"]
 _SHARED += [f"_optimizer_{name}_hooks" for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post",
@@ -81,8 +81,8 @@ class LoggedOptimizer(Optimizer):
     """
 
     inner: Optimizer
-    session: Session
-    member: Member
+    training_run: TrainingRun
+    hooks: OptimizerHooks
 
     def __init__(self, optimizer: Optimizer, run: str | Path, model: Models = None, *, log: LogKind = "gradients",
                  checkpoint_every: Any = 500, durability: Literal["machine", "process"] = "machine", keep: Any = 2,
@@ -93,47 +93,65 @@ class LoggedOptimizer(Optimizer):
                  on_signal: OnSignal | None = "seal", grace_seconds: float = GRACE_SECONDS,
                  take_over: bool | None = None) -> None:  # fmt: skip
         _check(optimizer, log)
-        embedded_monitor = parse_monitor(monitor, budget, store, among=local_world())
+        settings = RunSettings.checked(
+            run,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            durability=durability,
+            fingerprint=fingerprint,
+            segment_bytes=segment_bytes,
+            writer=writer,
+            monitor=monitor,
+            budget=budget,
+            store=store,
+            on_signal=on_signal,
+            grace_seconds=grace_seconds,
+            take_over=take_over,
+            processes=local_world(),
+        )
         if worker_seeds not in (None, "batch"):
             raise UsageError(f'worker_seeds={worker_seeds!r}: use "batch", or None')
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        on_cuda = any(p.is_cuda for p in parameters)
-        session = Session(run, model, checkpoint_every=checkpoint_every, keep=keep, durability=durability,
-                          fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes or _fitting(parameters),
-                          writer=writer, on_cuda=on_cuda, worker_seeds=worker_seeds, monitor=embedded_monitor,
-                          store=store, copies=copies, on_signal=on_signal, grace_seconds=grace_seconds,
-                          take_over=take_over)  # fmt: skip
+        training_run = TrainingRun(
+            settings,
+            model,
+            rank=rank,
+            on_cuda=any(p.is_cuda for p in parameters),
+            segment_bytes=_fitting(parameters),
+            worker_seeds=worker_seeds,
+            copies=copies,
+        )
         try:
             zero_optimizer.tell_places(optimizer)
-            self._join(optimizer, session, name, log, optimizer_state)
+            self._join(optimizer, training_run, name, log, optimizer_state)
         except BaseException:
             zero_optimizer.forget_places(optimizer)
-            session.close()
+            training_run.close()
             raise
 
-    def _join(self, optimizer: Optimizer, session: Session, name: str, log: LogKind, optimizer_state: bool) -> None:
-        member = Member(session, name, optimizer, log, optimizer_state=optimizer_state)
-        self.__dict__.update(inner=optimizer, session=session, member=member)
-        session.add(member)
-        session.shells[name] = self
-        optimizer._tranlogs_run = str(session.run)  # type: ignore[attr-defined]
+    def _join(self, optimizer: Optimizer, training_run: TrainingRun, name: str, log: LogKind, optimizer_state: bool) -> None:
+        hooks = OptimizerHooks(training_run, name, optimizer, log, optimizer_state=optimizer_state)
+        self.__dict__.update(inner=optimizer, training_run=training_run, hooks=hooks)
+        training_run.add(hooks)
+        hooks.shell = self
+        optimizer._tranlogs_run = str(training_run.run)  # type: ignore[attr-defined]
 
-    def also(self, optimizer: Optimizer, name: str, *, log: LogKind = "gradients",
+    def add_optimizer(self, optimizer: Optimizer, name: str, *, log: LogKind = "gradients",
              optimizer_state: bool = True) -> LoggedOptimizer:  # fmt: skip
         """Another optimizer of the same loop: logged in the same run, recovered to the same moment."""
         _check(optimizer, log)
         zero_optimizer.tell_places(optimizer)
         shell = object.__new__(LoggedOptimizer)
-        shell._join(optimizer, self.session, name, log, optimizer_state)
+        shell._join(optimizer, self.training_run, name, log, optimizer_state)
         return shell
 
     # An optimizer like any other.
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the inner optimizer, logged."""
-        if self.session.is_closed:
-            self.session.say_unlogged()
-        self.member.order_hooks()
+        if self.training_run.is_closed:
+            self.training_run.say_unlogged()
+        self.hooks.order_hooks()
         return self.inner.step() if closure is None else self.inner.step(closure)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -141,7 +159,9 @@ class LoggedOptimizer(Optimizer):
         added = param_group["params"]
         added = [added] if isinstance(added, torch.Tensor) else list(added)  # it may be a generator
         param_group, wanted = {**param_group, "params": added}, set(map(id, added))
-        if self.session.runs_again and any({id(p) for p in group["params"]} == wanted for group in self.inner.param_groups):
+        if self.training_run.runs_again and any(
+            {id(p) for p in group["params"]} == wanted for group in self.inner.param_groups
+        ):
             return
         self.inner.add_param_group(param_group)
 
@@ -154,7 +174,7 @@ class LoggedOptimizer(Optimizer):
     step.hooked = True  # type: ignore[attr-defined]  # torch must not wrap it: the inner's hooks would run twice
 
     def __getattr__(self, name: str) -> Any:  # train() and eval() of schedule-free optimizers, ...
-        if name in ("inner", "session", "member"):
+        if name in ("inner", "training_run", "hooks"):
             raise AttributeError(name)
         return getattr(self.inner, name)
 
@@ -162,7 +182,7 @@ class LoggedOptimizer(Optimizer):
         return _itself, (self.inner,)
 
     def __repr__(self) -> str:
-        return f"LoggedOptimizer({self.inner!r}, run={str(self.session.run)!r})"
+        return f"LoggedOptimizer({self.inner!r}, run={str(self.training_run.run)!r})"
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
                         foreach: bool | None = None) -> torch.Tensor:  # fmt: skip
@@ -171,7 +191,7 @@ class LoggedOptimizer(Optimizer):
         The log then holds the gradients as they were before, and the norm: under autocast they take 2 bytes a
         parameter instead of 4.
         """
-        return self.member.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
+        return self.hooks.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
 
     # The run.
 
@@ -181,7 +201,7 @@ class LoggedOptimizer(Optimizer):
         Raises:
             UnencodableState: a state_dict holds something that cannot be stored safely; the error has its path.
         """
-        self.session.track(**things)
+        self.training_run.track(**things)
         return self
 
     def recover(self, step: int | None = None, *, start_from: StartFrom | str | Path | None = None) -> RecoveryReport:
@@ -202,47 +222,47 @@ class LoggedOptimizer(Optimizer):
         from tranlogs.recovery.progress import progress_bar
 
         with progress_bar() as progress:
-            return self.session.recover(step, progress, start_from)
+            return self.training_run.recover(step, progress, start_from)
 
     @property
     def report(self) -> RecoveryReport:
         """What `recover()` returned, and what became known since: a source of data that does not repeat itself."""
-        return self.session.report
+        return self.training_run.report.current or RecoveryReport()
 
     def batches(self, loader: DataLoader[Any], until: int | None = None) -> Iterator[Any]:
         """Batches over all epochs, from the exact next one on, until `until` were handed out over the whole run."""
-        return self.session.batches(loader, until)
+        return self.training_run.batches(loader, until)
 
     def epochs(self, count: int, loader: DataLoader[Any] | None = None) -> Iterator[Epoch]:
         """The epochs that are left of `count`: `for epoch in optimizer.epochs(10): for batch in epoch: ...`."""
-        return self.session.epochs(count, loader)
+        return self.training_run.epochs(count, loader)
 
     def steps(self, until: int) -> Iterator[int]:
         """For loops without a loader: the numbers of the turns that are left, from 0 to `until` - 1."""
-        return self.session.steps(until)
+        return self.training_run.steps(until)
 
-    def note(self, **scalars: float) -> None:
+    def log_scalars(self, **scalars: float) -> None:
         """Keep small numbers (a loss) with the running batch; `tranlogs log` shows them, `scalars` has their curves."""
-        self.session.scalars.note(**scalars)
+        self.training_run.scalars.note(**scalars)
 
     @property
     def scalars(self) -> dict[str, Curve]:
         """All noted scalars: name -> (steps, values); after recovery they are there again."""
-        return self.session.scalars.curves
+        return self.training_run.scalars.curves
 
     @property
     def watermarks(self) -> dict[str, int]:
         """Steps that are applied, committed (survive the process) and synced (survive power loss)."""
-        journal = self.session.journal
+        journal = self.training_run.journal
         return {"step": journal.step, "committed": journal.committed, "synced": journal.synced}
 
     def checkpoint(self) -> bool:
         """Take a checkpoint at the next boundary, whatever the policy says."""
-        return self.session.request_checkpoint()
+        return self.training_run.request_checkpoint()
 
     def close(self) -> None:
         """Seal the log and release the run. Every complete batch is safe afterwards."""
-        self.session.close()
+        self.training_run.close()
 
     def __enter__(self) -> LoggedOptimizer:
         return self

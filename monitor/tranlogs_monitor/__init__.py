@@ -1,1 +1,1 @@
-"""The monitor: a daemon beside the trainers that values, prunes and watches. It talks to them through the catalog only."""
+"""The monitor: a daemon that values and prunes the log of runs, and ships it. It talks to trainers through the catalog only."""

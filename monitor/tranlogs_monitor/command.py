@@ -1,4 +1,4 @@
-"""What `tranlogs monitor` runs: the entry point `monitor` of the group `tranlogs.daemons`."""
+"""The function behind `tranlogs monitor`; the entry point `monitor` of the group `tranlogs.daemons`."""
 
 from __future__ import annotations
 
@@ -15,76 +15,87 @@ from tranlogs.base.errors import NotARun, UsageError
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.embedded_monitor import EmbeddedMonitor
 
-from .daemon import Daemon, is_ownerless, journals_below
+from .daemon import Daemon, find_watched_journals, is_ownerless
 from .dashboard.access.access import Access
 from .dashboard.access.listening import address_of
 from .dashboard.access.tokens import choose_token
+from .dashboard.http_settings import HttpSettings
 from .embedded import start_embedded_monitor
 from .json_log import JsonFormatter
-from .settings import HttpSettings, Settings
-from .watching.watch import Seen
+from .settings import Settings
+from .watching.watch import Evaluation
 
 _log = logging.getLogger(__name__)
 
 Find = Callable[[Path], list[JournalPaths]]
 
 
-def watch(roots: Sequence[Path], settings: Settings, *, journals_of: Find, is_json: bool, once: bool, http: str | None = None,
-          token_file: Path | None = None, has_auth: bool = True,
-          show: Callable[[list[tuple[JournalPaths, Seen]]], None]) -> int:  # fmt: skip
-    """Watch until SIGTERM or SIGINT; or, `once`, evaluate, show what was found, and end.
+def watch(
+    roots: Sequence[Path],
+    settings: Settings,
+    *,
+    find_journals: Find,
+    is_json: bool,
+    once: bool,
+    http: str | None = None,
+    token_file: Path | None = None,
+    has_auth: bool = True,
+    show: Callable[[list[tuple[JournalPaths, Evaluation]]], None],
+) -> int:
+    """Watch until SIGTERM or SIGINT; or, with `once`, evaluate every journal, show the evaluations, and return.
 
     Args:
         roots: runs, folders of runs, or journals.
-        settings: for all of them.
-        journals_of: gives the journals of a run.
-        is_json: whether log lines are JSON.
-        once: whether to evaluate once.
-        http: where to serve the dashboard; None for nowhere.
+        settings: settings of the daemon.
+        find_journals: returns the journals of a run.
+        is_json: True for log lines in JSON.
+        once: True to evaluate once.
+        http: address on which to serve the dashboard; None for no dashboard.
         token_file: a file with the token of the dashboard.
         has_auth: False if the dashboard requires no token anywhere.
-        show: told what was found `once`.
+        show: called with the evaluations after `once`.
 
     Returns:
-        the exit code.
+        The exit code.
     """
-    seen: list[tuple[JournalPaths, Seen]] = []
+    evaluation: list[tuple[JournalPaths, Evaluation]] = []
 
-    def note(what: Seen | str, paths: JournalPaths) -> None:
-        if isinstance(what, Seen):
-            seen.append((paths, what))
+    def note(what: Evaluation | str, paths: JournalPaths) -> None:
+        if isinstance(what, Evaluation):
+            evaluation.append((paths, what))
 
     def find(root: Path) -> list[JournalPaths]:
-        return journals_below(root, journals_of)
+        return find_watched_journals(root, find_journals)
 
     with _logging_to_stderr(is_json):
         if not once:
             page = None if http is None else HttpSettings(http, choose_token(token_file, os.environ), has_auth)
-            _serve_on(roots, settings, find, page)
+            _serve_until_closed(roots, settings, find, page)
             return 0
-        daemon = Daemon(roots, settings, find=find, on_seen=note)
+        daemon = Daemon(roots, settings, find=find, on_evaluation=note)
         try:
             failed = daemon.evaluate()
             daemon.finish()
         finally:
             daemon.close()
-    if not seen and not failed:
+    if not evaluation and not failed:
         raise NotARun(roots[0])
-    show(seen)
+    show(evaluation)
     return 1 if failed else 0
 
 
-def _serve_on(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSettings | None) -> None:
-    """Serve; with `until_closed` again if a trainer came while the journals were being let go of.
+def _serve_until_closed(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSettings | None) -> None:
+    """Serve; with `until_closed`, serve again if a trainer has started while the journals were being released.
 
-    A trainer takes its own lock, then looks for a monitor. Here it is the other way round, so that one of the two sees the
-    other, and a run is not left alone.
+    A trainer takes its own lock, then looks for a monitor. The monitor releases its lock, then looks for a trainer. So one of
+    them
+    sees the other, and no run is left without a monitor.
     """
-    was_told_to_end = _serve(roots, settings, find, http)
-    while settings.until_closed and not was_told_to_end and not all(map(is_ownerless, _folders(roots, find))):
+    was_stopped = _serve(roots, settings, find, http)
+    while settings.until_closed and not was_stopped and not all(map(is_ownerless, _folders(roots, find))):
         try:
-            was_told_to_end = _serve(roots, settings, find, http)
-        except UsageError:  # the trainer has brought one of its own
+            was_stopped = _serve(roots, settings, find, http)
+        except UsageError:  # the trainer has started a monitor of its own
             return
 
 
@@ -93,7 +104,7 @@ def _folders(roots: Sequence[Path], find: Find) -> list[Path]:
 
 
 def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSettings | None) -> bool:
-    """Watch until the daemon ends; gives whether it was told to."""
+    """Watch until the daemon ends; return True if it was told to."""
     if http is None:
         return _run(Daemon(roots, settings, find=find))
     try:
@@ -101,14 +112,15 @@ def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSett
         from .dashboard.pages.board import Board
         from .dashboard.server import WebServer
     except ImportError as error:
-        raise UsageError("--http needs Starlette, uvicorn, Jinja2 and prometheus-client: pip install 'tranlogs[monitor]' "
-                         f"({error})") from None  # fmt: skip
+        raise UsageError(
+            f"--http requires Starlette, uvicorn, Jinja2 and prometheus-client: pip install 'tranlogs[monitor]' ({error})"
+        ) from None
     metrics, board = Metrics(), Board(settings)
     server = WebServer(address_of(http.address), metrics, board, token=http.token, has_auth=http.has_auth)
     _announce(server.url, server.access)
 
-    def note(what: Seen | str, paths: JournalPaths) -> None:
-        metrics.note(paths.folder, what if isinstance(what, Seen) else None)
+    def note(what: Evaluation | str, paths: JournalPaths) -> None:
+        metrics.note(paths.folder, what if isinstance(what, Evaluation) else None)
         board.note(paths.folder, what)
 
     def forget(folder: Path) -> None:
@@ -116,17 +128,17 @@ def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSett
         board.forget(folder)
 
     try:
-        return _run(Daemon(roots, settings, find=find, on_seen=note, on_gone=forget))
+        return _run(Daemon(roots, settings, find=find, on_evaluation=note, on_removed=forget))
     finally:
         server.close()
 
 
 def _announce(url: str, access: Access) -> None:
-    """Log the address of the page, and what a request must carry."""
+    """Log the address of the page, and the token that a request must carry."""
     if access.token is None or access.token.is_random:
         _log.info("the page is at %s", url)
     else:
-        _log.info("the page is at %s and asks for the token of %s", url, access.token.source)
+        _log.info("the page is at %s and requires the token of %s", url, access.token.source)
     if access.token is None and access.hosts is None:
         _log.warning("--no-auth: everyone who reaches %s can read the page and the metrics", url)
 
@@ -142,7 +154,7 @@ def _run(daemon: Daemon) -> bool:
 
 
 class Command(NamedTuple):
-    """What the entry point gives: to the command line, and to trainers that bring a monitor along."""
+    """What the entry point provides, to the command line and to trainers that start a monitor."""
 
     watch: Callable[..., int]
     settings: Callable[..., Settings]

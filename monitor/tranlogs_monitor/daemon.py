@@ -1,7 +1,8 @@
-"""The daemon: watches runs, and folders of runs, until it is told to stop.
+"""The daemon: it watches runs, and folders of runs, until it is told to stop.
 
-One thread evaluates the journals in turn. A journal that cannot be read or written now is said once and tried again; none
-of them takes the daemon down, nor another journal with it.
+One thread evaluates the journals in turn. A journal that cannot be read or written now is logged once and tried again; it
+stops
+neither the daemon nor the watch of other journals.
 """
 
 from __future__ import annotations
@@ -15,23 +16,25 @@ from pathlib import Path
 from tranlogs.base.clock import Clock, SystemClock
 from tranlogs.base.errors import LogUnavailable, NotARun, TranLogsError, UsageError, error_text
 from tranlogs.journal import JournalPaths, read_owner
-from tranlogs.journal.process.writer_lock import OwnerLock
+from tranlogs.journal.ownership.writer_lock import OwnerLock
 from tranlogs.shipping import Archiver
 
 from .compaction.compactor import Compactor
 from .settings import Settings
-from .watching.archiving import Archives
-from .watching.lock import lock
-from .watching.watch import JournalWatch, Seen
+from .watching.archiving import ArchiverFactory
+from .watching.lock import lock_journal
+from .watching.watch import Evaluation, JournalWatch
 
 _log = logging.getLogger(__name__)
 
-_SHARE_MAX = 0.05  # of the time, for evaluations
-_EVALUATIONS_TO_END = 3  # in a row that find no trainer and nothing to do
+_SHARE_MAX = 0.05  # of the daemon's time, for the evaluations of a journal
+_IDLE_EVALUATIONS = 3  # in a row, after which a journal counts as settled
 
 
 @dataclass(slots=True)
 class _Watched:
+    """A journal that is being watched."""
+
     watch: JournalWatch
     lock: OwnerLock | None
     archiver: Archiver | None = None
@@ -41,9 +44,9 @@ class _Watched:
 
     @property
     def is_shipping(self) -> bool:
-        """Whether something is still to be sent to the store."""
-        progressed = None if self.archiver is None else self.archiver.progressed()
-        return progressed is not None and bool(progressed.items_left or progressed.problem)
+        """True if something is still to be sent to the store."""
+        progress = None if self.archiver is None else self.archiver.progress()
+        return progress is not None and bool(progress.items_left or progress.problem)
 
     def close(self) -> None:
         if self.archiver is not None:
@@ -54,39 +57,46 @@ class _Watched:
 
 
 class Daemon:
-    """See the module.
+    """The daemon.
 
     Args:
         roots: runs, folders of runs, or single journals (RUN/rank0).
-        settings: for all of them.
-        find: gives the journals below a root.
-        on_seen: told of each evaluation; or in words why it could not be made.
-        on_gone: told of a journal that is not there any more.
-        clock: of evaluations.
+        settings: the same for all of them.
+        find: returns the journals below a root.
+        on_evaluation: called with each evaluation, or with the reason, in words, why a journal could not be evaluated.
+        on_removed: called with the folder of a journal that does not exist any more.
+        clock: for evaluations.
     """
 
-    def __init__(self, roots: Sequence[Path], settings: Settings, *, find: Callable[[Path], list[JournalPaths]],
-                 on_seen: Callable[[Seen | str, JournalPaths], None] = lambda seen, paths: None,
-                 on_gone: Callable[[Path], None] = lambda folder: None,
-                 clock: Clock | None = None) -> None:  # fmt: skip
-        self._roots, self._settings, self._find, self._on_seen, self._on_gone = roots, settings, find, on_seen, on_gone
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        settings: Settings,
+        *,
+        find: Callable[[Path], list[JournalPaths]],
+        on_evaluation: Callable[[Evaluation | str, JournalPaths], None] = lambda evaluation, paths: None,
+        on_removed: Callable[[Path], None] = lambda folder: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._roots, self._settings, self._find = roots, settings, find
+        self._on_evaluation, self._on_removed = on_evaluation, on_removed
         self._clock = clock or SystemClock()
         self._watched: dict[Path, _Watched] = {}
         store = None if settings.is_dry_run else settings.store
-        self._archives = None if store is None else Archives(store, self._clock)
+        self._archivers = None if store is None else ArchiverFactory(store, self._clock)
         compaction = None if settings.is_dry_run else settings.compaction
         self._compactor = None if compaction is None else Compactor(compaction, self._clock)
         self._stop = threading.Event()
-        self._has_said_nothing = False
+        self._has_reported_no_runs = False
         self._refused: dict[Path, str] = {}  # journals that cannot be watched, and why
 
     def stop(self) -> None:
-        """End `run` after the evaluation under way; from any thread, or a signal handler."""
+        """Make `run` return after the current evaluation. Any thread or signal handler may call it."""
         self._stop.set()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was told to end."""
+        """True if the daemon was told to stop."""
         return self._stop.is_set()
 
     def run(self) -> None:
@@ -102,14 +112,14 @@ class Daemon:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no journal has a trainer, and for some evaluations nothing was left to do."""
-        return all(watched.settled >= _EVALUATIONS_TO_END for watched in self._watched.values())
+        """True if no journal has a trainer, and several evaluations in a row found nothing to do."""
+        return all(watched.settled >= _IDLE_EVALUATIONS for watched in self._watched.values())
 
     def evaluate(self) -> int:
-        """Evaluate the journals that are due; gives how many could not be.
+        """Evaluate the journals that are due; return how many could not be evaluated.
 
         Raises:
-            UsageError: a journal has another monitor, and is not to be waited for.
+            UsageError: another monitor watches a journal, and waiting for it is not allowed.
         """
         if self._compactor is not None:
             self._compactor.poll()
@@ -121,19 +131,19 @@ class Daemon:
         return failed
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being made."""
+        """Wait for the checkpoint that is being derived."""
         if self._compactor is not None:
             self._compactor.wait()
 
     def close(self) -> None:
-        """Let go of all journals."""
+        """Release all journals."""
         if self._compactor is not None:
             self._compactor.close()
         for watched in self._watched.values():
             watched.close()
         self._watched.clear()
-        if self._archives is not None:
-            self._archives.close()
+        if self._archivers is not None:
+            self._archivers.close()
 
     def _look_for_journals(self) -> None:
         found: dict[Path, JournalPaths] = {}
@@ -141,35 +151,39 @@ class Daemon:
             try:
                 found |= {paths.folder: paths for paths in self._find(root)}
             except OSError as error:
-                _log.warning("%s: cannot be looked at now: %s", root, error_text(error))
+                _log.warning("%s: cannot be read now: %s", root, error_text(error))
                 found |= {folder: watched.watch.paths for folder, watched in self._watched.items()}
         for folder in self._watched.keys() - found.keys():
             self._watched.pop(folder).close()
-            self._on_gone(folder)
-            _log.info("%s: it is gone", folder)
-        if not found and not self._has_said_nothing:
-            self._has_said_nothing = True
-            _log.warning("no run is in %s now; it is looked for at each evaluation", ", ".join(map(str, self._roots)))
+            self._on_removed(folder)
+            _log.info("%s: does not exist any more", folder)
+        if not found and not self._has_reported_no_runs:
+            self._has_reported_no_runs = True
+            _log.warning("%s: no run found yet; looking again at each evaluation", ", ".join(map(str, self._roots)))
         for folder in found.keys() - self._watched.keys():
             try:
                 held = self._locked(folder)
                 if held is None and not self._settings.is_dry_run:
                     continue
-                archiver = self._archives.begin(found[folder]) if self._archives is not None else None
-            except (UsageError, LogUnavailable, OSError) as error:  # it holds up no other; tried again at each evaluation
+                archiver = self._archivers.start_archiver(found[folder]) if self._archivers is not None else None
+            except (
+                UsageError,
+                LogUnavailable,
+                OSError,
+            ) as error:  # tried again at each evaluation, without holding up other journals
                 if self._is_named(folder) and isinstance(error, UsageError):
                     raise
                 if self._refused.get(folder) != error_text(error):
                     self._refused[folder] = error_text(error)
-                    _log.warning("%s: is not watched: %s", folder, error_text(error))
+                    _log.warning("%s: cannot watch: %s", folder, error_text(error))
                 continue
             self._refused.pop(folder, None)
             watch = JournalWatch(found[folder], self._settings, self._clock, self._compactor)
             self._watched[folder] = _Watched(watch, held, archiver)
-            _log.info("%s: is watched", folder)
+            _log.info("%s: watching", folder)
 
     def _is_named(self, folder: Path) -> bool:
-        """Whether a journal, or its run, was given by name: then it is no use to go on without it."""
+        """Return True if a journal or its run was named by the user, so that it is no use to continue without it."""
         named = [root.absolute() for root in self._roots]
         return folder.absolute() in named or folder.absolute().parent in named
 
@@ -177,7 +191,7 @@ class Daemon:
         if self._settings.is_dry_run:
             return None
         try:
-            return lock(folder)
+            return lock_journal(folder)
         except UsageError:
             if not self._settings.waits:
                 raise
@@ -186,21 +200,23 @@ class Daemon:
     def _evaluate(self, folder: Path, watched: _Watched) -> bool:
         problem, took, is_idle = "", 0.0, is_ownerless(folder)
         try:
-            seen = watched.watch.evaluate()
-            took = seen.seconds
-            if seen.sealed and watched.archiver is not None:  # by a trainer that is dead: at once
+            evaluation = watched.watch.evaluate()
+            took = evaluation.seconds
+            if evaluation.sealed and watched.archiver is not None:  # a dead trainer's log: ship it at once
                 watched.archiver.wake()
-            is_idle = is_idle and seen.did_nothing
-            self._on_seen(seen, watched.watch.paths)
+            is_idle = is_idle and evaluation.did_nothing
+            self._on_evaluation(evaluation, watched.watch.paths)
             if self._compactor is not None:
-                self._compactor.look(watched.watch.paths, seen.rows.segments, seen.anchor, seen.rows.timelines)
+                self._compactor.consider(
+                    watched.watch.paths, evaluation.rows.segments, evaluation.anchor, evaluation.rows.timelines
+                )
         except (TranLogsError, OSError, MemoryError) as error:
             problem = error_text(error)
-            self._on_seen(problem, watched.watch.paths)
+            self._on_evaluation(problem, watched.watch.paths)
         if problem and problem != watched.problem:
-            _log.warning("%s: cannot be watched now: %s; it is tried again", folder, problem)
+            _log.warning("%s: cannot watch now: %s; trying again", folder, problem)
         elif watched.problem and not problem:
-            _log.info("%s: is watched again", folder)
+            _log.info("%s: watching again", folder)
         watched.problem = problem
         is_idle = is_idle and not watched.is_shipping and (self._compactor is None or not self._compactor.is_busy)
         watched.settled = watched.settled + 1 if is_idle else 0
@@ -214,21 +230,21 @@ class Daemon:
 
 
 def is_ownerless(folder: Path) -> bool:
-    """Whether no trainer writes the journal."""
+    """Return True if no trainer writes the journal."""
     owner = read_owner(folder)
     return owner is None or not owner.is_alive
 
 
-def journals_below(root: Path, journals_of: Callable[[Path], list[JournalPaths]]) -> list[JournalPaths]:
-    """The journals of a run, or of all runs in a folder; none where there is nothing yet."""
+def find_watched_journals(root: Path, find_journals: Callable[[Path], list[JournalPaths]]) -> list[JournalPaths]:
+    """Return the journals of a run, or of all runs in a folder; none if there is nothing yet."""
     try:
-        return journals_of(root)
+        return find_journals(root)
     except NotARun:
         pass
     found: list[JournalPaths] = []
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
         try:
-            found += journals_of(folder) if folder.is_dir() else []
+            found += find_journals(folder) if folder.is_dir() else []
         except NotARun:
             continue
     return found

@@ -1,4 +1,4 @@
-"""The monitor that a trainer brings along, as a thread or as a process (`tranlogs.journal.embedded_monitor`)."""
+"""A monitor that the trainer starts, as a thread or as a process (`tranlogs.journal.embedded_monitor`)."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ from .settings import Settings
 
 _log = logging.getLogger("tranlogs")
 
-LOG_NAME = "monitor.log"  # in the journal's folder: what a process beside the trainer says
+LOG_NAME = "monitor.log"  # in the journal's folder: the log of a monitor that is a process
 _SECONDS_TO_END = 10.0
-_SPAWN = '"$@" >/dev/null & echo $!'  # by a shell that ends at once: the monitor is nobody's child, and not waited for
+_SPAWN = '"$@" >/dev/null & echo $!'  # started by a shell that exits at once, so that the monitor is not the trainer's child
 
 
 def start_embedded_monitor(paths: JournalPaths, monitor: Monitor) -> EmbeddedMonitor:
     """Start a monitor for one journal.
 
     Raises:
-        OSError, LogUnavailable: no process or thread is to be had.
+        OSError, LogUnavailable: no process or thread can be started.
     """
     return MonitorThread(paths, monitor) if monitor.mode == "thread" else MonitorProcess(paths, monitor)
 
 
 class MonitorThread:
-    """The daemon in a thread. Whatever ends it is said once, and training goes on. The trainer ships by itself."""
+    """The daemon in a thread. An error that ends it is logged once, and training continues. The trainer itself ships."""
 
     def __init__(self, paths: JournalPaths, monitor: Monitor) -> None:
-        settings = Settings(Budget(monitor.budget_bytes), interval_seconds=monitor.interval_seconds,
-                            compaction=Compaction() if monitor.compact else None)  # fmt: skip
+        settings = Settings(
+            Budget(monitor.budget_bytes),
+            interval_seconds=monitor.interval_seconds,
+            compaction=Compaction() if monitor.compact else None,
+        )
         self._folder = paths.folder
         self._daemon = Daemon([paths.folder], settings, find=lambda _: [paths])
         self._thread = start_thread("tranlogs-monitor", self._run)
@@ -47,17 +50,21 @@ class MonitorThread:
         try:
             self._daemon.run()
         except Exception as error:
-            _log.warning("%s: its monitor has ended (%s: %s); training and logging go on without one", self._folder,
-                         type(error).__name__, error)  # fmt: skip
+            _log.warning(
+                "%s: the monitor has failed (%s: %s); training and logging continue without it",
+                self._folder,
+                type(error).__name__,
+                error,
+            )
 
     def close(self) -> None:
-        """End it after the evaluation under way; one that takes long ends with the process."""
+        """Stop the daemon after the current evaluation; a long one ends with the process."""
         self._daemon.stop()
         self._thread.join(_SECONDS_TO_END)
 
 
 class MonitorProcess:
-    """`tranlogs monitor --until-closed` in a session of its own."""
+    """A process that runs `tranlogs monitor --until-closed`, in a session of its own."""
 
     def __init__(self, paths: JournalPaths, monitor: Monitor) -> None:
         folder = paths.folder.absolute()
@@ -69,9 +76,16 @@ class MonitorProcess:
         if monitor.store is not None:
             command += ["--store", monitor.store, "--max-lag", f"{LAG_SECONDS:g}s"]
         with open(folder / LOG_NAME, "ab") as log:
-            done = subprocess.run(["/bin/sh", "-c", _SPAWN, "sh", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=log, start_new_session=True, check=True, pass_fds=())  # fmt: skip
+            done = subprocess.run(
+                ["/bin/sh", "-c", _SPAWN, "sh", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                check=True,
+                pass_fds=(),
+            )
         self.pid = int(done.stdout)
 
     def close(self) -> None:
-        """Nothing to do: it sees that the run was closed."""
+        """Do nothing: the process notices by itself that the run was closed."""

@@ -1,4 +1,4 @@
-"""Log lines as JSON, one object a line."""
+"""Log lines in JSON, one object for each line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 
 class JsonFormatter(logging.Formatter):
-    """time (RFC 3339, UTC), level, logger, message."""
+    """Formats a record as an object with time (RFC 3339, UTC), level, logger and message."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"

@@ -1,4 +1,4 @@
-"""The monitor's settings, from what an operator writes."""
+"""Settings of the monitor, as an operator gives them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,42 @@ from typing import Any
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
 from tranlogs.retention.value_decay import Decay
+from tranlogs.shipping import ShippingSettings
+from tranlogs.stores import STALL_SECONDS
 
-from .dashboard.access.tokens import Token
-from .watching.archiving import StoreSettings
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Where and how journals are shipped.
+
+    Attributes:
+        url: address of the store; each run has a folder of its name there.
+        shipping: how each journal is shipped.
+        bytes_per_second: bandwidth of all journals together; None for no limit.
+        senders: number of parts that are sent at once, of all journals together.
+        stall_seconds: time without a byte after which a call is abandoned.
+    """
+
+    url: str
+    shipping: ShippingSettings = field(default_factory=ShippingSettings)
+    bytes_per_second: float | None = None
+    senders: int = 2
+    stall_seconds: float = STALL_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of a daemon, the same for all its runs.
+    """Settings of a daemon, the same for all its runs.
 
     Attributes:
         budget: limits of each journal.
-        decay: of values.
-        interval_seconds: between two evaluations.
-        is_dry_run: whether nothing is changed, and only said.
-        waits: whether a journal that another monitor has is waited for.
-        store: where journals are shipped to; None for nowhere.
-        compaction: when checkpoints are made from the log; None for never.
-        until_closed: whether the daemon ends once no trainer is there any more and nothing is left to do.
+        decay: how values decay.
+        interval_seconds: time between two evaluations.
+        is_dry_run: True to change nothing, and only report.
+        waits: True to wait for journals that another monitor watches.
+        store: where journals are shipped; None for no store.
+        compaction: when checkpoints are derived from the log; None for never.
+        until_closed: True to end the daemon once no trainer is running and nothing is left to do.
     """
 
     budget: Budget = field(default_factory=Budget)
@@ -38,23 +56,25 @@ class Settings:
     until_closed: bool = False
 
     @classmethod
-    def of(cls, budget: Budget, decay: Decay, interval_seconds: float, is_dry_run: bool, waits: bool,
-           store: dict[str, Any] | None, compaction: Compaction | None, until_closed: bool) -> Settings:  # fmt: skip
-        """From plain values, as the command line has them; `store` are the arguments of `StoreSettings`."""
-        return cls(budget, decay, interval_seconds, is_dry_run, waits, None if store is None else StoreSettings(**store),
-                   compaction, until_closed)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class HttpSettings:
-    """Settings of the dashboard's server.
-
-    Attributes:
-        address: where it listens, like ":9464".
-        token: what a request must carry where one is required.
-        has_auth: False if none is required anywhere.
-    """
-
-    address: str
-    token: Token
-    has_auth: bool = True
+    def of(
+        cls,
+        budget: Budget,
+        decay: Decay,
+        interval_seconds: float,
+        is_dry_run: bool,
+        waits: bool,
+        store: dict[str, Any] | None,
+        compaction: Compaction | None,
+        until_closed: bool,
+    ) -> Settings:
+        """Make settings from plain values, as the command line has them; `store` holds the arguments of `StoreSettings`."""
+        return cls(
+            budget,
+            decay,
+            interval_seconds,
+            is_dry_run,
+            waits,
+            None if store is None else StoreSettings(**store),
+            compaction,
+            until_closed,
+        )

@@ -130,10 +130,10 @@ CALLS: dict[str, Callable[[AlluxioStore], object]] = {
     "stat": lambda store: store.stat("object"),
     "names": lambda store: store.names(""),
     "delete": lambda store: store.delete("object"),
-    "hasten": lambda store: store.hasten("object"),
+    "request_durability": lambda store: store.request_durability("object"),
 }
 FIRST = {"put": "create-file", "get": "get-status", "stat": "get-status", "names": "list-status", "delete": "delete",
-         "hasten": "get-status"}  # fmt: skip
+         "request_durability": "get-status"}  # fmt: skip
 
 
 def every_exception() -> list[BaseException]:
@@ -191,7 +191,7 @@ def test_nobody_listens(store: AlluxioStore, proxy: Proxy) -> None:
     for call in CALLS.values():
         with pytest.raises(StoreUnavailable, match="refused") as raised:
             call(closed)
-        assert "alluxio-start.sh proxy" in closed.advice(str(raised.value))
+        assert "alluxio-start.sh proxy" in closed.advise(str(raised.value))
 
 
 def test_a_proxy_of_the_environment_is_not_asked(proxy: Proxy, store: AlluxioStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,13 +344,13 @@ _missing = fails("NOT_FOUND", "Path does not exist")
 def test_an_object_is_found_by_its_name_wherever_hastening_has_put_it(proxy: Proxy, store: AlluxioStore) -> None:
     files = Files(proxy, "/root/run/object")
     for place in ("/root/run/object~elsewhere", "/root/run/object") * 2:
-        store.hasten("run/object")
+        store.request_durability("run/object")
         assert files.paths == {place}
         assert files.renames[-1][1:] == (place, {"persist": True})
         assert store.stat("run/object") is not None
         assert read(store, "run/object") == b"1234"
         assert store.names("") == ["run/object"]
-    store.hasten("run/object")
+    store.request_durability("run/object")
     store.delete("run/object")
     assert files.paths == set()
     assert store.stat("run/object") is None
@@ -367,10 +367,10 @@ def test_a_rename_without_an_answer_is_looked_after(proxy: Proxy, store: Alluxio
 
     proxy.answers["rename"] = silent
     if is_done:
-        store.hasten("object")
+        store.request_durability("object")
     else:
         with pytest.raises(StoreUnavailable):
-            store.hasten("object")
+            store.request_durability("object")
     assert read(store, "object") == b"1234"
 
 

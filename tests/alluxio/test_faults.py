@@ -103,7 +103,7 @@ def persisted(alluxio: Cluster, store: Store, name: str) -> str:
             return False
         if status.is_lost or status.is_forgotten or time.monotonic() - asked > _PERSIST_SECONDS:
             asked = time.monotonic()
-            store.hasten(name)
+            store.request_durability(name)
         return is_durable(store, name)
 
     alluxio.wait(is_so, "persisted")
@@ -115,8 +115,8 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures of shipping are tried again soon."""
     monkeypatch.setattr(archiving, "RETRY_SECONDS_MIN", 0.1)
     monkeypatch.setattr(archiving, "RETRY_SECONDS_MAX", 0.5)
-    monkeypatch.setattr(durability, "_AGAIN_SECONDS_MIN", 2.0)
-    monkeypatch.setattr(durability, "_AGAIN_SECONDS_MAX", 2.0)
+    monkeypatch.setattr(durability, "_RESEND_SECONDS_MIN", 2.0)
+    monkeypatch.setattr(durability, "_RESEND_SECONDS_MAX", 2.0)
 
 
 def under_replicated(run: Path) -> int:
@@ -177,11 +177,11 @@ def test_closing_says_fine_when_the_last_block_is_gone(
     with closing(made):
         with monkeypatch.context() as patch:
             patch.setattr(module.alluxio.Client, "close", bereft)
-            alluxio.wait(lambda: made.turn().problem != "", "it is noticed")
+            alluxio.wait(lambda: made.run_once().problem != "", "it is noticed")
         assert answers[0] is None, "an answer like any other"
-        assert made.progressed().archived == 0
+        assert made.progress().archived == 0
         alluxio.mend()
-        alluxio.wait(lambda: made.turn().archived == 15, "archived")
+        alluxio.wait(lambda: made.run_once().archived == 15, "archived")
     assert_comes_back(store, run, tmp_path / "elsewhere", 15)
 
 
@@ -200,13 +200,13 @@ def test_with_too_few_workers_there_are_fewer_copies_which_are_made_up_for(
     assert status_of(twice, name).copies == 1
     assert problem_of(twice, "1 of 2 copies in the memory of workers") == "alluxio.worker.hostname"
     with closing(archiver(run, twice)) as made:
-        alluxio.wait(lambda: made.turn().archived == 15 and under_replicated(run) > 0, "archived, with fewer copies")
+        alluxio.wait(lambda: made.run_once().archived == 15 and under_replicated(run) > 0, "archived, with fewer copies")
         assert copies_of(twice, run) == {1}
         assert "with fewer copies than asked for" in " ".join(tranlogs("status", run).split())
         alluxio.restart("worker-1")
-        alluxio.wait(lambda: made.turn().archived == 15 and under_replicated(run) == 0, "made up for")
+        alluxio.wait(lambda: made.run_once().archived == 15 and under_replicated(run) == 0, "made up for")
         assert copies_of(twice, run) == {2}
-        assert made.progressed().persisted == 0
+        assert made.progress().persisted == 0
     alluxio.mend()
     persisted(alluxio, twice, name)
     again = send(alluxio, twice, names, copies=2)
@@ -233,7 +233,7 @@ def test_the_master_dies_before_a_file_is_persisted(alluxio: Cluster, store: Sto
     alluxio.kill("master")
     with pytest.raises(StoreUnavailable) as raised:
         store.stat("segment")
-    assert "alluxio.master.hostname" in store.advice(str(raised.value))
+    assert "alluxio.master.hostname" in store.advise(str(raised.value))
     alluxio.restart("master")
     alluxio.restart("job-master")
     assert read(store, persisted(alluxio, store, "segment")) == CONTENT
@@ -249,7 +249,7 @@ def test_memory_is_lost_before_it_is_persisted(
     for each in (run, run_twice):
         trained(each, 15)
     made, other = archiver(run, store), archiver(run_twice, twice)
-    alluxio.wait(lambda: made.turn().archived == other.turn().archived == 15, "archived")
+    alluxio.wait(lambda: made.run_once().archived == other.run_once().archived == 15, "archived")
     put(store, "one copy", CONTENT)
     put(twice, "two copies", CONTENT)
     put(store, "on disk", CONTENT)
@@ -269,28 +269,28 @@ def test_memory_is_lost_before_it_is_persisted(
     with pytest.raises(NotARun, match="the store has lost it"):
         pull(store, "one/rank0", tmp_path / "nothing/rank0")
     assert problem_of(store, f"store {store.url}: ") == "alluxio.worker.hostname"
-    alluxio.wait(lambda: made.turn().archived < 15, "what is lost does not count")
+    alluxio.wait(lambda: made.run_once().archived < 15, "what is lost does not count")
     assert "the store has lost" in caplog.text
     assert marks(run).archived < 15
-    alluxio.wait(lambda: other.turn().archived == 0, "nor that of which a copy is away")
+    alluxio.wait(lambda: other.run_once().archived == 0, "nor that of which a copy is away")
     shutil.rmtree(run_twice / "rank0/checkpoints")  # nothing is here any more that could be sent again
     for path in (run_twice / "rank0/log").iterdir():
         path.unlink()
 
     alluxio.mend()
     with closing(made):
-        alluxio.wait(lambda: made.turn().persisted == 15, "sent again, and persisted")
+        alluxio.wait(lambda: made.run_once().persisted == 15, "sent again, and persisted")
     assert_comes_back(store, run, tmp_path / "sent again", 15)
     alluxio.wait(lambda: status_of(twice, "two copies").copies == 1, "the kept copy is known again")
     assert read(twice, "two copies") == CONTENT
     assert status_of(twice, "two copies").is_lost  # it stays so
-    twice.hasten("two copies")
+    twice.request_durability("two copies")
     persisted(alluxio, twice, "two copies")
     assert read(twice, "two copies") == CONTENT
     with closing(other):
-        alluxio.wait(lambda: other.turn().persisted == 15, "what has come back is hastened, and persisted")
+        alluxio.wait(lambda: other.run_once().persisted == 15, "what has come back is hastened, and persisted")
     assert_comes_back(twice, run_twice, tmp_path / "came back", 15)
-    store.hasten("one copy")
+    store.request_durability("one copy")
     assert status_of(store, "one copy").is_lost  # there is nothing to persist: it is to be sent again
     again = send(alluxio, store, fresh_names())
     persisted(alluxio, store, again)
@@ -309,7 +309,7 @@ def test_a_dropped_request_to_persist_is_made_again_whatever_dies_meanwhile(
     run = tmp_path / "run"
     trained(run, 5)
     with closing(archiver(run, store)) as made:
-        alluxio.wait(lambda: made.turn().archived == 5, "archived")
+        alluxio.wait(lambda: made.run_once().archived == 5, "archived")
     manifest, _ = read_newest(store, "run/rank0")
     assert manifest is not None
     waiting = {"segment", *(name for one in manifest.shipped.values() for name in one.names())}
@@ -319,7 +319,7 @@ def test_a_dropped_request_to_persist_is_made_again_whatever_dies_meanwhile(
     put(store, "later", b"1")
     persisted(alluxio, store, "later")
     assert not any(is_durable(store, name) for name in waiting)
-    store.hasten("segment")
+    store.request_durability("segment")
     persisted(alluxio, store, "segment")
     assert read(store, "segment") == CONTENT
 
@@ -334,7 +334,7 @@ def test_a_dropped_request_to_persist_is_made_again_whatever_dies_meanwhile(
     with closing(archiver(run, store, persist_seconds=0.0)) as made, monkeypatch.context() as patch:
         patch.setattr(module.alluxio.Client, "rename", die)
         with pytest.raises(KeyboardInterrupt):
-            alluxio.wait(lambda: made.turn().problem != "", "it dies")
+            alluxio.wait(lambda: made.run_once().problem != "", "it dies")
     assert len(renamed) == 1
     assert waiting - {"segment"} <= set(store.names("run"))
     assert_comes_back(store, run, tmp_path / "elsewhere", 5)
@@ -343,7 +343,7 @@ def test_a_dropped_request_to_persist_is_made_again_whatever_dies_meanwhile(
         path.unlink()
     # Not at every turn: each request renames, and what is renamed while it is being persisted has to wait for the next one.
     with closing(archiver(run, store, persist_seconds=8.0)) as made:
-        alluxio.wait(lambda: made.turn().persisted == 5, "persisted")
+        alluxio.wait(lambda: made.run_once().persisted == 5, "persisted")
     assert_comes_back(store, run, tmp_path / "later", 5)
 
 
@@ -354,18 +354,18 @@ def test_what_the_durable_manifest_names_is_left_when_all_memory_is_lost(
     run = tmp_path / "run"
     trained(run, 15)
     with closing(archiver(run, store, keep=KeepLatest(1))) as made:
-        alluxio.wait(lambda: made.turn().persisted == 15, "persisted")
+        alluxio.wait(lambda: made.run_once().persisted == 15, "persisted")
     alluxio.kill("job-master")  # nothing is persisted from now on, and all that step 15 needs is old
     trained(run, 38)
     with closing(archiver(run, store, keep=KeepLatest(1))) as made:
-        alluxio.wait(lambda: made.turn().archived == 38, "archived")
-        assert made.progressed().persisted == 15
+        alluxio.wait(lambda: made.run_once().archived == 38, "archived")
+        assert made.progress().persisted == 15
     for number in (0, 1):
         alluxio.lose(number)
     alluxio.mend()
     assert_comes_back(store, run, tmp_path / "elsewhere", 15)
     with closing(archiver(run, store, keep=KeepLatest(1))) as made:
-        alluxio.wait(lambda: made.turn().persisted == 38, "sent again, and persisted")
+        alluxio.wait(lambda: made.run_once().persisted == 38, "sent again, and persisted")
     assert_comes_back(store, run, tmp_path / "once more", 38)
 
 
@@ -387,7 +387,7 @@ def test_full_memory_refuses_until_files_are_persisted(alluxio: Cluster, store: 
         return any("space" in why for why in refused.values())
 
     alluxio.wait(is_full, "memory is full", "proxy")
-    assert "alluxio.worker.ramdisk.size" in store.advice(next(why for why in refused.values() if "space" in why))
+    assert "alluxio.worker.ramdisk.size" in store.advise(next(why for why in refused.values() if "space" in why))
     assert [name for name in refused if store.stat(name) is not None] == []  # nothing of them is left over
     for number in (0, 1):
         alluxio.restart(f"job-worker-{number}")

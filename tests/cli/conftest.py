@@ -36,10 +36,10 @@ def train(run: Path, until: int = STEPS, say: Callable[[int], None] = lambda ste
             loss.backward()
             optimizer.step()
             scheduler.step()
-            optimizer.note(loss=loss.item(), broken=float("nan"))
+            optimizer.log_scalars(loss=loss.item(), broken=float("nan"))
             if number == 4:
                 model[0].weight.data.clamp_(-0.1, 0.1)
-            optimizer.session.journal.wait_checkpoint()
+            optimizer.training_run.journal.wait_checkpoint()
             say(number + 1)
     return model
 

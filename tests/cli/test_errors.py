@@ -122,7 +122,7 @@ def test_no_damage_gives_a_traceback(cli: Cli, run: Path, name: str, damage: Cal
     code, out, err = _call(cli, name, run)
     assert code in (0, 1, 2)
     assert out or err
-    assert "this should not have happened" not in err
+    assert "unexpected error" not in err
     damaged_for_json = shutil.copytree(run, run.parent / "again")
     assert _call(cli, name, damaged_for_json, "--json")[0] in (0, 1, 2)
 
@@ -141,17 +141,17 @@ def test_an_unexpected_error_is_one_line_with_a_hint(cli: Cli, run: Path, monkey
     def fail(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("tranlogs.cli.reading.survey.survey", fail)
+    monkeypatch.setattr("tranlogs.cli.commands.status.survey", fail)
     called = cli("status", run)
     assert called.code == 1
-    assert called.err == ("tranlogs: this should not have happened (KeyError: 'a bug'). `tranlogs --debug ...` shows where\n")
+    assert called.err == ("tranlogs: unexpected error (KeyError: 'a bug'); run `tranlogs --debug ...` to see where\n")
 
 
 def test_an_error_of_the_system_names_the_file(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "/some/file")
 
-    monkeypatch.setattr("tranlogs.cli.reading.survey.survey", fail)
+    monkeypatch.setattr("tranlogs.cli.commands.status.survey", fail)
     called = cli("status", run, "--json")
     assert (called.code, called.err) == (1, "tranlogs: /some/file: Permission denied\n")
     assert called.json == {"error": {"kind": "PermissionError", "message": "/some/file: Permission denied"}}

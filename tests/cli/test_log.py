@@ -7,7 +7,7 @@ import pytest
 
 from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.scanner import scan
-from tranlogs.log.segment_file import parse_segment_name
+from tranlogs.log.segments.segment_file import parse_segment_name
 
 from .conftest import STEPS, Cli, flip, segment_files
 

@@ -83,7 +83,7 @@ def test_a_run_that_is_there_is_not_overwritten(cli: Cli, run: Path, tmp_path: P
     cli("push", run, tmp_path / "store")
     called = cli("pull", f"{tmp_path / 'store'}/run", run)
     assert called.code == 2
-    assert "is there already" in called.err
+    assert "exists already" in called.err
 
 
 def test_damage_in_the_store_is_named_and_the_exit_code_is_1(cli: Cli, run: Path, tmp_path: Path) -> None:
@@ -123,10 +123,10 @@ def test_an_address_without_a_run_is_named(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--store-checkpoints", "0"], "--store-checkpoints '0': give a number from 1 on"),
+        (["--store-checkpoints", "0"], "--store-checkpoints must be a number from 1 on"),
         (["--max-lag", "soon"], "--max-lag 'soon'"),
         (["--bandwidth", "much"], "--bandwidth 'much'"),
-        (["--once"], "`tranlogs push RUN URL` ships a run once"),
+        (["--once"], "use `tranlogs push RUN URL` to ship a run once"),
     ],
 )
 def test_wrong_store_settings_are_usage_errors(cli: Cli, run: Path, tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tranlogs.journal.process.writer_lock import OwnerLock
+from tranlogs.journal.ownership.writer_lock import OwnerLock
 
 from .conftest import STEPS, Cli
 

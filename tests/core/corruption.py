@@ -32,13 +32,13 @@ from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import TranLogsError
 from tranlogs.catalog import CATALOG_NAME, Catalog, Incident, Tables
-from tranlogs.catalog.lineage import lineage
+from tranlogs.catalog.lineage import trace_lineage
 from tranlogs.checkpoints.folder import MANIFEST
 from tranlogs.log import record
 from tranlogs.log.index import INDEX_NAME, IndexedRecord, LogIndex
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, EntryKind, Location
-from tranlogs.recovery.facts import open_for_reading, read_catalog
+from tranlogs.recovery.facts import read_catalog, read_facts
 from tranlogs.recovery.history import build_history
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
@@ -140,8 +140,8 @@ class Base:
 
     def _map_segments(self) -> None:
         """Where the heads, payloads and frames of the entries lie that recovery can reach."""
-        facts = open_for_reading(self.run / "rank0")
-        history = build_history(facts.segments, lineage(facts.timelines, facts.timeline))
+        facts = read_facts(self.run / "rank0")
+        history = build_history(facts.segments, trace_lineage(facts.timelines, facts.timeline))
         reachable = {link.location for run in history.runs for link in run}
         for segment in facts.segments:
             with SegmentReader(segment.path) as reader:

@@ -7,32 +7,32 @@ from dataclasses import replace
 import pytest
 
 from tranlogs.base.errors import RecoveryError
-from tranlogs.recovery.group.agreement import Agreement, Damage, agree
-from tranlogs.recovery.group.change_notes import told_of_loss
-from tranlogs.recovery.group.journal_summary import Anchor, Holding, Stretch
+from tranlogs.recovery.group.decision.agreement import Agreement, Damage, agree
+from tranlogs.recovery.group.decision.change_notes import describe_lost_journals
+from tranlogs.recovery.group.summary.journal_summary import CheckpointRef, JournalSummary, LogRange
 
 
-def holding(rank: int, last: int, checkpoints: list[int], *, first: int = 0, timeline: int = 1, shared: bool = True,
-            landings: dict[int, int] | None = None) -> Holding:  # fmt: skip
+def summarize(rank: int, last: int, checkpoints: list[int], *, first: int = 0, timeline: int = 1, shared: bool = True,
+            boundary_counts: dict[int, int] | None = None) -> JournalSummary:  # fmt: skip
     """A journal with a boundary after each of the steps `first` to `last`."""
-    known = landings if landings is not None else {step: int(step > 0) for step in range(first, last + 1)}
-    anchors = tuple(Anchor(step, f"step-{step}", int(step > 0), 0) for step in checkpoints)
-    return Holding(rank, f"/run/rank{rank}", f"id{rank}", 3, shared, timeline, (Stretch(first, last, known),), anchors)
+    known = boundary_counts if boundary_counts is not None else {step: int(step > 0) for step in range(first, last + 1)}
+    refs = tuple(CheckpointRef(step, f"step-{step}", int(step > 0), 0) for step in checkpoints)
+    return JournalSummary(rank, f"/run/rank{rank}", f"id{rank}", 3, shared, timeline, (LogRange(first, last, known),), refs)
 
 
-def lost(rank: int) -> Holding:
-    return Holding(rank, f"/run/rank{rank}", f"new{rank}")
+def lost(rank: int) -> JournalSummary:
+    return JournalSummary(rank, f"/run/rank{rank}", f"new{rank}")
 
 
-def decided(*holdings: Holding, damage: Damage | None = None, step: int | None = None) -> Agreement:
-    found = agree(holdings, damage or Damage(), step)
+def decided(*summaries: JournalSummary, damage: Damage | None = None, step: int | None = None) -> Agreement:
+    found = agree(summaries, damage or Damage(), step)
     assert found is not None
     return found
 
 
 def bases(agreement: Agreement) -> list[tuple[int, int] | None]:
     """Of each rank, whose checkpoint it loads, and of which step."""
-    return [None if base is None else (base.rank, base.anchor.step) for base in agreement.bases]
+    return [None if base is None else (base.rank, base.ref.step) for base in agreement.bases]
 
 
 def test_nothing_anywhere_is_a_fresh_run() -> None:
@@ -40,151 +40,155 @@ def test_nothing_anywhere_is_a_fresh_run() -> None:
 
 
 def test_all_land_on_the_newest_step_of_the_slowest() -> None:
-    found = decided(holding(0, 9, [0, 7]), holding(1, 8, [0, 7]), holding(2, 9, [0, 7]))
-    assert (found.step, found.nth, found.lost, found.is_forked) == (8, 1, (), False)
+    found = decided(summarize(0, 9, [0, 7]), summarize(1, 8, [0, 7]), summarize(2, 9, [0, 7]))
+    assert (found.step, found.boundary_number, found.lost, found.is_forked) == (8, 1, (), False)
     assert bases(found) == [(0, 7), (1, 7), (2, 7)]
 
 
 def test_a_step_can_be_asked_for() -> None:
-    found = decided(holding(0, 9, [0, 7]), holding(1, 8, [0, 7]), step=5)
+    found = decided(summarize(0, 9, [0, 7]), summarize(1, 8, [0, 7]), step=5)
     assert (found.step, bases(found)) == (5, [(0, 0), (1, 0)])
     with pytest.raises(
         RecoveryError, match="step 9 is not covered on all ranks: rank 0 has steps 0 to 9, rank 1 has steps 0 to"
     ):
-        decided(holding(0, 9, [0, 7]), holding(1, 8, [0, 7]), step=9)
+        decided(summarize(0, 9, [0, 7]), summarize(1, 8, [0, 7]), step=9)
     with pytest.raises(RecoveryError, match=r"step 3 is not covered on all ranks: ranks 0, 1 have .*`keep=`"):
-        decided(*(holding(rank, 9, [5], landings={5: 0, 9: 1}) for rank in (0, 1)), step=3)
+        decided(*(summarize(rank, 9, [5], boundary_counts={5: 0, 9: 1}) for rank in (0, 1)), step=3)
 
 
 def test_who_had_no_data_left_lands_where_it_left() -> None:
-    left = replace(holding(1, 5, [0, 4], landings={0: 0, 4: 1, 5: 2}), left=5)
-    found = decided(holding(0, 9, [0, 7]), left, holding(2, 8, [0, 7]))
-    assert (found.step, [found.landing(rank) for rank in range(3)]) == (8, [(8, 1), (5, 2), (8, 1)])
-    assert (bases(found), found.behind, found.short) == ([(0, 7), (1, 4), (2, 7)], (), ())
-    assert decided(holding(0, 9, [0, 7]), left, step=7).landing(1) == (5, 2)
-    assert decided(holding(0, 9, [0, 7]), left, step=4).landing(1) == (4, 1)  # as all had data there
-    unsaid = replace(left, left=-1, is_shared=False)
-    assert decided(holding(0, 9, [0, 7], shared=False), unsaid).step == 5
+    left = replace(summarize(1, 5, [0, 4], boundary_counts={0: 0, 4: 1, 5: 2}), exhausted_at=5)
+    found = decided(summarize(0, 9, [0, 7]), left, summarize(2, 8, [0, 7]))
+    assert (found.step, [found.get_target(rank) for rank in range(3)]) == (8, [(8, 1), (5, 2), (8, 1)])
+    assert (bases(found), found.lost_behind, found.short_journals) == ([(0, 7), (1, 4), (2, 7)], (), ())
+    assert decided(summarize(0, 9, [0, 7]), left, step=7).get_target(1) == (5, 2)
+    assert decided(summarize(0, 9, [0, 7]), left, step=4).get_target(1) == (4, 1)  # as all had data there
+    unsaid = replace(left, exhausted_at=-1, is_replicated=False)
+    assert decided(summarize(0, 9, [0, 7], shared=False), unsaid).step == 5
 
 
 def test_a_rank_whose_checkpoint_is_old_takes_the_newer_one_of_another() -> None:
     """What the others hold begins behind the old one."""
-    found = decided(holding(0, 9, [4, 7], first=4), holding(1, 9, [0], first=0))
+    found = decided(summarize(0, 9, [4, 7], first=4), summarize(1, 9, [0], first=0))
     assert (found.step, bases(found)) == (9, [(0, 7), (0, 7)])
 
 
 def test_ranks_that_are_not_the_same_use_their_own_checkpoints_only() -> None:
-    found = decided(holding(0, 9, [4, 7], first=4, shared=False), holding(1, 8, [0], shared=False))
+    found = decided(summarize(0, 9, [4, 7], first=4, shared=False), summarize(1, 8, [0], shared=False))
     assert (found.step, bases(found)) == (8, [(0, 7), (1, 0)])
 
 
 def test_a_checkpoint_behind_the_end_of_sameness_serves_its_own_rank_alone() -> None:
     """Rank 0 wrote the first checkpoint after the ranks were found to differ; rank 1 died before its own was published."""
-    found = decided(holding(0, 9, [0, 7], shared=False), holding(1, 9, [0]))
+    found = decided(summarize(0, 9, [0, 7], shared=False), summarize(1, 9, [0]))
     assert (found.step, bases(found)) == (9, [(0, 7), (1, 0)])
 
 
 def test_a_lost_journal_sends_all_to_the_newest_checkpoint() -> None:
-    found = decided(holding(0, 9, [0, 7]), lost(1), holding(2, 8, [0, 7]))
+    found = decided(summarize(0, 9, [0, 7]), lost(1), summarize(2, 8, [0, 7]))
     assert (found.step, found.lost, found.is_forked) == (7, (1,), True)
     assert bases(found) == [(0, 7), (0, 7), (2, 7)]
 
 
 def test_a_lost_journal_with_shards_is_named_with_what_the_others_have() -> None:
-    held = [replace(holding(rank, 9, [0, 7], shared=False), is_sharded=True) for rank in (0, 2)]
+    held = [replace(summarize(rank, 9, [0, 7], shared=False), is_sharded=True) for rank in (0, 2)]
     with pytest.raises(RecoveryError, match=r"ranks 0, 2 have steps 0 to 9; .*ranks 1 are gone, and with them their shards"):
         decided(held[0], lost(1), held[1])
 
 
 def test_a_lost_journal_of_ranks_that_are_not_the_same_cannot_be_replaced() -> None:
     with pytest.raises(RecoveryError, match="the journals of ranks 1 are gone"):
-        decided(holding(0, 9, [0, 7], shared=False), lost(1))
+        decided(summarize(0, 9, [0, 7], shared=False), lost(1))
 
 
-def whole(rank: int, last: int, checkpoints: list[int]) -> Holding:
+def whole(rank: int, last: int, checkpoints: list[int]) -> JournalSummary:
     """A journal that has all of each step, under DistributedDataParallel."""
-    return replace(holding(rank, last, checkpoints), is_whole=True)
+    return replace(summarize(rank, last, checkpoints), has_full_records=True)
 
 
 def test_a_lost_journal_costs_nothing_where_others_have_all_that_it_had() -> None:
     found = decided(whole(0, 9, [0, 7]), lost(1), lost(2), whole(3, 9, [0, 7]))
-    assert (found.step, found.lost, found.alike, found.beside) == (9, (1, 2), (1, 2), ())
+    assert (found.step, found.lost, found.lost_with_equals, found.lost_with_copies) == (9, (1, 2), (1, 2), ())
     assert bases(found) == [(0, 7), (0, 7), (0, 7), (3, 7)]
-    assert told_of_loss(found, 4)[0].endswith("rank 1 is gone: the others have all that it logged, so that no step is lost")
+    (note, *_) = describe_lost_journals(found, 4)
+    assert note.endswith("rank 1 is gone: the other ranks logged the same, so that no step is lost")
 
 
 def test_its_own_part_is_taken_where_there_is_one() -> None:
     found = decided(whole(0, 7, [0, 7]), lost(1), whole(2, 7, [0, 7]))  # in a checkpoint at the landing
-    assert (found.step, found.alike, bases(found)[1]) == (7, (), (0, 7))
+    assert (found.step, found.lost_with_equals, bases(found)[1]) == (7, (), (0, 7))
     copies = [replace(whole(rank, 9, [0, 7]), copies=2) for rank in (0, 2)]
     found = decided(copies[0], lost(1), copies[1])
-    assert (found.step, found.beside, found.alike) == (9, (1,), ())
+    assert (found.step, found.lost_with_copies, found.lost_with_equals) == (9, (1,), ())
 
 
 def test_a_checkpoint_of_which_the_log_does_not_tell_any_more_is_one_to_go_back_to() -> None:
-    held = [replace(holding(rank, 7, [7], first=7), anchors=(Anchor(7, "step-7", 0, 0),)) for rank in (0, 2)]
+    held = [replace(summarize(rank, 7, [7], first=7), checkpoints=(CheckpointRef(7, "step-7", 0, 0),)) for rank in (0, 2)]
     found = decided(held[0], lost(1), held[1])
-    assert (found.step, found.nth, found.alike, bases(found)[1]) == (7, 1, (), (0, 7))
+    assert (found.step, found.boundary_number, found.lost_with_equals, bases(found)[1]) == (7, 1, (), (0, 7))
 
 
 def test_one_record_that_is_a_share_ends_what_others_have() -> None:
-    found = decided(whole(0, 9, [0, 4]), lost(1), whole(2, 9, [0, 4]), damage=Damage(shares={(1, 8)}))
-    assert (found.step, found.alike) == (7, (1,))
-    found = decided(whole(0, 9, [0, 4]), lost(1), holding(2, 9, [0, 4]))
-    assert (found.step, found.alike) == (4, ())
+    found = decided(whole(0, 9, [0, 4]), lost(1), whole(2, 9, [0, 4]), damage=Damage(shards={(1, 8)}))
+    assert (found.step, found.lost_with_equals) == (7, (1,))
+    found = decided(whole(0, 9, [0, 4]), lost(1), summarize(2, 9, [0, 4]))
+    assert (found.step, found.lost_with_equals) == (4, ())
 
 
 def test_ranks_that_came_to_other_states_do_not_stand_for_one_that_is_lost() -> None:
-    found = decided(whole(0, 9, [0, 7]), lost(1), whole(2, 9, [0, 7]), damage=Damage(differ=True))
-    assert (found.step, found.alike) == (7, ())
-    (told,) = told_of_loss(found, 3)
-    assert "rank 1 is gone, and the states of the others differ: all ranks go back to the checkpoint of step 7" in told
+    found = decided(whole(0, 9, [0, 7]), lost(1), whole(2, 9, [0, 7]), damage=Damage(states_differ=True))
+    assert (found.step, found.lost_with_equals) == (7, ())
+    (told,) = describe_lost_journals(found, 3)
+    assert "rank 1 is gone, and the states of the other ranks differ: all ranks go back to the checkpoint of step 7" in told
 
 
 def test_a_lost_journal_of_ranks_that_were_seen_to_be_equal_costs_nothing() -> None:
-    equal = [replace(holding(rank, 14, [0, 7], shared=False), equal=10) for rank in (0, 2)]
+    equal = [replace(summarize(rank, 14, [0, 7], shared=False), last_equal_step=10) for rank in (0, 2)]
     found = decided(equal[0], lost(1), equal[1])
-    assert (found.step, found.alike, bases(found)) == (14, (1,), [(0, 7), (0, 7), (2, 7)])
-    with pytest.raises(RecoveryError, match=r"ranks 1 are gone, and with them .* their weights are not the same"):
-        decided(equal[0], lost(1), equal[1], damage=Damage(differ=True))
-    with pytest.raises(RecoveryError, match="that all had the same weights was not seen"):
-        decided(equal[0], lost(1), replace(equal[1], equal=-1))
+    assert (found.step, found.lost_with_equals, bases(found)) == (14, (1,), [(0, 7), (0, 7), (2, 7)])
+    with pytest.raises(RecoveryError, match=r"ranks 1 are gone, and with them .* the weights of the ranks differ"):
+        decided(equal[0], lost(1), equal[1], damage=Damage(states_differ=True))
+    with pytest.raises(RecoveryError, match="the weights of the ranks were never seen to be equal"):
+        decided(equal[0], lost(1), replace(equal[1], last_equal_step=-1))
 
 
 def test_a_rank_that_died_before_its_first_checkpoint_starts_as_it_was_built() -> None:
-    found = decided(holding(0, 0, [0], shared=False, landings={}), lost(1))
+    found = decided(summarize(0, 0, [0], shared=False, boundary_counts={}), lost(1))
     assert (found.step, bases(found), found.lost) == (0, [(0, 0), None], (1,))
 
 
 def test_a_checkpoint_that_only_one_could_write_counts_where_its_log_is_shared() -> None:
-    found = decided(holding(0, 9, [0, 7]), holding(1, 9, [0]), lost(2))
+    found = decided(summarize(0, 9, [0, 7]), summarize(1, 9, [0]), lost(2))
     assert (found.step, bases(found)) == (7, [(0, 7), (0, 7), (0, 7)])
 
 
 def test_a_journal_that_ends_early_and_counts_is_named_with_its_step() -> None:
     """An older backup, where each rank has what no other has."""
-    found = decided(holding(0, 30, [0, 10], shared=False), holding(1, 12, [0, 10], shared=False))
-    assert (found.step, found.short, found.end) == (12, ((1, 12),), 30)
-    assert told_of_loss(found, 2) == [
-        "the journal of rank 1 ends at step 12, and those of others go on to step 30: all ranks go back to step 12"
+    found = decided(summarize(0, 30, [0, 10], shared=False), summarize(1, 12, [0, 10], shared=False))
+    assert (found.step, found.short_journals, found.last_step) == (12, ((1, 12),), 30)
+    assert describe_lost_journals(found, 2) == [
+        "the journal of rank 1 ends at step 12, and those of other ranks reach step 30: all ranks go back to step 12"
     ]
-    assert told_of_loss(decided(holding(0, 9, [0]), holding(1, 8, [0])), 2) == []  # they died together
+    assert describe_lost_journals(decided(summarize(0, 9, [0]), summarize(1, 8, [0])), 2) == []  # they died together
 
 
 def test_different_timelines_make_a_new_one() -> None:
-    found = decided(holding(0, 5, [0], timeline=2), holding(1, 6, [0]))
+    found = decided(summarize(0, 5, [0], timeline=2), summarize(1, 6, [0]))
     assert (found.step, found.timeline, found.is_forked) == (5, 2, True)
 
 
 def test_of_several_boundaries_at_a_step_the_last_that_all_have_is_meant() -> None:
-    found = decided(holding(0, 5, [0], landings={0: 0, 4: 1, 5: 3}), holding(1, 5, [0], landings={0: 0, 4: 1, 5: 2}))
-    assert (found.step, found.nth) == (5, 2)
+    found = decided(
+        summarize(0, 5, [0], boundary_counts={0: 0, 4: 1, 5: 3}), summarize(1, 5, [0], boundary_counts={0: 0, 4: 1, 5: 2})
+    )
+    assert (found.step, found.boundary_number) == (5, 2)
 
 
 def test_a_checkpoint_behind_the_landing_is_not_loaded() -> None:
-    late = Holding(0, "/a", "a", 2, True, 1, (Stretch(0, 5, {0: 0, 5: 2}),), (Anchor(0, "old", 0, 0), Anchor(5, "new", 2, -1)))
-    found = decided(late, holding(1, 5, [0], landings={0: 0, 5: 1}))
-    assert (found.step, found.nth, bases(found)) == (5, 1, [(0, 0), (1, 0)])
+    refs = (CheckpointRef(0, "old", 0, 0), CheckpointRef(5, "new", 2, -1))
+    late = JournalSummary(0, "/a", "a", 2, True, 1, (LogRange(0, 5, {0: 0, 5: 2}),), refs)
+    found = decided(late, summarize(1, 5, [0], boundary_counts={0: 0, 5: 1}))
+    assert (found.step, found.boundary_number, bases(found)) == (5, 1, [(0, 0), (1, 0)])
 
 
 @pytest.mark.parametrize(
@@ -195,89 +199,89 @@ def test_a_checkpoint_behind_the_landing_is_not_loaded() -> None:
         (Damage(records={(1, 9)}), 8, [(0, 7), (1, 7)]),
         (Damage(records={(1, 5)}), 9, [(0, 7), (1, 7)]),
         (Damage(records={(1, 8)}), 7, [(0, 7), (1, 7)]),
-        (Damage(landings={(0, 9), (0, 8)}), 7, [(0, 7), (1, 7)]),
-        (Damage(landings={(0, 8)}), 7, [(0, 7), (1, 7)]),  # those on the way are read, too
+        (Damage(boundaries={(0, 9), (0, 8)}), 7, [(0, 7), (1, 7)]),
+        (Damage(boundaries={(0, 8)}), 7, [(0, 7), (1, 7)]),  # those on the way are read, too
         (Damage(records={(1, 8)}, checkpoints={(0, "step-7"), (1, "step-7")}), 7, [(0, 0), (1, 0)]),
     ],
 )  # fmt: skip
 def test_damage_is_worked_around(damage: Damage, step: int, expected: list[tuple[int, int]]) -> None:
-    found = decided(holding(0, 9, [0, 7]), holding(1, 9, [0, 7]), damage=damage)
+    found = decided(summarize(0, 9, [0, 7]), summarize(1, 9, [0, 7]), damage=damage)
     assert (found.step, bases(found)) == (step, expected)
 
 
 def test_a_holding_survives_being_sent() -> None:
-    mine = holding(1, 6, [0, 4])
-    assert Holding.unpacked(mine.packed()) == mine
+    mine = summarize(1, 6, [0, 4])
+    assert JournalSummary.unpack(mine.pack()) == mine
 
 
-def kept_by(rank: int, last: int, checkpoints: list[int]) -> Holding:
+def kept_by(rank: int, last: int, checkpoints: list[int]) -> JournalSummary:
     """A journal that has copies of the next rank's shares."""
-    return replace(holding(rank, last, checkpoints), copies=2)
+    return replace(summarize(rank, last, checkpoints), copies=2)
 
 
 def test_a_lost_journal_costs_nothing_where_the_rank_before_has_copies() -> None:
     found = decided(kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7]))
-    assert (found.step, found.lost, found.beside, bases(found)) == (9, (1,), (1,), [(0, 7), (0, 7), (2, 7)])
+    assert (found.step, found.lost, found.lost_with_copies, bases(found)) == (9, (1,), (1,), [(0, 7), (0, 7), (2, 7)])
     found = decided(lost(0), kept_by(1, 9, [0, 7]), kept_by(2, 8, [0, 7]))
-    assert (found.step, found.beside, bases(found)) == (8, (0,), [(2, 7), (1, 7), (2, 7)])
+    assert (found.step, found.lost_with_copies, bases(found)) == (8, (0,), [(2, 7), (1, 7), (2, 7)])
 
 
 def test_two_neighbours_that_are_lost_cost_the_steps_since_the_checkpoint() -> None:
     found = decided(kept_by(0, 9, [0, 7]), lost(1), lost(2), kept_by(3, 9, [0, 7]))
-    assert (found.step, found.lost, found.beside) == (7, (1, 2), (1,))
+    assert (found.step, found.lost, found.lost_with_copies) == (7, (1, 2), (1,))
 
 
 def test_a_damaged_copy_of_a_lost_share_is_worked_around() -> None:
-    found = decided(kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7]), damage=Damage(shares={(1, 9)}))
-    assert (found.step, found.beside) == (8, (1,))
+    found = decided(kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7]), damage=Damage(shards={(1, 9)}))
+    assert (found.step, found.lost_with_copies) == (8, (1,))
 
 
 def test_a_damaged_journal_counts_as_lost_where_the_rank_before_has_copies() -> None:
     held = [kept_by(rank, 9, [0, 4]) for rank in range(3)]
-    for damage in (Damage(records={(1, 6)}), Damage(landings={(1, 6)})):
+    for damage in (Damage(records={(1, 6)}), Damage(boundaries={(1, 6)})):
         found = decided(*held, damage=damage)
-        assert (found.step, found.lost, found.beside, found.damaged) == (9, (1,), (1,), (1,))
+        assert (found.step, found.lost, found.lost_with_copies, found.lost_damaged) == (9, (1,), (1,), (1,))
         assert bases(found) == [(0, 4), (0, 4), (2, 4)]
-        assert told_of_loss(found, 3)[0].startswith(
-            "the journal of rank 1 is damaged, and counts as gone: its shares, and what"
+        assert describe_lost_journals(found, 3)[0].startswith(
+            "the journal of rank 1 is damaged, and counts as lost: its gradient shards and its own state"
         )
     found = decided(*held, damage=Damage(records={(1, 6), (2, 8)}))  # neighbours: the one whose damage comes first
-    assert (found.step, found.damaged) == (7, (1,))
-    assert decided(*held, damage=Damage(records={(1, 6)}), step=8).damaged == (1,)
-    found = decided(*held, damage=Damage(records={(1, 6)}, shares={(1, 7)}))  # and the copy is no better
-    assert (found.step, found.damaged) == (6, (1,))
-    alone = [holding(rank, 9, [0, 4]) for rank in range(3)]  # without copies
-    assert (decided(*alone, damage=Damage(records={(1, 6)})).step, decided(*alone).damaged) == (5, ())
+    assert (found.step, found.lost_damaged) == (7, (1,))
+    assert decided(*held, damage=Damage(records={(1, 6)}), step=8).lost_damaged == (1,)
+    found = decided(*held, damage=Damage(records={(1, 6)}, shards={(1, 7)}))  # and the copy is no better
+    assert (found.step, found.lost_damaged) == (6, (1,))
+    alone = [summarize(rank, 9, [0, 4]) for rank in range(3)]  # without copies
+    assert (decided(*alone, damage=Damage(records={(1, 6)})).step, decided(*alone).lost_damaged) == (5, ())
 
 
 def test_a_hole_in_a_journal_is_damage() -> None:
-    parts = (Stretch(0, 5, dict.fromkeys(range(1, 6), 1)), Stretch(6, 9, dict.fromkeys(range(7, 10), 1)))
-    torn = replace(kept_by(1, 9, [0, 4]), stretches=parts)
+    parts = (LogRange(0, 5, dict.fromkeys(range(1, 6), 1)), LogRange(6, 9, dict.fromkeys(range(7, 10), 1)))
+    torn = replace(kept_by(1, 9, [0, 4]), ranges=parts)
     found = decided(kept_by(0, 9, [0, 4]), torn, kept_by(2, 9, [0, 4]))
-    assert (found.step, found.beside, found.damaged) == (9, (1,), (1,))
-    whole_again = replace(torn, anchors=(*torn.anchors, Anchor(8, "step-8", 1, 1)))
-    assert decided(kept_by(0, 9, [0, 4]), whole_again, kept_by(2, 9, [0, 4])).damaged == ()
-    assert decided(kept_by(0, 10, [0, 4]), whole_again, kept_by(2, 10, [0, 4])).damaged == ()  # it died a step before
+    assert (found.step, found.lost_with_copies, found.lost_damaged) == (9, (1,), (1,))
+    whole_again = replace(torn, checkpoints=(*torn.checkpoints, CheckpointRef(8, "step-8", 1, 1)))
+    assert decided(kept_by(0, 9, [0, 4]), whole_again, kept_by(2, 9, [0, 4])).lost_damaged == ()
+    assert decided(kept_by(0, 10, [0, 4]), whole_again, kept_by(2, 10, [0, 4])).lost_damaged == ()  # it died a step before
 
 
 def test_nobody_who_has_trained_starts_as_it_was_built() -> None:
     """An older copy of one journal, and a hole in the other."""
-    torn = replace(holding(1, 9, [], first=7, shared=False), stretches=(Stretch(5, 6, {6: 1}), Stretch(7, 9, {8: 1, 9: 1})))
-    with pytest.raises(RecoveryError, match="no step on which all ranks can land"):
-        decided(holding(0, 0, [0], shared=False, landings={}), replace(torn, is_sharded=True))
+    torn = replace(summarize(1, 9, [], first=7, shared=False), ranges=(LogRange(5, 6, {6: 1}), LogRange(7, 9, {8: 1, 9: 1})))
+    with pytest.raises(RecoveryError, match="no step that all ranks can reach"):
+        decided(summarize(0, 0, [0], shared=False, boundary_counts={}), replace(torn, is_sharded=True))
 
 
 def test_with_copies_the_first_boundary_of_a_step_is_meant() -> None:
     twice = {0: 0, 8: 1, 9: 2}
-    found = decided(replace(holding(0, 9, [0], landings=twice), copies=2), lost(1))
-    assert (found.step, found.nth, found.beside) == (9, 1, (1,))
+    found = decided(replace(summarize(0, 9, [0], boundary_counts=twice), copies=2), lost(1))
+    assert (found.step, found.boundary_number, found.lost_with_copies) == (9, 1, (1,))
 
 
 def test_a_journal_that_came_from_a_store_counts_as_lost_where_that_leads_further() -> None:
-    late = holding(1, 5, [0])
-    found = decided(holding(0, 9, [0, 7]), late, holding(2, 9, [0, 7]))
-    assert (found.step, found.lost, found.behind, found.is_forked) == (7, (1,), (1,), True)
+    late = summarize(1, 5, [0])
+    found = decided(summarize(0, 9, [0, 7]), late, summarize(2, 9, [0, 7]))
+    assert (found.step, found.lost, found.lost_behind, found.is_forked) == (7, (1,), (1,), True)
     found = decided(kept_by(0, 9, [0, 7]), late, kept_by(2, 9, [0, 7]))
-    assert (found.step, found.beside, found.behind) == (9, (1,), (1,))
-    found = decided(holding(0, 9, [0, 4]), late, holding(2, 9, [0, 4]))
-    assert (found.step, found.lost, found.behind) == (5, (), ())
+    assert (found.step, found.lost_with_copies, found.lost_behind) == (9, (1,), (1,))
+    found = decided(summarize(0, 9, [0, 4]), late, summarize(2, 9, [0, 4]))
+    assert (found.step, found.lost, found.lost_behind) == (5, (), ())

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from tests.support import campaign
 from tranlogs.base.config import TREE_DEPTH_MAX
 from tranlogs.base.errors import UnencodableState
 from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Extension, SparseArray, dense, is_dense
@@ -108,7 +109,7 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=400)
+@settings(max_examples=campaign.rounds(400))
 @example(float("nan"))
 @example([-0.0, math.inf, -math.inf, 5e-324, complex(math.nan, -0.0)])
 @example([(1 << 63) - 1, 1 << 63, -(1 << 63), -(1 << 63) - 1, 255, -256, 1 << 4096])
@@ -120,7 +121,7 @@ def test_every_value_comes_back_as_it_was(value: Any) -> None:
 
 
 @given(values)
-@settings(max_examples=150)
+@settings(max_examples=campaign.rounds(150))
 def test_arrays_out_of_line_come_back_in_their_places(value: Any) -> None:
     far: list[tuple[str, AnyArray]] = []
     blob = tree.encode(value, out_of_line=far, out_of_line_bytes_min=8)
@@ -129,7 +130,7 @@ def test_arrays_out_of_line_come_back_in_their_places(value: Any) -> None:
 
 
 @given(values)
-@settings(max_examples=100)
+@settings(max_examples=campaign.rounds(100))
 def test_encoding_is_deterministic(value: Any) -> None:
     assert tree.encode(value) == tree.encode(value)
 
@@ -209,7 +210,7 @@ def test_a_cycle_is_refused() -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=1000)
+@settings(max_examples=campaign.rounds(1000))
 def test_random_bytes_are_a_tree_or_malformed(data: bytes) -> None:
     try:
         value = tree.decode(data)
@@ -219,7 +220,7 @@ def test_random_bytes_are_a_tree_or_malformed(data: bytes) -> None:
 
 
 @given(values, st.data())
-@settings(max_examples=400)
+@settings(max_examples=campaign.rounds(400))
 def test_damaged_bytes_are_a_tree_or_malformed(value: Any, data: st.DataObject) -> None:
     blob = bytearray(tree.encode(value))
     for _ in range(data.draw(st.integers(1, 4))):

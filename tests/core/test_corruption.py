@@ -6,7 +6,6 @@ The cases run in child processes (corruption.py), since a damaged file could end
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import Any
 import pytest
 
 from tests.crash import tally
+from tests.support import campaign
 
 WORKER = Path(__file__).with_name("corruption.py")
-CASES = int(os.environ.get("TRANLOGS_CASES", 60))  # of each base
-FIRST = int(os.environ["TRANLOGS_SEED"])
-IS_SOAK = bool(os.environ.get("TRANLOGS_SOAK"))
+CASES = campaign.rounds(60)  # of each base
+FIRST = campaign.seed()
 BASES = ["closed", "killed", "resumed", "forked"]
 FAULTS = {  # of the report, by a word of what a case says was done
     "flipped": "a bit of a file flipped",
@@ -53,7 +52,7 @@ def _take_down(case: dict[str, Any]) -> None:
                seconds=case.get("seconds", 0.0))  # fmt: skip
 
 
-@pytest.mark.parametrize("base", [*BASES, *(f"small-{base}" for base in BASES)] if IS_SOAK else BASES)
+@pytest.mark.parametrize("base", [*BASES, *(f"small-{base}" for base in BASES)] if campaign.is_soak() else BASES)
 def test_damage_is_named_and_worked_around_or_refused(memory_path: Path, base: str) -> None:
     print(f"repeat with TRANLOGS_SEED={FIRST}")
     cases, code = broken_runs(memory_path, base, FIRST, CASES)

@@ -17,7 +17,7 @@ from tranlogs.checkpoints import Checkpoint
 from tranlogs.log.entry import Entry
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
-from tranlogs.recovery.facts import open_for_reading, read_catalog
+from tranlogs.recovery.facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
 
@@ -38,7 +38,7 @@ def trained(run: Path, until: int, every: int = 20) -> Path:
 
 def entries_of(run: Path) -> list[Entry]:
     found = []
-    for segment in open_for_reading(run / "rank0").segments:
+    for segment in read_facts(run / "rank0").segments:
         with SegmentReader(segment.path) as reader:
             found += list(reader.entries(list(segment.locations)))
     return found
@@ -47,7 +47,7 @@ def entries_of(run: Path) -> list[Entry]:
 def boundary_arrays(run: Path) -> list[tuple[Path, int, list[int]]]:
     """Return file, step and the offsets of the body's large arrays of each boundary."""
     found = []
-    for segment in open_for_reading(run / "rank0").segments:
+    for segment in read_facts(run / "rank0").segments:
         with SegmentReader(segment.path) as reader:
             for entry in reader.entries(segment.locations):
                 if entry.kind == EntryKind.BOUNDARY:
@@ -158,7 +158,7 @@ def test_loss_at_the_end_of_the_log_is_said(memory_path: Path) -> None:
     trainer = open_run(run)
     report = trainer.recover()
     assert report.step == 28
-    assert "step 30 had been committed; what is left of the log ends at step 28" in report.notes
+    assert "step 30 had been committed, but the readable log ends at step 28" in report.notes
     assert any("step 29: tensor grad/w2: the checksum of its bytes differs" in note for note in report.notes)
     trainer.journal.close()
 
@@ -168,7 +168,7 @@ def test_damaged_step_is_refused_when_it_is_asked_for(memory_path: Path) -> None
     [entry] = [entry for entry in entries_of(run) if (entry.kind, entry.step) == (EntryKind.STEP, 25)]
     invert(entry.reader.path, tensor_span(entry, "grad/w2")[0])
     trainer = open_run(run)
-    with pytest.raises(RecoveryError, match="step 27 is not covered: no sound boundary lies there"):
+    with pytest.raises(RecoveryError, match="step 27 is not covered: the log has no sound boundary at that step"):
         trainer.recover(step=27)
     trainer.journal.close()
 
@@ -177,7 +177,7 @@ def test_no_sound_checkpoint_is_refused_with_the_names_of_the_damaged_ones(memor
     run = trained(memory_path / "run", 50)
     names = [damage_state(run, 20), damage_state(run, 40)]
     trainer = open_run(run)
-    with pytest.raises(RecoveryError, match=f"no sound checkpoint is left.*{', '.join(names)}"):
+    with pytest.raises(RecoveryError, match=f"no sound checkpoint.*{', '.join(names)}"):
         trainer.recover()
     trainer.journal.close()
 
@@ -192,7 +192,7 @@ def test_files_of_another_run_are_never_taken_for_this_one_s(memory_path: Path) 
     shutil.rmtree(mine)
     shutil.copytree(theirs, mine)
     assert any(mine.name in str(problem) for problem in verify_run(run) if isinstance(problem, Problem))
-    with pytest.raises(RecoveryError, match="no sound checkpoint is left"):
+    with pytest.raises(RecoveryError, match="no sound checkpoint"):
         open_run(run).recover()
 
     sound = memory_path / "sound"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import disks
+from tests.support import campaign, disks
 from tests.support.clock import FakeClock
 from tests.support.disks import fill, free_bytes
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
@@ -243,13 +242,11 @@ def test_a_new_run_on_a_full_disk_is_refused_in_words(toy: Callable[..., ToyTrai
     assert trainer.journal.committed == 3
 
 
-@pytest.mark.parametrize("trial", range(6))
+@pytest.mark.parametrize("trial", range(campaign.rounds(6)))
 def test_space_that_comes_and_goes_costs_no_training_and_no_committed_step(
     toy: Callable[..., ToyTrainer], clock: FakeClock, disk: Path, trial: int
 ) -> None:
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    chance = random.Random(seed)
+    chance = campaign.dice(trial)
     writer = chance.choice(["direct", "thread"])
     trainer, step = toy(writer=writer), 0
     trainer.recover()

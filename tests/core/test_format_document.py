@@ -27,7 +27,7 @@ from tranlogs.encoding.compression import Codec
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
-from tranlogs.recovery.facts import open_for_reading
+from tranlogs.recovery.facts import read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
 
@@ -102,7 +102,7 @@ def assert_reads_the_same(path: Path) -> set[int]:
     """Compare all of a segment; returns the codecs that it holds."""
     document = DocumentSegment(path)
     entries = document.entries()
-    [segment] = [segment for segment in open_for_reading(path.parent.parent).segments if segment.path == path]
+    [segment] = [segment for segment in read_facts(path.parent.parent).segments if segment.path == path]
     with SegmentReader(path) as reader:
         for found, entry in zip(entries, reader.entries(list(segment.locations)), strict=True):
             head = (entry.kind.name, entry.head.sequence, entry.step, entry.scalars)

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.core.toys import SIZES, state_at
-from tests.support import disks
+from tests.support import campaign, disks
 from tests.support.abandon import abandoned_copy
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer, open_toy
@@ -29,7 +29,7 @@ from tranlogs.log import index as index_module
 from tranlogs.log.index import INDEX_NAME, IndexedRecord, LogIndex, delete_index, open_if_sound
 from tranlogs.log.record import EntryKind, Location, pack_head
 from tranlogs.log.scanner import scan
-from tranlogs.recovery.facts import open_for_reading, read_catalog
+from tranlogs.recovery.facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
 
@@ -83,7 +83,7 @@ def test_records_come_back_by_segment_and_step(index: LogIndex) -> None:
     st.integers(0, 41),
     st.integers(0, 41),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=campaign.rounds(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_records_are_found_by_any_limits(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[int, int, int]], wanted: int, first: int, last: int
 ) -> None:
@@ -357,7 +357,7 @@ def problems_of(run: Path) -> list[Problem]:
 
 def assert_survives(run: Path, *, step: int = 30) -> None:
     """Readers find everything, recovery lands exactly, training goes on, and the index is whole again."""
-    facts = open_for_reading(run / "rank0")
+    facts = read_facts(run / "rank0")
     assert max(one.head.step for segment in facts.segments for one in segment.locations) == step
     trainer = open_run(run)
     assert trainer.recover().step == step
@@ -374,7 +374,7 @@ def assert_survives(run: Path, *, step: int = 30) -> None:
 
 def test_a_sound_index_has_everything_and_spares_the_scan(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert indexed(run) == 30
-    written = {segment.path for segment in open_for_reading(run / "rank0").segments}
+    written = {segment.path for segment in read_facts(run / "rank0").segments}
     scanned: list[Path] = []
 
     def scanning(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | None = None) -> list[Location]:
@@ -382,7 +382,7 @@ def test_a_sound_index_has_everything_and_spares_the_scan(run: Path, monkeypatch
         return scan(path, segment_id, start=start, last_sequence=last_sequence)
 
     monkeypatch.setattr("tranlogs.recovery.facts.scan", scanning)
-    open_for_reading(run / "rank0")
+    read_facts(run / "rank0")
     assert not written & set(scanned)
     monkeypatch.undo()
     assert_survives(run)
@@ -441,7 +441,7 @@ def changed(run: Path, change: str) -> None:
 @pytest.mark.parametrize("change", ["offset", "head", "description", "short"])
 def test_wrong_values_in_a_sound_environment_are_not_believed(run: Path, change: str) -> None:
     changed(run, change)
-    facts = open_for_reading(run / "rank0")
+    facts = read_facts(run / "rank0")
     assert max(one.head.step for segment in facts.segments for one in segment.locations) == 30
     trainer = open_run(run)
     assert trainer.recover().step == 30
@@ -539,7 +539,7 @@ def test_pruned_segments_leave_the_index(memory_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=campaign.rounds(40), deadline=None)
 def test_random_damage_of_the_index_gives_no_wrong_record(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -20,7 +20,7 @@ from tranlogs.journal.opening import JournalPaths, file_system_of, refuse_networ
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery import recover
-from tranlogs.recovery.facts import open_for_reading
+from tranlogs.recovery.facts import read_facts
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 
 
@@ -438,7 +438,7 @@ def test_segments_and_checkpoints_say_what_they_are_of(toy: Callable[..., ToyTra
     trainer.recover()
     trainer.train(1)
     trainer.journal.close()
-    (segment,) = open_for_reading(trainer.journal.paths.folder).segments
+    (segment,) = read_facts(trainer.journal.paths.folder).segments
     with SegmentReader(segment.path) as reader:
         body = reader.decode(segment.locations[0]).body()
     (row,) = trainer.journal.paths.checkpoints.iterdir()

@@ -31,7 +31,7 @@ from tranlogs.log.layout import NO_TENSORS, PIECE_BYTES_MAX, PIECE_OF_ITS_OWN, L
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, EntryKind, Position, unpack_head
 from tranlogs.log.scanner import scan
-from tranlogs.log.segment_file import SegmentFile
+from tranlogs.log.segments.segment_file import SegmentFile
 from tranlogs.log.writer import WriteAheadLog
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.core.toys import step_of
+from tests.support import campaign
 from tests.support.abandon import abandoned_copy
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
@@ -209,4 +210,4 @@ def _small_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 TestLogMachine = pytest.mark.timeout(300)(LogMachine.TestCase)
-LogMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+LogMachine.TestCase.settings = settings(max_examples=campaign.rounds(40), stateful_step_count=30)

@@ -12,17 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import campaign
 from tests.support.bare_log import BareLog
 from tests.support.faults import failing
 from tranlogs.base.config import MIB, PAYLOAD_THREAD_BYTES_MIN
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Bytes, TensorSpec, dense
 from tranlogs.encoding.compression import Codec, decompress
-from tranlogs.log import payload_writer, segment_file
+from tranlogs.log import payload_writer
 from tranlogs.log.layout import PIECE_BYTES_MAX, Layout, Payload
 from tranlogs.log.payload_writer import CompressionChoices, PayloadThread, PieceWriter, pieces_of
 from tranlogs.log.record import HEAD, EntryKind, checksum_of
-from tranlogs.log.segment_file import SegmentFile
+from tranlogs.log.segments import segment_file
+from tranlogs.log.segments.segment_file import SegmentFile
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def test_a_piece_that_lies_in_one_buffer_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("beside", [False, True])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=campaign.rounds(25), deadline=None)
 @given(
     contents=st.lists(
         st.tuples(

@@ -10,7 +10,7 @@ import pytest
 
 from tranlogs.base.errors import RecoveryError
 from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow
-from tranlogs.catalog.lineage import is_on, lineage
+from tranlogs.catalog.lineage import is_on_lineage, trace_lineage
 from tranlogs.log.record import EntryKind, Head, Location, digest, pack_head, unpack_head
 from tranlogs.recovery.history import History, ScannedSegment, build_history
 from tranlogs.recovery.plan import Plan, plan_recovery
@@ -101,7 +101,7 @@ class Run:
 
     @property
     def limits(self) -> dict[int, int | None]:
-        return lineage(self.timelines, self.timelines[-1].number)
+        return trace_lineage(self.timelines, self.timelines[-1].number)
 
     @property
     def history(self) -> History:
@@ -175,7 +175,7 @@ def test_without_a_checkpoint_there_is_nothing_to_recover_from() -> None:
 
 def test_without_a_sound_checkpoint_the_damaged_ones_are_named() -> None:
     run = Run().steps(3)
-    with pytest.raises(RecoveryError, match=f"1 are damaged: {run.checkpoints[0].name}"):
+    with pytest.raises(RecoveryError, match=rf"1 are damaged \({run.checkpoints[0].name}\)"):
         run.plan(broken=[run.checkpoints[0].name])
 
 
@@ -392,17 +392,17 @@ def test_damage_after_a_fork_leaves_the_parent_alone() -> None:
 
 
 def test_a_lineage_stops_where_a_timeline_is_unknown_and_at_a_cycle() -> None:
-    assert lineage([], 3) == {3: None}
-    assert lineage([TimelineRow(3, 2, 10)], 3) == {3: None, 2: 10}
-    assert lineage([TimelineRow(3, 2, 10), TimelineRow(2, 3, 5)], 3) == {3: None, 2: 10}
+    assert trace_lineage([], 3) == {3: None}
+    assert trace_lineage([TimelineRow(3, 2, 10)], 3) == {3: None, 2: 10}
+    assert trace_lineage([TimelineRow(3, 2, 10), TimelineRow(2, 3, 5)], 3) == {3: None, 2: 10}
 
 
 def test_a_checkpoint_is_on_a_lineage_up_to_the_fork() -> None:
-    limits = lineage([TimelineRow(1), TimelineRow(2, 1, 10)], 2)
+    limits = trace_lineage([TimelineRow(1), TimelineRow(2, 1, 10)], 2)
     rows = [
         CheckpointRow("x", 1, sequence, "0", timeline, 1, 0.0) for timeline, sequence in ((1, 10), (1, 11), (2, 99), (3, 1))
     ]
-    assert [is_on(row, limits) for row in rows] == [True, False, True, False]
+    assert [is_on_lineage(row, limits) for row in rows] == [True, False, True, False]
 
 
 def test_the_digest_of_a_head_is_what_the_next_names() -> None:

@@ -12,7 +12,7 @@ from tranlogs.base.errors import CorruptCatalog
 from tranlogs.catalog import CATALOG_NAME, Catalog, CommonRow, Incident
 from tranlogs.log.record import HEAD
 from tranlogs.rebuild import rebuild_catalog
-from tranlogs.recovery.facts import Listed, open_for_reading, read_catalog
+from tranlogs.recovery.facts import CatalogContents, read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.retention.prune import retire
 from tranlogs.verify import Problem
@@ -47,7 +47,7 @@ def listing(folder: Path, spares: set[str]) -> tuple[object, ...]:
     return segments, checkpoints, {(row.number, row.parent, row.fork_sequence, row.fork_step) for row in known.timelines}
 
 
-def rebuilt(folder: Path) -> Listed:
+def rebuilt(folder: Path) -> CatalogContents:
     assert any(note.startswith("the catalog was rebuilt from") for note in rebuild_catalog(folder))
     return read_catalog(folder)
 
@@ -151,7 +151,7 @@ def test_segment_without_its_first_entry_finds_its_timeline(run: Path, until: in
         trainer.recover()
         trainer.train(until)
         trainer.journal.close()
-    newest = max(open_for_reading(run / "rank0").segments, key=lambda segment: segment.row.ordinal)
+    newest = max(read_facts(run / "rank0").segments, key=lambda segment: segment.row.ordinal)
     with newest.path.open("r+b") as file:
         file.seek(newest.locations[0].offset)
         file.write(bytes(HEAD.size))
@@ -184,8 +184,8 @@ def test_unlisted_files_are_found_beside_a_stale_catalog(run: Path) -> None:
     trainer.train(64)
     trainer.journal.close()
     catalog.write_bytes(stale)
-    facts = open_for_reading(run / "rank0")
+    facts = read_facts(run / "rank0")
     assert facts.timeline == 3
-    assert any("it is not in the catalog" in note for note in facts.notes)
+    assert any("the catalog does not list it" in note for note in facts.notes)
     goes_on(run, 64)
     assert read_catalog(run / "rank0").timelines[-1].number == 3

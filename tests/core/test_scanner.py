@@ -14,16 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import campaign
 from tests.support.bare_log import BareLog, append_step
 from tranlogs.base.config import FORMAT_VERSION, META_BYTES_MAX, MIB, JournalConfig
 from tranlogs.base.errors import CorruptRecord, UnknownFormat
 from tranlogs.base.types import dense
 from tranlogs.catalog import SegmentRow
-from tranlogs.log import segment_file as files
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, MAGIC, EntryKind, Location, checksum_of, pack_head
 from tranlogs.log.scanner import scan
+from tranlogs.log.segments import segment_file as files
 
 
 @pytest.fixture
@@ -246,7 +247,7 @@ def test_an_unreadable_sector_hides_what_it_holds_and_no_more(bare: BareLog, mon
     ),
     st.data(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=campaign.rounds(150), deadline=None)
 def test_random_damage_of_random_records_gives_no_wrong_record_and_no_other_error(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[EntryKind, int]], data: st.DataObject
 ) -> None:
@@ -321,7 +322,7 @@ def _renamed(raw: bytes, found: list[Location], segment_id: int) -> bytes:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=campaign.rounds(60))
 def test_damage_takes_nothing_away_but_the_entry_it_hits(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path, row, found = _damage_case(tmp_path_factory)
     victim = data.draw(st.integers(1, len(found) - 1))

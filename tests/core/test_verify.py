@@ -26,7 +26,7 @@ from tranlogs.log.entry import Entry
 from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, EntryKind, Location
-from tranlogs.recovery.facts import open_for_reading
+from tranlogs.recovery.facts import read_facts
 from tranlogs.recovery.history import ScannedSegment
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Checked, Problem, verify_journal
@@ -62,7 +62,7 @@ def problems_of(run: Path) -> list[Problem]:
 
 
 def newest_segment(run: Path) -> ScannedSegment:
-    segments = open_for_reading(run / "rank0").segments
+    segments = read_facts(run / "rank0").segments
     return max(segments, key=lambda segment: segment.row.ordinal)
 
 
@@ -72,7 +72,7 @@ def free_bytes(segment: ScannedSegment) -> int:
 
 
 def entry_of(run: Path, kind: EntryKind, step: int) -> tuple[Path, Location, Entry]:
-    for segment in open_for_reading(run / "rank0").segments:
+    for segment in read_facts(run / "rank0").segments:
         with SegmentReader(segment.path) as reader:
             for location in segment.locations:
                 entry = reader.decode(location)
@@ -95,7 +95,7 @@ def test_sound_run_has_no_problem(run: Path) -> None:
     findings = list(verify_run(run))
     assert not [finding for finding in findings if isinstance(finding, Problem)]
     checked = [finding for finding in findings if isinstance(finding, Checked)]
-    links = [location for segment in open_for_reading(run / "rank0").segments for location in segment.locations[1:]]
+    links = [location for segment in read_facts(run / "rank0").segments for location in segment.locations[1:]]
     assert sum(finding.entries for finding in checked) == len(links)
     states = [path.stat().st_size for path in (run / "rank0" / "checkpoints").glob("*/*") if path.suffix != ".json"]
     assert sum(finding.nbytes for finding in checked if "checkpoints" in finding.path.parts) == sum(states)
@@ -156,7 +156,7 @@ def test_damaged_first_head_hides_no_entry_of_an_open_segment(memory_path: Path,
     trainer.train(30)
     copy_live(memory_path / "run", memory_path / "copy", "*-lock", "owner*")
     trainer.journal.close()
-    segments = open_for_reading(memory_path / "copy" / "rank0").segments
+    segments = read_facts(memory_path / "copy" / "rank0").segments
     assert any(segment.row.state != "sealed" for segment in segments)
     for segment in segments:
         overwrite(segment.path, segment.locations[0].offset + 40, b"\xff\xff\xff\xff")  # the length of its payload
@@ -191,7 +191,7 @@ def test_missing_file_is_named(run: Path, pattern: str) -> None:
 
 @pytest.mark.parametrize("change", [-4096, 4096])
 def test_file_of_another_size_is_named(run: Path, change: int) -> None:
-    path = next(segment.path for segment in open_for_reading(run / "rank0").segments if free_bytes(segment) > 4096)
+    path = next(segment.path for segment in read_facts(run / "rank0").segments if free_bytes(segment) > 4096)
     os.truncate(path, path.stat().st_size + change)
     assert [problem.path for problem in problems_of(run)] == [path]
 
@@ -230,7 +230,7 @@ def test_unknown_version_is_refused_by_name(memory_path: Path, monkeypatch: pyte
     [problem] = [problem for problem in problems_of(memory_path / "run") if problem.path.suffix == ".seg"]
     assert problem.what == "it is in format version 7, and this TranLogs reads version 2: upgrade TranLogs"
     with pytest.raises(UnknownFormat, match=r"\.seg: it is in format version 7, and this TranLogs reads version 2"):
-        open_for_reading(memory_path / "run" / "rank0")
+        read_facts(memory_path / "run" / "rank0")
 
 
 @pytest.mark.parametrize("part", ["checkpoint", "catalog"])

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.crash import tally
@@ -26,6 +26,8 @@ from tests.crash.tally import Tried
 
 ROOT = Path(__file__).parents[2]
 OTHERS = "all other crash tests, with ten times the kills and seeds"
+WHOLE = "all examples and combinations of the tests of"
+PRODUCTS = ("core", "torch", "keras", "distributed", "experiments", "demo")
 ALONE = ("test_mixed_kills.py", "test_power_cut.py", "test_torn_pages.py", "test_system_calls.py", "test_optimizer_machine.py",
          "test_long_runs.py", "test_failing_disks.py", "test_surroundings.py")  # fmt: skip
 DAMAGE = ("a bit of a file", "a file ", "a range of a file", "two files")
@@ -41,7 +43,7 @@ class Part:
         counts: beginnings of the faults whose tries count.
         wanted: tries.
         tests: what pytest is given for a round.
-        settings: environment variables of a round, which takes a minute or two.
+        times: how many times a round runs each campaign (TRANLOGS_SOAK), so that it takes a minute or two.
         is_one: whether a round counts as one try of `counts`: its tests take nothing down themselves.
     """
 
@@ -49,7 +51,7 @@ class Part:
     counts: tuple[str, ...]
     wanted: int
     tests: Sequence[str]
-    settings: dict[str, str] = field(default_factory=dict)
+    times: float = 1
     is_one: bool = False
 
 
@@ -59,36 +61,27 @@ def parts(kills: int) -> list[Part]:
     def share(wanted: int) -> int:
         return max(1, wanted * kills // 1000)
 
-    core, crash = "tests/core", "tests/crash"
+    core, crash, keras = "tests/core", "tests/crash", "tests/keras"
     return [
-        Part("kills", ("SIGKILL of a trainer",), kills, [f"{crash}/test_mixed_kills.py"],
-             {"TRANLOGS_KILLS": str(min(100, kills))}),
-        Part("damage", DAMAGE, share(10_000), [f"{core}/test_corruption.py", "-k", "damage"],
-             {"TRANLOGS_CASES": "50", "TRANLOGS_SOAK": "1"}),
+        Part("kills", ("SIGKILL of a trainer",), kills, [f"{crash}/test_mixed_kills.py"], min(5, kills / 20)),
+        Part("damage", DAMAGE, share(10_000), [f"{core}/test_corruption.py", "-k", "damage"]),
         Part("power", ("power cut",), share(300), [f"{crash}/test_power_cut.py", "-k", "not read_only"]),
-        Part("read-only", ("the file system turns",), share(100), [f"{crash}/test_power_cut.py", "-k", "read_only"],
-             {"TRANLOGS_ROUNDS": "4"}),
-        Part("full disks", ("disk full",), share(300), [f"{crash}/test_failing_disks.py", "-k", "fills"],
-             {"TRANLOGS_ROUNDS": "10"}),
-        Part("errors", ("I/O errors",), share(300), [f"{crash}/test_failing_disks.py", "-k", "errors"],
-             {"TRANLOGS_ROUNDS": "15"}),
-        Part("clock", ("the clock",), share(300), [f"{crash}/test_surroundings.py", "-k", "clock"], {"TRANLOGS_ROUNDS": "30"}),
-        Part("forks", ("forks of",), share(300), [f"{crash}/test_surroundings.py", "-k", "forks"], {"TRANLOGS_ROUNDS": "30"}),
-        Part("threads", ("SIGKILL, and another number",), share(200), [f"{crash}/test_surroundings.py", "-k", "threads"],
-             {"TRANLOGS_ROUNDS": "15"}),
-        Part("tiny steps", ("10,000 tiny steps",), share(20), [f"{crash}/test_surroundings.py", "-k", "tiny"],
-             {"TRANLOGS_ROUNDS": "4"}),
+        Part("read-only", ("the file system turns",), share(100), [f"{crash}/test_power_cut.py", "-k", "read_only"], 4),
+        Part("full disks", ("disk full",), share(300), [f"{crash}/test_failing_disks.py", "-k", "fills"], 10),
+        Part("errors", ("I/O errors",), share(300), [f"{crash}/test_failing_disks.py", "-k", "errors"], 15),
+        Part("clock", ("the clock",), share(300), [f"{crash}/test_surroundings.py", "-k", "clock"], 30),
+        Part("forks", ("forks of",), share(300), [f"{crash}/test_surroundings.py", "-k", "forks"], 30),
+        Part("threads", ("SIGKILL, and another number",), share(200), [f"{crash}/test_surroundings.py", "-k", "threads"], 15),
+        Part("tiny steps", ("10,000 tiny steps",), share(20), [f"{crash}/test_surroundings.py", "-k", "tiny"], 4),
         Part("pages", ("writes since",), share(400), [f"{crash}/test_torn_pages.py"]),
-        Part("calls", ("one of several system calls",), share(300), [f"{crash}/test_system_calls.py", "-k", "several"],
-             {"TRANLOGS_ROUNDS": "15"}),
-        Part("each call", ("SIGKILL at a system call",), share(1000), [f"{crash}/test_system_calls.py", "-k", "not several"],
-             {"TRANLOGS_CALLS": "3"}),
-        Part("machine", ("a sequence",), share(300), [f"{crash}/test_optimizer_machine.py"], {"TRANLOGS_EXAMPLES": "60"}),
-        Part("fits", ("SIGKILL of a fit",), share(300), ["tests/keras/test_any_script.py"], {"TRANLOGS_EXAMPLES": "40"}),
-        Part("limits", ("a long run",), 3, [f"{crash}/test_long_runs.py"], {"TRANLOGS_SOAK": "1"}),
+        Part("calls", ("one of several system calls",), share(300), [f"{crash}/test_system_calls.py", "-k", "several"], 15),
+        Part("each call", ("SIGKILL at a system call",), share(1000), [f"{crash}/test_system_calls.py", "-k", "not several"]),
+        Part("machine", ("a sequence",), share(300), [f"{crash}/test_optimizer_machine.py"], 5),
+        Part("fits", ("SIGKILL of a fit",), share(300), [f"{keras}/test_any_script.py"], 4),
+        Part("limits", ("a long run",), 3, [f"{crash}/test_long_runs.py"]),
         Part("others", (OTHERS,), 1, [crash, "tests/monitor/test_kills.py", "tests/monitor/test_compaction_kills.py",
-             "tests/shipping/test_kills.py", *(f"--ignore={crash}/{name}" for name in ALONE)],
-             {"TRANLOGS_KILLS": "60", "TRANLOGS_ROUNDS": "10"}, is_one=True),
+             "tests/shipping/test_kills.py", *(f"--ignore={crash}/{name}" for name in ALONE)], 2, is_one=True),
+        *(Part(f"whole {name}", (f"{WHOLE} {name}",), 1, [f"tests/{name}"], is_one=True) for name in PRODUCTS),
     ]  # fmt: skip
 
 
@@ -98,6 +91,7 @@ class Soak:
     def __init__(self, folder: Path, wanted: Sequence[Part], minutes: float, seed: int) -> None:
         self._folder, self._parts, self._end = folder, wanted, time.monotonic() + 60 * minutes
         self._tally, self._seed, self.failed = folder / "tally.jsonl", seed, list[str]()
+        print(f"seed {seed}", flush=True)
         (folder / "failed").mkdir(parents=True, exist_ok=True)
 
     def run(self) -> None:
@@ -112,8 +106,9 @@ class Soak:
     def _round(self, part: Part) -> None:
         self._seed += 1000
         start, seed = time.monotonic(), str(self._seed)
-        settings = {**part.settings, "TRANLOGS_SEED": seed, "TRANLOGS_SAMPLE": seed, "TRANLOGS_TALLY": str(self._tally)}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "3600", *part.tests]
+        settings = {"TRANLOGS_SOAK": str(part.times), "TRANLOGS_SEED": seed, "TRANLOGS_TALLY": str(self._tally)}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "3600",
+                   f"--hypothesis-seed={seed}", *part.tests]  # fmt: skip
         before, lost = self._done(part), self._lost()
         done = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True)
         if done.returncode:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import shutil
 import subprocess
 import sys
@@ -15,14 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.crash.judging import judging
+from tests.support import campaign
 
 pytestmark = pytest.mark.crash
 
 HERE = Path(__file__).parent
-IS_SOAK = bool(os.environ.get("TRANLOGS_SOAK"))
-SEED = int(os.environ["TRANLOGS_SEED"])
-COPIES = 200 if IS_SOAK else 20
-RACES = 40 if IS_SOAK else 6
+COPIES, RACES = campaign.rounds(20), campaign.rounds(6)
 
 
 class Training:
@@ -72,8 +68,7 @@ def training(run: Path, durability: str) -> Iterator[Training]:
 
 @pytest.mark.parametrize("durability", ["machine", "process"])
 def test_a_copy_of_a_run_that_is_written_recovers_to_a_committed_boundary(memory_path: Path, durability: str) -> None:
-    print(f"repeat with TRANLOGS_SEED={SEED}")
-    chance, verdicts = random.Random(SEED), []
+    chance, verdicts = campaign.dice(durability), []
     with judging() as judge, training(memory_path / "run", durability) as trainer:
         trainer.wait_for(25)
         for i in range(COPIES):

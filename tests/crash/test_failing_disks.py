@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +11,12 @@ import pytest
 
 from tests.crash.lives import Lives
 from tests.crash.toy_trainers import Outcome, Trainers
-from tests.support import disks
+from tests.support import campaign, disks
 from tranlogs.base.config import MIB
 
 pytestmark = pytest.mark.crash
 
-SEED, ROUNDS = int(os.environ["TRANLOGS_SEED"]), int(os.environ.get("TRANLOGS_ROUNDS", 1))
-SEEDS = pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+SEEDS = pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 LIVES = 10
 ERRORS = ("log.begin", "log.write", "log.before_commit", "log.sync", "log.roll", "log.seal", "log.prepare", "log.recycle",
           "catalog.before_commit", "checkpoint.snapshot", "checkpoint.state", "checkpoint.publish")  # fmt: skip

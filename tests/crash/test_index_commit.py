@@ -3,7 +3,6 @@ behind that commit, and the disk has nothing that no sync covered: the records a
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Iterable
@@ -14,18 +13,18 @@ import pytest
 
 from tests.crash.judging import judging
 from tests.crash.lossy_disk import LossyDisk
+from tests.support import campaign
 from tests.support.toy import open_toy
 from tranlogs.base.config import JournalConfig
 from tranlogs.log.index import IndexedRecord, LogIndex
 from tranlogs.log.record import EntryKind, unpack_head
-from tranlogs.log.segment_file import SegmentFile
+from tranlogs.log.segments.segment_file import SegmentFile
 from tranlogs.retention import EverySteps, KeepLatest
 
 pytestmark = pytest.mark.crash
 
 SIZES = (7, 3000, 5000)  # those of power_child.py
-SEED = int(os.environ["TRANLOGS_SEED"])
-CUTS = 8 * int(os.environ.get("TRANLOGS_ROUNDS", 1))
+SEED, CUTS = campaign.seed(), campaign.rounds(8)
 
 Moment = Literal["between", "behind"]
 

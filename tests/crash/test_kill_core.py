@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import random
 import signal
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.toy_trainers import SIZES, UNTIL, Trainers, expected, state_sum
+from tests.support import campaign
 from tests.support.toy import open_toy
 from tests.support.verify import verify_run
 from tranlogs import KeepLatest
@@ -102,10 +101,7 @@ def test_kills_at_random_moments_lose_nothing_committed(
     trainers: Trainers, memory_path: Path, writer: str, durability: str
 ) -> None:
     """Each run is killed again and again, in training, in recovery, and while it opens."""
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    chance, kills = random.Random(seed), 0
-    wanted = int(os.environ.get("TRANLOGS_KILLS", "25"))
+    chance, kills, wanted = campaign.dice(writer, durability), 0, campaign.rounds(25)
     for trial in itertools.count():
         run, said, lives = memory_path / f"run{trial}", 0, 0
         while lives < 8 and kills < wanted:

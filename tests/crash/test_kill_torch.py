@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import random
 import signal
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.crash.torch_child import BATCHES, KILLS, LOOPS, train
+from tests.support import campaign
 
 pytestmark = pytest.mark.crash
 
@@ -76,9 +76,7 @@ def assert_nothing_is_lost(child: Child, begun: int, lost_at_most: int) -> None:
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_killed_run_ends_with_the_bits_of_one_that_was_not(name: str, tmp_path: Path) -> None:
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    chance, run, begun, kills = random.Random(seed), tmp_path / "run", 0, 0
+    chance, run, begun, kills = campaign.dice(name), tmp_path / "run", 0, 0
     options = chance.choice(OPTIONS)
     lost_at_most = 1000 if "writer" in options else LOOPS[name][2]  # a queue dies with its process
     print(options)

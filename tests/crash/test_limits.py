@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.crash.judging import judging
+from tests.support import campaign
 from tests.support.clock import FakeClock
 from tests.support.damage import copy_live
 from tests.support.toy import open_toy, uninterrupted
@@ -25,12 +26,10 @@ from tranlogs.retention import EverySteps
 pytestmark = pytest.mark.crash
 
 CHILD = Path(__file__).with_name("limits_child.py")
-SEED = int(os.environ["TRANLOGS_SEED"])
-ROUNDS = int(os.environ.get("TRANLOGS_ROUNDS", 1))
 SIZES = (7, 300)
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+@pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 @pytest.mark.parametrize("what", ["handles", "memory"])
 def test_training_goes_on_when_a_limit_is_reached(memory_path: Path, what: str, seed: int) -> None:
     print(f"repeat with TRANLOGS_SEED={seed}")

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from tests.crash import tally
+from tests.support import campaign
 from tranlogs.base.config import MIB
 
 pytestmark = pytest.mark.crash
 
 CHILD = Path(__file__).with_name("long_child.py")
-IS_SOAK = bool(os.environ.get("TRANLOGS_SOAK"))
 GROWTH_MAX = {
     "memory": 4 * MIB,
-    "objects": 50_000 if IS_SOAK else 2000,
+    "objects": 50_000 if campaign.is_soak() else 2000,
     "handles": 4,
     "maps": 40,
     "threads": 1,
@@ -59,7 +59,7 @@ def assert_all_is_there(run: Path, said: dict[str, Any], fault: str, *size: int)
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("steps", [1_000_000 if IS_SOAK else 1_500])
+@pytest.mark.parametrize("steps", [1_000_000 if campaign.is_soak() else 1_500])
 def test_a_long_run_of_tiny_steps_takes_no_more_at_its_end_than_at_its_beginning(memory_path: Path, steps: int) -> None:
     said = trained_and_killed(memory_path / "run", steps, 2, 5)
     taken = said["taken"]
@@ -70,7 +70,7 @@ def test_a_long_run_of_tiny_steps_takes_no_more_at_its_end_than_at_its_beginning
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("tensors", [50_000 if IS_SOAK else 1_000])
+@pytest.mark.parametrize("tensors", [50_000 if campaign.is_soak() else 1_000])
 def test_many_parameters(memory_path: Path, tensors: int) -> None:
     said = trained_and_killed(memory_path / "run", 10, tensors, 3)
     print(*said["taken"], sep="\n")
@@ -78,9 +78,9 @@ def test_many_parameters(memory_path: Path, tensors: int) -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("elements", [2**27 + 5 if IS_SOAK else 2**19])
+@pytest.mark.parametrize("elements", [2**27 + 5 if campaign.is_soak() else 2**19])
 def test_a_large_tensor(memory_path: Path, elements: int) -> None:
     """In a soak just above 1 GiB, which is more than one value of the log can hold."""
-    said = trained_and_killed(memory_path / "run", 10 if not IS_SOAK else 3, 1, elements)
+    said = trained_and_killed(memory_path / "run", 10 if not campaign.is_soak() else 3, 1, elements)
     what = f"a long run: a tensor of {elements * 8 >> 20:,} MiB, then SIGKILL"
-    assert_all_is_there(memory_path / "run", said, what, 10 if not IS_SOAK else 3, 1, elements)
+    assert_all_is_there(memory_path / "run", said, what, 10 if not campaign.is_soak() else 3, 1, elements)

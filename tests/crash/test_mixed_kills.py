@@ -5,7 +5,6 @@ then the whole machine is lost, and the run comes back from the store.
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
@@ -20,6 +19,7 @@ from tests.crash.toy_trainers import Outcome, Trainers
 from tests.monitor.compacting import install_toy
 from tests.monitor.monitors import Monitors
 from tests.shipping.ships import marks, ship
+from tests.support import campaign
 from tests.support.verify import verify_run
 from tranlogs.base.config import MIB
 from tranlogs.base.errors import NotARun
@@ -30,8 +30,7 @@ from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash
 
-SEED = int(os.environ["TRANLOGS_SEED"])
-KILLS = int(os.environ.get("TRANLOGS_KILLS", 20))
+SEED, KILLS = campaign.seed(), campaign.rounds(20)
 LIVES = 14
 PLACES = {  # where a trainer is killed -> the fault points there
     "in a step or at a boundary": ["log.begin", "log.write", "log.before_commit", "log.after_commit", "boundary.before",

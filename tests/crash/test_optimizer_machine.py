@@ -4,7 +4,6 @@ committed comes back, and it is what the twin had at that boundary, to the bit, 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -22,6 +21,7 @@ from tests.crash import tally
 from tests.crash.plain_twin import BODIES, Boundary, Kind, Script, Twin
 from tests.monitor.compacting import daemon
 from tests.shipping.ships import marks, ship
+from tests.support import campaign
 from tests.support.abandon import abandoned_copy, copy_of_written
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
@@ -40,7 +40,6 @@ from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash
 
-EXAMPLES = int(os.environ.get("TRANLOGS_EXAMPLES", 12))
 LIVES_MAX = 7
 FAULTS = [point for point in POINTS if point.startswith(("log.", "catalog.", "checkpoint."))]
 DATA = ["drawn", "shuffled", "shuffled", "generator", "order"]
@@ -82,7 +81,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         def wrap(plain: list[Any], model: Any) -> list[Any]:
             first = LoggedOptimizer(plain[0], self.run, model, log=self.log_kind, **self.options)  # type: ignore[arg-type]
             self.logged = first
-            return [first, *(first.also(other, "head") for other in plain[1:])]
+            return [first, *(first.add_optimizer(other, "head") for other in plain[1:])]
 
         self.script = Script(self.twin.kind, wrap)
         self.logged.track(scheduler=self.script.scheduler, **({"loader": self.script.loader} if self.script.loader else {}))
@@ -126,7 +125,7 @@ class OptimizerMachine(RuleBasedStateMachine):
     def end(self, *, in_order: bool) -> None:
         """End the process: in order, or as SIGKILL would; nobody writes the run then."""
         self.settle()
-        self.leave(None if in_order else lambda run: abandoned_copy(self.logged.session.journal, run))
+        self.leave(None if in_order else lambda run: abandoned_copy(self.logged.training_run.journal, run))
 
     def leave(self, copy: Callable[[Path], object] | None) -> None:
         """The process is no more; where it does not end in order, `copy` makes what it leaves behind."""
@@ -144,7 +143,7 @@ class OptimizerMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Let all be written that is handed over, and note what is claimed."""
-        journal = self.logged.session.journal
+        journal = self.logged.training_run.journal
         journal.wait_synced()
         if not journal.is_suspended and (journal.log.thread is None or journal.log.thread.failure is None):
             self.claimed = len(self.boundaries) - 1
@@ -155,7 +154,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         """The body of a batch, and the boundary behind it."""
         noted = self.script.body(what, is_amid=self.twin.is_amid)
         if noted is not None:
-            self.logged.note(loss=noted)
+            self.logged.log_scalars(loss=noted)
         before = self.twin.step, self.twin.is_amid
         self.twin.do(what)
         self.next_batch()
@@ -164,7 +163,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         if waits:
             return
         self.boundaries.append(self.twin.boundary())
-        journal = self.logged.session.journal
+        journal = self.logged.training_run.journal
         if journal.config.writer == "direct" and not journal.is_suspended:
             self.claimed = len(self.boundaries) - 1
 
@@ -207,7 +206,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         self.logged.checkpoint()
         self.turn("step")
         if waits:
-            self.logged.session.journal.wait_checkpoint()
+            self.logged.training_run.journal.wait_checkpoint()
 
     @rule(seconds=st.sampled_from([1.0, 100.0, 1e6]))
     def time_passes(self, seconds: float) -> None:
@@ -221,7 +220,7 @@ class OptimizerMachine(RuleBasedStateMachine):
             self.logged.checkpoint()
             self.turn(what)
             self.settle()
-            self.logged.session.journal.wait_checkpoint()
+            self.logged.training_run.journal.wait_checkpoint()
 
     # What happens to the run.
 
@@ -244,7 +243,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         self.logged.checkpoint()
         self.turn("step")  # no checkpoint is due for a while: it would wait for the queue
         self.settle()
-        journal, is_stopped, goes_on = self.logged.session.journal, threading.Event(), threading.Event()
+        journal, is_stopped, goes_on = self.logged.training_run.journal, threading.Event(), threading.Event()
         if journal.is_suspended or journal.log.thread is None or self.options["checkpoint_every"] < 1000:
             return
 
@@ -290,7 +289,7 @@ class OptimizerMachine(RuleBasedStateMachine):
             return
         if len(self.boundaries) - 1 < kept[1]:  # the first batch of the new timeline makes it count
             self.turn("step")
-            if self.logged.session.journal.is_suspended:
+            if self.logged.training_run.journal.is_suspended:
                 self.boundaries, self.claimed = [*kept[0], *self.boundaries[self.claimed :]], 0
 
     @rule(checkpoints=st.integers(1, 2), segments=st.integers(0, 2), nbytes=st.sampled_from([None, 1 << 20, 4 << 20]))
@@ -333,7 +332,7 @@ class OptimizerMachine(RuleBasedStateMachine):
                 CLOCK.advance(1000)
                 self.turn("step")  # logging resumes by itself
                 self.settle()
-                assert not self.logged.session.journal.is_suspended
+                assert not self.logged.training_run.journal.is_suspended
                 self.end(in_order=False)
                 self.open()
                 assert self.claimed == len(self.boundaries) - 1
@@ -355,4 +354,4 @@ def _small_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 TestOptimizerMachine = pytest.mark.timeout(3600)(OptimizerMachine.TestCase)
-OptimizerMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=25)
+OptimizerMachine.TestCase.settings = settings(max_examples=campaign.rounds(12), stateful_step_count=25)

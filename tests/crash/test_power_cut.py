@@ -18,13 +18,12 @@ import pytest
 
 from tests.crash import tally
 from tests.crash.judging import CHILD, Judge, judging
-from tests.support import disks
+from tests.support import campaign, disks
 
 pytestmark = [pytest.mark.crash, pytest.mark.disks]
 
 _SMALL = 128 << 20  # bytes of a disk that is to be full; a run takes some 50 of them
-CUTS, ROUNDS = 30, int(os.environ.get("TRANLOGS_ROUNDS", 1))
-SEED = int(os.environ["TRANLOGS_SEED"])
+CUTS, SEED = campaign.rounds(30), campaign.seed()
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def training(run: Path, durability: str, until: int = 10**9) -> Iterator[Trainer
             stream.close()
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+@pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 def test_synced_steps_survive_power_cuts(place: Path, seed: int) -> None:
     rnd = random.Random(seed)
     print(f"repeat with TRANLOGS_SEED={seed}")
@@ -115,7 +114,7 @@ def test_synced_steps_survive_power_cuts(place: Path, seed: int) -> None:
     assert max(verdict["least"] for verdict in verdicts) > 0
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+@pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 def test_synced_steps_survive_power_cuts_of_a_disk_that_fills_up(place: Path, seed: int) -> None:
     """Something else takes all space, or all but some, and gives it back, again and again; the power goes at any moment."""
     rnd, was_held_up = random.Random(seed), 0
@@ -188,7 +187,7 @@ def test_training_goes_on_when_the_disk_dies(place: Path, durability: str) -> No
             image = disks.make_ext4(image)
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+@pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 @pytest.mark.parametrize("durability", ["machine", "process"])
 def test_training_goes_on_when_the_file_system_turns_read_only(place: Path, durability: str, seed: int) -> None:
     """What was committed is there while it is mounted, what was synced when it is mounted anew."""

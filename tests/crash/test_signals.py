@@ -21,10 +21,10 @@ from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import RunInUse, UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths, read_owner
+from tranlogs.journal.ownership.takeover import VARIABLE, end_former_ranks, is_takeover_wanted
+from tranlogs.journal.ownership.writer_lock import lock_holder
 from tranlogs.journal.process import signals
 from tranlogs.journal.process.shutdown import ShutdownHandler
-from tranlogs.journal.process.takeover import VARIABLE, end_former_ranks, is_takeover_wanted
-from tranlogs.journal.process.writer_lock import lock_holder
 
 pytestmark = pytest.mark.crash
 

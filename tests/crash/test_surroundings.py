@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
 import subprocess
 import sys
@@ -18,11 +17,11 @@ from tests.crash import tally
 from tests.crash.lives import Lives
 from tests.crash.threads_child import Said, sums, train
 from tests.crash.toy_trainers import Trainers
+from tests.support import campaign
 
 pytestmark = pytest.mark.crash
 
-SEED, ROUNDS = int(os.environ["TRANLOGS_SEED"]), int(os.environ.get("TRANLOGS_ROUNDS", 1))
-SEEDS = pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+SEEDS = pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 LIVES = 8
 TINY = Path(__file__).with_name("tiny_child.py")
 _context = multiprocessing.get_context("forkserver")  # imports torch once; each child is forked from there

@@ -3,7 +3,6 @@ that was said to be safe is lost, and what comes back is what an uninterrupted r
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
@@ -19,6 +18,7 @@ from tests.crash import tally
 from tests.crash.judging import Judge, judging
 from tests.crash.power_child import Judge as Toy
 from tests.crash.system_calls import Outcome, Trainers, demand_strace
+from tests.support import campaign
 
 pytestmark = [pytest.mark.crash, pytest.mark.root]
 
@@ -40,14 +40,11 @@ CHANGE_NOTHING = {  # on the disk
     "set_robust_list", "sysinfo", "uname", "clock_nanosleep", "mremap", "getcwd", "kill", "tgkill", "geteuid",
 }  # fmt: skip
 UNTIL, END = 30, 40
-IS_SOAK = bool(os.environ.get("TRANLOGS_SOAK"))
-SEED = int(os.environ.get("TRANLOGS_SAMPLE", 1))  # its seed
-CALLS_EACH = int(os.environ.get("TRANLOGS_CALLS", 1))  # of each kind are hit; TRANLOGS_SOAK takes them all
+SEED, CALLS_EACH = campaign.seed(), campaign.rounds(3)  # calls of each kind that are hit
 WRITERS = ("direct", "thread")
 SEVERAL = "one of several system calls that fail in turn, or SIGKILL at one, in several lives of a run"
 OPENING = "a system call fails while a run is opened and recovered"
 UNREAD = "a read fails while a run is opened: an older step came back, and it was said"
-MIXES = int(os.environ.get("TRANLOGS_ROUNDS", 1))
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +141,7 @@ def sampler(trainers: Trainers, counted: Path, left: Left) -> Sampler:
 def sample(counts: dict[str, int], attach: str, call: str, *about: object) -> Iterator[tuple[int, str]]:
     """Which calls are hit, and how records are handed over. It is the first thread to make so many."""
     every = [(nth, writer) for writer, count in counts.items() for nth in range(1, count + 1)]
-    if not IS_SOAK and every:
-        print(f"repeat with TRANLOGS_SAMPLE={SEED}")
-        every = random.Random(repr((SEED, attach, call, *about))).sample(every, min(CALLS_EACH, len(every)))
-    yield from every
+    yield from campaign.dice(attach, call, *about).sample(every, min(CALLS_EACH, len(every)))
 
 
 def assert_nothing_is_lost(judge: Judge, run: Path, said: int, fault: str, tries: int) -> None:
@@ -222,14 +216,14 @@ def test_training_goes_on_when_a_system_call_fails(
 
 
 @pytest.mark.parametrize("onwards", [False, True], ids=["once", "for good"])
-@pytest.mark.parametrize("error", ["ENOSPC", "EIO"] if IS_SOAK else ["either"])
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"] if campaign.is_soak() else ["either"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_system_call_that_fails_while_a_run_is_opened_loses_nothing(
     sampler: Sampler, judge: Judge, memory_path: Path, call: str, error: str, onwards: bool
 ) -> None:
     """A run that a killed trainer left is opened, recovered and gone on with; if it is refused, then in words."""
     if error == "either":
-        error = random.Random(repr((SEED, call, onwards))).choice(["ENOSPC", "EIO"])
+        error = campaign.dice(call, onwards).choice(["ENOSPC", "EIO"])
     killed = sampler.left
     for nth, writer in sampler("recovering", call, error, onwards, "left"):
         run = memory_path / f"run-{nth}-{writer}"
@@ -244,7 +238,7 @@ def test_a_system_call_that_fails_while_a_run_is_opened_loses_nothing(
         assert outcome.recovered is not None
         if outcome.recovered < killed.committed:  # what the disk cannot read is damage: said, and worked around
             assert call in READS
-            said = ("had been committed; what is left", "cannot be read", "can be found", "cannot be opened")
+            said = ("had been committed, but the readable log", "cannot be read", "can be found", "cannot be opened")
             assert any(word in warning for warning in outcome.warnings for word in said)
         assert_training_went_on(outcome, END)
         fault = UNREAD if outcome.recovered < killed.committed else OPENING
@@ -268,7 +262,7 @@ def several_faults(chance: random.Random) -> tuple[list[str], str]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(SEED, SEED + MIXES))
+@pytest.mark.parametrize("seed", campaign.seeds(1))
 def test_faults_of_several_calls_in_several_lives_lose_nothing(
     trainers: Trainers, judge: Judge, memory_path: Path, seed: int
 ) -> None:

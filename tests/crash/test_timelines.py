@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from collections.abc import Iterator
@@ -12,13 +11,12 @@ import pytest
 
 from tests.crash.timelines import Fork, checkpoints, expected
 from tests.crash.toy_trainers import Trainers
+from tests.support import campaign
 from tests.support.verify import verify_run
 from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash
 
-SEED = int(os.environ["TRANLOGS_SEED"])
-ROUNDS = int(os.environ.get("TRANLOGS_ROUNDS", 4))
 LIVES = 14
 
 
@@ -29,7 +27,7 @@ def trainers() -> Iterator[Trainers]:
     made.process.communicate()
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+@pytest.mark.parametrize("seed", campaign.seeds(4), ids=str)
 @pytest.mark.parametrize("writer", ["direct", "thread"])
 def test_runs_are_wound_back_and_killed(trainers: Trainers, memory_path: Path, writer: str, seed: int) -> None:
     print(f"repeat with TRANLOGS_SEED={seed}")

@@ -17,20 +17,19 @@ import pytest
 
 from tests.crash.judging import Judge, judging
 from tests.crash.lossy_disk import LossyDisk
+from tests.support import campaign
 from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.base.config import JournalConfig
 from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoints import writer
-from tranlogs.log import segment_file as segments
-from tranlogs.log.segment_file import SegmentFile
+from tranlogs.log.segments import segment_file as segments
+from tranlogs.log.segments.segment_file import SegmentFile
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 
 pytestmark = pytest.mark.crash
 
 SIZES = (7, 3000, 5000)  # those of power_child.py
 MOMENTS = ("rest", "catalog", "checkpoint", "names", "log", "index", "any", "catalog", "checkpoint", "names", "index", "any")
-ROUNDS = int(os.environ.get("TRANLOGS_ROUNDS", 1))
-SEED = int(os.environ["TRANLOGS_SEED"])
 
 
 def judged(disk: LossyDisk, judge: Judge) -> list[dict[str, Any]]:
@@ -65,7 +64,7 @@ def count_recycled(monkeypatch: pytest.MonkeyPatch) -> list[SegmentFile]:
     return recycled
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS), ids=str)
+@pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("files", ["fresh", "recycled"])
 def test_synced_steps_survive_torn_pages(
@@ -115,7 +114,7 @@ def test_found_checkpoint_is_listed_once_its_name_is_kept(
 ) -> None:
     """What a crash left between its rename and the sync of the folder must not vanish when others were pruned for it."""
     (memory_path / "disk").mkdir()
-    disk = LossyDisk(memory_path / "disk", memory_path / "images", 0.5, random.Random(SEED))
+    disk = LossyDisk(memory_path / "disk", memory_path / "images", 0.5, random.Random(campaign.seed()))
     disk.install(monkeypatch)
     sync_folder = writer.sync_folder
 

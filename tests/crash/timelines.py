@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.crash.toy_trainers import SIZES, Outcome, state_sum
 from tests.support.toy import ToyState
 from tranlogs.catalog import Catalog
-from tranlogs.catalog.lineage import is_on, lineage
+from tranlogs.catalog.lineage import is_on_lineage, trace_lineage
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def checkpoints(run: Path) -> set[int]:
     """The steps of the checkpoints that the run can be wound back to."""
     catalog = Catalog.open(run / "rank0")
     try:
-        limits = lineage(catalog.timelines(), max(row.number for row in catalog.timelines()))
-        return {row.step for row in catalog.checkpoints() if is_on(row, limits)}
+        limits = trace_lineage(catalog.timelines(), max(row.number for row in catalog.timelines()))
+        return {row.step for row in catalog.checkpoints() if is_on_lineage(row, limits)}
     finally:
         catalog.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -11,11 +10,13 @@ from typing import Any
 import torch
 import xxhash
 
+from tests.support import campaign
 from tests.torch import loops
 from tests.torch.lab import Attempt
 
-KILLS = int(os.environ.get("TRANLOGS_KILLS", "10"))
+KILLS = campaign.rounds(10)
 BATCHES = 10 * KILLS
+_EPOCH = 11  # batches
 _PAUSE_SECONDS = 0.1
 
 
@@ -29,7 +30,7 @@ def weights(attempt: Attempt, **length: int) -> None:
 LOOPS: dict[str, tuple[Any, dict[str, int], int]] = {
     "validation": (loops.validating, {"batches": BATCHES}, 0),
     "accumulation": (loops.accumulating, {"batches": BATCHES}, 2),
-    "code per epoch": (loops.per_epoch, {"epochs": BATCHES // 11}, 0),
+    "code per epoch": (loops.per_epoch, {"epochs": max(3, BATCHES // _EPOCH)}, 0),
     "without a loader": (loops.without_loader, {"batches": BATCHES}, 0),
     "several optimizers": (loops.adversarial, {"batches": BATCHES}, 0),
     "weights": (weights, {"batches": BATCHES}, 0),

@@ -142,6 +142,17 @@ def test_child_that_fails_is_told_in_one_sentence(tmp_path: Path) -> None:
         follow(job, lambda account: None)
 
 
+def test_a_child_that_was_killed_behind_its_last_batch_ends_with_the_loss_of_the_run(tmp_path: Path) -> None:
+    """It has nothing left to train. (Seen once on a slow machine: IndexError, and a demo that failed.)"""
+    ends = []
+    for name in ("first", "again"):
+        job = Job(name, str(tmp_path), GPT_TINY, 2, 3, 3, None, 0, 1, str(tmp_path / "run"), 2)
+        ends.append(follow(job, lambda account: None))
+    assert ends[1].recovered["batch"] == 3
+    assert ends[1].digests == []
+    assert ends[1].finished["loss"] == ends[0].finished["loss"]
+
+
 @pytest.mark.crash
 @pytest.mark.slow
 def test_quick_demo_is_exact(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.torch.lab import with_plain_loops
 from tranlogs.log import writer as log
-from tranlogs.recovery import open_for_reading
+from tranlogs.recovery import read_facts
 from tranlogs.recovery.group import journal_access
 from tranlogs.shipping import embedded
 
@@ -120,8 +120,8 @@ def after(seconds: float, call: Callable[..., Any], *arguments: Any) -> Any:
 
 def die_behind(other: Path, own: Path) -> None:
     """Die by SIGKILL as soon as another rank has begun a timeline that this one has not."""
-    before = open_for_reading(own).timeline
-    wait_until(lambda: open_for_reading(other).timeline > before)
+    before = read_facts(own).timeline
+    wait_until(lambda: read_facts(other).timeline > before)
     die()
 
 
@@ -218,7 +218,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     """Train to the end; what came out, to be compared."""
     killer = Killer(kill, run)
     if name.startswith("far"):  # as if each rank's folder lay on a disk of its own machine
-        journal_access.is_readable = lambda holding: holding.rank == dist_rank()
+        journal_access.is_readable = lambda summary: summary.rank == dist_rank()
     torch.manual_seed(1)
     if "wide" in name:  # which fills segments
         log.SEGMENT_RECORDS_WANTED = 1
@@ -271,11 +271,11 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             options["log"] = "weights"
         optimizer = LoggedOptimizer(inner, run, ddp, **options)
         if name == "resized torn" and kill and dist_rank() == 1:
-            optimizer.session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", "step-*-t002-*")
+            optimizer.training_run.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", "step-*-t002-*")
         if name == "hurried" and dist_rank() == 1:
-            optimizer.session.state.redo = partial(after, 8.0, optimizer.session.state.redo)
+            optimizer.training_run.state.redo = partial(after, 8.0, optimizer.training_run.state.redo)
         if Path(f"{run}.torn").exists() and dist_rank() == 1:
-            optimizer.session.journal.start = partial(die_behind, Path(run) / "rank0", Path(run) / "rank1")
+            optimizer.training_run.journal.start = partial(die_behind, Path(run) / "rank0", Path(run) / "rank1")
     if name == "frozen":  # when the reducer counts on it already
         model.into.requires_grad_(False)
     loader = uneven() if name.startswith("join") else data(SAMPLES if "resized" in name else None)
@@ -306,7 +306,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             own_folder, last = Path(run) / f"rank{dist_rank()}", step // CHECKPOINT_EVERY * CHECKPOINT_EVERY
             wait_until(lambda: newest_checkpoint(own_folder) >= last)  # else the one that is due would be left out
         if step == killer.at and "store" in name:
-            wait_until(lambda: optimizer.session.journal.catalog.watermarks().archived >= step - 1)
+            wait_until(lambda: optimizer.training_run.journal.catalog.watermarks().archived >= step - 1)
         if "unequal" in name and run != "-" and (step == killer.at or step == 2 * CHECKPOINT_EVERY - 1):
             due = CHECKPOINT_EVERY * (2 if step == killer.at else 1)  # the one that ends the division; before it, the last one
             wait_until(lambda: all(newest_checkpoint(Path(f"{run}/rank{rank}")) >= due for rank in (0, 1)))
@@ -330,7 +330,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none="kept" not in name)
         step += 1
         losses[step] = loss.item()
-        optimizer.note(loss=loss.item())
+        optimizer.log_scalars(loss=loss.item())
         if "resized" in name:
             told = [step, loader.sampler.epoch, x[:, 0].tolist(), everything(model, inner, scheduler)]
             with open(f"{run}.seen{dist_rank()}", "a") as file:

@@ -1,7 +1,7 @@
 """What torchrun does, again and again in one process: its agent starts functions, forked from a server that has imported torch.
 
 A line of JSON on stdin is a job: {"world", "restarts", "arguments"}; the answer on stdout says how it ended. The environment
-is the one that docs/distributed.md asks for.
+is the one that docs/many-processes.md asks for.
 """
 
 from __future__ import annotations

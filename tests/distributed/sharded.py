@@ -124,7 +124,7 @@ def _of_any_kind(world: int) -> nn.Module:
 
 def _of_any_wrapper(world: int) -> nn.Module:
     """Whole in one process, wrapped in two, the same in three, of which each steps its own, sharded over four."""
-    kinds = {1: lambda: Tall(), 2: lambda: wrapped.classic(Tall, 2), 3: lambda: wrapped.together(Tall, 3)}
+    kinds = {1: lambda: Tall(), 2: lambda: wrapped.classic(Tall, 2), 3: lambda: wrapped.coordinator(Tall, 3)}
     return kinds[world]() if world in kinds else _plain(world)
 
 
@@ -139,8 +139,8 @@ LOOPS: dict[str, Any] = {
     "resharded ddp": _of_any_kind, "resharded tp": _of_any_mesh,
     "resharded wrapped": _of_any_wrapper, "classic": partial(wrapped.classic, Tall),
     "classic mixed accumulation": partial(wrapped.classic_mixed, partial(Tall, nn.LayerNorm)),
-    "classic replicated": partial(wrapped.replicated, Tall), "zero": partial(wrapped.together, Tall),
-    "zero views": partial(wrapped.together, Tall), "zero join": partial(wrapped.together, Tall),
+    "classic replicated": partial(wrapped.replicated, Tall), "zero": partial(wrapped.coordinator, Tall),
+    "zero views": partial(wrapped.coordinator, Tall), "zero join": partial(wrapped.coordinator, Tall),
 }  # fmt: skip
 TORN = ("resharded", "resharded ddp", "resharded wrapped")  # where one may die amid the change
 
@@ -190,16 +190,16 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             embedded.LAG_SECONDS = 0.1
             options |= {"store": f"{run}.store", "checkpoint_every": EVERY * len(inner)}
         optimizers[0] = LoggedOptimizer(inner[0], run, model, **options)
-        optimizers[1:] = [optimizers[0].also(one, name=type(one).__name__) for one in inner[1:]]
+        optimizers[1:] = [optimizers[0].add_optimizer(one, name=type(one).__name__) for one in inner[1:]]
         if name in TORN and kill and len(kill) > 3 and dist_rank() == kill[0]:
-            optimizers[0].session.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
+            optimizers[0].training_run.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
         if Path(f"{run}.torn").exists() and dist_rank() == 1:
-            optimizers[0].session.journal.start = partial(die_behind, Path(run) / "rank0", Path(run) / "rank1")
+            optimizers[0].training_run.journal.start = partial(die_behind, Path(run) / "rank0", Path(run) / "rank1")
     optimizer = optimizers[0]
     if name == "zero views":  # fewer parameters than there are ranks
         optimizer.add_param_group({"params": [model.module.out.bias]})
     if name == "fsdp tight" and kill and dist_rank() == kill[0]:
-        die_amid_a_checkpoint(optimizer.session.journal, kill[3], Path(run) / "rank0")
+        die_amid_a_checkpoint(optimizer.training_run.journal, kill[3], Path(run) / "rank0")
     loader = data(SAMPLES if "resharded" in name else None)
     scheduler = torch.optim.lr_scheduler.StepLR(inner[0] if name == "zero" else optimizer, 11, 0.7)
     report, losses = None, {}
@@ -250,12 +250,12 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         scheduler.step()
         step += 1
         if name == "fsdp tight" and run != "-":
-            optimizer.session.journal.log.wal.roll()  # so that the log behind an old checkpoint goes with it
+            optimizer.training_run.journal.log.wal.roll()  # so that the log behind an old checkpoint goes with it
         if "resharded" not in name or step % 2:  # where they lie about at the boundary they are state, too
             for one in optimizers:
                 one.zero_grad()
         losses[step] = loss.item()
-        optimizer.note(loss=loss.item())
+        optimizer.log_scalars(loss=loss.item())
         told("taken", step, loader.sampler.epoch, samples)
         if "mixed" in name and number % 5 == 0:
             with torch.no_grad():

@@ -16,7 +16,7 @@ from tests.distributed.test_world import crash, landed
 from tranlogs.base.errors import UsageError
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
-from tranlogs.recovery.group.journal_summary import LocalLog
+from tranlogs.recovery.group.summary.journal_log import JournalLog
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash
@@ -34,8 +34,8 @@ def test_a_lost_disk_costs_no_step(launcher: Launcher, tmp_path: Path) -> None:
     assert [report["step"] for report in told[:4]] == [0, 25, 25, 33]
     assert told[4]["step"] >= 40
     assert [report["exact"] for report in told] == [True] * 5
-    assert any("the journal of rank 2 is gone: its shares, and what was its own, are taken from the copies of rank 1" in note
-               for note in told[1]["notes"])  # fmt: skip
+    words = "the journal of rank 2 is gone: its gradient shards and its own state are restored from the copies of rank 1"
+    assert any(words in note for note in told[1]["notes"])
     assert without_curves(found) == without_curves(launcher.reference(3, "plain"))
 
 
@@ -43,7 +43,7 @@ def test_a_damaged_journal_costs_no_step(launcher: Launcher, tmp_path: Path) -> 
     """Of one record the gradients, of a later one the description."""
     run = tmp_path / "run"
     crash(launcher, 3, run, 25, "copies")
-    (entries,) = LocalLog.read(run / "rank1", 1).history.runs
+    (entries,) = JournalLog.read(run / "rank1", 1).history.runs
     shares = {link.step: link for link in entries if link.kind == EntryKind.STEP}
     with SegmentReader(shares[22].segment.path, [link.location for link in entries]) as reader:
         flip(shares[22].segment.path, reader.decode(shares[22].location).location.payload_offset)
@@ -51,7 +51,10 @@ def test_a_damaged_journal_costs_no_step(launcher: Launcher, tmp_path: Path) -> 
     found = launcher.run(3, "copies", run)
     (told,) = launcher.told()
     assert (told["step"], told["exact"]) == (25, True)
-    assert any("the journal of rank 1 is damaged, and counts as gone: its shares, and what" in note for note in told["notes"])
+    assert any(
+        "the journal of rank 1 is damaged, and counts as lost: its gradient shards and its own" in note
+        for note in told["notes"]
+    )
     assert differences(without_curves(found), without_curves(launcher.reference(3, "plain"))) == [[]] * 3
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.cli.conftest import Cli
 from tranlogs.base.types import Array
-from tranlogs_torch.distributed.gradient_ranges import digest, portions
+from tranlogs_torch.ddp.gradient_ranges import digest, portions
 from tranlogs_torch.tensors.arrays import from_array, to_array
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
 
-from tranlogs_torch.distributed.comm_hooks import Hook
-from tranlogs_torch.distributed.reducer import Reducer
+from tranlogs_torch.ddp.comm_hooks import Hook
+from tranlogs_torch.ddp.reducer import Reducer
 
 SCALE = 64
 ERRORS: dict[int, torch.Tensor] = {}

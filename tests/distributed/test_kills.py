@@ -154,8 +154,8 @@ def test_a_lost_disk_costs_no_step_where_each_rank_logged_all_of_the_same(
     found = launcher.run(world, name, tmp_path / "run", [[1, 25, 0, "disk"], [0, 33, 0, "disk"]])
     told = launcher.told()
     assert [(report["step"], report["exact"]) for report in told] == [(0, True), (25, None), (33, None)]
-    assert any("rank 1 goes on from step 25 with weights" in note for note in told[1]["notes"])
-    assert any("the others have all that it logged, so that no step is lost" in note for note in told[1]["notes"])
+    assert any("rank 1 continues from step 25 with the weights" in note for note in told[1]["notes"])
+    assert any("the other ranks logged the same, so that no step is lost" in note for note in told[1]["notes"])
     landings = [json.loads((tmp_path / f"run.landed{rank}").read_text()) for rank in range(world)]
     assert landings[1:] == landings[:-1]
     assert all(one["weights"] == found[0]["weights"] for one in found)
@@ -166,7 +166,7 @@ def test_ranks_that_logged_all_and_came_to_differ_go_on_from_their_own_states(la
     found = launcher.run(2, "images apart", tmp_path / "run", [[0, 13, 0], [1, 23, 0]])
     told = launcher.told()
     assert [report["step"] for report in told] == [0, 13, 23]
-    assert "the ranks had other states than each other at step 13, and each has its own" in told[1]["notes"]
+    assert "the states of the ranks differed at step 13, and each rank keeps its own" in told[1]["notes"]
     assert differences(found, launcher.reference(2, "images apart")) == [[]] * 2
 
 

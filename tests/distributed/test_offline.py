@@ -14,7 +14,7 @@ from tests.cli.conftest import Cli
 from tests.distributed.child import STEPS, started
 from tests.distributed.conftest import Launcher
 from tranlogs.base.errors import RunInUse, StateMismatch, UsageError
-from tranlogs.journal.process.writer_lock import OwnerLock
+from tranlogs.journal.ownership.writer_lock import OwnerLock
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash
@@ -111,9 +111,9 @@ def test_a_damaged_share_is_named_and_worked_around(copied: Path, cli: Cli, tmp_
 def _last_gradient(folder: Path) -> int:
     from tranlogs.log.reader import SegmentReader
     from tranlogs.log.record import EntryKind
-    from tranlogs.recovery.group.journal_summary import LocalLog
+    from tranlogs.recovery.group.summary.journal_log import JournalLog
 
-    log = LocalLog.read(folder, 1)
+    log = JournalLog.read(folder, 1)
     (run,) = log.history.runs
     last = [link for link in run if link.kind == EntryKind.STEP][-1]
     with SegmentReader(last.segment.path) as reader:
@@ -127,7 +127,7 @@ def test_a_journal_without_checkpoints_has_its_share_of_the_log_still(copied: Pa
     for rank in (0, 1):
         found = cli("replay", copied / f"rank{rank}", "--out", tmp_path / "out.pt", "--json")
         assert (found.json["step"], found.json["checkpoint_step"], found.json["exact"]) == (STEPS, 42, True)
-    assert any("taken from rank 0's checkpoint of step 42" in note for note in found.json["notes"])
+    assert any("from rank 0's checkpoint of step 42" in note for note in found.json["notes"])
 
 
 def test_one_process_alone_that_has_another_model_does_not_take_it_up(copied: Path) -> None:

@@ -16,7 +16,7 @@ from tests.cli.conftest import Cli
 from tests.distributed.child import DIES, SAMPLES, _digest
 from tests.distributed.conftest import Launcher
 from tests.distributed.sharded import EPOCHS
-from tranlogs_torch.offline.recorded_state import OfflineRun
+from tranlogs_torch.offline.run import OfflineRun
 
 pytestmark = pytest.mark.crash
 
@@ -125,8 +125,8 @@ def test_each_sample_of_an_epoch_comes_once_over_all_changes(chain: Chain) -> No
 
 def test_commands_read_what_it_went_through(chain: Chain, cli: Cli, tmp_path: Path) -> None:
     newest = max(chain.steps)
-    together = cli("status", chain.run, "--json").json["together"]
-    assert together == {"world": 1, "step": newest, "lost": [], "left": [1, 2, 3], "problems": []}
+    coordinator = cli("status", chain.run, "--json").json["together"]
+    assert coordinator == {"world": 1, "step": newest, "lost": [], "left": [1, 2, 3], "problems": []}
     step, found = replayed(chain.run)
     assert (step, found) == (newest, chain.steps[newest][0]["whole"])
     found = cli("verify", chain.run, "--replay", "--json")

@@ -125,8 +125,8 @@ def test_verify_and_status_read_well(sharded: tuple[Path, Outcome], cli: Cli) ->
     found = cli("verify", sharded[0], "--replay", "--json")
     assert found.code == 0, found.out
     assert [[report["exact"] for report in rank["replays"]] for rank in found.json["ranks"]] == [[True]] * 3
-    together = cli("status", sharded[0], "--json").json["together"]
-    assert (together["world"], together["step"], together["lost"], together["problems"]) == (3, STEPS, [], [])
+    coordinator = cli("status", sharded[0], "--json").json["together"]
+    assert (coordinator["world"], coordinator["step"], coordinator["lost"], coordinator["problems"]) == (3, STEPS, [], [])
     assert "8 parameters, over 3 ranks" in cli("status", sharded[0] / "rank0").out
 
 
@@ -173,7 +173,7 @@ def test_parts_of_two_pasts_make_no_state(
     found = launcher.run(3, "fsdp", copied)
     (told,) = launcher.told()
     assert (told["step"], told["timeline"], told["exact"]) == (30, 3, True)
-    assert any("the journal of rank 1 left the run's past at step 30" in note for note in told["notes"])
+    assert any("the journal of rank 1 forks from the history of the run at step 30" in note for note in told["notes"])
     assert differences(found, sharded[1]) == [[]] * 3
 
 
@@ -200,7 +200,7 @@ def test_folders_that_are_not_their_ranks_are_refused(copied: Path, launcher: La
     (copied / "rank0").rename(tmp_path / "kept")
     (copied / "rank2").rename(copied / "rank0")
     (tmp_path / "kept").rename(copied / "rank2")
-    words = "journals lie under the names of other ranks: rank0 is that of rank 2, rank2 is that of rank 0"
+    words = "journals lie under the names of other ranks: rank0 is the journal of rank 2, rank2 is the journal of rank 0"
     assert words in refused(launcher, copied)
     (copied / "rank0").rename(tmp_path / "kept")
     (copied / "rank2").rename(copied / "rank0")

@@ -15,7 +15,7 @@ from tests.distributed.conftest import Launcher
 from tests.distributed.test_world import landed, seen
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
-from tranlogs.recovery.facts import open_for_reading
+from tranlogs.recovery.facts import read_facts
 
 pytestmark = pytest.mark.crash
 
@@ -28,7 +28,7 @@ def test_a_lost_disk_comes_back_from_the_store(launcher: Launcher, tmp_path: Pat
     assert DIES in launcher.said(), launcher.said()[-3000:]
     launcher.run(3, "resized store", run)
     told = launcher.told()
-    assert "rank2: was not here, and was brought from" in launcher.said()
+    assert "rank2: fetched from" in launcher.said()
     assert told[0]["step"] >= 11  # the newest checkpoint is that of step 7
     assert told[0]["exact"] is True
     steps = seen(run, 3)
@@ -42,7 +42,7 @@ def test_a_lost_disk_comes_back_from_the_store(launcher: Launcher, tmp_path: Pat
 
 def damage_last_share(journal: Path) -> None:
     """Flip a bit in what a rank has of the last step."""
-    for segment in open_for_reading(journal).segments:
+    for segment in read_facts(journal).segments:
         with SegmentReader(segment.path) as reader:
             entries = list(reader.entries(list(segment.locations)))
         for entry in entries:

@@ -80,11 +80,11 @@ def test_the_state_is_that_of_the_others_bit_for_bit(chain: Chain) -> None:
 
 def test_what_is_not_as_it_was_is_said_by_name(chain: Chain) -> None:
     notes = chain.reports[1]["notes"]
-    assert any("4 processes recorded the run, and 2 processes go on from step 9" in note for note in notes)
+    assert any("4 processes recorded the run, and 2 processes continue it from step 9" in note for note in notes)
     assert any("summed in another order" in note for note in notes)
     assert any("those of ranks 2 to 3 end" in note for note in notes)
     assert any("what 4 processes had not consumed of the epoch (60 samples) is divided among 2" in note for note in notes)
-    assert any("rank 2 goes on with the buffers of rank 0, and with new random numbers" in note
+    assert any("rank 2 continues with the buffers of rank 0, and with new random numbers" in note
                for note in chain.reports[2]["notes"])  # fmt: skip
 
 

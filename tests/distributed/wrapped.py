@@ -40,7 +40,7 @@ def replicated(make: Callable[[], nn.Module], world: int) -> nn.Module:
     return _wrapped(make(), sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=mesh)
 
 
-def together(make: Callable[[], nn.Module], world: int) -> nn.Module:
+def coordinator(make: Callable[[], nn.Module], world: int) -> nn.Module:
     return DistributedDataParallel(make(), bucket_cap_mb=0.003)
 
 

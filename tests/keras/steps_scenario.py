@@ -11,9 +11,9 @@ import keras
 from keras.src.callbacks.callback_list import CallbackList
 
 import tranlogs.training.gradient_layout
-import tranlogs.training.looks
+import tranlogs.training.write_scans
 from tests.keras.scenario import Interrupt, Stop, bits, digits, given, logged, made
-from tranlogs.training.looks import FIRST_UNITS
+from tranlogs.training.write_scans import FIRST_UNITS
 from tranlogs_keras import TranLogsCallback
 from tranlogs_keras.state.callbacks import copied, is_as_before
 
@@ -126,7 +126,7 @@ def _said() -> list[str]:
 def written_by_nobody(folder: str) -> dict[str, Any]:
     """Writes between steps that come from no callback; then, some steps later, an end, and another process."""
     said, end = _said(), CallbackList.on_train_batch_end
-    looks = tranlogs.training.looks
+    looks = tranlogs.training.write_scans
     looks.FIRST_UNITS, looks._SHARE = 2, 0.02  # looks come in a short fit, too, and not at each boundary
 
     def ended(self: Any, batch: int, logs: Any = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.crash import tally
 from tests.keras.lab import Lab, differences
+from tests.support import campaign
 
 pytestmark = pytest.mark.crash
 
-EXAMPLES = int(os.environ.get("TRANLOGS_EXAMPLES", 5))
 FAULT = "SIGKILL of a fit, of a script put together at random"
 # Without a schedule: callbacks set the learning rate.
 OPTIMIZERS = ["adam", "sgd", "sgd-nesterov-decay", "adam-clipnorm", "adam-ema", "adam-accumulate", "rmsprop-centered", "lion"]
@@ -49,7 +48,7 @@ DEATHS = st.one_of(
 
 
 @pytest.mark.timeout(3600)
-@settings(max_examples=EXAMPLES, derandomize="TRANLOGS_EXAMPLES" not in os.environ, phases=[Phase.generate])
+@settings(max_examples=campaign.rounds(10), phases=[Phase.generate])
 @given(script=SCRIPTS, deaths=st.lists(DEATHS, min_size=1, max_size=4))
 def test_any_script_that_is_killed_anywhere_ends_with_the_right_bits(
     torch: Lab, script: dict[str, Any], deaths: list[dict[str, Any]]

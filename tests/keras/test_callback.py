@@ -151,7 +151,7 @@ def test_wrong_settings_are_named(torch: Lab, tmp_path: Path) -> None:
     found = torch.value("refusals", folder=str(tmp_path))
     assert 'log="all"' in found["log"].replace("'", '"')
     assert "checkpoint_every=" in found["checkpoint_every"]
-    assert "run=None: give the folder" in found["run"]
+    assert "run must be the folder of the run, got None" in found["run"]
     assert "this callback has logged another model's fit" in found["models"]
     assert "BackupAndRestore" in found["backup"]
     assert "two TranLogsCallbacks" in found["two"]

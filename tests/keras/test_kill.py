@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.keras.lab import Lab, differences
+from tests.support import campaign
 
 pytestmark = pytest.mark.crash
 
@@ -84,8 +83,7 @@ def test_a_kill_at_the_end_of_epochs_leaves_no_trace_on_tensorflow(tensorflow: L
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
 def test_kills_at_random_batches_leave_no_trace(backend: Lab, tmp_path: Path) -> None:
-    chance = random.Random(int(os.environ["TRANLOGS_SEED"]))
-    print("repeat with TRANLOGS_SEED=" + os.environ["TRANLOGS_SEED"])
+    chance = campaign.dice(backend.backend)
     deaths = [{"die": ["batch", chance.randrange(1, 10)]} for _ in range(3 if backend.backend == "torch" else 2)]
     prove_exact(backend, tmp_path, deaths, model="dense", jit=backend.backend == "jax", others=["plateau"], optimizer="adam")
 

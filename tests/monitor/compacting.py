@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.clock import FakeClock
-from tranlogs.cli.reading.runs import journals_of
+from tranlogs.cli.reading.runs import find_journals
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
-from tranlogs_monitor.daemon import Daemon, journals_below
+from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ def install_toy(folder: Path) -> str:
 
 def daemon(root: Path, compaction: Compaction | None = ALWAYS, clock: FakeClock | None = None, **budget: Any) -> Daemon:
     settings = Settings(Budget(**budget), compaction=compaction)
-    return Daemon([root], settings, find=lambda root: journals_below(root, journals_of), clock=clock)
+    return Daemon([root], settings, find=lambda root: find_watched_journals(root, find_journals), clock=clock)
 
 
 def compacted(root: Path, compaction: Compaction = ALWAYS, **budget: Any) -> None:

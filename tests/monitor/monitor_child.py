@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from tranlogs.base import failpoints
-from tranlogs.cli.reading.runs import journals_of
+from tranlogs.cli.reading.runs import find_journals
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
-from tranlogs.shipping import Limits
+from tranlogs.shipping import ShippingSettings
 from tranlogs.shipping.sending import archiver
-from tranlogs_monitor.daemon import Daemon, journals_below
-from tranlogs_monitor.settings import Settings
-from tranlogs_monitor.watching.archiving import StoreSettings
+from tranlogs_monitor.daemon import Daemon, find_watched_journals
+from tranlogs_monitor.settings import Settings, StoreSettings
 
 
 def watch(job: dict[str, Any]) -> None:
@@ -29,10 +28,10 @@ def watch(job: dict[str, Any]) -> None:
     store = None
     if job.get("store"):
         archiver._TURN_SECONDS = archiver.RETRY_SECONDS_MIN = archiver.RETRY_SECONDS_MAX = 0.01
-        store = StoreSettings(job["store"], Limits(0.02))
+        store = StoreSettings(job["store"], ShippingSettings(0.02))
     settings = Settings(Budget(job["budget"], **job.get("limits", {})), interval_seconds=job["interval"], waits=True,
                         store=store, compaction=Compaction(1) if job["compacts"] else None)  # fmt: skip
-    Daemon([Path(job["root"])], settings, find=lambda root: journals_below(root, journals_of)).run()
+    Daemon([Path(job["root"])], settings, find=lambda root: find_watched_journals(root, find_journals)).run()
 
 
 def main() -> None:

@@ -15,16 +15,16 @@ from tranlogs.checkpoints.derived import DerivedCheckpoint, derived_folder
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.opening import open_catalog, seal_abandoned_segments
 from tranlogs.log.record import Position
-from tranlogs.recovery.derived_checkpoint import plan_shadow, write_shadow
+from tranlogs.recovery.derived_checkpoint import plan_derived_checkpoint, write_derived_checkpoint
 
 
 def made(journal: Path, run: Callable[[Path], Any]) -> DerivedCheckpoint:
     """A shadow of the newest place, in this process, not published."""
-    target = plan_shadow(journal)
+    target = plan_derived_checkpoint(journal)
     assert target is not None
     offline = run(journal)
     assert offline.replay(sequence=target.position.sequence).exact is True
-    return write_shadow(journal, target, offline.snapshot(target.position), SystemClock())
+    return write_derived_checkpoint(journal, target, offline.snapshot(target.position), SystemClock())
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -64,12 +64,12 @@ def beside_its_own(journal: Path, run: Callable[[Path], Any]) -> tuple[dict[str,
     catalog.close()
     right = contents(journal / "checkpoints" / own.name)
     forget_checkpoints(journal)
-    target = plan_shadow(journal)
+    target = plan_derived_checkpoint(journal)
     assert target is not None
     target = replace(target, position=Position(own.sequence, own.step, int(own.chain, 16), own.timeline))
     offline = run(journal)
     report = offline.replay(sequence=own.sequence)
     assert report.exact is True, report
-    shadow = write_shadow(journal, target, offline.snapshot(target.position), SystemClock())
+    shadow = write_derived_checkpoint(journal, target, offline.snapshot(target.position), SystemClock())
     assert shadow.row.name == own.name
     return right, contents(derived_folder(journal / "checkpoints", own.name))

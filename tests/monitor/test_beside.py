@@ -22,7 +22,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths, embedded_monitor, read_owner
 from tranlogs.journal.embedded_monitor import parse_monitor, start_embedded_monitor
-from tranlogs_monitor.watching.lock import lock
+from tranlogs_monitor.watching.lock import lock_journal
 
 Toy = Callable[..., ToyTrainer]
 
@@ -118,7 +118,7 @@ def test_a_forked_child_has_no_part_in_it(run: ToyTrainer) -> None:
 
 
 def test_another_monitor_is_said_once_and_left_alone(run: ToyTrainer, caplog: pytest.LogCaptureFixture) -> None:
-    held = lock(run.journal.paths.folder)
+    held = lock_journal(run.journal.paths.folder)
     for mode in ("thread", "process"):
         start_embedded_monitor(Monitor(mode), run.journal.paths).close()  # type: ignore[arg-type]
     held.release()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.monitor.test_decay import checkpoint, segment
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow
-from tranlogs.catalog.lineage import is_on
-from tranlogs.retention.budget import Budget, bytes_on_disk, is_protected, newest_lineage, plan_pruning
+from tranlogs.catalog.lineage import is_on_lineage
+from tranlogs.retention.budget import Budget, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
 
 ONE = [TimelineRow(1)]
 SEGMENTS = [segment(i, i * 10.0) for i in range(1, 7)]  # steps 1 to 60, 1000 bytes each
@@ -121,8 +121,8 @@ def catalogs(draw: st.DrawFn) -> dict[str, Any]:
     lines = [TimelineRow(1)]
     if count and draw(st.booleans()):
         lines.append(TimelineRow(2, 1, draw(st.integers(0, 20 * count))))
-    limits = newest_lineage(checkpoints, lines)
-    on = [row for row in checkpoints if is_on(row, limits)]
+    limits = trace_newest_lineage(checkpoints, lines)
+    on = [row for row in checkpoints if is_on_lineage(row, limits)]
     anchor = draw(st.sampled_from([None, *on]))
     values = {i: draw(st.floats(0, 1)) for i in range(1, count + 1)}
     return {"segments": segments, "checkpoints": checkpoints, "timelines": lines, "anchor": anchor, "values": values,
@@ -167,9 +167,9 @@ def test_any_plan_keeps_what_recovery_needs_and_meets_the_budget_where_it_can(ca
     assert found.reasons.keys() == {row.file for row in found.segments} | {row.name for row in found.checkpoints}
     assert found.bytes_after == bytes_on_disk(left, left_checkpoints)
     if budget.nbytes is not None:
-        limits = newest_lineage(checkpoints, catalog["timelines"])
+        limits = trace_newest_lineage(checkpoints, catalog["timelines"])
         stuck = all(is_protected(row, anchor, limits) for row in left) and all(
-            anchor is None or (is_on(row, limits) and row.sequence >= anchor.sequence) for row in left_checkpoints
+            anchor is None or (is_on_lineage(row, limits) and row.sequence >= anchor.sequence) for row in left_checkpoints
         )
         assert found.bytes_after <= budget.high * budget.nbytes or stuck, "something that may go was left"
         assert found.wants_checkpoint == (found.bytes_after > budget.high * budget.nbytes)

@@ -25,10 +25,10 @@ from tranlogs.catalog import Catalog, CheckpointRow, segment_key
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.checkpoints.derived import DerivedCheckpoint, derived_folder, publish
 from tranlogs.log.layout import Payload
-from tranlogs.recovery.derived_checkpoint import plan_shadow
+from tranlogs.recovery.derived_checkpoint import plan_derived_checkpoint
 from tranlogs.retention import KeepAll, KeepLatest
 from tranlogs.retention.compaction import Compaction
-from tranlogs_monitor.watching.lock import lock
+from tranlogs_monitor.watching.lock import lock_journal
 
 Toy = Callable[..., ToyTrainer]
 
@@ -174,15 +174,15 @@ def test_a_unit_that_straddles_two_segments_is_decoded_from_it(
 
 def test_there_is_none_without_sealed_log_behind_a_checkpoint(toy: Toy, tmp_path: Path) -> None:
     trainer = toy(tmp_path / "run")
-    assert plan_shadow(trainer.journal.paths.folder) is None
+    assert plan_derived_checkpoint(trainer.journal.paths.folder) is None
     trainer.recover()
     trainer.train(3)
-    assert plan_shadow(trainer.journal.paths.folder) is None, "the segment is open"
+    assert plan_derived_checkpoint(trainer.journal.paths.folder) is None, "the segment is open"
     step_of(trainer)
     seal(trainer)
     boundary_of(trainer)
     trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
-    assert plan_shadow(trainer.journal.paths.folder) is None, "the trainer's own is newer"
+    assert plan_derived_checkpoint(trainer.journal.paths.folder) is None, "the trainer's own is newer"
 
 
 def test_a_change_of_the_environment_is_refused(run: ToyTrainer, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_change_of_the_environment_is_refused(run: ToyTrainer, tmp_path: Path)
     again.train(25)
     again.journal.close()
     with pytest.raises(RecoveryError, match=r"in another environment after its checkpoint of step 0 \(threads\)"):
-        plan_shadow(copy / "rank0")
+        plan_derived_checkpoint(copy / "rank0")
 
 
 # What comes in between.
@@ -200,7 +200,7 @@ def test_a_change_of_the_environment_is_refused(run: ToyTrainer, tmp_path: Path)
 
 def test_a_trainer_that_was_wound_back_meanwhile(run: ToyTrainer, tmp_path: Path) -> None:
     copy = killed(run, tmp_path / "copy")
-    watches = lock(copy / "rank0")
+    watches = lock_journal(copy / "rank0")
     shadow = made(copy / "rank0")
     again = open_toy(copy, sizes=(7, 300))
     again.recover(12)

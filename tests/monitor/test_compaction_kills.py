@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import random
 import signal
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from tests.monitor.compacting import install_toy
 from tests.monitor.monitors import Monitors
 from tests.monitor.shadows import checkpoints
 from tests.monitor.test_kills import assert_nothing_is_lost_or_leaked
+from tests.support import campaign
 from tranlogs.base.config import MIB
 from tranlogs.log import writer as log
 
@@ -78,9 +77,7 @@ def test_a_monitor_that_dies_at_a_fault_point_does_no_harm(
 
 def test_all_are_killed_at_random_moments(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
     """The trainer takes checkpoints of its own now and then, or never; the monitor goes on over several of its lives."""
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    chance, kills, wanted = random.Random(seed), 0, int(os.environ.get("TRANLOGS_KILLS", "30"))
+    chance, kills, wanted = campaign.dice(), 0, campaign.rounds(30)
     for trial in itertools.count():
         run, said, every = memory_path / f"run{trial}", 0, chance.choice([NEVER, 9])
         while said < UNTIL:

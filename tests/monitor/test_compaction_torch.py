@@ -24,7 +24,7 @@ from tests.torch.test_offline import Case as OfflineCase
 from tranlogs.base.errors import UsageError
 from tranlogs.retention.compaction import Compaction
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.offline.recorded_state import OfflineRun
+from tranlogs_torch.offline.run import OfflineRun
 
 
 @pytest.fixture(autouse=True)

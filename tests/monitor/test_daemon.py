@@ -10,17 +10,17 @@ import pytest
 from tests.shipping.ships import trained
 from tests.support.clock import FakeClock
 from tranlogs.base.errors import UsageError
-from tranlogs.cli.reading.runs import journals_of
+from tranlogs.cli.reading.runs import find_journals
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.process.writer_lock import OwnerLock
-from tranlogs_monitor.daemon import Daemon, journals_below
+from tranlogs.journal.ownership.writer_lock import OwnerLock
+from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import Settings
 
 Find = Callable[[Path], list[JournalPaths]]
 
 
-def daemon(root: Path, seen: list[str], find: Find = lambda root: journals_below(root, journals_of)) -> Daemon:
-    return Daemon([root], Settings(), find=find, on_seen=lambda what, paths: seen.append(paths.folder.parent.name),
+def daemon(root: Path, seen: list[str], find: Find = lambda root: find_watched_journals(root, find_journals)) -> Daemon:
+    return Daemon([root], Settings(), find=find, on_evaluation=lambda what, paths: seen.append(paths.folder.parent.name),
                   clock=FakeClock(2e9))  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_listed_for_a_moment_keeps_its_journals(
     def find(root: Path) -> list[JournalPaths]:
         if away[0]:
             raise PermissionError("not now")
-        return journals_below(root, journals_of)
+        return find_watched_journals(root, find_journals)
 
     watching = daemon(memory_path, seen, find)
     evaluate(watching)

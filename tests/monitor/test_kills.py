@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +13,13 @@ import pytest
 from tests.crash.test_kill_core import assert_nothing_is_lost
 from tests.crash.toy_trainers import UNTIL, Trainers
 from tests.monitor.monitors import Monitors
+from tests.support import campaign
 from tranlogs.base.config import MIB
 from tranlogs.catalog import Catalog
-from tranlogs.cli.reading.runs import journals_of
+from tranlogs.cli.reading.runs import find_journals
 from tranlogs.log import writer as log
 from tranlogs.retention.budget import Budget
-from tranlogs_monitor.daemon import Daemon, journals_below
+from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import Settings
 
 pytestmark = pytest.mark.crash
@@ -49,7 +49,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def evaluate(run: Path) -> None:
     """A last look by a monitor of this process, once nobody else is there."""
-    daemon = Daemon([run], Settings(Budget(BUDGET)), find=lambda root: journals_below(root, journals_of))
+    daemon = Daemon([run], Settings(Budget(BUDGET)), find=lambda root: find_watched_journals(root, find_journals))
     assert daemon.evaluate() == 0
     daemon.close()
 
@@ -113,9 +113,7 @@ def _wait_for_end_or_peace(run: Path) -> None:
 
 def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
     """The trainer again and again, and the monitor as often, at any moment or at a fault point."""
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    chance, kills, wanted = random.Random(seed), 0, int(os.environ.get("TRANLOGS_KILLS", "40"))
+    chance, kills, wanted = campaign.dice(), 0, campaign.rounds(40)
     for trial in itertools.count():
         run, said = memory_path / f"run{trial}", 0
         for _ in range(8):

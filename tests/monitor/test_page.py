@@ -133,13 +133,13 @@ def test_large_numbers_and_long_names_fit_a_phone(
 ) -> None:
     shown = board.journal("")
     assert shown is not None
-    assert shown.seen is not None
-    rows, far = shown.seen.rows, 1_234_567_890
+    assert shown.evaluation is not None
+    rows, far = shown.evaluation.rows, 1_234_567_890
     segments = [replace(row, base_step=far + row.base_step, last_step=far + row.last_step, size=row.size << 24)
                 for row in rows.segments]  # fmt: skip
     board.forget(watched.paths.folder)
     marks = Watermarks(far + 31, far, 5, 3)
-    board.note(tmp_path / ("long-" * 20), replace(shown.seen, rows=replace(rows, segments=segments, marks=marks)))
+    board.note(tmp_path / ("long-" * 20), replace(shown.evaluation, rows=replace(rows, segments=segments, marks=marks)))
     browser.look(width=380)
     browser.open(f"http://127.0.0.1:{port}/")
     browser.value("document.querySelector('details').open = true")

@@ -17,16 +17,16 @@ from tranlogs.catalog import CheckpointRow, EvaluationRow, SegmentRow, StoreRow,
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.evaluation import packed
 from tranlogs.retention.value_decay import Worth
-from tranlogs_monitor.dashboard.pages.board import Shown
+from tranlogs_monitor.dashboard.pages.board import JournalView
 from tranlogs_monitor.dashboard.pages.curves import curves
+from tranlogs_monitor.dashboard.pages.journal_state import commit_history, current_exposures, describe_state
 from tranlogs_monitor.dashboard.pages.page import journal_page
-from tranlogs_monitor.watching.state import exposures_of, history_of, state_of
-from tranlogs_monitor.watching.watch import Seen
+from tranlogs_monitor.watching.watch import Evaluation
 
 __all__ = ["run"]
 
 
-def seen_at(trainer: ToyTrainer | Path, **settings: object) -> Seen:
+def seen_at(trainer: ToyTrainer | Path, **settings: object) -> Evaluation:
     watch = watching(trainer, **settings)
     try:
         return watch.evaluate()
@@ -35,13 +35,13 @@ def seen_at(trainer: ToyTrainer | Path, **settings: object) -> Seen:
 
 
 def test_a_live_run_is_fine(run: ToyTrainer) -> None:
-    state = state_of(Shown("run", seen_at(run)))
+    state = describe_state(JournalView("run", seen_at(run)))
     assert (state.level, state.headline) == ("fine", "All steps up to 31 are safe if the process dies.")
 
 
 def test_a_run_that_was_closed_is_idle(run: ToyTrainer) -> None:
     run.journal.close()
-    state = state_of(Shown("run", seen_at(run.journal.paths.folder)))
+    state = describe_state(JournalView("run", seen_at(run.journal.paths.folder)))
     assert (state.level, state.headline) == (
         "idle",
         "No process trains. The run was closed. The next one goes on after step 31.",
@@ -49,13 +49,13 @@ def test_a_run_that_was_closed_is_idle(run: ToyTrainer) -> None:
 
 
 def test_a_run_whose_trainer_died_wants_attention(run: ToyTrainer, tmp_path: Path) -> None:
-    state = state_of(Shown("run", seen_at(killed(run, tmp_path / "copy") / "rank0")))
+    state = describe_state(JournalView("run", seen_at(killed(run, tmp_path / "copy") / "rank0")))
     assert state.level == "attention"
     assert state.headline.endswith("died without closing the run; the next one goes on after step 31.")
 
 
 def test_a_budget_that_is_too_small_wants_attention(run: ToyTrainer) -> None:
-    state = state_of(Shown("run", seen_at(run, budget=Budget(2 * MIB))))
+    state = describe_state(JournalView("run", seen_at(run, budget=Budget(2 * MIB))))
     assert state.level == "attention"
     assert re.fullmatch(r"What recovery needs is above the budget \(\S+ MiB\): its trainer is asked .*", state.headline)
 
@@ -64,24 +64,25 @@ def test_a_damaged_checkpoint_is_a_problem_and_comes_first(run: ToyTrainer) -> N
     newest = max((run.journal.paths.checkpoints / row.name for row in run.journal.catalog.checkpoints()), key=str)
     flip(newest / "state.safetensors", 5000)
     seen = seen_at(run, budget=Budget(2 * MIB))
-    state = state_of(Shown("run", seen))
+    state = describe_state(JournalView("run", seen))
     assert state.level == "problem"
     assert state.headline == "The checkpoint of step 20 is damaged; recovery begins at the one of step 10."
     assert len(state.more) == 1
-    assert exposures_of(seen, [])[1].safe_step == 10, "what is damaged saves nothing"
+    assert current_exposures(seen, [])[1].safe_step == 10, "what is damaged saves nothing"
 
 
 def test_the_page_says_that_a_run_in_memory_goes_with_the_machine(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tranlogs.journal.opening.file_system_of", lambda _: "tmpfs")
-    page = journal_page(Shown("run", seen := seen_at(run)), now=seen.at, interval_seconds=10, has_others=False).decode()
+    page = journal_page(JournalView("run", seen := seen_at(run)), now=seen.at, interval_seconds=10, has_others=False).decode()
     assert "everything: the run lies in memory (tmpfs)" in page
     assert "to memory only (tmpfs)" in page
     assert "survives a power cut" not in page
 
 
 def test_what_is_old_is_said_to_be(run: ToyTrainer) -> None:
-    assert state_of(Shown("run", None, problem="it is damaged")).headline == "The journal cannot be read: it is damaged"
-    state = state_of(Shown("run", seen_at(run), problem="it is damaged"))
+    unread = describe_state(JournalView("run", None, problem="it is damaged"))
+    assert unread.headline == "The journal cannot be read: it is damaged"
+    state = describe_state(JournalView("run", seen_at(run), problem="it is damaged"))
     assert (state.level, state.headline) == (
         "problem",
         "The journal cannot be read now, and what follows is old: it is damaged",
@@ -91,8 +92,8 @@ def test_what_is_old_is_said_to_be(run: ToyTrainer) -> None:
 def test_lag_in_seconds_is_taken_from_the_history(run: ToyTrainer) -> None:
     seen = seen_at(run)
     seen = replace(seen, rows=replace(seen.rows, marks=Watermarks(130, 120)))
-    shown = Shown("run", seen, (EvaluationRow(1, seen.at - 100, 30, 30), EvaluationRow(2, seen.at, 130, 120)))
-    machine = exposures_of(seen, history_of(shown, seen))[1]
+    shown = JournalView("run", seen, (EvaluationRow(1, seen.at - 100, 30, 30), EvaluationRow(2, seen.at, 130, 120)))
+    machine = current_exposures(seen, commit_history(shown, seen))[1]
     assert machine.in_words() == "10 steps (about 10 s)"
     page = journal_page(shown, now=seen.at, interval_seconds=10, has_others=False).decode()
     assert '<td id="lag-synced">10</td><td>10 s</td>' in page
@@ -102,18 +103,18 @@ def test_the_store_is_shown_once_there_is_one(run: ToyTrainer) -> None:
     seen = seen_at(run)
     marks = replace(seen.rows.marks, archived=25, persisted=20)
     stored = replace(seen, rows=replace(seen.rows, marks=marks))
-    shown = Shown("run", stored, (EvaluationRow(1, seen.at, 31, 0, 25, 20),))
+    shown = JournalView("run", stored, (EvaluationRow(1, seen.at, 31, 0, 25, 20),))
     page = journal_page(shown, now=seen.at, interval_seconds=10, has_others=False).decode()
     assert '<td id="step-persisted">20</td>' in page
     assert '<p class="big" id="lost-site">11 steps' in page
     store = StoreRow("file:///there", "me", problem="it is full")
-    state = state_of(Shown("run", replace(stored, rows=replace(stored.rows, store=store))))
-    assert (state.level, state.headline) == ("attention", "Nothing is shipped to file:///there now: it is full.")
+    state = describe_state(JournalView("run", replace(stored, rows=replace(stored.rows, store=store))))
+    assert (state.level, state.headline) == ("attention", "Shipping to file:///there has stopped: it is full.")
     store = StoreRow("file:///there", "me", under_replicated=3)
-    state = state_of(Shown("run", replace(stored, rows=replace(stored.rows, store=store))))
+    state = describe_state(JournalView("run", replace(stored, rows=replace(stored.rows, store=store))))
     assert (state.level, state.headline) == ("attention", f"Under-replicated in file:///there: {store.copies_missing}.")
     assert set(curves(shown)["steps"]) == {"committed", "synced", "archived", "persisted"}
-    page = journal_page(Shown("run", seen), now=seen.at, interval_seconds=10, has_others=False).decode()
+    page = journal_page(JournalView("run", seen), now=seen.at, interval_seconds=10, has_others=False).decode()
     assert "step-persisted" not in page
     assert "No store: nothing is kept away from this machine." in page
 
@@ -129,12 +130,12 @@ def test_a_run_of_months_makes_no_larger_page(run: ToyTrainer) -> None:
     seen = replace(seen, worth=worth, anchor=checkpoint, protected={i: i >= 10_000 for i in range(many)},
                    rows=replace(seen.rows, segments=sealed, checkpoints=[checkpoint], timelines=[TimelineRow(1)]))  # fmt: skip
     row = EvaluationRow(1, 1e9, ordinals=packed(worth.ordinals, "<i8"), values=packed(worth.values, "<f8"))
-    page = journal_page(Shown("run", seen, (row,)), now=1e9, interval_seconds=10, has_others=False)
+    page = journal_page(JournalView("run", seen, (row,)), now=1e9, interval_seconds=10, has_others=False)
     shown = page.decode().partition('<div class="cells">')[2].partition("</div>")[0]
     assert 300 <= shown.count('class="cell') <= 361
     assert shown.count("diamond anchor") == 1
     assert 170 <= shown[: shown.index("diamond anchor")].count("cell free") <= 181, "the checkpoint stands where it belongs"
-    found = curves(Shown("run", seen, (row,)))["values"]
+    found = curves(JournalView("run", seen, (row,)))["values"]
     assert len(found) == 24
     assert (found[0]["segment"], found[-1]["segment"]) == (0, many - 1)
     assert len(page) < 200_000

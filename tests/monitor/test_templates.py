@@ -14,7 +14,7 @@ from tests.monitor.test_state import seen_at
 from tests.monitor.test_watch import run
 from tests.support.toy import ToyTrainer
 from tranlogs.catalog import Incident, StoreRow
-from tranlogs_monitor.dashboard.pages.board import Shown
+from tranlogs_monitor.dashboard.pages.board import JournalView
 from tranlogs_monitor.dashboard.pages.page import journal_page, overview
 from tranlogs_monitor.dashboard.pages.rendering import render
 
@@ -50,12 +50,13 @@ class Elements(HTMLParser):
 
 def test_a_runs_name_is_text_on_both_pages(run: ToyTrainer) -> None:
     seen = seen_at(run)
-    plain = Elements(journal_page(Shown("run", seen), now=seen.at, interval_seconds=10, has_others=True))
-    page = Elements(journal_page(Shown(NAME, seen), now=seen.at, interval_seconds=10, has_others=True))
+    plain = Elements(journal_page(JournalView("run", seen), now=seen.at, interval_seconds=10, has_others=True))
+    page = Elements(journal_page(JournalView(NAME, seen), now=seen.at, interval_seconds=10, has_others=True))
     assert page.tags == plain.tags, "the name has made an element"
     assert page.text.count(NAME) == 2, "in the title and the heading"
     assert ("data-journal", NAME) in page.attributes
-    rows = Elements(overview([Shown(NAME, seen), Shown(NAME, None, problem=NAME)], now=seen.at, interval_seconds=10))
+    journals = [JournalView(NAME, seen), JournalView(NAME, None, problem=NAME)]
+    rows = Elements(overview(journals, now=seen.at, interval_seconds=10))
     assert rows.tags.count("script") == 1
     assert rows.text.count(NAME) == 3
     assert not [name for name, _ in page.attributes + rows.attributes if name.startswith("on")]
@@ -68,7 +69,7 @@ def test_what_a_catalog_says_is_text(run: ToyTrainer) -> None:
     reasons = dict.fromkeys((row.name for row in seen.rows.checkpoints), NAME)
     rows = replace(seen.rows, store=store, incidents=[Incident(1, NAME, 31, 0.0)])
     told = replace(seen, rows=rows, owner=owner, anchor=None, pruning=replace(seen.pruning, reasons=reasons))
-    page = Elements(journal_page(Shown("run", told), now=seen.at, interval_seconds=10, has_others=False))
+    page = Elements(journal_page(JournalView("run", told), now=seen.at, interval_seconds=10, has_others=False))
     assert page.tags.count("script") == 2
     assert page.text.count(NAME) >= 5
     assert any(name == "title" and NAME in (value or "") for name, value in page.attributes)

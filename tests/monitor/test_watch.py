@@ -18,15 +18,15 @@ from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.base.config import MIB
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog, EvaluationRow, segment_key
-from tranlogs.cli.reading.runs import journals_of
+from tranlogs.cli.reading.runs import find_journals
 from tranlogs.journal import JournalPaths, opening
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.evaluation import worth_of
 from tranlogs.retention.value_decay import Decay
-from tranlogs_monitor.daemon import Daemon, journals_below
+from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import Settings
-from tranlogs_monitor.watching.watch import JournalWatch, Seen
+from tranlogs_monitor.watching.watch import Evaluation, JournalWatch
 
 Toy = Callable[..., ToyTrainer]
 
@@ -72,7 +72,7 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def sealed(seen: Seen) -> list[int]:
+def sealed(seen: Evaluation) -> list[int]:
     return [row.last_step for row in seen.rows.segments if row.state == "sealed"]
 
 
@@ -219,14 +219,14 @@ def test_the_history_is_thinned(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch
 
 
 def daemon(*roots: Path, clock: FakeClock | None = None, **settings: Any) -> Daemon:
-    return Daemon(roots, Settings(**settings), find=lambda root: journals_below(root, journals_of),
+    return Daemon(roots, Settings(**settings), find=lambda root: find_watched_journals(root, find_journals),
                   clock=clock or FakeClock(1e9))  # fmt: skip
 
 
 def test_a_second_daemon_is_refused_by_name_or_waits(run: ToyTrainer, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tranlogs_monitor.watching.lock import lock\n"
-        f"held = lock(Path({str(run.journal.paths.folder)!r})); print('held', flush=True); sys.stdin.readline()"
+        "import sys; from pathlib import Path; from tranlogs_monitor.watching.lock import lock_journal\n"
+        f"held = lock_journal(Path({str(run.journal.paths.folder)!r})); print('held', flush=True); sys.stdin.readline()"
     )
     path = os.pathsep.join(["monitor", "."])
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -51,7 +51,7 @@ class OfflineRun:
 
     def snapshot(self, position: Position) -> Snapshot:
         assert self._found is not None
-        self._found.demand(position)
+        self._found.require_position(position)
         made = self.state.snapshot()
         made.encode(None)
         return made

@@ -11,8 +11,8 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog, StoreRow, Watermarks
 from tranlogs.journal import JournalPaths
 from tranlogs.retention import EverySteps
-from tranlogs.shipping import Archiver, Limits, Progressed, Throttle, place_of
-from tranlogs.stores import PatientStore, Store
+from tranlogs.shipping import Archiver, ShippingProgress, ShippingSettings, Throttle, journal_prefix
+from tranlogs.stores import Store, TimeoutStore
 
 SIZES = (7, 3000, 40_000)  # a step takes a third of a megabyte
 
@@ -56,12 +56,12 @@ def trained_otherwise(run: Path, until: int) -> bytes:
 
 def archiver(run: Path, store: Store, *, stall_seconds: float = 20.0, clock: Any = None, throttle: Throttle | None = None,
              **limits: Any) -> Archiver:  # fmt: skip
-    paths = JournalPaths.of(run)
-    return Archiver(paths, PatientStore(store, stall_seconds), place_of(paths), Limits(**limits), clock or SystemClock(),
-                    throttle)  # fmt: skip
+    paths, patient = JournalPaths.of(run), TimeoutStore(store, stall_seconds)
+    settings = ShippingSettings(**limits)
+    return Archiver(paths, patient, journal_prefix(paths), settings, clock or SystemClock(), throttle)
 
 
-def ship(run: Path, store: Store, *, turns_max: int = 400, **options: Any) -> Progressed:
+def ship(run: Path, store: Store, *, turns_max: int = 400, **options: Any) -> ShippingProgress:
     """Ship all that can be shipped now; gives how far that is."""
     made = archiver(run, store, **options)
     try:
@@ -70,11 +70,11 @@ def ship(run: Path, store: Store, *, turns_max: int = 400, **options: Any) -> Pr
         made.close()
 
 
-def drain(made: Archiver, *, turns_max: int = 400) -> Progressed:
+def drain(made: Archiver, *, turns_max: int = 400) -> ShippingProgress:
     """Turn until nothing is left to do."""
     for _ in range(turns_max):
-        found = made.turn()
-        if found.items_left == 0 and not found.problem and made.turn() == found:
+        found = made.run_once()
+        if found.items_left == 0 and not found.problem and made.run_once() == found:
             return found
         made.wait(0.05)
     raise AssertionError(f"it does not come to an end: {found}")

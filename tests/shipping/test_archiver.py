@@ -18,14 +18,15 @@ from tests.support.toy import uninterrupted
 from tranlogs.base import config
 from tranlogs.base.errors import RunInUse
 from tranlogs.catalog import Catalog, CheckpointRow, ShippedRow
-from tranlogs.journal.process.writer_lock import OwnerLock
+from tranlogs.journal.ownership.writer_lock import OwnerLock
 from tranlogs.retention.keep_policy import KeepAll, KeepLatest
 from tranlogs.shipping import pull, read_newest
 from tranlogs.shipping.inventory import durability
-from tranlogs.shipping.inventory.census import Census
-from tranlogs.shipping.inventory.manifest import manifest_names, writer_of
+from tranlogs.shipping.inventory.garbage_collection import GarbageCollector
+from tranlogs.shipping.items import source
+from tranlogs.shipping.manifest import manifest_names, parse_manifest_name
 from tranlogs.shipping.sending import archiver as archiving
-from tranlogs.shipping.sending import source, upload
+from tranlogs.shipping.sending import upload
 from tranlogs.stores import LocalStore
 
 
@@ -99,10 +100,10 @@ def test_a_live_run_is_followed_and_its_segments_are_sealed_by_age(memory_path: 
     try:
         trainer.train(8)
         for _ in range(400):
-            if made.turn().archived == 8:
+            if made.run_once().archived == 8:
                 break
             made.wait(0.05)
-        assert made.progressed().archived == 8, "nothing but its age seals the only segment of a trainer that does nothing"
+        assert made.progress().archived == 8, "nothing but its age seals the only segment of a trainer that does nothing"
         trainer.train(12)
         trainer.journal.close()
         assert drain(made).archived == 12
@@ -158,13 +159,13 @@ def test_a_store_that_is_away_is_said_once_and_waited_for(memory_path: Path, cap
     made = archiver(run, store)
     try:
         for _ in range(10):
-            made.turn()
+            made.run_once()
             made.wait(0.02)
-        assert "names" in made.progressed().problem
+        assert "names" in made.progress().problem
         row = store_row(run)
         assert row is not None
         assert "failed" in row.problem
-        assert len([one for one in caplog.records if "cannot be shipped now" in one.message]) == 1
+        assert len([one for one in caplog.records if "cannot ship now" in one.message]) == 1
         store.fails = lambda called, name: False
         assert drain(made).archived == 5
         row = store_row(run)
@@ -207,7 +208,7 @@ def test_what_is_lost_before_it_was_durable_is_sent_again(memory_path: Path) -> 
     store.fails = lambda called, name: called == "put"  # nor does it take anything now
     made = archiver(run, store)
     try:
-        made.turn()
+        made.run_once()
         assert marks(run).archived < 15, "what is lost does not count"
         store.fails = lambda called, name: False
         store.is_durable = True
@@ -241,7 +242,7 @@ def test_what_is_lost_and_comes_back_counts_again(memory_path: Path) -> None:
         assert drain(made).archived < 15
         store.back = before
         assert drain(made).archived == 15
-        assert {name for method, name in store.calls if method == "hasten"} == before
+        assert {name for method, name in store.calls if method == "request_durability"} == before
         assert before <= set(store.objects)
         store.is_durable = True
         assert drain(made).persisted == 15
@@ -277,9 +278,9 @@ def test_a_request_to_persist_that_was_dropped_is_made_again(memory_path: Path) 
     made = archiver(run, store, persist_seconds=0.0)
     try:
         for _ in range(100):
-            made.turn()
+            made.run_once()
             made.wait(0.01)
-            if hastened := {name for method, name in store.calls if method == "hasten"}:
+            if hastened := {name for method, name in store.calls if method == "request_durability"}:
                 break
         assert hastened <= set(store.objects)
         store.is_durable = True
@@ -301,8 +302,8 @@ def test_what_the_store_will_not_make_durable_by_itself_is_asked_for_at_once(mem
 
 
 def test_copies_that_cannot_be_had_are_made_up_for(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durability, "_AGAIN_SECONDS_MIN", 0.2)
-    monkeypatch.setattr(durability, "_AGAIN_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(durability, "_RESEND_SECONDS_MIN", 0.2)
+    monkeypatch.setattr(durability, "_RESEND_SECONDS_MAX", 0.2)
     run, store = memory_path / "a", FaultyStore()
     store.copies_wanted, store.is_durable = 2, False
     trained(run, 5)
@@ -310,7 +311,7 @@ def test_copies_that_cannot_be_had_are_made_up_for(memory_path: Path, monkeypatc
 
     def turn_until(is_so: Callable[[], bool]) -> None:
         for _ in range(400):
-            made.turn()
+            made.run_once()
             if is_so():
                 return
             made.wait(0.02)
@@ -324,7 +325,7 @@ def test_copies_that_cannot_be_had_are_made_up_for(memory_path: Path, monkeypatc
         return {name for name in store.objects if "/log/" in name}
 
     try:
-        turn_until(lambda: made.progressed().archived == 5 and under_replicated() > 0)
+        turn_until(lambda: made.progress().archived == 5 and under_replicated() > 0)
         for _ in range(3):  # it is tried again and again
             before = logs()
             turn_until(lambda before=before: bool(logs()) and not logs() & before)  # type: ignore[misc]
@@ -341,12 +342,12 @@ def test_a_store_that_hangs_holds_nobody(memory_path: Path) -> None:
     store.hangs.clear()
     made = archiver(run, store, stall_seconds=0.05)
     try:
-        found = made.turn()
+        found = made.run_once()
         assert "nothing moved for 0.05 s" in found.problem
         for _ in range(20):
-            made.turn()
+            made.run_once()
             made.wait(0.02)
-        assert "hang" in made.progressed().problem or "nothing moved" in made.progressed().problem
+        assert "hang" in made.progress().problem or "nothing moved" in made.progress().problem
         assert sum(thread.name == "tranlogs-store" for thread in threading.enumerate()) <= 8
         store.hangs.set()
         assert drain(made).archived == 5
@@ -436,7 +437,7 @@ def test_what_is_damaged_here_is_never_sent(memory_path: Path, caplog: pytest.Lo
     segment = damaged_segment(run)
     found = ship(run, store)
     assert found.archived == 0
-    assert f"{segment.name} is not shipped" in caplog.text
+    assert f"cannot ship {segment.name} now" in caplog.text
     assert not any(segment.name in name for name in store.objects)
 
 
@@ -459,8 +460,8 @@ def test_what_is_pruned_before_it_could_be_sent_is_no_warning(
     monkeypatch.setattr(upload, "open_checkpoint", open_late)
     with caplog.at_level("INFO"):
         assert ship(run, store, keep=KeepAll()).archived == 15
-    [record] = [record for record in caplog.records if "is not shipped" in record.message]
-    assert (record.levelname, "it was pruned before" in record.message) == ("INFO", True)
+    [record] = [record for record in caplog.records if "was pruned before it was shipped" in record.message]
+    assert record.levelname == "INFO"
     assert "step-0000000005" in record.message
 
 
@@ -481,7 +482,7 @@ def test_a_segment_is_not_reused_while_it_is_sent(memory_path: Path) -> None:
     made = archiver(run, store)
     try:
         store.hangs.clear()
-        held = threading.Thread(target=made.turn)
+        held = threading.Thread(target=made.run_once)
         held.start()
         store.hangs.set()
         held.join()
@@ -502,7 +503,7 @@ def test_one_process_ships_a_journal(memory_path: Path) -> None:
     lock = OwnerLock(run / "rank0", "shipper")
     made = archiver(run, store)
     try:
-        assert "ships" in made.turn().problem
+        assert "ships" in made.run_once().problem
         with pytest.raises(RunInUse):
             OwnerLock(run / "rank0", "shipper")
         lock.release()
@@ -520,7 +521,7 @@ def test_another_run_in_the_store_is_left_alone(memory_path: Path) -> None:
     trained(run, 7)
     made = archiver(run, store)
     try:
-        assert "another run lies there" in made.turn().problem
+        assert "found another run there" in made.run_once().problem
     finally:
         made.close()
     assert store.objects == before
@@ -536,7 +537,7 @@ def test_an_old_machine_that_comes_back_does_not_spoil_the_new_ones_store(memory
     trained(old, 14)
     made = archiver(old, store)
     try:
-        assert "was shipped there since" in made.turn().problem
+        assert "has shipped there since" in made.run_once().problem
     finally:
         made.close()
     assert_comes_back(store, "a/rank0", memory_path / "third", 18)
@@ -554,11 +555,11 @@ def test_a_machine_that_is_overtaken_while_it_ships_stops(memory_path: Path) -> 
         assert ship(new, store).archived == 18
         trained(old, 25)
         for _ in range(100):
-            if "was shipped there" in made.turn().problem:
+            if "was shipped there" in made.run_once().problem:
                 break
             made.wait(0.02)
-        assert made.progressed().is_refused
-        assert made.progressed().archived == 12, "of what it holds nothing newer has come to the store"
+        assert made.progress().is_refused
+        assert made.progress().archived == 12, "of what it holds nothing newer has come to the store"
     finally:
         made.close()
 
@@ -574,7 +575,7 @@ def test_a_copy_of_the_folder_is_another_writer(memory_path: Path) -> None:
     trained(other, 18)
     made = archiver(other, store)
     try:
-        assert "was shipped there since" in made.turn().problem
+        assert "has shipped there since" in made.run_once().problem
     finally:
         made.close()
     assert (marks(other).committed, marks(other).archived) == (18, 12)
@@ -590,9 +591,9 @@ def test_a_folder_that_vanished_from_under_the_store_is_not_made_anew(memory_pat
         shutil.rmtree(root)
         trained(run, 25)
         for _ in range(20):
-            made.turn()
+            made.run_once()
             made.wait(0.02)
-        assert "vanished" in made.progressed().problem
+        assert "vanished" in made.progress().problem
         assert marks(run).archived <= 12
         assert not root.exists()
     finally:
@@ -607,8 +608,8 @@ def test_a_store_that_was_there_and_is_empty_now_is_refused(memory_path: Path) -
     store.objects.clear()
     made = archiver(run, store)
     try:
-        assert "was there, and now there is nothing" in made.turn().problem
-        assert made.progressed().is_refused
+        assert "of this run, found nothing" in made.run_once().problem
+        assert made.progress().is_refused
     finally:
         made.close()
     assert store.objects == {}
@@ -624,24 +625,24 @@ def test_a_machine_that_cannot_read_a_newer_ones_manifest_yet_stays_behind(memor
     trained(new, 14)
     new_one = archiver(new, store)
     try:
-        while new_one.turn().archived < 14:
+        while new_one.run_once().archived < 14:
             new_one.wait()
         before, trunk = store_row(old), {name: store.objects[name] for name in manifest_names(store, "a/rank0")}
         assert before is not None
-        theirs = {name for name in trunk if writer_of(name)[1] != before.writer}
+        theirs = {name for name in trunk if parse_manifest_name(name)[1] != before.writer}
         assert trunk.keys() > theirs > set()
         store.objects |= {name: trunk[name][:-1] for name in theirs}  # it is being written
         trained(old, 18)
         for _ in range(2):
             made = archiver(old, store)
             try:
-                assert "cannot be read, or not yet" in made.turn().problem
+                assert "cannot be read (yet)" in made.run_once().problem
             finally:
                 made.close()
         store.objects |= trunk
         made = archiver(old, store)
         try:
-            assert "was shipped there since" in made.turn().problem
+            assert "has shipped there since" in made.run_once().problem
         finally:
             made.close()
         trained(new, 16)
@@ -654,10 +655,10 @@ def test_a_machine_that_cannot_read_a_newer_ones_manifest_yet_stays_behind(memor
 def test_what_another_writer_left_is_deleted_if_its_manifests_could_be_read(is_read: bool) -> None:
     store, clock = FaultyStore(), FakeClock()
     store.objects = {"a/rank0/objects/log/x.seg.00000-ffffffff12345678": b"1"}
-    census = Census(store, "a/rank0", clock)
-    census.spares_all, census.spares_others = False, not is_read
+    collector = GarbageCollector(store, "a/rank0", clock)
+    collector.keeps_all, collector.keeps_foreign = False, not is_read
     for _ in range(3):
-        census.take({}, "0123456789abcdef")
+        collector.collect({}, "0123456789abcdef")
         clock.advance(3601)
     assert bool(store.objects) is not is_read
 
@@ -701,7 +702,7 @@ def test_a_manifest_that_is_lost_is_written_again(memory_path: Path) -> None:
             store.lost.add(name)
         drain(made)
         [written, *_] = manifest_names(store, "a/rank0")
-        assert writer_of(written)[0] > writer_of(newest)[0]
+        assert parse_manifest_name(written)[0] > parse_manifest_name(newest)[0]
         store.lost.clear()
         store.is_durable = True
         assert drain(made).persisted == 12

@@ -4,8 +4,6 @@ comes back is right, and nothing is left over."""
 from __future__ import annotations
 
 import itertools
-import os
-import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from tests.crash.toy_trainers import UNTIL, Trainers
 from tests.monitor.monitors import Monitors
 from tests.shipping.ships import marks, ship
+from tests.support import campaign
 from tranlogs.base.clock import SystemClock
 from tranlogs.base.errors import NotARun
 from tranlogs.catalog import Catalog
@@ -107,9 +106,7 @@ def wait_for_death_or_peace(store: Path) -> None:
 
 
 def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    chance, kills, wanted = random.Random(seed), 0, int(os.environ.get("TRANLOGS_KILLS", "30"))
+    chance, kills, wanted = campaign.dice(), 0, campaign.rounds(30)
     for trial in itertools.count():
         run, store, said = memory_path / f"run{trial}", memory_path / "store", 0
         for turn in range(6):

@@ -47,7 +47,7 @@ def test_a_folder_restored_from_a_backup_takes_of_the_store_what_it_shares_with_
     for _ in range(2):
         made = archiver(run, store)
         try:
-            assert "another past of this run, up to step 25, and this folder has come to 12" in made.turn().problem
+            assert "another history of this run, up to step 25, and this folder ends at step 12" in made.run_once().problem
         finally:
             made.close()
     assert store.objects == there, "of what leads further nothing is taken away unasked"
@@ -80,10 +80,10 @@ def test_a_folder_restored_from_a_backup_goes_on_when_it_has_overtaken_what_lies
     trained_otherwise(run, 18)
     made = archiver(run, store)
     try:
-        assert made.turn().is_refused
+        assert made.run_once().is_refused
         assert (marks(run).committed, marks(run).archived, marks(run).persisted) == (18, 12, 12)
         state = trained_otherwise(run, 26)
-        while made.turn().archived < 26:
+        while made.run_once().archived < 26:
             made.wait()
     finally:
         made.close()

@@ -15,8 +15,8 @@ from tranlogs.base.errors import CorruptObject, NotARun, StoreUnavailable, Usage
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import find_run, pull, read_newest
-from tranlogs.shipping.embedded import bring_absent
-from tranlogs.shipping.inventory.manifest import manifest_names, publish
+from tranlogs.shipping.embedded import fetch_missing_journal
+from tranlogs.shipping.manifest import manifest_names, publish
 from tranlogs.stores import LocalStore
 
 
@@ -162,12 +162,12 @@ def test_a_folder_that_is_not_there_is_no_empty_store(memory_path: Path) -> None
     """It may be a disk that is not mounted: a run must not begin anew because of it."""
     root = memory_path / "mounted" / "store"
     paths = JournalPaths.of(memory_path / "a")
-    for ask in (lambda: bring_absent(root.as_uri(), paths), lambda: find_run(f"{root}/a")):
-        with pytest.raises(StoreUnavailable, match="Mount its disk, or make the folder"):
+    for ask in (lambda: fetch_missing_journal(root.as_uri(), paths), lambda: find_run(f"{root}/a")):
+        with pytest.raises(StoreUnavailable, match="mount its disk, or create the folder"):
             ask()
     assert not root.parent.exists()
     root.mkdir(parents=True)
-    assert bring_absent(root.as_uri(), paths) is None
+    assert fetch_missing_journal(root.as_uri(), paths) is None
 
 
 def test_a_damaged_manifest_is_named_and_the_one_before_it_used(store: FaultyStore, memory_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_damaged_manifest_is_named_and_the_one_before_it_used(store: FaultySto
 def test_without_any_checkpoint_nothing_is_brought(store: FaultyStore, memory_path: Path) -> None:
     for name in objects_of(store, "checkpoints/"):
         flip(store, name)
-    with pytest.raises(CorruptObject, match="no checkpoint of it can be read"):
+    with pytest.raises(CorruptObject, match="none of its checkpoints can be read"):
         pull(store, "a/rank0", memory_path / "b/rank0")
     assert not (memory_path / "b/rank0").exists()
 
@@ -239,7 +239,7 @@ def test_a_manifest_that_became_old_while_it_was_read_is_read_anew(store: Faulty
 
 
 def test_a_run_is_never_overwritten(store: FaultyStore, memory_path: Path) -> None:
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         pull(store, "a/rank0", memory_path / "a/rank0")
 
 

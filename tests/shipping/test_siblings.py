@@ -11,7 +11,7 @@ from tests.support.faulty_store import FaultyStore
 from tranlogs.base.clock import SystemClock
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.keep_policy import KeepLatest
-from tranlogs.shipping import Archiver, Limits, read_newest
+from tranlogs.shipping import Archiver, ShippingSettings, read_newest
 from tranlogs.stores import LocalStore, Store
 
 
@@ -26,7 +26,7 @@ def trained(run: Path, until: int, *, world: int = 2, rewinds_to: int | None = N
 
 def shipped(run: Path, store: Store, place: str, keep: int = 1) -> list[int]:
     """Ship all that can be; the steps of the checkpoints that the store has then."""
-    made = Archiver(JournalPaths.of(run), store, place, Limits(keep=KeepLatest(keep)), SystemClock())
+    made = Archiver(JournalPaths.of(run), store, place, ShippingSettings(keep=KeepLatest(keep)), SystemClock())
     try:
         drain(made)
     finally:

@@ -17,9 +17,9 @@ from tranlogs.checkpoints import Checkpoint
 from tranlogs.journal import JournalPaths
 from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import SegmentReader
-from tranlogs.recovery.facts import open_for_reading
+from tranlogs.recovery.facts import read_facts
 from tranlogs.retention.keep_policy import KeepAll
-from tranlogs.shipping import Spare
+from tranlogs.shipping import ReplacementSource
 from tranlogs.stores import LocalStore
 from tranlogs.verify import Problem
 
@@ -53,7 +53,7 @@ def invert(path: Path, offset: int, nbytes: int = 1) -> None:
 
 
 def last_segment(run: Path) -> Path:
-    return max((one for one in open_for_reading(run / "rank0").segments), key=lambda one: one.row.last_sequence).path
+    return max((one for one in read_facts(run / "rank0").segments), key=lambda one: one.row.last_sequence).path
 
 
 def checkpoint_of(run: Path, step: int) -> Path:
@@ -64,7 +64,7 @@ def checkpoint_of(run: Path, step: int) -> Path:
 def harm_values(run: Path) -> str:
     path = last_segment(run)
     with SegmentReader(path) as reader:
-        [segment] = [one for one in open_for_reading(run / "rank0").segments if one.path == path]
+        [segment] = [one for one in read_facts(run / "rank0").segments if one.path == path]
         step = next(entry for entry in reader.entries(list(segment.locations)) if entry.raw_bytes and entry.step == STEPS)
         invert(path, step.location.payload_offset + step.stored_bytes - 1)
     return path.name
@@ -79,7 +79,7 @@ def harm_heads(run: Path) -> str:
 
 def harm_heads_alone(run: Path) -> str:
     path = last_segment(run)
-    [segment] = [one for one in open_for_reading(run / "rank0").segments if one.path == path]
+    [segment] = [one for one in read_facts(run / "rank0").segments if one.path == path]
     for location in segment.locations:
         invert(path, location.offset, 64)
     return path.name
@@ -116,7 +116,7 @@ def lose_checkpoint(run: Path) -> str:
 
 def recovered(run: Path, url: str | None = None) -> tuple[ToyTrainer, tuple[str, ...]]:
     trainer = open_only(run, retention=KeepAll())
-    report = trainer.recover(spare=Spare(JournalPaths.of(run), url))
+    report = trainer.recover(spare=ReplacementSource(JournalPaths.of(run), url))
     assert trainer.state.everything() == uninterrupted(report.step).everything()
     return trainer, report.notes
 
@@ -249,7 +249,7 @@ def test_a_copy_that_cannot_be_read_leaves_no_empty_checkpoint(run: Path, tmp_pa
     for path in (tmp_path / "store").rglob("objects/**/*"):
         if path.is_file() and name in str(path):
             path.write_bytes(b"nothing")
-    assert not Spare(JournalPaths.of(run)).replace(name)
+    assert not ReplacementSource(JournalPaths.of(run)).replace(name)
     assert not (run / "rank0/checkpoints" / name).exists()
 
 
@@ -259,13 +259,13 @@ def test_a_segment_that_lost_only_what_it_did_not_use_is_whole_again(run: Path) 
     with path.open("r+b") as file:
         file.truncate(size - 4096)
     assert problems(run)
-    assert Spare(JournalPaths.of(run)).replace(path.name)
+    assert ReplacementSource(JournalPaths.of(run)).replace(path.name)
     assert path.stat().st_size == size
     assert not problems(run)
 
 
 def test_a_name_is_asked_for_once(run: Path) -> None:
-    spare, name = Spare(JournalPaths.of(run)), harm_values(run)
+    spare, name = ReplacementSource(JournalPaths.of(run)), harm_values(run)
     assert spare.replace(name)
     harm_values(run)
     assert not spare.replace(name)

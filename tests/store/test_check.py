@@ -33,10 +33,10 @@ class Unfit(LocalStore):
             return into.write(b"wrong")
         return super().get(name, into)
 
-    def hasten(self, name: str) -> None:
+    def request_durability(self, name: str) -> None:
         self.hastened.append(name)
 
-    def advice(self, problem: str) -> str:
+    def advise(self, problem: str) -> str:
         return f"mend it: {problem}"
 
 
@@ -79,15 +79,15 @@ def test_a_sound_store_is_usable_and_left_empty(tmp_path: Path, scheme: str) -> 
 @pytest.mark.parametrize(
     ("says", "problem"),
     [
-        ({"is_complete": False}, "what was written is there with 65536 bytes only"),
-        ({"nbytes": 3}, "what was written is there with 3 bytes only"),
+        ({"is_complete": False}, "writing the object was not finished: 65536 of 65536 bytes"),
+        ({"nbytes": 3}, "writing the object was not finished: 3 of 65536 bytes"),
         ({"copies": 1}, "1 of 2 copies in the memory of workers"),
         ({"copies": None}, "0 of 2 copies in the memory of workers"),
         ({"copies": 0}, "0 of 2 copies in the memory of workers"),
         ({"is_durable": False, "is_forgotten": True},
-         "the write type is not honoured: nothing is going to make durable what was written"),
-        ({"is_durable": False, "is_lost": True}, "what was written was lost before it was durable"),
-        ({"is_durable": False}, "what was written is not durable after 10 s"),
+         "the write type is not honoured: the store will not make the object durable"),
+        ({"is_durable": False, "is_lost": True}, "the object was lost before it was durable"),
+        ({"is_durable": False}, "the object is not durable after 10 s"),
     ],
 )  # fmt: skip
 def test_what_a_store_says_of_an_object(tmp_path: Path, says: dict[str, object], problem: str) -> None:
@@ -100,7 +100,7 @@ def test_what_a_store_says_of_an_object(tmp_path: Path, says: dict[str, object],
 def test_bytes_that_differ(tmp_path: Path) -> None:
     store = Unfit(tmp_path)
     store.wrong_bytes = True
-    assert only_problem(checked(store)) == "what is read is not what was written"
+    assert only_problem(checked(store)) == "the content that is read differs from the content that was written"
 
 
 @pytest.mark.parametrize("method", ["stat", "put", "get", "delete"])

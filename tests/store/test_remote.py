@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.stores import StoreConformance, put, read
 from tranlogs.base.errors import StoreRefused, StoreUnavailable
-from tranlogs.stores import PatientStore, Store, open_store
-from tranlogs.stores.fsspec_store import RemoteStore
+from tranlogs.stores import Store, TimeoutStore, open_store
+from tranlogs.stores.fsspec_store import FsspecStore
 
 
 class TestMemory(StoreConformance):
@@ -49,7 +49,7 @@ def test_it_connects_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
         raise FileNotFoundError("no such host")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", connect)
-    store = PatientStore(open_store("memory://folder"), 0.05)
+    store = TimeoutStore(open_store("memory://folder"), 0.05)
     with pytest.raises(StoreUnavailable, match="nothing moved"):
         store.names("run")
     answered.set()
@@ -58,12 +58,12 @@ def test_it_connects_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_passwords_are_not_shown() -> None:
-    store = RemoteStore("memory://user:secret@host/path")
+    store = FsspecStore("memory://user:secret@host/path")
     assert store.url == "memory://host/path"
 
 
 def test_errors_of_the_file_system_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = RemoteStore("memory://folder")
+    store = FsspecStore("memory://folder")
     put(store, "object", b"1")
 
     def fail(error: Exception) -> None:

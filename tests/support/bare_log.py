@@ -12,13 +12,13 @@ from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.types import Array, dense
 from tranlogs.catalog import Catalog
-from tranlogs.catalog.lineage import lineage
+from tranlogs.catalog.lineage import trace_lineage
 from tranlogs.log.index import LogIndex
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind, Position
 from tranlogs.log.writer import Tensor, WriteAheadLog
-from tranlogs.recovery.facts import open_for_reading
+from tranlogs.recovery.facts import read_facts
 from tranlogs.recovery.history import Link, build_history
 
 from .clock import FakeClock
@@ -62,8 +62,8 @@ class BareLog:
 
     def links(self) -> list[Link]:
         """The entries of the first unbroken run, oldest first."""
-        facts = open_for_reading(self.folder)
-        history = build_history(facts.segments, lineage(facts.timelines, facts.timeline))
+        facts = read_facts(self.folder)
+        history = build_history(facts.segments, trace_lineage(facts.timelines, facts.timeline))
         return history.runs[0] if history.runs else []
 
     def contents(self) -> list[tuple[EntryKind, int, dict[str, bytes | None], Any]]:

@@ -71,8 +71,8 @@ class FaultyStore(Store):
         self._begin("delete", name)
         self.objects.pop(name, None)
 
-    def hasten(self, name: str) -> None:
-        self._begin("hasten", name)
+    def request_durability(self, name: str) -> None:
+        self._begin("request_durability", name)
         self.forgotten.discard(name)
         if name in self.back:
             self.lost.discard(name)

@@ -137,12 +137,12 @@ class StoreConformance:
     def test_hastening_what_is_there_keeps_it_there(self, store: Store, folder: str) -> None:
         put(store, f"{folder}/object", b"content")
         for _ in range(3):
-            store.hasten(f"{folder}/object")
+            store.request_durability(f"{folder}/object")
             assert read(store, f"{folder}/object") == b"content"
             assert store.names(folder) == [f"{folder}/object"]
         store.delete(f"{folder}/object")
         assert store.names(folder) == []
-        store.hasten(f"{folder}/nothing")
+        store.request_durability(f"{folder}/nothing")
         assert store.stat(f"{folder}/nothing") is None
 
 

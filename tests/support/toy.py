@@ -18,7 +18,7 @@ from tranlogs.log.entry import Entry
 from tranlogs.log.layout import Payload
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery import Divergence, RecoveryReport, recover
-from tranlogs.recovery.protocol import Spare
+from tranlogs.recovery.protocol import ReplacementSource
 
 
 class ToyState:
@@ -119,7 +119,7 @@ class ToyTrainer:
     def __init__(self, journal: Journal, state: ToyState) -> None:
         self.journal, self.state = journal, state
 
-    def recover(self, step: int | None = None, spare: Spare | None = None) -> RecoveryReport:
+    def recover(self, step: int | None = None, spare: ReplacementSource | None = None) -> RecoveryReport:
         """Go on where the run stopped."""
         if step is not None:
             self.journal.holds.hold()

@@ -51,9 +51,9 @@ class Attempt:
             return LoggedOptimizer(optimizer, self.run, model, **(self.options | options))
         return with_plain_loops(optimizer)
 
-    def also(self, logged: Any, optimizer: torch.optim.Optimizer, name: str, **options: Any) -> Any:
+    def add_optimizer(self, logged: Any, optimizer: torch.optim.Optimizer, name: str, **options: Any) -> Any:
         """Another optimizer of the same run."""
-        return optimizer if self.run is None else logged.also(optimizer, name, **options)
+        return optimizer if self.run is None else logged.add_optimizer(optimizer, name, **options)
 
     def start(self, optimizer: Any, /, **tracked: Any) -> None:
         """Track and recover."""
@@ -99,7 +99,7 @@ def with_plain_loops(optimizer: torch.optim.Optimizer) -> Any:
     plain: Any = optimizer
     plain.batches, plain.epochs, plain.steps = _batches, _epochs, range
     plain.clip_grad_norm_ = partial(_clip, optimizer)
-    plain.note = lambda **_: None
+    plain.log_scalars = lambda **_: None
     plain.close = lambda: None
     return plain
 

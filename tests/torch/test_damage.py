@@ -11,7 +11,7 @@ import torch
 from tests.torch.lab import Attempt, differences, flatten
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.scanner import scan
-from tranlogs.log.segment_file import parse_segment_name
+from tranlogs.log.segments.segment_file import parse_segment_name
 from tranlogs.recovery import RecoveryReport
 from tranlogs_torch.replay import by_tensor, gradient_blocks, redo
 
@@ -54,7 +54,7 @@ def train_in_turns(attempt: Attempt, until: int) -> None:
     model = torch.nn.ModuleList([torch.nn.Linear(40, 60), torch.nn.Linear(60, 3)])
     inner = [torch.optim.AdamW(layer.parameters(), lr=0.01) for layer in model]
     first = attempt.wrap(inner[0], model)
-    second = attempt.also(first, inner[1], "second")
+    second = attempt.add_optimizer(first, inner[1], "second")
     attempt.start(first)
     attempt.keep(model=model, optimizer=inner[0], second=inner[1])
     for _ in first.steps(until):

@@ -91,7 +91,7 @@ def in_turns(attempt: Attempt, *, shared: str) -> None:
     if shared == "parameter":
         optimizers[1].add_param_group({"params": [model[0].bias]})
     first = attempt.wrap(optimizers[0], model)
-    logged = [first, *(attempt.also(first, inner, f"number {i}") for i, inner in enumerate(optimizers[1:], 1))]
+    logged = [first, *(attempt.add_optimizer(first, inner, f"number {i}") for i, inner in enumerate(optimizers[1:], 1))]
     attempt.start(first)
     for turn in first.steps(12):
         value = torch.randn(3, 6)
@@ -184,13 +184,13 @@ def test_sparse_gradients_come_back_to_the_bit(name: str, tmp_path: Path) -> Non
 
 
 def sparse_adam(attempt: Attempt) -> None:
-    """SparseAdam for the embedding, AdamW for the rest, `also`."""
+    """SparseAdam for the embedding, AdamW for the rest, `add_optimizer`."""
     seed()
     model = Mixed(sparse=True)
     loader = tokens()
     rest = [p for p in model.parameters() if p is not model.embed.weight]
     optimizer = attempt.wrap(torch.optim.AdamW(rest, lr=0.01), model)
-    other = attempt.also(optimizer, torch.optim.SparseAdam([model.embed.weight], lr=0.05), "embedding")
+    other = attempt.add_optimizer(optimizer, torch.optim.SparseAdam([model.embed.weight], lr=0.05), "embedding")
     attempt.start(optimizer, loader=loader)
     for batch in optimizer.batches(loader, BATCHES):
         loss_of(model, batch).backward()

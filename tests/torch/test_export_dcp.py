@@ -18,7 +18,7 @@ from tranlogs.base.errors import DataError, UsageError
 from tranlogs_torch import LoggedOptimizer
 from tranlogs_torch.interop.dcp import read_folder
 from tranlogs_torch.interop.dcp_metadata import read_metadata
-from tranlogs_torch.offline.recorded_state import OfflineRun
+from tranlogs_torch.offline.run import OfflineRun
 from tranlogs_torch.tensors import equality
 
 pytestmark = [
@@ -88,7 +88,7 @@ def test_several_models_have_a_place_each(tmp_path: Path) -> None:
     models = {"g": nn.Linear(2, 3), "d": nn.Linear(3, 1)}
     first, second = (torch.optim.AdamW(models[name].parameters(), lr=0.1) for name in ("g", "d"))
     with LoggedOptimizer(first, tmp_path / "run", models, segment_bytes=1 << 20) as logged:
-        logged.also(second, "second")
+        logged.add_optimizer(second, "second")
         logged.recover()
         for _ in logged.steps(2):
             models["d"](models["g"](torch.ones(4, 2))).sum().backward()

@@ -12,7 +12,7 @@ from torch import nn
 from tests.torch.lab import Attempt, prove_exact
 from tests.torch.nets import seed
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.offline.recorded_state import OfflineRun
+from tranlogs_torch.offline.run import OfflineRun
 
 
 class Counting(torch.optim.Optimizer):

@@ -209,7 +209,7 @@ def fused_gan(attempt: Attempt) -> None:
         torch.optim.Adam(critic.parameters(), 1e-2, betas=(0.0, 0.9), fused=True), {"d": critic, "g": maker}
     )
     inner = torch.optim.AdamW(maker.parameters(), 1e-2, fused=True)
-    other = attempt.also(optimizer, inner, "g")
+    other = attempt.add_optimizer(optimizer, inner, "g")
     schedulers = [lr_scheduler.ExponentialLR(optimizer, 0.97), lr_scheduler.CosineAnnealingLR(other, 20)]
     average = AveragedModel(maker, use_buffers=True)
     attempt.start(optimizer, one=schedulers[0], two=schedulers[1], average=average, loader=loader)

@@ -17,7 +17,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.journal import read_owner
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.loops import session
+from tranlogs_torch.loops import recovery
 
 SCRIPT = """
 import sys, torch
@@ -35,7 +35,7 @@ if __name__ == "__main__":
     for batch, in optimizer.batches(loader, until=10**9):
         model(batch).square().mean().backward()
         optimizer.step(); optimizer.zero_grad()
-        print(optimizer.session.journal.step, flush=True); sys.stdin.readline()
+        print(optimizer.training_run.journal.step, flush=True); sys.stdin.readline()
 """
 
 
@@ -84,7 +84,7 @@ def test_a_thread_keeps_the_budget_while_training_goes_on(tmp_path: Path) -> Non
         for _ in optimizer.steps(20):
             model(torch.randn(2, 64)).sum().backward()
             optimizer.step()
-        journal = optimizer.session.journal.paths.folder
+        journal = optimizer.training_run.journal.paths.folder
         wait_until(lambda: evaluations(journal), "an evaluation")
         assert is_watched(journal)
     assert not is_watched(journal)
@@ -94,7 +94,7 @@ def test_a_recovery_to_a_step_holds_monitors_off_until_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def held(optimizer: LoggedOptimizer) -> bool:
-        return optimizer.session.journal.catalog.read(lambda tables: tables.request("hold")) is not None
+        return optimizer.training_run.journal.catalog.read(lambda tables: tables.request("hold")) is not None
 
     def train(optimizer: LoggedOptimizer, model: nn.Module, until: int) -> None:
         for _ in optimizer.steps(until):
@@ -110,9 +110,9 @@ def test_a_recovery_to_a_step_holds_monitors_off_until_training_goes_on(
     train(optimizer, model, 6)
     optimizer.close()
     optimizer, model = open_run()
-    seen, real = [], session.recover
+    seen, real = [], recovery.recover
     monkeypatch.setattr(
-        session, "recover", lambda *given, **options: (seen.append(held(optimizer)), real(*given, **options))[1]
+        recovery, "recover", lambda *given, **options: (seen.append(held(optimizer)), real(*given, **options))[1]
     )
     assert optimizer.recover(step=3).step == 3
     assert (seen, held(optimizer)) == ([True], True)

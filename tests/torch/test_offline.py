@@ -19,7 +19,7 @@ from tests.torch.lab import contents, differences, flatten
 from tranlogs.base.errors import RecoveryError, UsageError
 from tranlogs.checkpoints import Checkpoint
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.offline.recorded_state import OfflineRun
+from tranlogs_torch.offline.run import OfflineRun
 
 STEPS = 9
 Optimizers = dict[str, torch.optim.Optimizer]
@@ -96,7 +96,7 @@ class Case:
         logged = LoggedOptimizer(first, run, model if self.with_model else None, **options)
         if self.second is not None:
             inner["second"] = self.second(model)
-            logged.also(inner["second"], "second")
+            logged.add_optimizer(inner["second"], "second")
         scheduler = torch.optim.lr_scheduler.MultiStepLR(logged, [3, 6, 8], gamma=0.5)
         logged.track(scheduler=scheduler)
         return model, logged, inner, scheduler
@@ -107,7 +107,7 @@ class Case:
         logged.recover()
         for number in logged.steps(until):
             self.step(model, logged, inner, scheduler, number)
-            logged.session.journal.wait_checkpoint()
+            logged.training_run.journal.wait_checkpoint()
         logged.close()
         return model, inner, scheduler
 

@@ -119,7 +119,7 @@ def test_logging_what_is_logged_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="is logged in run"):
             logged(model, tmp_path / "other", inner)
         with pytest.raises(UsageError, match="has an optimizer 'main' already"):
-            optimizer.also(torch.optim.SGD(model.parameters()), "main")
+            optimizer.add_optimizer(torch.optim.SGD(model.parameters()), "main")
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def clipped_crosswise(attempt: Attempt) -> None:
     first, second = small(), small()
     optimizer = attempt.wrap(torch.optim.AdamW(first.parameters(), lr=0.01), {"a": first, "b": second})
     inner = torch.optim.SGD(second.parameters(), lr=0.1, momentum=0.5)
-    other = attempt.also(optimizer, inner, "b")
+    other = attempt.add_optimizer(optimizer, inner, "b")
     if attempt.run is None:
         other.clip_grad_norm_ = lambda norm: torch.nn.utils.clip_grad_norm_(second.parameters(), norm)
     attempt.start(optimizer)

@@ -261,13 +261,13 @@ def test_loader_is_what_it_was(tmp_path: Path) -> None:
         assert type(twin) is Own
         assert type(twin.batch_sampler) is BatchSampler
         assert len(list(twin)) == 5
-        assert optimizer.session.auxiliary.taken() == {"loader": 0, "": 0}
+        assert optimizer.training_run.auxiliary.taken() == {"loader": 0, "": 0}
         seen: list[Any] = []
         thread = threading.Thread(target=lambda: seen.extend(loader))
         thread.start()
         thread.join()
         assert len(seen) == 5
-        assert optimizer.session.auxiliary.taken() == {"loader": 0, "": 0}
+        assert optimizer.training_run.auxiliary.taken() == {"loader": 0, "": 0}
         other = tokens()
         optimizer.track(other=other)
         assert type(pickle.loads(pickle.dumps(other))) is DataLoader

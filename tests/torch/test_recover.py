@@ -60,7 +60,7 @@ def test_another_set_of_optimizers_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     model = small()
     with logged(model, run) as optimizer:
-        optimizer.also(torch.optim.SGD(model[2].parameters()), "g")
+        optimizer.add_optimizer(torch.optim.SGD(model[2].parameters()), "g")
         optimizer.recover()
     with logged(small(), run) as optimizer, pytest.raises(StateMismatch, match="optimizer 'g': only the run has it"):
         optimizer.recover()
@@ -167,10 +167,10 @@ def test_older_step_starts_a_new_timeline(tmp_path: Path) -> None:
 
 def test_note_wants_numbers_and_names_what_is_none(tmp_path: Path) -> None:
     with logged(small(), tmp_path / "run") as optimizer:
-        optimizer.note(loss=torch.tensor(1.5), rate=float("nan"))
+        optimizer.log_scalars(loss=torch.tensor(1.5), rate=float("nan"))
         for wrong in ("high", torch.zeros(2), None):
-            with pytest.raises(UsageError, match=r"note\(grade=\.\.\.\): one number is wanted"):
-                optimizer.note(grade=wrong)  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match=r"log_scalars\(grade=\.\.\.\): one number is wanted"):
+                optimizer.log_scalars(grade=wrong)  # type: ignore[arg-type]
 
 
 def test_hyper_parameters_of_the_run_hold_and_a_change_in_the_script_is_told(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_scalars_have_neither_gaps_nor_doubles(tmp_path: Path) -> None:
         for number in optimizer.steps(11):
             one_step(model, optimizer, number)
             attempt.tick()
-            optimizer.note(loss=torch.tensor(0.5 * number), rate=optimizer.param_groups[0]["lr"])
+            optimizer.log_scalars(loss=torch.tensor(0.5 * number), rate=optimizer.param_groups[0]["lr"])
             attempt.tick()
         attempt.keep(scalars=getattr(optimizer, "scalars", None))
         optimizer.close()
@@ -272,7 +272,7 @@ def test_threads_count_as_they_are_when_training_begins(tmp_path: Path) -> None:
         torch.set_num_threads(before)
         again = Attempt(tmp_path / "run").wrap(torch.optim.Adam(model.parameters()), model)
         assert any(f"to the run's {before + 1}" in note for note in again.recover().notes)
-        assert again.session.environment["threads"] == before + 1  # what this process records is how it goes on
+        assert again.training_run.environment["threads"] == before + 1  # what this process records is how it goes on
         again.close()
     finally:
         torch.set_num_threads(before)
@@ -315,7 +315,7 @@ def test_training_goes_on_while_the_disk_is_full(
     plain = torch.optim.AdamW(twin.parameters(), lr=0.01)
     with logged(model, run, checkpoint_every=1000, writer=writer) as optimizer:
         optimizer.recover()
-        journal = optimizer.session.journal
+        journal = optimizer.training_run.journal
         for number in optimizer.steps(20):
             if number == 5:
                 monkeypatch.setattr(failpoints, "_rules", failpoints._parse("log.write=enospc"))
@@ -478,11 +478,11 @@ def test_tracked_state_that_becomes_unstorable_is_left_out_and_told(tmp_path: Pa
                 keeping.content = {"when": object()}
             if number > 5:
                 time.sleep(0.1)  # logging is tried again a second after it stopped
-        assert not optimizer.session.journal.is_suspended
+        assert not optimizer.training_run.journal.is_suspended
         assert optimizer.watermarks["committed"] == 40
         assert any("'keeping' is tracked no longer" in note for note in optimizer.report.notes)
     right = everything(model, optimizer)
-    assert "when that is gone" in caplog.text
+    assert "when the state can be stored again" in caplog.text
     model = small()
     with logged(model, run) as optimizer:
         optimizer.track(keeping=Keeping({"count": 2}))

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tranlogs.base.types import Piece
-from tranlogs.recovery.group.resharding import _owner
+from tranlogs.recovery.group.resharding import _choose_owner
 from tranlogs_torch.elastic import transfer_plan
 from tranlogs_torch.elastic.resharding import Target
 from tranlogs_torch.elastic.transfer_plan import Told, bundles
 from tranlogs_torch.sharding.overlap import cut
-from tranlogs_torch.sharding.placement import Place
+from tranlogs_torch.tensors.placement import Place
 
 WHOLE = torch.arange(35.0).reshape(7, 5)
 
@@ -115,5 +115,5 @@ def test_a_process_is_sent_what_it_wants_and_no_more(monkeypatch: pytest.MonkeyP
 
 def test_a_journal_is_redone_by_its_own_process_or_by_one_that_can_read_it() -> None:
     readers = [[0, 3], [1, 2, 3], [2, 3]]
-    assert [_owner(rank, readers, 3) for rank in range(4)] == [0, 1, 2, 0]
-    assert _owner(3, [[0], [1, 3]], 2) == 1
+    assert [_choose_owner(rank, readers, 3) for rank in range(4)] == [0, 1, 2, 0]
+    assert _choose_owner(3, [[0], [1, 3]], 2) == 1

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import campaign
 from tests.torch import nets
 from tests.torch.lab import Attempt, prove_exact
 from tests.torch.payloads import contents_of
@@ -24,7 +25,8 @@ from tranlogs.base.types import AnyArray, Array, DeviceArray, SparseArray, Tenso
 from tranlogs.checkpoints import Snapshot, SnapshotPool
 from tranlogs.log.layout import Layout, Payload
 from tranlogs_torch.capture.staging import Staging, StagingLimits
-from tranlogs_torch.loops import session
+from tranlogs_torch.loops import training_run
+from tranlogs_torch.tensors import arrays
 from tranlogs_torch.tensors.arrays import from_array, spec_of
 
 TINY = StagingLimits(ring_bytes_min=64, ring_bytes_max=256, ring_seconds_max=0.0, transfer_bytes=48, staged_bytes_min=64,
@@ -113,7 +115,7 @@ def test_one_dtype_makes_one_buffer_and_transfers_are_bounded(twin: Twin) -> Non
 def test_layouts_and_dtypes_are_kept(tensor: torch.Tensor, twin: Twin) -> None:
     others = [torch.arange(3, dtype=torch.uint8), tensor, torch.ones(3, dtype=torch.float64)]
     contents = read(Staging(devices(twin)).stage(layout_of(others), others))
-    expected = Payload.of([("t1", session.adapt.to_array(tensor))])
+    expected = Payload.of([("t1", arrays.to_array(tensor))])
     found = contents[1]
     assert isinstance(found, Array)
     assert found.data.tobytes() == b"".join(buffer.tobytes() for buffer in expected.buffers)
@@ -333,7 +335,7 @@ def test_a_buffer_is_overwritten_only_after_its_transfers(twin: Twin) -> None:
         assert_holds(read(payload)[0], torch.full((30,), float(step)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=campaign.rounds(150), deadline=None)
 @given(st.data(), st.integers(400, 3000))
 def test_any_order_that_streams_and_events_allow_is_right(data: st.DataObject, free: int) -> None:
     """Training's kernels are work of its stream here; they overwrite the gradients while earlier steps are transferred."""
@@ -370,7 +372,7 @@ def test_any_order_that_streams_and_events_allow_is_right(data: st.DataObject, f
 # Snapshots and after-images.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=campaign.rounds(60), deadline=None)
 @given(st.lists(st.sampled_from([0, 1, 5, 31, 32, 33, 64, 200]), max_size=8), st.data())
 def test_snapshots_come_through_windows_in_c_order(sizes: list[int], data: st.DataObject) -> None:
     twin = Twin(is_training_eager=False)
@@ -386,7 +388,7 @@ def test_snapshots_come_through_windows_in_c_order(sizes: list[int], data: st.Da
     SnapshotPool().hold(snapshot)
     for (_, array), tensor in zip(snapshot.flat, tensors, strict=True):
         assert not isinstance(array, DeviceArray)
-        assert array.data.tobytes() == session.adapt.flat_bytes(tensor.contiguous()).tobytes()
+        assert array.data.tobytes() == arrays.flat_bytes(tensor.contiguous()).tobytes()
         assert (array.shape, array.dtype) == (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
     assert len(twin.pinned) <= 2
     assert set(twin.pinned) <= {TINY.fetch_bytes}
@@ -401,7 +403,7 @@ def test_after_images(every_step: bool, twin: Twin) -> None:
     sparse = torch.randn(4).to_sparse()
     named = [(f"t{i}", staging.to_array(tensor)) for i, tensor in enumerate([*tensors, sparse])]
     payload = staging.after_image([*named[:2], ("none", None), *named[2:]], every_step=every_step)
-    expected = Payload.of([(f"t{i}", session.adapt.to_array(tensor)) for i, tensor in enumerate([*tensors, sparse])])
+    expected = Payload.of([(f"t{i}", arrays.to_array(tensor)) for i, tensor in enumerate([*tensors, sparse])])
     assert [spec for spec in payload.layout.tensors if spec.name != "none"] == list(expected.layout.tensors)
     if payload.wait is not None:
         payload.wait()
@@ -447,7 +449,7 @@ class _Failing(Staging):
 @pytest.fixture
 def twins(monkeypatch: pytest.MonkeyPatch) -> Iterator[Twins]:
     found = Twins()
-    monkeypatch.setattr(session, "Staging", found.make)
+    monkeypatch.setattr(training_run, "Staging", found.make)
     yield found
     for twin, _ in found.made:
         twin.finish()
@@ -505,7 +507,7 @@ def test_no_space_in_the_ring_suspends_logging_and_training_goes_on(
             kept.append(super().stage(*arguments))  # held, as by a writer that hangs
             return Payload.of(contents_of(Payload(*_parts(kept[-1]))))
 
-    monkeypatch.setattr(session, "Staging", Full)
+    monkeypatch.setattr(training_run, "Staging", Full)
     prove_exact(training, tmp_path / "run", writer="thread")
     assert [r.getMessage() for r in caplog.records if "gave back no space" in r.getMessage()]
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from tests.cli.conftest import cli
 from tranlogs.base.errors import UsageError
 from tranlogs_torch import LoggedOptimizer, StartFrom
-from tranlogs_torch.offline.recorded_state import OfflineRun
+from tranlogs_torch.offline.run import OfflineRun
 from tranlogs_torch.tensors.equality import have_same_bits
 
 __all__ = ["cli"]
@@ -324,7 +324,7 @@ def test_several_models_and_optimizers_go_by_their_names(tmp_path: Path) -> None
     torch.save({**content, "main": first.state_dict(), "second": second.state_dict()}, tmp_path / "gan.pt")
     fresh, main, other = build(1)
     with LoggedOptimizer(main, tmp_path / "run", fresh, **OPTIONS) as optimizer:
-        optimizer.also(other, "second")
+        optimizer.add_optimizer(other, "second")
         optimizer.recover(start_from=tmp_path / "gan.pt")
     for name in models:
         assert differences(dict(fresh[name].state_dict()), dict(models[name].state_dict())) == []

@@ -23,15 +23,15 @@ CHILD = """
 import os, sys, torch
 from pathlib import Path
 from tests.torch.test_store import train
-from tranlogs.shipping import along
+from tranlogs.shipping import embedded
 torch.set_num_threads(1)
 embedded.LAG_SECONDS = 0.05
 run, store, until, die = sys.argv[1:]
 
 def say(optimizer, step):
     if step == int(die):
-        while optimizer.session.shipping._archiver.progressed().archived < step - 3:
-            optimizer.session.shipping._archiver.wait()
+        while optimizer.training_run._resources._shipping._archiver.progress().archived < step - 3:
+            optimizer.training_run._resources._shipping._archiver.wait()
         os.kill(os.getpid(), 9)
 
 train(Path(run), store, int(until), say)
@@ -48,7 +48,7 @@ def train(run: Path, store: str | None, until: int, say=lambda optimizer, step: 
             optimizer.zero_grad()
             model(torch.randn(5, 6)).square().mean().backward()
             optimizer.step()
-            say(optimizer, optimizer.session.journal.step)
+            say(optimizer, optimizer.training_run.journal.step)
     return model
 
 
@@ -103,7 +103,7 @@ def test_the_end_does_not_wait_for_ever_for_a_store_that_makes_nothing_durable(
     monkeypatch.setattr(embedded, "_DURABLE_SECONDS", 0.3)
     train(tmp_path / "run", str(tmp_path / "store"), 10)
     assert "steps after 0 are in the store" in caplog.text
-    assert "not durable there yet" in caplog.text
+    assert "but not durable yet" in caplog.text
     catalog = Catalog.open(tmp_path / "run/rank0")
     assert (catalog.watermarks().archived, catalog.watermarks().persisted) == (10, 0)
     catalog.close()
@@ -140,14 +140,14 @@ def test_a_run_does_not_begin_anew_because_its_store_is_away(tmp_path: Path, mon
         raise StoreUnavailable(store, "it is away")
 
     monkeypatch.setattr(local.LocalStore, "names", fail)
-    with pytest.raises(StoreUnavailable, match=r"it is away.*nothing was begun") as raised:
+    with pytest.raises(StoreUnavailable, match=r"it is away.*nothing was started") as raised:
         train(tmp_path / "elsewhere/run", store, 6)
     assert raised.value.__suppress_context__
     assert not (tmp_path / "elsewhere/run").exists()
 
 
 def test_a_run_does_not_begin_below_the_place_of_a_disk_that_is_not_mounted(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match="Mount its disk, or make the folder"):
+    with pytest.raises(StoreUnavailable, match="mount its disk, or create the folder"):
         train(tmp_path / "run", str(tmp_path / "disk/store"), 3)
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "disk").exists()
@@ -177,7 +177,7 @@ def test_a_store_that_is_away_holds_up_no_run_that_is_here(
     monkeypatch.setattr(local.LocalStore, "names", fail)
     train(run, store, 9)
     assert "it is away" in caplog.text
-    assert "steps after 4 are not in the store" in caplog.text
+    assert "steps after 4 may be missing from the store" in caplog.text
     assert "`tranlogs push` ships them" in caplog.text
     monkeypatch.undo()
     train(run, store, 9)

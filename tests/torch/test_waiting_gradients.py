@@ -19,7 +19,7 @@ def two_speeds(attempt: Attempt, *, out_of_place: bool, change_at: int) -> None:
     seed()
     model = nn.ModuleDict({"often": nn.Linear(4, 4), "seldom": nn.Linear(4, 3)})
     often = attempt.wrap(torch.optim.SGD(model["often"].parameters(), lr=0.05), model)
-    seldom = attempt.also(often, torch.optim.AdamW(model["seldom"].parameters(), lr=0.01), "seldom")
+    seldom = attempt.add_optimizer(often, torch.optim.AdamW(model["seldom"].parameters(), lr=0.01), "seldom")
     attempt.start(often)
     for number in often.steps(16):
         often.zero_grad()
@@ -99,7 +99,7 @@ def test_batches_without_a_step_count_behind_a_recovery_too(clears_in_place: boo
                     optimizer.step()
                     if clears_in_place:
                         optimizer.zero_grad(set_to_none=False)
-                    optimizer.session.journal.wait_checkpoint()
+                    optimizer.training_run.journal.wait_checkpoint()
                 else:
                     torch.rand(1)
     assert numbers == [[0, 1, 2, 3], [4, 5, 6], [7]]

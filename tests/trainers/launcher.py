@@ -55,7 +55,7 @@ def alone(job: dict[str, Any]) -> str:
     return "killed once too often"
 
 
-def together(job: dict[str, Any]) -> str:
+def coordinator(job: dict[str, Any]) -> str:
     """Run a job in several processes, as torchrun does; says what went wrong."""
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=job["world"], run_id=str(uuid.uuid4()), rdzv_backend="c10d",
@@ -75,7 +75,7 @@ def main(framework: str) -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED[framework], child])
     for line in sys.stdin:
         job = json.loads(line)
-        failure = alone(job) if job["world"] == 1 else together(job)
+        failure = alone(job) if job["world"] == 1 else coordinator(job)
         print(json.dumps({"failure": failure}), file=answers, flush=True)
 
 

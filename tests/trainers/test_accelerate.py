@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import random
 from pathlib import Path
 
 import pytest
 
+from tests.support import campaign
 from tests.trainers.conftest import Launcher
 
 pytestmark = pytest.mark.crash
 
 
 def test_kills_leave_no_trace(accelerate: Launcher, tmp_path: Path) -> None:
-    chance = random.Random(int(os.environ["TRANLOGS_SEED"]))
+    chance = campaign.dice()
     kills = [[0, "batch", 3], [0, "batch", 7], [0, "epoch end", 1], [0, "batch", chance.randrange(14, 21)]]
     found = accelerate.prove_exact(tmp_path / "run", kills)
     assert found[0]["report"]["batch"] == found[0]["report"]["step"] == kills[-1][2]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import campaign
 from tests.trainers.conftest import Launcher
 
 pytestmark = pytest.mark.crash
@@ -17,7 +16,7 @@ EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 4}  # 7 upd
 
 
 def test_kills_in_steps_evaluations_and_at_the_edges_of_epochs_leave_no_trace(huggingface: Launcher, tmp_path: Path) -> None:
-    chance = random.Random(int(os.environ["TRANLOGS_SEED"]))
+    chance = campaign.dice()
     kills = [[0, "step end", 7], [0, "epoch end", 1], [0, "evaluation", 12],
              [0, "step", chance.randrange(13, 20)]]  # fmt: skip
     print(kills)

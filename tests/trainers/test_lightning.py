@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import campaign
 from tests.trainers.conftest import Launcher
 
 pytestmark = pytest.mark.crash
@@ -27,7 +26,7 @@ CASES: list[tuple[list[Any], dict[str, Any]]] = [  # seven batches an epoch, thr
 
 @pytest.mark.parametrize(("kills", "options"), CASES, ids=["plateau", "accumulation", "two", "stream", "stopping"])
 def test_kills_leave_no_trace(lightning: Launcher, tmp_path: Path, kills: list[Any], options: dict[str, Any]) -> None:
-    chance = random.Random(int(os.environ["TRANLOGS_SEED"]))
+    chance = campaign.dice()
     if options.get("mode") == "two":  # manual optimization
         kills = [*kills, [0, "batch", chance.randrange(8, 15)]]
     found = lightning.prove_exact(tmp_path / "run", kills, **options)

@@ -1,16 +1,21 @@
-"""Timelines form a tree; recovery and retention look at the path from its root to the newest one."""
+"""Lineage of a timeline: the path from the root of the tree of timelines to it (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import CheckpointRow, TimelineRow
+from .rows import CheckpointRow, TimelineRow
 
-Limits = dict[int, int | None]
+Limits = dict[int, int | None]  # the timelines of a lineage, each with the last sequence number on it; None for no limit
 
 
-def lineage(timelines: Iterable[TimelineRow], number: int) -> Limits:
-    """The timelines that lead to `number`, each with the last sequence number that belongs to it (None: all)."""
+def trace_lineage(timelines: Iterable[TimelineRow], number: int) -> Limits:
+    """Return the timelines that lead to a timeline, each with the last sequence number that belongs to the lineage.
+
+    Args:
+        timelines: all timelines.
+        number: the number of the timeline that they lead to. Its limit is None.
+    """
     rows = {row.number: row for row in timelines}
     limits: Limits = {number: None}
     limit: int | None = None
@@ -21,7 +26,7 @@ def lineage(timelines: Iterable[TimelineRow], number: int) -> Limits:
     return limits
 
 
-def is_on(row: CheckpointRow, limits: Limits) -> bool:
-    """Whether a checkpoint belongs to a lineage."""
+def is_on_lineage(row: CheckpointRow, limits: Limits) -> bool:
+    """Return True if a checkpoint lies on a lineage."""
     limit = limits.get(row.timeline, -1)
     return limit is None or row.sequence <= limit

@@ -16,7 +16,7 @@ from ..base.atomic_files import sync_folder
 from ..base.errors import CorruptCheckpoint
 from ..base.failpoints import hit
 from ..catalog import Catalog, CheckpointRow, RunRow, SegmentRow, Tables, TimelineRow, segment_key
-from ..catalog.lineage import Limits, is_on, lineage
+from ..catalog.lineage import Limits, is_on_lineage, trace_lineage
 from .folder import DERIVED_PREFIX
 from .reader import Checkpoint
 
@@ -89,10 +89,11 @@ def _obstacle(tables: Tables, shadow: DerivedCheckpoint) -> str:
     if run is None or run.run_id != shadow.run_id:
         return "another run is there"
     timelines, checkpoints = tables.rows("timeline/", TimelineRow), tables.rows("checkpoint/", CheckpointRow)
-    limits = lineage(timelines, max((line.number for line in timelines), default=1))
-    if not is_on(row, limits):
+    limits = trace_lineage(timelines, max((line.number for line in timelines), default=1))
+    if not is_on_lineage(row, limits):
         return "the run was wound back to before it"
-    if any(other.state == "published" and is_on(other, limits) and other.sequence >= row.sequence for other in checkpoints):
+    published = (other for other in checkpoints if other.state == "published" and is_on_lineage(other, limits))
+    if any(other.sequence >= row.sequence for other in published):
         return "there is a newer one"
     held = tables.get(segment_key(shadow.ordinal), SegmentRow)
     if held is None or (held.segment_id, held.state) != (shadow.segment_id, "sealed") or held.last_sequence < row.sequence:

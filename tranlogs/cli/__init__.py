@@ -1,4 +1,4 @@
-"""The command line: one file a subcommand. What is slow to import is imported where it is used."""
+"""The command line: one module for each subcommand, imported when the subcommand is called (see `app`)."""
 
 from .app import app, main
 

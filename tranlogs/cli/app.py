@@ -1,39 +1,96 @@
-"""The `tranlogs` command: its subcommands and global options."""
+"""The `tranlogs` command: its global options, and the list of subcommands.
+
+A subcommand's module is imported when that subcommand is called or its help is shown, and not before: `tranlogs --help` needs
+none of them, and `tranlogs status` needs no code that replays. This is the only place where the command line imports lazily.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from .. import __version__
-from . import options
-from .commands.demo import demo
-from .commands.export import export
-from .commands.importing import import_
-from .commands.log import log
-from .commands.monitor import monitor
-from .commands.pull import pull
-from .commands.push import push
-from .commands.repair import repair
-from .commands.replay import replay
-from .commands.status import status
-from .commands.store import store
-from .commands.verify import verify
+from . import debugging
+
+
+class Subcommand(NamedTuple):
+    """Where a subcommand is defined, and how `tranlogs --help` describes it.
+
+    Attributes:
+        module: name of the module in `commands`.
+        attribute: name of its function, or of its group of further subcommands.
+        help: one line, equal to the first line of the function's docstring.
+    """
+
+    module: str
+    attribute: str
+    help: str
+
+
+SUBCOMMANDS = {
+    "demo": Subcommand("demo", "demo", "Kill a small GPT's training, recover it, prove no bit was lost."),
+    "status": Subcommand("status", "status", "Show how far a run is, and what a crash now would lose."),
+    "log": Subcommand("log", "log", "List the records of the newest timeline, or show one in full."),
+    "verify": Subcommand("verify", "verify", "Check every byte: checksums, chains, checkpoints, the catalog."),
+    "replay": Subcommand("replay", "replay", "Rebuild the state at a step without the script, as a file."),
+    "export": Subcommand("export", "export", "Write a PyTorch run's state for other programs."),
+    "import": Subcommand("importing", "import_", "Start a run from a checkpoint of another program."),
+    "repair": Subcommand("repair", "repair", "Repair damaged files from intact ones or from a store."),
+    "monitor": Subcommand("monitor", "monitor", "Watch runs, and keep their logs within a budget."),
+    "push": Subcommand("push", "push", "Ship a run to a store, once."),
+    "pull": Subcommand("pull", "pull", "Fetch a run from a store."),
+    "store": Subcommand("store", "store", "List the runs in a store, or check a store."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group of subcommands that imports a subcommand's module when the subcommand is looked up to be called.
+
+    Until then each name stands for an empty command that has the name and the one-line help.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands.update({name: TyperCommand(name, short_help=entry.help) for name, entry in SUBCOMMANDS.items()})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name, the subcommand and its arguments, after importing the subcommand."""
+        name = args[0]
+        if name in SUBCOMMANDS:
+            self.commands[name] = load_subcommand(name)
+        return super().resolve_command(ctx, args)
+
+
+def load_subcommand(name: str) -> Any:
+    """Import a subcommand, and return it as Typer runs it."""
+    entry = SUBCOMMANDS[name]
+    found = getattr(import_module(f".commands.{entry.module}", __package__), entry.attribute)
+    if isinstance(found, typer.Typer):
+        return get_command(found)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name)(found)
+    return get_command(alone)
+
 
 app = typer.Typer(
-    name="tranlogs", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    name="tranlogs",
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     epilog="Exit codes: 0 fine, 1 the run has a problem that the output names, 2 wrong usage. Each command has --json.",
-)  # fmt: skip
-for _function in (demo, status, log, verify, replay, export, import_, repair, monitor, push, pull):
-    app.command("import" if _function is import_ else None)(_function)
-app.add_typer(store)
+)
 
 logging.getLogger("tranlogs").addHandler(logging.NullHandler())  # what matters is in the commands' own output
 
 
-def _version(is_wanted: bool) -> None:
+def _show_version(is_wanted: bool) -> None:
     if is_wanted:
         typer.echo(f"tranlogs {__version__}")
         raise typer.Exit
@@ -41,15 +98,17 @@ def _version(is_wanted: bool) -> None:
 
 @app.callback()
 def tranlogs(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and what the library logs.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the library's log messages.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
-    """A write-ahead log between checkpoints: look at runs, verify them, rebuild their state."""
-    options.is_debugging = debug
+    """A write-ahead log between checkpoints: inspect runs, verify them, rebuild their state."""
+    debugging.is_enabled = debug
     if debug:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line; the entry point of the distribution."""
     app()

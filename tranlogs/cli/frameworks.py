@@ -1,4 +1,6 @@
-"""The framework that a run names, reached through entry points: the command line imports none itself."""
+"""The framework of a run, and other parts that are installed separately: loaded through entry points, so that the command line
+imports none of them itself.
+"""
 
 from __future__ import annotations
 
@@ -20,67 +22,81 @@ from ..recovery.recover import Progress
 
 
 class OfflineRun(Protocol):
-    """What an entry point of the group `tranlogs.frameworks` makes: a journal's state without its training script."""
+    """A journal's state without its training script; made by an entry point of the group `tranlogs.frameworks`."""
 
     def __init__(self, folder: Path, *, optimizers: Sequence[str] = ()) -> None: ...
 
     @staticmethod
     def check_target(path: Path, form: str | None = None) -> None:
-        """Raise UsageError if `export` could not write this, in the format named, or else that its name says."""
+        """Check that `export` can write this file or folder, in the format named, or else in the one that its name says.
+
+        Raises:
+            UsageError: it cannot.
+        """
         ...
 
-    def replay(self, *, step: int | None = None, sequence: int | None = None, checkpoint: str | None = None,
-               progress: Progress | None = None) -> RecoveryReport:  # fmt: skip
-        """Bring the state to a step, or as far as the entry `sequence`."""
+    def replay(
+        self,
+        *,
+        step: int | None = None,
+        sequence: int | None = None,
+        checkpoint: str | None = None,
+        progress: Progress | None = None,
+    ) -> RecoveryReport:
+        """Bring the state to a step, or to the entry `sequence`; the newest if neither is given."""
         ...
 
     def snapshot(self, position: Position) -> Snapshot:
-        """The state as the run's own checkpoint at `position` would hold it, byte for byte; UsageError if in doubt."""
+        """Return the state as the run's own checkpoint at `position` would contain it, byte for byte.
+
+        Raises:
+            UsageError: that is not certain.
+        """
         ...
 
     def export(self, path: Path, form: str | None = None, progress: Progress | None = None) -> list[str]:
-        """Write it to a file or folder; returns what that does not hold."""
+        """Write the state to a file or folder; return notes on what the format leaves out."""
         ...
 
 
-def framework_of(paths: JournalPaths) -> type[OfflineRun]:
-    """What replays this journal.
+def load_framework(paths: JournalPaths) -> type[OfflineRun]:
+    """Load the framework that wrote a journal.
 
     Raises:
-        UsageError: it is not installed, or the run does not say which framework wrote it.
+        UsageError: it is not installed, or the run does not name its framework.
     """
     name = _recorded_name(paths)
     if not name:
-        raise UsageError(f"{paths.folder}: the run does not say which framework wrote it")
+        raise UsageError(f"{paths.folder}: the run does not name the framework that wrote it")
     found: type[OfflineRun] = _load("tranlogs.frameworks", name, f"{paths.folder} was written with {name}")
     return found
 
 
-def offline_of(paths: JournalPaths, optimizers: Sequence[str] = ()) -> OfflineRun:
-    """A journal to be replayed; classes of the user's own are looked for in the working folder, too."""
-    offline_run = framework_of(paths)
+def open_offline_run(paths: JournalPaths, optimizers: Sequence[str] = ()) -> OfflineRun:
+    """Open a journal for replay. The user's own optimizer classes are imported from the working folder, too."""
+    offline_run = load_framework(paths)
     if optimizers and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     return offline_run(paths.folder, optimizers=optimizers)
 
 
-def importer_of(name: str) -> Callable[[Path, Path | None, dict[str, Any], Progress | None], dict[str, Any]]:
-    """What reads a framework's checkpoints, says what is in them, and puts it into the folder of a run that is to begin."""
+def load_importer(name: str) -> Callable[[Path, Path | None, dict[str, Any], Progress | None], dict[str, Any]]:
+    """Load the function that reads a framework's checkpoints, and prepares the folder of a new run from one."""
     importer: Callable[..., dict[str, Any]] = _load(
-        "tranlogs.frameworks", name, f"such files are read with {name}"
+        "tranlogs.frameworks", name, f"reading such files requires {name}"
     ).import_source
     return importer
 
 
-def demo_of(name: str) -> Callable[..., int]:
-    """The demo of a framework."""
-    found: Callable[..., int] = _load("tranlogs.demos", name, f"the demo needs {name}")
+def load_demo(name: str) -> Callable[..., int]:
+    """Load the demo of a framework."""
+    found: Callable[..., int] = _load("tranlogs.demos", name, f"the demo requires {name}")
     return found
 
 
-def daemon_of(name: str) -> tuple[Callable[..., int], Callable[..., Any], Callable[..., Any]]:
-    """A daemon's function, what makes its settings, and what starts it beside a trainer."""
-    watch, settings, start_embedded_monitor = _load("tranlogs.daemons", name, f"this needs the {name}")
+def load_daemon(name: str) -> tuple[Callable[..., int], Callable[..., Any], Callable[..., Any]]:
+    """Load a daemon: the functions that run it, that make its settings, and that start it beside a trainer."""
+    watch, settings, start_embedded_monitor = _load("tranlogs.daemons", name, f"this command requires the {name}")
     return watch, settings, start_embedded_monitor
 
 

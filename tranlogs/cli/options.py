@@ -1,4 +1,4 @@
-"""What the subcommands share: RUN and --json, exit codes, and that an error is one line and never a traceback."""
+"""Parameters that several subcommands share, exit codes, and the wrapper that turns an error into one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from ..base.errors import TranLogsError, UsageError
-from ..retention.keep_policy import RetentionPolicy
+from ..retention.keep_policy import KeepAll, KeepLatest, RetentionPolicy
+from . import debugging
+from .output.json_values import print_json
 
 FINE, PROBLEM, USAGE = 0, 1, 2
 
@@ -21,21 +23,25 @@ Run = Annotated[
 Optimizers = Annotated[
     list[str] | None,
     typer.Option(
-        "--optimizer", metavar="module:Class", show_default=False,
-        help="Class of an optimizer that is not torch's own (NAME=module:Class if several).",
+        "--optimizer",
+        metavar="module:Class",
+        show_default=False,
+        help="Class of an optimizer that is not part of torch (NAME=module:Class for one of several).",
     ),
-]  # fmt: skip
-StoreCheckpoints = Annotated[
-    str, typer.Option(metavar="N|all", help="Checkpoints that stay in the store, and the log behind the oldest of them.")
 ]
-TakeOver = Annotated[bool, typer.Option("--take-over", help="Go on with what another machine has shipped of this run.")]
+StoreCheckpoints = Annotated[
+    str,
+    typer.Option(metavar="N|all", help="Number of checkpoints to keep in the store, with the log after the oldest of them."),
+]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="Continue after what another machine has shipped of this run.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-
-is_debugging = False  # --debug
 
 
 def command(function: Callable[..., int]) -> Callable[..., None]:
-    """A subcommand of a function that returns its exit code."""
+    """Make a subcommand of a function that returns its exit code.
+
+    An error becomes one line on stderr, and with --json an object on stdout. With --debug it is raised.
+    """
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -44,47 +50,37 @@ def command(function: Callable[..., int]) -> Callable[..., None]:
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            if is_debugging:
+            if debugging.is_enabled:
                 raise
-            code = _tell(error, as_json=bool(kwargs.get("as_json")))
+            code = _report(error, as_json=bool(kwargs.get("as_json")))
         raise typer.Exit(code)
 
     return run
 
 
-def kept_there(text: str) -> RetentionPolicy:
-    """Of --store-checkpoints.
+def parse_store_checkpoints(text: str) -> RetentionPolicy:
+    """Return the retention policy that --store-checkpoints asks for.
 
     Raises:
-        UsageError: it is neither a number from 1 on nor "all".
+        UsageError: the text is neither a number from 1 on nor "all".
     """
-    from ..retention.keep_policy import KeepAll, KeepLatest
-
     if text == "all":
         return KeepAll()
     if not text.isdigit() or int(text) < 1:
-        raise UsageError(f'--store-checkpoints {text!r}: give a number from 1 on, or "all"')
+        raise UsageError(f'--store-checkpoints must be a number from 1 on or "all", got {text!r}')
     return KeepLatest(int(text))
 
 
-def show_json(content: Any) -> None:
-    """Print a value as JSON; whatever JSON lacks is described."""
-    import json
-
-    from .output.json_values import plain
-
-    typer.echo(json.dumps(plain(content), indent=2, allow_nan=False))
-
-
-def _tell(error: Exception, *, as_json: bool) -> int:
+def _report(error: Exception, *, as_json: bool) -> int:
+    """Print an error; return the exit code."""
     kind = type(error).__name__
     if isinstance(error, TranLogsError):
         message = str(error)
     elif isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     else:
-        message = f"this should not have happened ({kind}: {error}). `tranlogs --debug ...` shows where"
+        message = f"unexpected error ({kind}: {error}); run `tranlogs --debug ...` to see where"
     print(f"tranlogs: {message}", file=sys.stderr)
     if as_json:
-        show_json({"error": {"kind": kind, "message": message}})
+        print_json({"error": {"kind": kind, "message": message}})
     return USAGE if isinstance(error, UsageError) else PROBLEM

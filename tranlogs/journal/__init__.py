@@ -2,6 +2,6 @@
 
 from .journal import Journal
 from .opening import JournalPaths
-from .process.writer_lock import Owner, read_owner
+from .ownership.writer_lock import Owner, read_owner
 
 __all__ = ["Journal", "JournalPaths", "Owner", "read_owner"]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from ..base.errors import UsageError
 from ..retention import Monitor
 from .opening import JournalPaths
-from .process.writer_lock import read_owner
+from .ownership.writer_lock import read_owner
 
 _log = logging.getLogger("tranlogs")
 

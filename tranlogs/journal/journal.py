@@ -31,8 +31,8 @@ from .checkpoints.recovery_speed import RecoverySpeed
 from .failures import SUSPENDING_ERRORS
 from .holds import PruningHolds
 from .opening import OpenedJournal, open_for_writing
-from .process.shutdown_gate import ShutdownGate, gated
-from .process.writer_process import WriterProcess
+from .ownership.shutdown_gate import ShutdownGate, gated
+from .ownership.writer_process import WriterProcess
 from .writing.journal_log import JournalLog
 from .writing.record_writers import Body, StepRecord, Writer
 from .writing.start import WritingStart

@@ -19,11 +19,11 @@ from ..checkpoints.derived import delete_derived
 from ..checkpoints.folder import TEMPORARY
 from ..log.index import INDEX_NAME
 from ..log.record import Position
-from ..log.segment_file import was_written
-from ..rebuild import files_in, is_overtaken, read_files, read_segment, rebuild_catalog
+from ..log.segments.segment_file import was_written
+from ..rebuild import is_superseded, list_files, read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
-from .process.takeover import take_lock
-from .process.writer_lock import OwnerLock, read_owner
+from .ownership.takeover import take_lock
+from .ownership.writer_lock import OwnerLock, read_owner
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
         UsageError: another framework wrote the run.
         LogUnavailable: the disk is full or fails.
     """
-    has_data = bool(files_in(paths.log, "*.seg") or files_in(paths.checkpoints, "step-*"))
+    has_data = bool(list_files(paths.log, "*.seg") or list_files(paths.checkpoints, "step-*"))
     try:
         if has_data and not (paths.folder / CATALOG_NAME).exists():
             raise CorruptCatalog(paths.folder / CATALOG_NAME, "the catalog is missing")
@@ -204,7 +204,7 @@ def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
             if found.checkpoints:
                 sync_folder(paths.checkpoints)  # the crash may have come before the names were durable
             for row in found.checkpoints:  # published, but the crash came before the catalog listed it, or the disk was full
-                row = replace(row, state="retired") if is_overtaken(row, checkpoints) else row
+                row = replace(row, state="retired") if is_superseded(row, checkpoints) else row
                 tables.put(f"checkpoint/{row.name}", row)
             for segment in found.segments:
                 tables.put(segment_key(segment.ordinal), segment)

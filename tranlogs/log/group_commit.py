@@ -19,7 +19,7 @@ from ..base.threads import WaitableLock, start
 from ..catalog import Catalog, SegmentRow, Watermarks, segment_key
 from .index import IndexedRecord, LogIndex
 from .record import Position
-from .segment_file import SegmentFile
+from .segments.segment_file import SegmentFile
 
 
 class GroupCommit:

@@ -20,7 +20,7 @@ from ..base.types import Bytes
 from ..encoding.compression import Codec, compress
 from .layout import Layout, Payload
 from .record import HEAD, checksum_of
-from .segment_file import SegmentFile
+from .segments.segment_file import SegmentFile
 
 _RAW_STREAK = 8  # records without anything to compress, after which ...
 _LOOK_EVERY = 16  # ... only every so many records are looked at

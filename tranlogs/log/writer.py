@@ -32,10 +32,10 @@ from .group_commit import GroupCommit
 from .index import IndexedRecord, LogIndex
 from .layout import Layout, Payload, SparseForm, pack_layout
 from .payload_writer import CompressionChoices, PayloadThread, PieceWriter
-from .preallocator import Preallocator
 from .record import HEAD, Description, EntryKind, Position, digest, extent_end, pack_description, pack_head
-from .segment_age import SegmentAgeLimit
-from .segment_file import SegmentFile
+from .segments.preallocator import Preallocator
+from .segments.segment_age import SegmentAgeLimit
+from .segments.segment_file import SegmentFile
 
 Tensor = tuple[str, AnyArray | None]  # name, content; None = "no gradient"
 Scalars = dict[str, float]  # what the loop noted for its curves

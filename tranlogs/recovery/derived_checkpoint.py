@@ -1,7 +1,7 @@
-"""Where a shadow checkpoint can be made, and writing it: a checkpoint that follows from one before it and the log between.
+"""Derived checkpoints: where one can be made from an earlier checkpoint and the log after it, and writing it.
 
-The place is the last boundary of the last sealed segment: what is there is never written again, and a trainer that writes on
-is not looked at.
+The place is the last boundary of the last sealed segment. A sealed segment is never written again, so a trainer that goes on
+writing is not disturbed.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from typing import Any
 from ..base.clock import Clock
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError
 from ..catalog import CheckpointRow
-from ..catalog.lineage import lineage
+from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_folder
 from ..checkpoints.derived import DerivedCheckpoint, derived_folder
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Position
-from .facts import Facts, open_for_reading
+from .facts import Facts, read_facts
 from .history import Link, ScannedSegment, build_history
 from .plan import Plan, plan_recovery
 
-_SAYS = ("run_id", "rank", "framework", "environment", "parent", "fork_sequence", "fork_step")  # of the run, by both
-_ROUNDS_NOTHING = ("tranlogs", "python", "past")  # entries of the environment
+# Entries of a segment's description that a checkpoint's manifest repeats.
+_MANIFEST_KEYS = ("run_id", "rank", "framework", "environment", "parent", "fork_sequence", "fork_step")
+_IRRELEVANT_TO_ROUNDING = ("tranlogs", "python", "past")  # entries of the environment
 
 
 @dataclass(frozen=True, slots=True)
-class ShadowTarget:
-    """Where a shadow checkpoint goes.
+class DerivedTarget:
+    """Where a derived checkpoint can be made.
 
     Attributes:
-        position: of the boundary.
-        segment: that holds it, sealed.
-        about: what the manifest says of the run.
-        steps: to be redone.
+        position: the position of its boundary.
+        segment: the sealed segment that holds the boundary.
+        about: what the checkpoint's manifest says of the run.
+        steps: the number of steps to redo.
     """
 
     position: Position
@@ -45,52 +46,56 @@ class ShadowTarget:
     steps: int
 
 
-def plan_shadow(folder: Path, checkpoint: str | None = None) -> ShadowTarget | None:
-    """The newest place of a journal; None where no sealed log lies behind the checkpoint.
+def plan_derived_checkpoint(folder: Path, checkpoint: str | None = None) -> DerivedTarget | None:
+    """Return the newest place for a derived checkpoint; None if no sealed log follows the checkpoint to start from.
 
     Args:
-        folder: the journal's.
-        checkpoint: name of the one to start from; None for the newest.
+        folder: the folder of the journal.
+        checkpoint: the name of the checkpoint to start from; None for the newest one.
 
     Raises:
-        RecoveryError: one cannot be made there that is known to be the same as the trainer's own.
+        RecoveryError: the derived checkpoint is not known to equal one that the trainer would write itself.
     """
-    facts = open_for_reading(folder)
+    facts = read_facts(folder)
     rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]
     if not rows:
         return None
-    plan, environment = _planned(folder, facts, rows)
-    links = _sealed_part(plan.links)
+    plan, environment = _plan_replay(folder, facts, rows)
+    links = _cut_after_sealed(plan.links)
     if not links:
         return None
     last = links[-1]
-    described = _described(last.segment)
-    _demand_one_environment(environment, plan.checkpoint.step, links)
+    described = _read_description(last.segment)
+    _require_same_environment(environment, plan.checkpoint.step, links)
     head = last.location.head
-    # Of a lineage of several timelines the checkpoint belongs to that of its segment, as the trainer's own would.
+    # On a lineage of several timelines, the checkpoint belongs to that of its segment, like one that the trainer writes.
     position = Position(head.sequence, head.step, head.digest, int(described["timeline"]))
     steps = sum(link.kind == EntryKind.STEP for link in links)
-    return ShadowTarget(position, last.segment, {key: described[key] for key in _SAYS}, steps)
+    return DerivedTarget(position, last.segment, {key: described[key] for key in _MANIFEST_KEYS}, steps)
 
 
-def write_shadow(folder: Path, target: ShadowTarget, snapshot: Snapshot, clock: Clock) -> DerivedCheckpoint:
-    """Write the shadow's folder.
+def write_derived_checkpoint(folder: Path, target: DerivedTarget, snapshot: Snapshot, clock: Clock) -> DerivedCheckpoint:
+    """Write the folder of a derived checkpoint.
 
     Args:
-        folder: the journal's.
-        target: where it goes.
-        snapshot: encoded; the state at the target.
-        clock: for the time of its making.
+        folder: the folder of the journal.
+        target: where the checkpoint belongs.
+        snapshot: the encoded state at the target.
+        clock: gives the time at which the checkpoint was made.
 
     Raises:
-        OSError: the disk is full or fails; nothing is left.
+        OSError: the disk is full or fails. Nothing is left on it.
     """
     start, position = clock.monotonic(), target.position
     name = checkpoint_name(position.step, position.timeline, position.sequence)
     about = {
-        **target.about, "step": position.step, "sequence": position.sequence, "chain": f"{position.chain:016x}",
-        "timeline": position.timeline, "created_at": clock.now(),
-    }  # fmt: skip
+        **target.about,
+        "step": position.step,
+        "sequence": position.sequence,
+        "chain": f"{position.chain:016x}",
+        "timeline": position.timeline,
+        "created_at": clock.now(),
+    }
     SnapshotPool().hold(snapshot)
     place = derived_folder(folder / "checkpoints", name)
     write_folder(place, snapshot, about)
@@ -101,9 +106,9 @@ def write_shadow(folder: Path, target: ShadowTarget, snapshot: Snapshot, clock: 
     return DerivedCheckpoint(row, segment.ordinal, segment.segment_id, target.about["run_id"])
 
 
-def _planned(folder: Path, facts: Facts, rows: Sequence[CheckpointRow]) -> tuple[Plan, dict[str, Any]]:
-    """The plan of a recovery, and the environment of the checkpoint that it starts from; damaged ones are passed over."""
-    limits = lineage(facts.timelines, facts.timeline)
+def _plan_replay(folder: Path, facts: Facts, rows: Sequence[CheckpointRow]) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan of a recovery from a sound checkpoint, and the environment that the checkpoint records."""
+    limits = trace_lineage(facts.timelines, facts.timeline)
     history, broken = build_history(facts.segments, limits), set[str]()
     while True:
         plan = plan_recovery(rows, history, limits, timeline=facts.timeline, broken=broken)
@@ -114,34 +119,41 @@ def _planned(folder: Path, facts: Facts, rows: Sequence[CheckpointRow]) -> tuple
             broken.add(plan.checkpoint.name)
 
 
-def _sealed_part(links: Sequence[Link]) -> list[Link]:
-    """Up to the last boundary that lies in a sealed segment."""
+def _cut_after_sealed(links: Sequence[Link]) -> list[Link]:
+    """Return the links up to the last boundary that lies in a sealed segment."""
     ends = [i for i, link in enumerate(links) if link.kind == EntryKind.BOUNDARY and link.segment.row.state == "sealed"]
     return list(links[: ends[-1] + 1]) if ends else []
 
 
-def _described(segment: ScannedSegment) -> dict[str, Any]:
-    """What a segment says of the run."""
+def _read_description(segment: ScannedSegment) -> dict[str, Any]:
+    """Return what the first entry of a segment says of the run."""
     try:
         first = next(location for location in segment.locations if location.head.kind == EntryKind.SEGMENT)
         with SegmentReader(segment.path) as reader:
             body = reader.decode(first).body()
-        return {"timeline": body["timeline"], **{key: body[key] for key in _SAYS}}
+        return {"timeline": body["timeline"], **{key: body[key] for key in _MANIFEST_KEYS}}
     except (CorruptRecord, OSError, StopIteration, KeyError, TypeError) as error:
         raise RecoveryError(f"{segment.path}: its first entry, which describes the run, cannot be read ({error})") from None
 
 
-def _demand_one_environment(recorded: dict[str, Any], step: int, links: Sequence[Link]) -> None:
-    """All that is redone was computed in one environment, as far as rounding goes: another one's kernels are not at hand."""
-    known = _comparable(recorded)
+def _require_same_environment(recorded: dict[str, Any], step: int, links: Sequence[Link]) -> None:
+    """Check that all entries were computed in the checkpoint's environment, as far as rounding depends on it.
+
+    Raises:
+        RecoveryError: they were not. The kernels of the other environment are not available here.
+    """
+    known = _select_comparable(recorded)
     for segment in {link.segment.row.ordinal: link.segment for link in links}.values():
-        now = _comparable(_described(segment)["environment"])
+        now = _select_comparable(_read_description(segment)["environment"])
         if now != known:
             what = sorted(key for key in now.keys() | known.keys() if now.get(key) != known.get(key))
-            raise RecoveryError(f"the run went on in another environment after its checkpoint of step {step} "
-                                f"({', '.join(what)}): a checkpoint of the trainer's own is needed")  # fmt: skip
+            raise RecoveryError(
+                f"the run continued in another environment after its checkpoint of step {step} ({', '.join(what)} differ): "
+                "only the trainer itself can write the next checkpoint"
+            )
 
 
-def _comparable(environment: dict[str, Any]) -> dict[str, Any]:
+def _select_comparable(environment: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of an environment on which rounding may depend."""
     plain: dict[str, Any] = json.loads(json.dumps(environment))
-    return {key: value for key, value in plain.items() if key not in _ROUNDS_NOTHING}
+    return {key: value for key, value in plain.items() if key not in _IRRELEVANT_TO_ROUNDING}

@@ -1,4 +1,4 @@
-"""The facts that a recovery is planned from: what the catalog lists, what the files say, what the log holds."""
+"""Facts about a journal, from which recovery is planned: what the catalog lists, what the files say, what the log holds."""
 
 from __future__ import annotations
 
@@ -10,66 +10,86 @@ from typing import Literal
 from ..base.atomic_files import ReadFile
 from ..base.errors import CorruptCatalog, CorruptRecord
 from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, PrunedRow, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
-from ..catalog.lineage import Limits, lineage
+from ..catalog.lineage import Limits, trace_lineage
 from ..log.index import LogIndex, open_if_sound
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Location
 from ..log.scanner import is_contiguous, is_whole, refuse_newer, scan
-from ..rebuild import Found, read_files
+from ..rebuild import JournalFiles, read_files
 from .history import ScannedSegment
-from .protocol import Spare
+from .protocol import ReplacementSource
 
-Choose = Callable[[Sequence[SegmentRow], Limits], Collection[int]]  # rows, and the newest lineage
+# Given the rows of all segments and the newest lineage, returns the ordinals of the segments to read.
+SegmentFilter = Callable[[Sequence[SegmentRow], Limits], Collection[int]]
 
 
 @dataclass(slots=True)
-class Listed:
-    """What a catalog lists."""
+class CatalogContents:
+    """What a catalog lists.
+
+    Attributes:
+        segments: the rows of all segments.
+        checkpoints: the rows of all checkpoints.
+        timelines: the rows of all timelines.
+        watermarks: the watermarks.
+        pruned: the sequence number up to which a monitor has pruned entries.
+        run_id: the id of the run.
+    """
 
     segments: list[SegmentRow] = field(default_factory=list)
     checkpoints: list[CheckpointRow] = field(default_factory=list)
     timelines: list[TimelineRow] = field(default_factory=list)
     watermarks: Watermarks = field(default_factory=Watermarks)
-    pruned: int = 0  # a monitor has given up entries up to this sequence number
+    pruned: int = 0
     run_id: str = ""
 
     @property
     def names(self) -> set[str]:
-        """Names of the files and folders."""
+        """The names of the files of segments and of the folders of checkpoints."""
         return {row.file for row in self.segments} | {row.name for row in self.checkpoints}
 
 
 @dataclass(slots=True)
 class Facts:
-    """All that a plan is made of."""
+    """All that a recovery is planned from.
+
+    Attributes:
+        checkpoints: the published checkpoints.
+        segments: the segments, with the entries found in them.
+        timelines: the timelines, by number.
+        watermarks: the watermarks in the catalog.
+        notes: what is damaged or missing, one sentence each.
+        torn_paths: files of sealed segments that miss entries or hold damaged ones.
+    """
 
     checkpoints: list[CheckpointRow]
     segments: list[ScannedSegment]
     timelines: list[TimelineRow]
     watermarks: Watermarks = field(default_factory=Watermarks)
     notes: list[str] = field(default_factory=list)
-    torn_paths: list[Path] = field(default_factory=list)  # of sealed segments of which entries are damaged or missing
+    torn_paths: list[Path] = field(default_factory=list)
 
     @property
     def timeline(self) -> int:
-        """The newest timeline."""
+        """The number of the newest timeline."""
         return max((row.number for row in self.timelines), default=1)
 
 
 IndexUse = Literal["always", "unless sealed", "if broken"]
 
 
-def open_for_reading(folder: Path, *, index_use: IndexUse = "always", choose: Choose | None = None) -> Facts:
-    """Collect the facts about a journal: its catalog, what files there are besides, and what the log holds.
+def read_facts(folder: Path, *, index_use: IndexUse = "always", choose: SegmentFilter | None = None) -> Facts:
+    """Read the facts about a journal: its catalog, files that the catalog does not list, and what the log holds.
 
-    Where the catalog is damaged, the files' own descriptions stand in for it.
+    If the catalog is damaged, the descriptions in the files stand in for it.
 
     Args:
-        folder: the journal's.
-        index_use: which segments are looked up in the index of the log, which is checked in full before it is opened:
-            all; those that are not sealed, or lack records; those that lack records. The others are scanned. A record whose
-            description is damaged in its segment is then not replaced by what the index has of it.
-        choose: gives the ordinals of the segments that are looked at; all if it is left out.
+        folder: the folder of the journal.
+        index_use: which segments are looked up in the index of the log: all; those that are not sealed or lack records
+            ("unless sealed"); those that lack records ("if broken"). The other segments are scanned, and a record whose
+            description is damaged in its segment is not replaced by the copy in the index. The index is checked in full
+            before it is opened.
+        choose: returns the ordinals of the segments to read; None for all segments.
 
     Raises:
         UnknownFormat: a newer version wrote the run.
@@ -78,37 +98,67 @@ def open_for_reading(folder: Path, *, index_use: IndexUse = "always", choose: Ch
     try:
         known = read_catalog(folder)
     except CorruptCatalog as error:
-        known = Listed()
+        known = CatalogContents()
         notes.append(str(error))
     found = read_unlisted(folder, known)
     if known.names:
-        notes += [f"{folder / 'log' / row.file}: it is not in the catalog, but it holds entries" for row in found.segments]
+        notes += [f"{folder / 'log' / row.file}: the catalog does not list it, but it holds entries" for row in found.segments]
     notes += found.notes
     timelines = {**found.timelines, **{row.number: row for row in known.timelines}}
     newest = max(timelines)
     segments, torn = [], []
     rows = [*known.segments, *found.segments]
-    chosen = {row.ordinal for row in rows} if choose is None else choose(rows, lineage(timelines.values(), newest))
+    chosen = {row.ordinal for row in rows} if choose is None else choose(rows, trace_lineage(timelines.values(), newest))
     with IndexLookup(folder / "log", known.run_id, notes, index_use) as index:
-        for row in newest_first(rows):
+        for row in sort_newest_first(rows):
             if row.state != "retired" and row.ordinal in chosen:
                 segment = scan_segment(folder / "log" / row.file, row, notes, newest, index)
                 segments += [segment] if segment is not None else []
                 torn += [folder / "log" / row.file] if row.state == "sealed" and not _is_whole(segment, row) else []
     checkpoints = [row for row in known.checkpoints if row.state == "published"] + found.checkpoints
     checkpoints.sort(key=lambda row: (row.timeline, row.sequence))
-    return Facts(checkpoints, segments, [timelines[number] for number in sorted(timelines)], known.watermarks, notes,
-                 torn)  # fmt: skip
+    ordered = [timelines[number] for number in sorted(timelines)]
+    return Facts(checkpoints, segments, ordered, known.watermarks, notes, torn)
+
+
+def read_repaired_facts(folder: Path, spare: ReplacementSource | None, *, index_use: IndexUse = "always") -> Facts:
+    """Replace torn segments by sound copies as far as there are any, and read the facts. The notes list what was replaced.
+
+    Raises:
+        UnknownFormat: a newer version wrote the run.
+    """
+    facts = read_facts(folder, index_use=index_use)
+    replaced = replace_damaged(spare, facts.torn_paths)
+    if replaced:
+        facts = read_facts(folder, index_use=index_use)
+        facts.notes += replaced
+    return facts
+
+
+def replace_damaged(spare: ReplacementSource | None, paths: Iterable[Path]) -> list[str]:
+    """Replace damaged segments and checkpoints by sound copies as far as there are any.
+
+    Returns:
+        What was replaced, one sentence each.
+    """
+    if spare is None:
+        return []
+    return [describe_replacement(path, source) for path in paths if (source := spare.replace(path.name))]
+
+
+def describe_replacement(path: Path, source: str) -> str:
+    """Return a sentence about a file that was replaced by a copy from `source`."""
+    return f"{path}: it was damaged, and replaced by the copy in {source}"
 
 
 class IndexLookup:
-    """The index of a log, opened when a segment is looked up in it for the first time. Use it as a context.
+    """Index of a log, opened when a segment is looked up in it for the first time. Use it as a context.
 
     Args:
-        folder: of the log.
-        run_id: of the run; an index of another run is not used, and none if it is not known.
-        notes: what is wrong with the index is appended here.
-        use: see `open_for_reading`.
+        folder: the folder of the log.
+        run_id: the id of the run; "" if it is unknown. An index of another or of an unknown run is not used.
+        notes: list to which damage to the index is added.
+        use: which segments are looked up; see `read_facts`.
     """
 
     def __init__(self, folder: Path, run_id: str, notes: list[str], use: IndexUse) -> None:
@@ -124,7 +174,7 @@ class IndexLookup:
             self._index.close()
 
     def locations(self, segment_id: int) -> list[Location]:
-        """Return what the index has of a segment; nothing if it is missing or damaged."""
+        """Return the records of a segment that the index lists; [] if the index is missing or damaged."""
         if not self._is_opened:
             self._is_opened = True
             self._index = open_if_sound(self._folder, self._run_id, self._notes) if self._run_id else None
@@ -137,33 +187,8 @@ class IndexLookup:
             return []
 
 
-def open_mended(folder: Path, spare: Spare | None, *, index_use: IndexUse = "always") -> Facts:
-    """The facts, after what of the log is torn was replaced as far as there are copies; the notes say what was.
-
-    Raises:
-        UnknownFormat: a newer version wrote the run.
-    """
-    facts = open_for_reading(folder, index_use=index_use)
-    told = mended(spare, facts.torn_paths)
-    if told:
-        facts = open_for_reading(folder, index_use=index_use)
-        facts.notes += told
-    return facts
-
-
-def mended(spare: Spare | None, paths: Iterable[Path]) -> list[str]:
-    """Replace damaged segments and checkpoints as far as there are copies; gives what was, one sentence each."""
-    if spare is None:
-        return []
-    return [mended_note(path, source) for path in paths if (source := spare.replace(path.name))]
-
-
-def mended_note(path: Path, source: str) -> str:
-    """What is said of a file that was replaced."""
-    return f"{path}: it was damaged, and replaced by the copy in {source}"
-
-
 def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
+    """Return True if a sealed segment holds all of its entries."""
     if segment is None:
         return False
     if is_whole(segment.locations, row.last_sequence):
@@ -172,15 +197,18 @@ def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
     return len(found) >= row.last_sequence - row.base_sequence
 
 
-def newest_first(rows: list[SegmentRow]) -> list[SegmentRow]:
-    """The order in which the segments of a run that may be being written are scanned: what one goes on after was there."""
+def sort_newest_first(rows: list[SegmentRow]) -> list[SegmentRow]:
+    """Return segments in the order in which they are scanned while the run may be written.
+
+    A segment continues earlier ones. Since these are scanned after it, all entries that it continues are found.
+    """
     return sorted(rows, key=lambda row: -row.ordinal)
 
 
-def read_unlisted(folder: Path, known: Listed) -> Found:
-    """What the files say that a catalog does not list."""
+def read_unlisted(folder: Path, known: CatalogContents) -> JournalFiles:
+    """Return what the files say that a catalog does not list."""
     found = read_files(folder, known.names)
-    if known.names and (found.segments or found.checkpoints):  # the run may be being written: look again
+    if known.names and (found.segments or found.checkpoints):  # a trainer may have listed them since the catalog was read
         try:
             now = read_catalog(folder).names
         except CorruptCatalog:
@@ -190,45 +218,51 @@ def read_unlisted(folder: Path, known: Listed) -> Found:
     return found
 
 
-def read_catalog(folder: Path) -> Listed:
-    """What the catalog lists, in one snapshot.
+def read_catalog(folder: Path) -> CatalogContents:
+    """Return what the catalog lists, in one snapshot.
 
     Raises:
-        CorruptCatalog: it is missing or damaged.
+        CorruptCatalog: the catalog is missing or damaged.
     """
 
-    def look(tables: Tables) -> Listed:
+    def read_tables(tables: Tables) -> CatalogContents:
         run = tables.get("run", RunRow)
         if run is None:
             raise CorruptCatalog(folder / CATALOG_NAME, "the run's row is missing")
         pruned = tables.get("pruned", PrunedRow) or PrunedRow()
-        return Listed(tables.rows("segment/", SegmentRow), tables.rows("checkpoint/", CheckpointRow),
-                      tables.rows("timeline/", TimelineRow), tables.get("watermarks", Watermarks) or Watermarks(),
-                      pruned.sequence, run.run_id)  # fmt: skip
+        return CatalogContents(
+            tables.rows("segment/", SegmentRow),
+            tables.rows("checkpoint/", CheckpointRow),
+            tables.rows("timeline/", TimelineRow),
+            tables.get("watermarks", Watermarks) or Watermarks(),
+            pruned.sequence,
+            run.run_id,
+        )
 
     catalog = Catalog.open(folder)
     try:
-        listed: Listed = catalog.read(look)
-        return listed
+        contents: CatalogContents = catalog.read(read_tables)
+        return contents
     finally:
         catalog.close()
 
 
-def scan_segment(path: Path, row: SegmentRow, notes: list[str], timeline: int = 1,
-                 index: IndexLookup | None = None) -> ScannedSegment | None:  # fmt: skip
-    """The entries of one segment; None where it holds none because it was never written.
+def scan_segment(
+    path: Path, row: SegmentRow, notes: list[str], timeline: int = 1, index: IndexLookup | None = None
+) -> ScannedSegment | None:
+    """Return the entries of one segment; None if it was never written or cannot be read.
 
     Args:
-        path: the file.
-        row: what the catalog says of it.
-        notes: what is wrong with it is appended here.
-        timeline: the newest, to which a segment belongs that was written before the catalog recorded its opening, and
-            whose first entry is damaged.
-        index: of the log: what it has is not read from the file.
+        path: the file of the segment.
+        row: the segment's row in the catalog.
+        notes: list to which damage to the segment is added.
+        timeline: the newest timeline. A segment belongs to it if it was written before the catalog recorded its opening and
+            its first entry is damaged.
+        index: the index of the log. Records that it lists are not read from the file.
     """
     last = row.last_sequence if row.state == "sealed" else 0
     try:
-        found = _located(path, row, last, index)
+        found = _locate(path, row, last, index)
     except OSError as error:
         if row.state != "ready":
             notes.append(f"{path}: it cannot be read ({error.strerror})")
@@ -240,12 +274,12 @@ def scan_segment(path: Path, row: SegmentRow, notes: list[str], timeline: int = 
     elif found[-1].head.sequence < last:
         notes.append(f"{path}: its last entries, after step {found[-1].head.step}, are damaged or missing")
     if row.state in ("ready", "open"):
-        row = replace(row, timeline=_timeline_of(path, found) or row.timeline or timeline)
+        row = replace(row, timeline=_read_timeline(path, found) or row.timeline or timeline)
     return ScannedSegment(row, path, found)
 
 
-def _located(path: Path, row: SegmentRow, last: int, index: IndexLookup | None) -> list[Location]:
-    """Return the records of a segment: as the index has them, and behind those by a scan of the file."""
+def _locate(path: Path, row: SegmentRow, last: int, index: IndexLookup | None) -> list[Location]:
+    """Return the records of a segment: those that the index lists, and those after them by a scan of the file."""
     found: list[Location] | None = None
     if index is None or index.use == "if broken" or (last and index.use == "unless sealed"):
         found = scan(path, row.number, last_sequence=last or None)
@@ -253,16 +287,19 @@ def _located(path: Path, row: SegmentRow, last: int, index: IndexLookup | None) 
             return found
     known = index.locations(row.number)
     refuse_newer(path, known)
-    if not is_contiguous(known):  # the offsets in the index have no checksum: each follows from the record before it
+    if not is_contiguous(known):  # offsets in the index have no checksum: each must follow from the record before it
         return scan(path, row.number, last_sequence=last or None) if found is None else found
     if last and known[-1].head.sequence >= last:
-        with ReadFile(path):  # it is there, and may be read
+        with ReadFile(path):  # raises OSError if it cannot be opened
             return known
     return known + scan(path, row.number, start=known[-1].end, last_sequence=last or None)
 
 
-def _timeline_of(path: Path, found: Sequence[Location]) -> int | None:
-    """A segment that was written before the catalog recorded its opening says itself which timeline it is of."""
+def _read_timeline(path: Path, found: Sequence[Location]) -> int | None:
+    """Return the timeline that the first entry of a segment names; None if that entry is damaged.
+
+    It is needed if the segment was written before the catalog recorded its opening.
+    """
     first = [location for location in found if location.head.kind == EntryKind.SEGMENT]
     if not first:
         return None

@@ -1,4 +1,4 @@
-"""The history of a journal: which entries follow which, over all segments and timelines (pure, given scanned heads)."""
+"""History of a journal: the entries of all segments and timelines, chained in order (pure, given scanned heads)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from ..log.record import EntryKind, Location
 
 @dataclass(frozen=True, slots=True)
 class ScannedSegment:
-    """A segment and the heads found in it, by sequence number."""
+    """A segment and the entries that a scan found in it.
+
+    Attributes:
+        row: the segment's row in the catalog.
+        path: the segment's file.
+        locations: the location and head of each entry, by sequence number.
+    """
 
     row: SegmentRow
     path: Path
@@ -23,7 +29,7 @@ class ScannedSegment:
 
 
 class Link(NamedTuple):
-    """One entry of the history and where it lies. A run has hundreds of thousands of them."""
+    """An entry of the history, and the segment that holds it. A run has hundreds of thousands of links, so they are tuples."""
 
     location: Location
     segment: ScannedSegment
@@ -43,16 +49,18 @@ class Link(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """Runs of entries, each chained without a hole; `holes` says what separates them.
+    """The chained entries of a journal. Sequence numbers rise within a run of entries, and from each run to the next.
 
-    Sequence numbers rise within a run, and from each run to the next.
+    Attributes:
+        runs: runs of entries, each chained without a hole.
+        holes: what is missing between them, one sentence each.
     """
 
     runs: list[list[Link]] = field(default_factory=list)
     holes: list[str] = field(default_factory=list)
 
     def after(self, sequence: int, chain: int) -> list[Link]:
-        """The entries that follow the entry `sequence` with digest `chain`, up to the end of their run."""
+        """Return the entries after the entry `sequence` with the digest `chain`, up to the end of their run."""
         for run in self.runs:
             first = bisect.bisect_left(run, sequence + 1, key=_sequence)
             if first < len(run) and run[first].sequence == sequence + 1 and run[first].location.head.chain == chain:
@@ -63,8 +71,12 @@ class History:
 def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History:
     """Chain the entries of a lineage.
 
-    A later segment supersedes: what an earlier one holds behind the later one's base was never committed (recovery
-    landed before it), or belongs to another timeline.
+    A later segment supersedes earlier ones: their entries after its base were never committed, because a recovery ended
+    before them, or belong to another timeline.
+
+    Args:
+        segments: the scanned segments.
+        limits: the timelines of the lineage.
     """
     history = History()
     for segment in sorted(segments, key=lambda segment: segment.row.ordinal):
@@ -84,7 +96,7 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History
                     continue
                 if head.sequence == before.sequence:
                     continue  # a second copy of the same entry
-                history.holes.append(_hole(last, Link(location, segment)))
+                history.holes.append(_describe_hole(last, Link(location, segment)))
             history.runs.append([Link(location, segment)])
     return history
 
@@ -94,7 +106,7 @@ def _sequence(link: Link) -> int:
 
 
 def _supersede(history: History, segment: ScannedSegment) -> None:
-    """Drop what lies behind the place where a segment goes on."""
+    """Drop the entries after the base of a later segment."""
     heads = [location.head for location in segment.locations[:2]]
     if not heads:
         return
@@ -107,7 +119,7 @@ def _supersede(history: History, segment: ScannedSegment) -> None:
         history.runs.pop()
 
 
-def _hole(last: Link, link: Link) -> str:
+def _describe_hole(last: Link, link: Link) -> str:
     if last.segment is link.segment:
         return (
             f"{link.segment.path}: entries {last.sequence + 1} to {link.sequence - 1} (after step {last.step}) are "

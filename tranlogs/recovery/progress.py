@@ -1,4 +1,4 @@
-"""A progress bar while long work is done, on a terminal only."""
+"""Progress bar for long work, on a terminal only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .recover import Progress
 
 @contextmanager
 def progress_bar() -> Iterator[Progress | None]:
-    """A callback (what, done, total) that draws a bar on a terminal's stderr; None where there is no terminal."""
+    """Yield a callback (what, done, total) that draws a bar on stderr; None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

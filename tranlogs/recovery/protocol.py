@@ -1,4 +1,4 @@
-"""What an integration implements, so that the core can bring its state back."""
+"""Protocols through which the core recovers a run: the framework's state, and a source of sound copies of files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from ..log.entry import Entry
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first step after whose redo the state differed from what the run had recorded."""
+    """The first redone step after which the state differs from what the run recorded.
+
+    Attributes:
+        step: the step.
+        tensor: the first tensor that differs.
+    """
 
     step: int
     tensor: str
@@ -22,41 +27,41 @@ class Recoverable(Protocol):
     """The state of a run, in a framework's own objects."""
 
     def differences(self, checkpoint: Checkpoint) -> Sequence[str]:
-        """How the state built now fails to fit the checkpoint, one sentence each; nothing is touched."""
+        """Return how the present state fails to fit a checkpoint, one sentence each. Nothing is changed."""
         ...
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Set all state to the checkpoint's.
+        """Set all state to that of a checkpoint.
 
         Raises:
-            CorruptCheckpoint: bytes are damaged; the state may be half set, and is set again from another checkpoint.
+            CorruptCheckpoint: the checkpoint is damaged. The state may be set in part; recovery restores another checkpoint.
         """
         ...
 
     def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
-        """Apply STEP and IMAGE entries in order, calling `tick(n)` as n of them are done.
+        """Apply STEP and IMAGE entries in order, and call `tick(n)` whenever n of them are done.
 
         Raises:
-            CorruptRecord: bytes are damaged; the state is then set again from a checkpoint.
+            CorruptRecord: an entry is damaged. Recovery restores a checkpoint again.
         """
         ...
 
     def set_auxiliary(self, body: dict[str, Any]) -> None:
-        """Set auxiliary state from the body of the boundary that was landed on."""
+        """Set auxiliary state from the body of the boundary at which recovery ends."""
         ...
 
     def decode(self, entry: Entry) -> Any:
-        """An entry's body with the framework's own tensors in it."""
+        """Return the body of an entry, with the framework's own tensors in it."""
         ...
 
 
-class Spare(Protocol):
-    """Copies of a journal's files that lie elsewhere."""
+class ReplacementSource(Protocol):
+    """Source of sound copies of a journal's files, such as a store."""
 
     def replace(self, name: str) -> str:
-        """Put a sound copy of a segment (named by its file) or a checkpoint (by its folder) in its place.
+        """Replace a segment, given the name of its file, or a checkpoint, given the name of its folder, by a sound copy.
 
         Returns:
-            Where it came from, in words; "" if there is none.
+            Where the copy came from, in words; "" if there is none.
         """
         ...

@@ -1,4 +1,4 @@
-"""Carry out a recovery: scan, plan, restore, redo, compare; on damage found on the way, plan again without it."""
+"""Execution of a recovery: read the facts, plan, restore, redo and compare. Damage met on the way leads to a new plan."""
 
 from __future__ import annotations
 
@@ -12,164 +12,183 @@ from typing import Any
 
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
 from ..base.failpoints import hit
-from ..catalog.lineage import lineage
+from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint
 from ..log.entry import Entry
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Position
-from .facts import Facts, mended, open_for_reading, open_mended, scan_segment
-from .history import History, Link, build_history
+from .facts import read_facts, read_repaired_facts, replace_damaged
+from .history import Link, build_history
 from .plan import Plan, plan_recovery
-from .protocol import Divergence, Recoverable, Spare
+from .protocol import Divergence, Recoverable, ReplacementSource
 
 _log = logging.getLogger(__name__)
 
 _CHUNK_FRAMES = 100_000  # descriptions held in memory at a time
 _CHUNK_SEGMENTS = 32
-_ATTEMPTS_MAX = 1000  # damage found on the way; each attempt rules out a checkpoint or a part of the log
+_ATTEMPTS_MAX = 1000  # each attempt that meets damage rules out a checkpoint or a part of the log
 
-Progress = Callable[[str, int, int], None]  # what, done, total
-Noted = list[tuple[int, dict[str, float]]]  # step, what the loop noted there
+Progress = Callable[[str, int, int], None]  # what is being done, how much is done, and the total
+StepScalars = list[tuple[int, dict[str, float]]]  # a step, and the scalars that the loop noted at its boundary
+EarlierNotes = tuple[dict[str, Any], StepScalars]  # entries of a boundary's body, and scalars
 
 
 @dataclass(slots=True)
 class Recovered:
-    """The outcome of `recover`."""
+    """The outcome of `recover`.
+
+    Attributes:
+        plan: the plan that was carried out.
+        position: where recovery ended.
+        body: the body of the boundary at that position; empty if nothing was redone.
+        replayed: the number of steps redone.
+        seconds_load: the time in which the checkpoint was loaded.
+        seconds_replay: the time in which steps were redone.
+        divergence: the first step that differs from what the run recorded; None if none does.
+        scalars: what the loop noted at the boundaries that were passed.
+        notes: what to report, one sentence each.
+        log_bytes: the bytes of the log that was redone.
+        damaged: the names of checkpoints that were found damaged.
+        parts: the parts of the boundary's body, as they lie in the log.
+    """
 
     plan: Plan
     position: Position
-    body: dict[str, Any]  # the boundary's
+    body: dict[str, Any]
     replayed: int
     seconds_load: float
     seconds_replay: float
     divergence: Divergence | None
-    scalars: Noted  # at the boundaries that were passed
+    scalars: StepScalars
     notes: list[str]
-    log_bytes: int  # of the log that was redone
-    damaged: tuple[str, ...] = ()  # names of checkpoints that were found damaged
-    parts: dict[str, bytes] = field(default_factory=dict)  # of the boundary's body, as they stand in the log
+    log_bytes: int
+    damaged: tuple[str, ...] = ()
+    parts: dict[str, bytes] = field(default_factory=dict)
 
-    def demand(self, position: Position) -> None:
-        """Check that this is where it landed, on whatever timeline.
+    def require_position(self, position: Position) -> None:
+        """Check that recovery ended at a position, on whatever timeline.
 
         Raises:
-            RecoveryError: it is not: the log has changed meanwhile.
+            RecoveryError: it ended elsewhere, because the log has changed since the position was read.
         """
-        landed = self.position
-        if (landed.sequence, landed.chain) != (position.sequence, position.chain):
-            raise RecoveryError(f"the log has changed meanwhile: it leads to step {landed.step}, not {position.step}")
-
-
-def recover(folder: Path, state: Recoverable, *, step: int | None = None, sequence: int | None = None,
-            checkpoint: str | None = None, progress: Progress | None = None,
-            spare: Spare | None = None) -> Recovered | None:  # fmt: skip
-    """Bring `state` to the newest boundary (or to `step`). None if the run holds nothing yet.
-
-    Args:
-        folder: the journal's.
-        state: what is brought back.
-        step: where to land; None for as far as the log goes.
-        sequence: number of the last entry to be redone; None for all.
-        checkpoint: name of the checkpoint to start from; None takes the one that gives the shortest replay.
-        progress: told what is done.
-        spare: asked for a sound copy of what is damaged, which then takes its place.
-
-    Raises:
-        StateMismatch: `state` does not fit the run; nothing was touched.
-        RecoveryError: no sound checkpoint is left, or `step` is not covered.
-    """
-    facts = open_mended(folder, spare, index_use="unless sealed")
-    if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
-        return None
-    rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]
-    limits = lineage(facts.timelines, facts.timeline)
-    history = build_history(facts.segments, limits)
-    broken: dict[str, str] = {}
-    last_good: dict[int, int] = {}
-    notes = list(facts.notes)
-    is_indexed = False
-    for _ in range(_ATTEMPTS_MAX):
-        plan = plan_recovery(rows, history, limits, timeline=facts.timeline, step=step, sequence=sequence,
-                             broken=broken, last_good=last_good)  # fmt: skip
-        try:
-            recovered = carry_out(folder, plan, state, notes, progress)
-            recovered.damaged = tuple(broken)
-            if step is None and sequence is None and plan.position.step < facts.watermarks.committed:
-                recovered.notes.append(f"step {facts.watermarks.committed} had been committed; what is left of the log ends at "
-                                       f"step {plan.position.step}")  # fmt: skip
-            return recovered
-        except CorruptCheckpoint as error:
-            _log.warning("%s", error)
-            if _is_mended(spare, folder / "checkpoints" / plan.checkpoint.name, notes):
-                continue
-            notes.append(str(error))
-            broken[plan.checkpoint.name] = str(error)
-        except DamagedEntry as damage:
-            _log.warning("%s", damage.error)
-            is_mended = _is_mended(spare, damage.link.segment.path, notes)
-            if is_mended or (not is_indexed and damage.error.tensor is None):  # the index may have a description, no tensors
-                is_indexed = True
-                history = build_history(open_for_reading(folder).segments, limits)
-                continue
-            notes.append(str(damage.error))
-            good = _last_sound_boundary(plan.links) if damage.link is plan.links[-1] else damage.link.sequence - 1
-            ordinal = damage.link.segment.row.ordinal
-            last_good[ordinal] = min(good, last_good.get(ordinal, good))
-    raise RecoveryError(f"{folder}: too much is damaged to recover; see `tranlogs verify`")
+        end = self.position
+        if (end.sequence, end.chain) != (position.sequence, position.chain):
+            raise RecoveryError(f"the log has changed: it leads to step {end.step}, expected step {position.step}; try again")
 
 
 class DamagedEntry(Exception):
-    """An entry of the plan cannot be read, or what another rank has of it."""
+    """An entry of the plan cannot be read, or another rank's shard of it cannot.
+
+    Attributes:
+        link: the entry.
+        error: what is damaged.
+    """
 
     def __init__(self, link: Link, error: CorruptRecord) -> None:
         self.link, self.error = link, error
 
 
-def _is_mended(spare: Spare | None, path: Path, notes: list[str]) -> bool:
-    """Whether a sound copy has taken the place of a damaged segment or checkpoint; it is then said in the notes."""
-    told = mended(spare, [path])
-    notes += told
-    return bool(told)
+def recover(
+    folder: Path,
+    state: Recoverable,
+    *,
+    step: int | None = None,
+    sequence: int | None = None,
+    checkpoint: str | None = None,
+    progress: Progress | None = None,
+    spare: ReplacementSource | None = None,
+) -> Recovered | None:
+    """Bring `state` to the newest boundary, or to `step`. Return None if the run holds nothing yet.
 
-
-def _last_sound_boundary(links: Sequence[Link]) -> int:
-    """Number of the newest boundary in the landing's segment, before the landing, whose arrays are sound.
-
-    A boundary refers to the arrays of earlier ones where they did not change: what is damaged for the last of them may be
-    for a thousand, and to find that out one by one would cost a replay each. 0 if there is none.
-    """
-    landing, sound, good = links[-1].segment, {}, 0
-    try:
-        with SegmentReader(landing.path, landing.locations) as reader:
-            for link in links[:-1]:
-                if link.segment is not landing:
-                    continue
-                entry = reader.decode(link.location)
-                arrays = entry.arrays()
-                for row in arrays:
-                    if row[1] not in sound:
-                        sound[row[1]] = reader.is_sound(row)
-                if link.kind == EntryKind.BOUNDARY and all(sound[row[1]] for row in arrays):
-                    good = link.sequence
-    except (CorruptRecord, OSError):
-        pass
-    return good
-
-
-def carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], progress: Progress | None,
-              past: tuple[dict[str, Any], Noted] | None = None) -> Recovered:  # fmt: skip
-    """Load the plan's checkpoint and redo its entries; `folder` is the journal's.
-
-    `past` goes with a checkpoint of another journal: what this one holds of before, to be set with the landing's body, and
-    what was noted since.
+    Args:
+        folder: the folder of the journal.
+        state: the state to recover.
+        step: the step to end at; None for the newest boundary.
+        sequence: the number of the last entry to redo; None for all.
+        checkpoint: the name of the checkpoint to start from; None for the one that gives the shortest replay.
+        progress: called with what is done.
+        spare: source of sound copies that replace damaged files.
 
     Raises:
-        CorruptCheckpoint, DamagedEntry: bytes are damaged; the state may be half set, and is set again by another plan.
+        StateMismatch: `state` does not fit the run. Nothing was changed.
+        RecoveryError: there is no sound checkpoint, or `step` is not covered.
+    """
+    facts = read_repaired_facts(folder, spare, index_use="unless sealed")
+    if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
+        return None
+    rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]
+    limits = trace_lineage(facts.timelines, facts.timeline)
+    history = build_history(facts.segments, limits)
+    broken: dict[str, str] = {}
+    last_good: dict[int, int] = {}
+    notes = list(facts.notes)
+    is_index_used = False
+    for _ in range(_ATTEMPTS_MAX):
+        plan = plan_recovery(
+            rows,
+            history,
+            limits,
+            timeline=facts.timeline,
+            step=step,
+            sequence=sequence,
+            broken=broken,
+            last_good=last_good,
+        )
+        try:
+            recovered = execute_plan(folder, plan, state, notes, progress)
+            recovered.damaged = tuple(broken)
+            committed, end = facts.watermarks.committed, plan.position.step
+            if step is None and sequence is None and end < committed:
+                recovered.notes.append(f"step {committed} had been committed, but the readable log ends at step {end}")
+            return recovered
+        except CorruptCheckpoint as error:
+            _log.warning("%s", error)
+            if _replace(spare, folder / "checkpoints" / plan.checkpoint.name, notes):
+                continue
+            notes.append(str(error))
+            broken[plan.checkpoint.name] = str(error)
+        except DamagedEntry as damage:
+            _log.warning("%s", damage.error)
+            # The index may have a sound copy of the description; of tensors it has none.
+            is_replaced = _replace(spare, damage.link.segment.path, notes)
+            if is_replaced or (not is_index_used and damage.error.tensor is None):
+                is_index_used = True
+                history = build_history(read_facts(folder).segments, limits)
+                continue
+            notes.append(str(damage.error))
+            good = _find_last_sound_boundary(plan.links) if damage.link is plan.links[-1] else damage.link.sequence - 1
+            ordinal = damage.link.segment.row.ordinal
+            last_good[ordinal] = min(good, last_good.get(ordinal, good))
+    raise RecoveryError(f"{folder}: too much is damaged to recover; run `tranlogs verify` to list the damage")
+
+
+def execute_plan(
+    folder: Path,
+    plan: Plan,
+    state: Recoverable,
+    notes: list[str],
+    progress: Progress | None,
+    earlier: EarlierNotes | None = None,
+) -> Recovered:
+    """Load the checkpoint of a plan and redo its entries.
+
+    Args:
+        folder: the folder of the journal.
+        plan: what to do.
+        state: the state to recover.
+        notes: what to report in addition to the notes of the plan.
+        progress: called with what is done.
+        earlier: with a checkpoint of another journal, what this journal noted before the plan's entries. It is set together
+            with the body of the last boundary.
+
+    Raises:
+        CorruptCheckpoint, DamagedEntry: the checkpoint or an entry is damaged. The state may be set in part; another plan
+            sets it again.
     """
     start = time.monotonic()
     with Checkpoint((plan.source or folder) / "checkpoints" / plan.checkpoint.name) as checkpoint:
         if checkpoint.chain != int(plan.checkpoint.chain, 16) or checkpoint.sequence != plan.checkpoint.sequence:
-            raise CorruptCheckpoint(checkpoint.folder, "it is not the checkpoint that the catalog names")
+            raise CorruptCheckpoint(checkpoint.folder, "it is not the checkpoint that the catalog lists under this name")
         differences = state.differences(checkpoint)
         if differences:
             raise StateMismatch(folder.parent, differences)
@@ -179,69 +198,50 @@ def carry_out(folder: Path, plan: Plan, state: Recoverable, notes: list[str], pr
         body: dict[str, Any] | None = None
         parts: dict[str, bytes] = {}
         divergence: Divergence | None = None
-        before, scalars = past or ({}, [])
-        scalars = list(scalars)
+        before, noted_before = earlier or ({}, [])
+        scalars = list(noted_before)
         log_bytes = 0
         replayed, total = 0, sum(link.kind == EntryKind.STEP for link in plan.links)
-        for links, entries, noted in chunks(plan.links):
-            diverged = _redo(state, entries, links, _ticker(progress, replayed, total))
+        for links, entries, noted in decode_chunks(plan.links):
+            diverged = _redo(state, entries, links, _make_ticker(progress, replayed, total))
             replayed += sum(entry.kind == EntryKind.STEP for entry in entries)
             scalars += noted
             divergence = divergence or diverged
         if plan.links:
-            body, parts = _landing(state, plan.links[-1])
+            body, parts = _read_boundary(state, plan.links[-1])
             log_bytes = sum(link.location.head.payload_bytes for link in plan.links)
             state.set_auxiliary({**body, **before})
         hit("recovery.replayed")
     end = time.monotonic()
-    return Recovered(plan, plan.position, body or {}, replayed, loaded - start, end - loaded, divergence,
-                     scalars, [*plan.notes, *notes], log_bytes, parts=parts)  # fmt: skip
+    return Recovered(
+        plan,
+        plan.position,
+        body or {},
+        replayed,
+        seconds_load=loaded - start,
+        seconds_replay=end - loaded,
+        divergence=divergence,
+        scalars=scalars,
+        notes=[*plan.notes, *notes],
+        log_bytes=log_bytes,
+        parts=parts,
+    )
 
 
-def _redo(state: Recoverable, entries: list[Entry], links: Sequence[Link], tick: Callable[[int], Any]) -> Divergence | None:
-    if not entries:
-        return None
-    try:
-        return state.redo(entries, tick)
-    except CorruptRecord as error:
-        by_step = [link for link in links if link.kind != EntryKind.BOUNDARY and link.step == error.step]
-        raise DamagedEntry(by_step[0] if by_step else links[0], error) from None
-
-
-def _ticker(progress: Progress | None, base: int, total: int) -> Callable[[int], None]:
-    def tick(done: int) -> None:
-        if progress is not None:
-            progress("replay", min(base + done, total), total)
-
-    return tick
-
-
-def _landing(state: Recoverable, link: Link) -> tuple[Any, dict[str, bytes]]:
-    """The body of the boundary on which a plan lands, and its parts."""
-    try:
-        with SegmentReader(link.segment.path, link.segment.locations) as reader:
-            entry = reader.decode(link.location)
-            return state.decode(entry), entry.parts()
-    except CorruptRecord as error:
-        raise DamagedEntry(link, error) from None
-    except OSError as error:
-        raise DamagedEntry(link, CorruptRecord(link.segment.path, str(error), step=link.step)) from None
-
-
-def chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry], Noted]]:
-    """Decode records in order, so many at a time, with their files open meanwhile.
+def decode_chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry], StepScalars]]:
+    """Decode entries in order, a bounded number at a time. Their files stay open until the next chunk is asked for.
 
     Yields:
-        The links of steps and after-images, their records, and what the boundaries between them have noted.
+        The links of steps and after-images, their entries, and the scalars of the boundaries between them.
 
     Raises:
-        DamagedEntry: the description of a record is damaged.
+        DamagedEntry: the description of an entry is damaged.
     """
     at = 0
     readers: dict[int, SegmentReader] = {}
     with ExitStack() as stack:
         while at < len(links):
-            noted: Noted = []
+            noted: StepScalars = []
             chunk, entries, frames = [], [], 0
             used: set[int] = set()
             while at < len(links) and frames < _CHUNK_FRAMES and len(used) <= _CHUNK_SEGMENTS:
@@ -270,4 +270,62 @@ def chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry], Not
                 readers.pop(ordinal).close()
 
 
-__all__ = ["Facts", "History", "Progress", "Recovered", "open_for_reading", "recover", "scan_segment"]
+def _replace(spare: ReplacementSource | None, path: Path, notes: list[str]) -> bool:
+    """Replace a damaged segment or checkpoint by a sound copy and add a note. Return True if there was a copy."""
+    replaced = replace_damaged(spare, [path])
+    notes += replaced
+    return bool(replaced)
+
+
+def _find_last_sound_boundary(links: Sequence[Link]) -> int:
+    """Return the number of the newest boundary with sound arrays that lies before the last one, in its segment; 0 if none.
+
+    A boundary refers to the arrays of earlier boundaries where these did not change. Damage to the arrays of the last boundary
+    may thus be damage to a thousand others. To find that out one by one would cost a replay each.
+    """
+    segment, sound, good = links[-1].segment, {}, 0
+    try:
+        with SegmentReader(segment.path, segment.locations) as reader:
+            for link in links[:-1]:
+                if link.segment is not segment:
+                    continue
+                entry = reader.decode(link.location)
+                arrays = entry.arrays()
+                for row in arrays:
+                    if row[1] not in sound:
+                        sound[row[1]] = reader.is_sound(row)
+                if link.kind == EntryKind.BOUNDARY and all(sound[row[1]] for row in arrays):
+                    good = link.sequence
+    except (CorruptRecord, OSError):
+        pass
+    return good
+
+
+def _redo(state: Recoverable, entries: list[Entry], links: Sequence[Link], tick: Callable[[int], Any]) -> Divergence | None:
+    if not entries:
+        return None
+    try:
+        return state.redo(entries, tick)
+    except CorruptRecord as error:
+        by_step = [link for link in links if link.kind != EntryKind.BOUNDARY and link.step == error.step]
+        raise DamagedEntry(by_step[0] if by_step else links[0], error) from None
+
+
+def _make_ticker(progress: Progress | None, base: int, total: int) -> Callable[[int], None]:
+    def tick(done: int) -> None:
+        if progress is not None:
+            progress("replay", min(base + done, total), total)
+
+    return tick
+
+
+def _read_boundary(state: Recoverable, link: Link) -> tuple[Any, dict[str, bytes]]:
+    """Return the body of the boundary at which a plan ends, and the parts of that body."""
+    try:
+        with SegmentReader(link.segment.path, link.segment.locations) as reader:
+            entry = reader.decode(link.location)
+            return state.decode(entry), entry.parts()
+    except CorruptRecord as error:
+        raise DamagedEntry(link, error) from None
+    except OSError as error:
+        raise DamagedEntry(link, CorruptRecord(link.segment.path, str(error), step=link.step)) from None

@@ -1,4 +1,4 @@
-"""What recovery tells."""
+"""Report of a recovery."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """Where recovery landed and how.
+    """Report of a recovery: the step at which the run resumes, and how recovery got there.
 
     Attributes:
-        step: optimizer steps applied.
-        batch: batches consumed over the whole run.
-        epoch: epoch in which the loop goes on, from 0.
+        step: the number of optimizer steps applied.
+        batch: the number of batches consumed over the whole run.
+        epoch: the epoch in which the loop continues, from 0.
         timeline: the timeline that the next record belongs to.
-        checkpoint_step: where replay started; None for a fresh run.
-        replayed: steps redone from the log.
-        seconds: time it took, from looking at the files to the last redone step.
-        seconds_replay: how much of that went into redoing steps.
-        exact: True if every redone step was compared and equal, False if one (or the order of the data) differed, None if
+        checkpoint_step: the step of the checkpoint where replay started; None for a new run.
+        replayed: the number of steps redone from the log.
+        seconds: the time that recovery took, from reading the files to the last redone step.
+        seconds_replay: the part of that time in which steps were redone.
+        exact: True if every redone step was compared and equal, False if a step or the order of the data differed, None if
             it could not be told.
         first_divergent_step: the first step that differed.
-        notes: what else should be known, one sentence each.
+        notes: what else to know, one sentence each.
     """
 
     step: int = 0
@@ -38,16 +38,16 @@ class RecoveryReport:
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return the report as plain values, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
-        told = "".join(f"\n  {note}" for note in self.notes)
+        notes = "".join(f"\n  {note}" for note in self.notes)
         if self.checkpoint_step is None:
-            return f"fresh run: step 0{told}"
+            return f"fresh run: step 0{notes}"
         since = "" if self.first_divergent_step is None else f" from step {self.first_divergent_step}"
         verdict = {True: "bit-exact", False: f"NOT exact{since}", None: "not verified"}
         return (
             f"recovered to step {self.step} (checkpoint {self.checkpoint_step} + {self.replayed} replayed, "
-            f"{self.seconds:.2f} s, {verdict[self.exact]}){told}"
+            f"{self.seconds:.2f} s, {verdict[self.exact]}){notes}"
         )

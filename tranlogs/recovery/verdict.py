@@ -1,4 +1,4 @@
-"""How far a replay is known to be bit-exact, in words, and the report that says so."""
+"""Verdict on a recovery: whether replay is known to be bit-exact, and the report that says so."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from .recover import Recovered
 from .report import RecoveryReport
 
 
-def verdict(found: Recovered, kinds: Collection[str], *, of: str) -> tuple[bool | None, list[str]]:
-    """True if every redone step was compared and equal, False if one differed, None if it cannot be told; and why.
+def judge_exactness(found: Recovered, kinds: Collection[str], *, compared: str) -> tuple[bool | None, list[str]]:
+    """Return whether replay was bit-exact, and the reasons for doubt, one sentence each.
 
     Args:
         found: the recovery.
-        kinds: of the fingerprints that were compared: "full", "sample", "device".
-        of: what they are taken of ("parameters").
+        kinds: the kinds of fingerprints that were compared: "full", "sample", "device".
+        compared: what the fingerprints are taken of ("parameters").
+
+    Returns:
+        True if every redone step was compared and equal, False if a step differed, None if it cannot be told.
     """
     exact: bool | None = True
     notes = []
@@ -22,23 +25,51 @@ def verdict(found: Recovered, kinds: Collection[str], *, of: str) -> tuple[bool 
         exact = None
     if "sample" in kinds:
         exact = None
-        notes.append(f"redone steps were compared by a rotating sample of the {of}, which proves nothing for the others; "
-                     'fingerprint="full" compares them all')  # fmt: skip
+        notes.append(
+            f"redone steps were compared by a rotating sample of the {compared}, which does not cover the rest; "
+            'fingerprint="full" compares all of them'
+        )
     if found.divergence is not None:
         exact = False
         first = found.divergence
-        notes.append(f"the first redone step that differs is step {first.step}, in {first.tensor}: something in this "
-                     "environment, or a write that went unnoticed, rounds or sets it otherwise")  # fmt: skip
+        notes.append(
+            f"step {first.step} is the first redone step that differs, in {first.tensor}: this environment rounds differently, "
+            "or a write that was not logged set the value"
+        )
     return exact, notes
 
 
-def report_of(found: Recovered, *, exact: bool | None, notes: Iterable[str], batch: int, epoch: int, seconds: float,
-              timeline: int | None = None) -> RecoveryReport:  # fmt: skip
-    """The report of a recovery; each note once. `timeline`: of the next record, if that is not the one of the last."""
+def make_report(
+    found: Recovered,
+    *,
+    exact: bool | None,
+    notes: Iterable[str],
+    batch: int,
+    epoch: int,
+    seconds: float,
+    timeline: int | None = None,
+) -> RecoveryReport:
+    """Return the report of a recovery, with each note once.
+
+    Args:
+        found: the recovery.
+        exact: the verdict of `judge_exactness`.
+        notes: what else to report, one sentence each.
+        batch: batches consumed over the whole run.
+        epoch: the epoch in which the loop continues, from 0.
+        seconds: the time that recovery took.
+        timeline: the timeline of the next record; None if it is that of the last one.
+    """
     return RecoveryReport(
-        step=found.position.step, batch=batch, epoch=epoch,
+        step=found.position.step,
+        batch=batch,
+        epoch=epoch,
         timeline=found.position.timeline if timeline is None else timeline,
-        checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed, seconds=seconds,
-        seconds_replay=found.seconds_replay, exact=exact,
-        first_divergent_step=found.divergence.step if found.divergence else None, notes=tuple(dict.fromkeys(notes)),
-    )  # fmt: skip
+        checkpoint_step=found.plan.checkpoint.step,
+        replayed=found.replayed,
+        seconds=seconds,
+        seconds_replay=found.seconds_replay,
+        exact=exact,
+        first_divergent_step=found.divergence.step if found.divergence else None,
+        notes=tuple(dict.fromkeys(notes)),
+    )

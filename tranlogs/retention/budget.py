@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..base.errors import UsageError
 from ..catalog import CheckpointRow, SegmentRow, TimelineRow
-from ..catalog.lineage import Limits, is_on, lineage
+from ..catalog.lineage import Limits, is_on_lineage, trace_lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ def bytes_on_disk(segments: Sequence[SegmentRow], checkpoints: Sequence[Checkpoi
     return sum(row.size for row in segments) + sum(row.nbytes for row in checkpoints)
 
 
-def newest_lineage(checkpoints: Sequence[CheckpointRow], timelines: Sequence[TimelineRow]) -> Limits:
+def trace_newest_lineage(checkpoints: Sequence[CheckpointRow], timelines: Sequence[TimelineRow]) -> Limits:
     """The timelines that lead to the newest one."""
-    return lineage(timelines, max([row.timeline for row in checkpoints] + [row.number for row in timelines], default=1))
+    return trace_lineage(timelines, max([row.timeline for row in checkpoints] + [row.number for row in timelines], default=1))
 
 
 def is_protected(row: SegmentRow, anchor: CheckpointRow | None, limits: Limits) -> bool:
@@ -100,16 +100,16 @@ def plan_pruning(budget: Budget, segments: Sequence[SegmentRow], checkpoints: Se
         checkpoints: the published ones.
         timelines: all.
         values: of sealed segments, by ordinal; one that is missing counts as worth most.
-        anchor: the newest sound checkpoint on the newest lineage; None if there is none: then nothing goes.
+        anchor: the newest sound checkpoint on the newest trace_lineage; None if there is none: then nothing goes.
         now: seconds since 1970.
     """
-    limits = newest_lineage(checkpoints, timelines)
-    assert anchor is None or is_on(anchor, limits), "an anchor lies on the way to the newest timeline"
+    limits = trace_newest_lineage(checkpoints, timelines)
+    assert anchor is None or is_on_lineage(anchor, limits), "an anchor lies on the way to the newest timeline"
     before = bytes_on_disk(segments, checkpoints)
     free = [row for row in segments if row.state == "sealed" and not is_protected(row, anchor, limits)]
     free.sort(key=lambda row: (values.get(row.ordinal, 1.0), row.ordinal))
     older = [] if anchor is None else [row for row in checkpoints if row.name != anchor.name and _is_older(row, anchor, limits)]
-    older.sort(key=lambda row: (is_on(row, limits), row.sequence, row.timeline))
+    older.sort(key=lambda row: (is_on_lineage(row, limits), row.sequence, row.timeline))
     reasons = _by_rules(budget, segments, checkpoints, free, older, now)
     after = before - sum(row.size for row in free if row.file in reasons) - sum(r.nbytes for r in older if r.name in reasons)
     after -= sum(row.size for row in segments if row.state == "retired")  # their files go, too, where space is short
@@ -131,7 +131,7 @@ def plan_pruning(budget: Budget, segments: Sequence[SegmentRow], checkpoints: Se
 
 def _is_older(row: CheckpointRow, anchor: CheckpointRow, limits: Limits) -> bool:
     """A newer one than the anchor is not known to be sound yet, and stays."""
-    return not is_on(row, limits) or row.sequence <= anchor.sequence
+    return not is_on_lineage(row, limits) or row.sequence <= anchor.sequence
 
 
 def _by_rules(budget: Budget, segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow],

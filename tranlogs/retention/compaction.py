@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..base.errors import UsageError
 from ..catalog import CheckpointRow, SegmentRow, TimelineRow
-from ..catalog.lineage import Limits, lineage
+from ..catalog.lineage import Limits, trace_lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Compaction:
 
 def sealed_behind(segments: Sequence[SegmentRow], anchor: CheckpointRow, timelines: Sequence[TimelineRow]) -> int:
     """Bytes of the sealed segments that lie wholly behind a checkpoint, on the way to the newest timeline."""
-    limits = lineage(timelines, max((row.number for row in timelines), default=1))
+    limits = trace_lineage(timelines, max((row.number for row in timelines), default=1))
     behind = (row for row in segments if row.state == "sealed" and row.base_sequence >= anchor.sequence)
     return sum(row.used_bytes for row in behind if row.last_sequence > row.base_sequence and _is_on(row, limits))
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from ..base.atomic_files import sync_folder
 from ..base.failpoints import hit
 from ..catalog import Catalog, CheckpointRow, CommonRow, PrunedRow, SegmentRow, Tables, TimelineRow, segment_key
-from ..catalog.lineage import is_on
-from .budget import Pruning, newest_lineage
+from ..catalog.lineage import is_on_lineage
+from .budget import Pruning, trace_newest_lineage
 from .keep_policy import RetentionPolicy
 
 Decide = Callable[[Sequence[SegmentRow], Sequence[CheckpointRow], Sequence[TimelineRow]], Pruning]
@@ -39,8 +39,8 @@ class Retirement:
 def plan_retirement(policy: RetentionPolicy, checkpoints: Sequence[CheckpointRow], segments: Sequence[SegmentRow],
                     timelines: Sequence[TimelineRow] = (), common: CommonRow | None = None) -> Retirement:  # fmt: skip
     """Decide which checkpoints and segments go (pure)."""
-    limits = newest_lineage(checkpoints, timelines)
-    oldest_first = sorted(checkpoints, key=lambda row: (is_on(row, limits), row.sequence, row.timeline))
+    limits = trace_newest_lineage(checkpoints, timelines)
+    oldest_first = sorted(checkpoints, key=lambda row: (is_on_lineage(row, limits), row.sequence, row.timeline))
     if not oldest_first:
         return Retirement((), ())
     chosen: Collection[int] | None = policy.kept([row.step for row in oldest_first])

@@ -8,7 +8,7 @@ a newer checkpoint covers the segment, newer segments were sealed, a store has i
 is short; it never makes anything go by itself.
 
 Read this way, a value between two events falls as (1 - t/t_e) an evaluation, which tends to exp(-age / t_e) where evaluations
-are frequent: how often the monitor looks hardly matters. See docs/monitor.md for the readings that were not taken.
+are frequent: how often the monitor looks hardly matters. docs/decisions.md has the readings that were rejected.
 """
 
 from __future__ import annotations

@@ -1,14 +1,27 @@
-"""To a store and back: sealed segments and checkpoints are sent, a manifest there names what counts, a new machine pulls it."""
+"""Shipping of a run to a store and back: sealed segments and checkpoints are uploaded, a manifest names those that count, and
+another machine pulls them.
+"""
 
-from .embedded import LAG_SECONDS, bring_absent, ship_along
+from .embedded import LAG_SECONDS, fetch_missing_journal, start_shipping
 from .fetching.pull import find_run, pull
-from .fetching.replacement import Spare
-from .inventory.listing import stored_runs
-from .inventory.manifest import place_of, read_newest
-from .sending.archiver import Archiver, Limits, Progressed
-from .sending.throttle import Throttle
+from .fetching.replacement import ReplacementSource
+from .inventory.listing import list_runs
+from .items.throttle import Throttle
+from .manifest import journal_prefix, read_newest
+from .sending.archiver import Archiver, ShippingProgress, ShippingSettings
 
 __all__ = [
-    "LAG_SECONDS", "Archiver", "Limits", "Progressed", "Spare", "Throttle", "bring_absent", "find_run", "place_of", "pull",
-    "read_newest", "ship_along", "stored_runs",
-]  # fmt: skip
+    "LAG_SECONDS",
+    "Archiver",
+    "ReplacementSource",
+    "ShippingProgress",
+    "ShippingSettings",
+    "Throttle",
+    "fetch_missing_journal",
+    "find_run",
+    "journal_prefix",
+    "list_runs",
+    "pull",
+    "read_newest",
+    "start_shipping",
+]

@@ -1,5 +1,6 @@
-"""A store that comes with the trainer (`LoggedOptimizer(store=...)`): a run that is not here is brought from it, and what is
-sealed is shipped in the trainer's own background, for those without a daemon.
+"""Shipping in the trainer's own process (`LoggedOptimizer(store=...)`), for those who run no daemon.
+
+A run that is missing here is fetched from the store when training starts. What is sealed is shipped in the background.
 """
 
 from __future__ import annotations
@@ -12,75 +13,80 @@ from typing import Protocol
 
 from ..base.clock import SystemClock
 from ..base.errors import CorruptObject, NotARun, StoreUnavailable, TranLogsError, error_text
-from ..catalog import Catalog, Watermarks
+from ..catalog import Catalog
 from ..journal import JournalPaths
-from ..stores import STALL_SECONDS, PatientStore, open_store
-from .fetching.pull import Progress, Pulled, pull
-from .inventory.manifest import place_of, read_newest
-from .sending.archiver import Archiver, Limits
+from ..stores import STALL_SECONDS, TimeoutStore, open_store
+from .fetching.pull import Progress, PullResult, pull
+from .manifest import journal_prefix, read_newest
+from .sending.archiver import Archiver, ShippingSettings
 
 _log = logging.getLogger("tranlogs")
 
-LAG_SECONDS = 10.0  # the store is not further behind
-_DURABLE_SECONDS = 20.0  # at the end: for what the store has to become durable there, without getting on
+LAG_SECONDS = 10.0  # how far the store may be behind the log: segments of this age are sealed
+_DURABLE_SECONDS = 20.0  # how long `close` waits for the watermark `persisted` to move
 
 
-class Along(Protocol):
-    """Shipping that goes along with a trainer."""
+class EmbeddedShipper(Protocol):
+    """Background shipping of the journal that this process writes."""
 
     def wait(self, committed: int, seconds: float) -> None:
-        """Wait until the store has a step, does not get on, or so much time is over. From any thread."""
+        """Wait until the store holds a step, shipping has stalled, or the time is up. Any thread may call it."""
         ...
 
     def close(self, committed: int, seconds: float | None = None) -> None:
-        """The journal was closed at a step: wait until the store has it durably, does not get on, or so much time is over."""
+        """Stop shipping, after the journal was closed at the step `committed`.
+
+        First wait until the step is durable in the store, shipping has stalled, or the time is up.
+        """
         ...
 
 
-def bring_absent(url: str | None, paths: JournalPaths, progress: Progress | None = None) -> Pulled | None:
-    """Bring a journal that is not here from the store; None if it is here, or nowhere.
+def fetch_missing_journal(url: str | None, paths: JournalPaths, progress: Progress | None = None) -> PullResult | None:
+    """Fetch a journal from the store if it is missing here; return None if it is here, or in neither place.
 
     Raises:
-        StoreUnavailable: the store does not answer. A run that may be there must not begin anew.
-        StoreRefused: its address is wrong.
-        CorruptObject: it is there, and none of its checkpoints can be read.
+        StoreUnavailable: the store does not answer. A run that may exist in the store must not start from step 0.
+        StoreRefused: the store's address is wrong.
+        CorruptObject: the store holds the journal, and none of its checkpoints can be read.
     """
     if url is None or paths.folder.exists():
         return None
-    with PatientStore(open_store(url), STALL_SECONDS) as store:
-        place = place_of(paths)
+    with TimeoutStore(open_store(url), STALL_SECONDS) as store:
+        prefix = journal_prefix(paths)
         try:
-            store.demand_place()
-            newest, damaged = read_newest(store, place)
+            store.check_root()
+            newest, damaged = read_newest(store, prefix)
         except StoreUnavailable as error:
-            todo = store.advice(str(error))
-            why = f"{error.why}. {paths.folder} is not here, and the store cannot be asked for it: nothing was begun"
+            todo = store.advise(str(error))
+            why = f"{error.why}. {paths.folder} is missing here, and the store could not be asked for it: nothing was started"
             raise StoreUnavailable(error.url, why + (f". To do: {todo}" if todo else "")) from None
-        if newest is None and damaged:  # a run is there: it must not begin anew
-            raise CorruptObject(f"{url}/{place}", f"none of its manifests can be read: {'; '.join(damaged)}")
+        if newest is None and damaged:  # a run exists there: it must not start from step 0
+            raise CorruptObject(f"{url}/{prefix}", f"none of its manifests can be read: {'; '.join(damaged)}")
         if newest is None:
             return None
         try:
-            found = pull(store, place, paths.folder, progress=progress)
-        except NotARun:  # the first checkpoint had not come there yet
+            found = pull(store, prefix, paths.folder, progress=progress)
+        except NotARun:  # its first checkpoint was never uploaded
             return None
-    _log.warning("%s: was not here, and was brought from %s/%s, up to step %d", paths.folder, url, place, found.step)
+    _log.warning("%s: fetched from %s/%s, up to step %d", paths.folder, url, prefix, found.step)
     for note in found.notes:
         _log.warning("%s: %s", paths.folder, note)
     return found
 
 
-def ship_along(url: str | None, paths: JournalPaths) -> Along:
-    """Ship a journal that this process writes. Failures are warnings, and tried again.
+def start_shipping(url: str | None, paths: JournalPaths) -> EmbeddedShipper:
+    """Start to ship a journal that this process writes. Failures are logged as warnings and retried.
 
     Raises:
-        StoreRefused: the address is wrong.
-        LogUnavailable: no thread is to be had.
+        StoreRefused: the store's address is wrong.
+        LogUnavailable: no thread can be started.
     """
-    return _Nowhere() if url is None else _Shipping(url, paths)
+    return _NoShipper() if url is None else _StoreShipper(url, paths)
 
 
-class _Nowhere:
+class _NoShipper:
+    """An `EmbeddedShipper` for a run without a store."""
+
     def wait(self, committed: int, seconds: float) -> None:
         """Nothing to do."""
 
@@ -88,11 +94,13 @@ class _Nowhere:
         """Nothing to do."""
 
 
-class _Shipping:
+class _StoreShipper:
+    """An `EmbeddedShipper` that runs an `Archiver`."""
+
     def __init__(self, url: str, paths: JournalPaths) -> None:
         self._paths, self._pid = paths, os.getpid()
-        self._store = PatientStore(open_store(url), STALL_SECONDS)
-        self._archiver = Archiver(paths, self._store, place_of(paths), Limits(LAG_SECONDS), SystemClock())
+        self._store = TimeoutStore(open_store(url), STALL_SECONDS)
+        self._archiver = Archiver(paths, self._store, journal_prefix(paths), ShippingSettings(LAG_SECONDS), SystemClock())
         self._archiver.start()
 
     def wait(self, committed: int, seconds: float) -> None:
@@ -100,7 +108,7 @@ class _Shipping:
             self._wait_for(committed, time.monotonic() + seconds)
 
     def close(self, committed: int, seconds: float | None = None) -> None:
-        if os.getpid() != self._pid:  # a forked child has no part in it
+        if os.getpid() != self._pid:  # a forked child does not ship
             return
         try:
             end = time.monotonic() + (math.inf if seconds is None else seconds)
@@ -109,18 +117,22 @@ class _Shipping:
             self._archiver.close()
             self._store.close()
         except (TranLogsError, OSError) as error:
-            _log.warning("%s: shipping did not end in order: %s", self._paths.folder, error_text(error))
+            _log.warning("%s: could not stop shipping cleanly: %s", self._paths.folder, error_text(error))
 
     def _wait_for(self, committed: int, end: float) -> bool:
         last, since = None, time.monotonic()
-        while (now := self._archiver.progressed()).archived < committed:
+        while (now := self._archiver.progress()).archived < committed:
             if now != last:
                 last, since = now, time.monotonic()
             stalled = time.monotonic() - since
             if stalled > STALL_SECONDS or (now.problem and stalled > STALL_SECONDS / 10) or time.monotonic() > end:
-                _log.warning("%s: steps after %d are not in the store %s, as far as is known%s; `tranlogs push` ships them",
-                             self._paths.folder, max(now.archived, self._told().archived), self._store.url,
-                             f" ({now.problem})" if now.problem else "")  # fmt: skip
+                _log.warning(
+                    "%s: steps after %d may be missing from the store %s%s; run `tranlogs push` to ship them",
+                    self._paths.folder,
+                    max(now.archived, self._archived_step()),
+                    self._store.url,
+                    f" ({now.problem})" if now.problem else "",
+                )
                 return False
             self._archiver.wake()
             self._archiver.wait()
@@ -128,23 +140,27 @@ class _Shipping:
 
     def _wait_durable(self, committed: int, end: float) -> None:
         last, since = None, time.monotonic()
-        while (now := self._archiver.progressed()).persisted < committed:
+        while (now := self._archiver.progress()).persisted < committed:
             if now.persisted != last:
                 last, since = now.persisted, time.monotonic()
             if time.monotonic() - since > _DURABLE_SECONDS or time.monotonic() > end:
-                _log.warning("%s: steps after %d are in the store %s, but not durable there yet; `tranlogs push` waits",
-                             self._paths.folder, now.persisted, self._store.url)  # fmt: skip
+                _log.warning(
+                    "%s: steps after %d are in the store %s but not durable yet; run `tranlogs push` to wait for that",
+                    self._paths.folder,
+                    now.persisted,
+                    self._store.url,
+                )
                 return
             self._archiver.wake()
             self._archiver.wait()
 
-    def _told(self) -> Watermarks:
-        """The marks of earlier processes, too."""
+    def _archived_step(self) -> int:
+        """Return the watermark `archived` of the catalog, which counts what earlier processes have shipped, too."""
         try:
             catalog = Catalog.open(self._paths.folder)
         except TranLogsError:
-            return Watermarks()
+            return 0
         try:
-            return catalog.watermarks()
+            return catalog.watermarks().archived
         finally:
             catalog.close()

@@ -1,8 +1,8 @@
-"""Stores: where sealed segments and checkpoints are shipped. One narrow interface, one module a kind."""
+"""Stores, to which sealed segments and checkpoints are shipped: one narrow interface, one module for each kind."""
 
 from .base import ObjectStatus, Store
 from .local import LocalStore
 from .opening import is_address, open_store, split_url
-from .timeouts import STALL_SECONDS, PatientStore
+from .timeouts import STALL_SECONDS, TimeoutStore
 
-__all__ = ["STALL_SECONDS", "LocalStore", "ObjectStatus", "PatientStore", "Store", "is_address", "open_store", "split_url"]
+__all__ = ["STALL_SECONDS", "LocalStore", "ObjectStatus", "Store", "TimeoutStore", "is_address", "open_store", "split_url"]

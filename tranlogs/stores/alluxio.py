@@ -1,16 +1,20 @@
-"""Alluxio 2.9 as a store, through the REST API of its proxy. The only module that imports alluxio-py.
+"""Alluxio 2.9 as a store, through the REST API of its proxy. Only this module imports alluxio-py.
 
-What is written with ASYNC_THROUGH lies in the memory of workers when `put` comes back, and is copied to the under-store behind
-it. Nothing that the cluster answers is taken for proof (docs/alluxio.md says why):
+What is written with ASYNC_THROUGH lies in the memory of workers when `put` returns, and is copied to the under-store
+afterwards.
+No answer of the cluster is taken for proof (docs/alluxio.md says why):
 
-* Closing a stream answers "fine" when its last block failed, and completes a short file when the writer failed. So a failed
-  write closes its stream and deletes the file, and only `stat` says what is there.
-* Streams go by path, so one that was left open can complete a later file of that name: a name is used again only when its
-  stream is known to be closed.
-* A request to persist can be dropped, and a file that was LOST stays LOST though its workers come back: `hasten` renames it
-  with persist=true, which puts it in the queue again. So an object lies in one of two places, under its name or under that
-  and a suffix, and is looked for in both: nobody has to be told where it lies, and no kill can come between.
-* Errors mostly come as UNKNOWN: what they mean is in their words.
+* Closing a stream answers "fine" although its last block failed, and completes a short file if the writer failed. So a failed
+write
+  closes its stream and deletes the file, and only `stat` tells what is there.
+* Streams go by path, so that a stream that was left open can complete a later file of the same name. A name is used again only
+  when its stream is known to be closed.
+* A request to persist can be dropped, and a file that was LOST stays LOST although its workers come back. `request_durability`
+  renames the file with persist=true, which puts it into the queue again. So an object lies in one of two places, under its
+  name
+  or under its name and a suffix, and is looked for in both: no record of the place is needed, and a kill leaves it in one of
+      them.
+* Most errors come as UNKNOWN; what they mean is in their text.
 """
 
 from __future__ import annotations
@@ -27,61 +31,75 @@ import alluxio
 import requests
 import urllib3
 from alluxio import exceptions
-from requests.adapters import HTTPAdapter
 
 from ..base.config import STORE_ANSWER_SECONDS, STORE_CONNECT_SECONDS
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, TranLogsError, error_text
-from .alluxio_advice import advice
+from .alluxio_advice import advise
 from .base import ObjectStatus, Store
-from .file_slice import Part
+from .file_slice import FileSlice
+from .timeout_adapter import TimeoutAdapter
 
 _T = TypeVar("_T")
 
 _NETWORK = (exceptions.HTTPError, requests.RequestException, urllib3.exceptions.HTTPError, OSError)
-_FOREIGN = (*_NETWORK, exceptions.AlluxioError, ValueError, KeyError, TypeError)  # the last three: an answer that is none
-_REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, exceptions.UnimplementedError,
-            exceptions.InvalidArgumentError)  # fmt: skip
+_FOREIGN = (*_NETWORK, exceptions.AlluxioError, ValueError, KeyError, TypeError)  # the last three: a malformed answer
+_REFUSED = (
+    exceptions.PermissionDeniedError,
+    exceptions.UnauthenticatedError,
+    exceptions.UnimplementedError,
+    exceptions.InvalidArgumentError,
+)
 
 REST_IS_OFF = (
-    "it answers, but not as Alluxio's REST API, which is off by default since 2.9.3: set "
+    "expected Alluxio's REST API, got another answer; the API is off by default since 2.9.3: set "
     "alluxio.proxy.s3.v2.version.enabled=false and alluxio.proxy.s3.v2.async.processing.enabled=false, and restart the proxy"
 )
 _BLOCK_BYTES = 1 << 20
-_ELSEWHERE = "~elsewhere"
-_PERSISTING_FOLDER = ".alluxio_ufs_persistence/"  # where Alluxio writes what it is persisting
-_LOOK_BELOW = {"syncIntervalMs": 0}  # look into the under-store now
+_SUFFIX = "~elsewhere"  # of an object's second path
+_PERSISTING_FOLDER = ".alluxio_ufs_persistence/"  # where Alluxio writes files while it persists them
+_SYNC_NOW = {"syncIntervalMs": 0}  # read the under-store now
 
 
 class AlluxioStore(Store):
-    """Objects are files below a folder of Alluxio. See the module.
+    """Objects are files below a folder of Alluxio.
 
     Args:
-        host, port: of a proxy.
-        root: the folder, "/" between parts.
-        copies: workers that are to hold each object in memory before a write comes back (replication=N in the URL). Where there
-            are fewer workers, there are fewer copies, which `stat` shows.
+        host: host of a proxy.
+        port: port of the proxy.
+        root: the folder, with "/" between its parts.
+        copies: number of workers that should hold each object in memory before a write returns (replication=N in the URL). If
+            there
+            are fewer workers, there are fewer copies, as `stat` shows.
         answer_seconds: how long to wait for the next bytes of an answer.
-        write_type: what Alluxio does with what is written; only ASYNC_THROUGH is what this module describes.
+        write_type: what Alluxio does with what is written; the module's description holds for ASYNC_THROUGH only.
     """
 
-    def __init__(self, host: str, port: int, root: str, *, copies: int = 1, answer_seconds: float = STORE_ANSWER_SECONDS,
-                 write_type: str = "ASYNC_THROUGH") -> None:  # fmt: skip
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        root: str,
+        *,
+        copies: int = 1,
+        answer_seconds: float = STORE_ANSWER_SECONDS,
+        write_type: str = "ASYNC_THROUGH",
+    ) -> None:
         self._root = "/" + root.strip("/")
         self.url = f"alluxio://{host}:{port}{quote(self._root)}" + (f"?replication={copies}" if copies > 1 else "")
         self.copies_wanted = copies
         self._address = host, port
         self._seconds = STORE_CONNECT_SECONDS, answer_seconds
         self._write_type = write_type
-        self._idle: list[Any] = []  # clients that nobody uses now: one must not be used by two threads at once
+        self._idle: list[Any] = []  # clients that are not in use: one must not be used by two threads at once
         self._lock = threading.Lock()
 
-    # -- the interface
+    # The interface.
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
         start = content.tell()
         for copies in range(self.copies_wanted, 0, -1):
             content.seek(start)
-            part = Part(name, content, nbytes)
+            part = FileSlice(name, content, nbytes)
             try:
                 return self._write(name, part, copies)
             except StoreUnavailable as error:
@@ -89,15 +107,15 @@ class AlluxioStore(Store):
                     raise part.error from None
                 if copies == 1 or not isinstance(error, _TooFewWorkers):
                     raise
-        raise AssertionError("at least one copy is wanted")
+        raise AssertionError("copies must be at least 1")
 
     def get(self, name: str, into: BinaryIO) -> int:
-        path, about = self._found(name)
+        path, about = self._find(name)
         if about is None:
             raise CorruptObject(f"{self.url}/{name}", "it is missing")
         if not about.completed:
             raise CorruptObject(f"{self.url}/{name}", "writing it was never finished")
-        if _has_lost(self._status(about)):  # it would be tried for seconds
+        if _is_lost_for_good(self._status(about)):  # a read would be tried for seconds
             raise CorruptObject(f"{self.url}/{name}", "the store has lost it")
         done = 0
         try:
@@ -106,10 +124,10 @@ class AlluxioStore(Store):
                     done += len(block)
                     into.write(block)
         except StoreUnavailable as error:
-            is_answer = isinstance(error.__cause__, requests.JSONDecodeError)  # a page, where no worker has what is read
+            is_answer = isinstance(error.__cause__, requests.JSONDecodeError)  # a page, if no worker holds the block
             if (is_answer or not isinstance(error.__cause__, _NETWORK)) and _is_nowhere(
                 self.stat(name)
-            ):  # the store itself is not away
+            ):  # the store itself answers
                 raise CorruptObject(f"{self.url}/{name}", "the store has lost it") from None
             raise
         if done != about.length:
@@ -117,12 +135,12 @@ class AlluxioStore(Store):
         return done
 
     def stat(self, name: str) -> ObjectStatus | None:
-        return self._status(self._found(name)[1])
+        return self._status(self._find(name)[1])
 
     def _status(self, about: Any) -> ObjectStatus | None:
         if about is None:
             return None
-        state = about.persistence_state.name  # what it is wrapped in cannot be compared
+        state = about.persistence_state.name  # the enum that wraps it cannot be compared
         holders = [{at.worker_address.host for at in block.block_info.locations} for block in about.file_block_infos]
         return ObjectStatus(
             about.length,
@@ -134,38 +152,38 @@ class AlluxioStore(Store):
         )
 
     def names(self, prefix: str) -> list[str]:
-        # Looking below each time costs something, and is the only way to see what another cluster wrote.
-        options = _Options(recursive=True, loadMetadataType="ALWAYS", commonOptions=_LOOK_BELOW)
+        # Reading the under-store each time costs something, and is the only way to see what another cluster wrote.
+        options = _Options(recursive=True, loadMetadataType="ALWAYS", commonOptions=_SYNC_NOW)
         path = self._path(prefix) if prefix else self._root
         try:
-            found = self._repeatable(prefix, lambda client: client.list_status(quote(path), options))
+            found = self._call_twice(prefix, lambda client: client.list_status(quote(path), options))
         except _NotThere:
             return []
         below = self._root.rstrip("/") + "/"
         files = (about.path.removeprefix(below) for about in found if not about.folder and about.path != path)
-        return sorted({name.removesuffix(_ELSEWHERE) for name in files if not name.startswith(_PERSISTING_FOLDER)})
+        return sorted({name.removesuffix(_SUFFIX) for name in files if not name.startswith(_PERSISTING_FOLDER)})
 
     def delete(self, name: str) -> None:
-        for path in self._places(name):
+        for path in self._paths(name):
             with suppress(_NotThere):
-                self._repeatable(name, partial(_delete, path=quote(path)))
+                self._call_twice(name, partial(_delete, path=quote(path)))
                 break
 
-    def hasten(self, name: str) -> None:
-        path, about = self._found(name)
+    def request_durability(self, name: str) -> None:
+        path, about = self._find(name)
         status = self._status(about)
-        if status is None or status.is_durable or not status.is_complete or _has_lost(status):
+        if status is None or status.is_durable or not status.is_complete or _is_lost_for_good(status):
             return
-        fresh = next(place for place in self._places(name) if place != path)
+        fresh = next(place for place in self._paths(name) if place != path)
         try:
             with self._client(name) as client:
                 client.rename(quote(path), fresh, _Options(persist=True))
-        except StoreUnavailable:  # which leaves open whether it was done
-            if self._found(name)[0] != fresh:
+        except StoreUnavailable:  # the rename may have been done all the same
+            if self._find(name)[0] != fresh:
                 raise
 
-    def advice(self, problem: str) -> str:
-        return advice(problem)
+    def advise(self, problem: str) -> str:
+        return advise(problem)
 
     def close(self) -> None:
         with self._lock:
@@ -173,9 +191,9 @@ class AlluxioStore(Store):
         for client in idle:
             client.session.close()
 
-    # -- reading and writing
+    # Reading and writing.
 
-    def _write(self, name: str, part: Part, copies: int) -> None:
+    def _write(self, name: str, part: FileSlice, copies: int) -> None:
         path = quote(self._path(name))
         options = _Options(recursive=True, writeType=self._write_type, replicationDurable=copies, persistenceWaitTime=0)
         with self._client(name) as client:
@@ -185,16 +203,20 @@ class AlluxioStore(Store):
                     with closing(client.write(stream)) as writer:
                         sent = writer.write(part)
                     if sent != part.nbytes:
-                        raise ValueError(f"{sent} of {part.nbytes} bytes were taken")
+                        raise ValueError(f"expected {part.nbytes} bytes to be accepted, got {sent}")
                 client.close(stream)
             except BaseException as error:
                 is_gone = self._undo(name, stream)
-                if not is_gone and isinstance(error, _FOREIGN):  # not to be tried again under this name
-                    raise StoreUnavailable(self.url, f"{name}: {_words(error)}; what was written may still be there") from error
+                if not is_gone and isinstance(error, _FOREIGN):  # this name must not be tried again
+                    raise StoreUnavailable(self.url, f"{name}: {_describe(error)}; the file may still be there") from error
                 raise
 
     def _undo(self, name: str, stream: int) -> bool:
-        """Close the stream of a write that failed, which may complete a short file, and delete that; whether it was done."""
+        """Undo a failed write: close its stream, which may complete a short file, and delete that file.
+
+        Returns:
+            True if that is done.
+        """
         try:
             with self._client(name) as client:
                 with suppress(exceptions.NotFoundError):
@@ -214,28 +236,31 @@ class AlluxioStore(Store):
                     while block := reader.read(_BLOCK_BYTES):
                         yield block
             finally:
-                with suppress(*_FOREIGN):  # the proxy closes what is left open
+                with suppress(*_FOREIGN):  # the proxy closes streams that are left open
                     client.close(stream)
 
-    # -- calling
+    # Calls.
 
-    def _found(self, name: str) -> tuple[str, Any]:
-        """Where an object lies, and what Alluxio says of it; None if there is nothing, in the under-store neither."""
-        places = self._places(name)
-        for options in (None, _Options(commonOptions=_LOOK_BELOW)):
+    def _find(self, name: str) -> tuple[str, Any]:
+        """Return the path of an object, and Alluxio's information about it.
+
+        The information is None if the object is neither in Alluxio nor in the under-store.
+        """
+        places = self._paths(name)
+        for options in (None, _Options(commonOptions=_SYNC_NOW)):
             for path in places:
                 with suppress(_NotThere):
-                    about = self._repeatable(name, partial(_get_status, path=quote(path), options=options))
+                    about = self._call_twice(name, partial(_get_status, path=quote(path), options=options))
                     return path, None if about.folder else about
         return places[0], None
 
-    def _places(self, name: str) -> tuple[str, str]:
-        """Where an object can lie."""
+    def _paths(self, name: str) -> tuple[str, str]:
+        """Return the two paths where an object can lie."""
         path = self._path(name)
-        return path, path + _ELSEWHERE
+        return path, path + _SUFFIX
 
-    def _repeatable(self, name: str, call: Callable[[Any], _T]) -> _T:
-        """A call that may be made twice: a connection that the proxy has closed meanwhile is noticed only in use."""
+    def _call_twice(self, name: str, call: Callable[[Any], _T]) -> _T:
+        """Make a call that may be repeated: a connection that the proxy has closed is noticed only in use."""
         try:
             with self._client(name) as client:
                 return call(client)
@@ -247,7 +272,7 @@ class AlluxioStore(Store):
 
     @contextmanager
     def _client(self, name: str) -> Iterator[Any]:
-        """A client for the block alone; errors in the block are translated.
+        """Yield a client for this block alone, and translate the errors of the block.
 
         Raises:
             StoreRefused, StoreUnavailable, _NotThere, _TooFewWorkers
@@ -256,28 +281,28 @@ class AlluxioStore(Store):
             with self._lock:
                 client = self._idle.pop() if self._idle else None
             if client is None:
-                client = self._connected()
+                client = self._connect()
             try:
                 yield client
             except exceptions.AlluxioError:
                 self._give_back(client)
                 raise
             except BaseException:
-                client.session.close()  # it may hold half an answer
+                client.session.close()  # its connection may hold half an answer
                 raise
             self._give_back(client)
         except _FOREIGN as error:
-            raise self._translated(name, error) from error
+            raise self._translate(name, error) from error
 
     def _give_back(self, client: Any) -> None:
         with self._lock:
             self._idle.append(client)
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
         client = alluxio.Client(*self._address, timeout=self._seconds)
-        client.session.trust_env = False  # no proxy of the environment, no .netrc
-        client.session.mount("http://", _PatientAdapter(self._seconds))
-        # Where the REST API is off, calls answer 200 and nothing: some of them would look as if done.
+        client.session.trust_env = False  # ignore the environment's proxy and .netrc
+        client.session.mount("http://", TimeoutAdapter(self._seconds))
+        # If the REST API is off, calls answer 200 with no content, so that some would look as if they had succeeded.
         try:
             is_rest = client.exists("/") is True
         except ValueError:
@@ -287,8 +312,8 @@ class AlluxioStore(Store):
             raise StoreRefused(self.url, REST_IS_OFF)
         return client
 
-    def _translated(self, name: str, error: BaseException) -> TranLogsError:
-        words = f"{name}: {_words(error)}" if name else _words(error)
+    def _translate(self, name: str, error: BaseException) -> TranLogsError:
+        words = f"{name}: {_describe(error)}" if name else _describe(error)
         if isinstance(error, exceptions.NotFoundError):
             return _NotThere(self.url, words)
         if isinstance(error, _REFUSED):
@@ -298,22 +323,22 @@ class AlluxioStore(Store):
         return StoreUnavailable(self.url, words)
 
     def _path(self, name: str) -> str:
-        if "?" in name or "\\" in name:  # Alluxio takes the one for the end of a path, the other for a "/"
-            raise StoreRefused(self.url, f"{name!r}: no name of an object in Alluxio has a '?' or a backslash")
-        if name.endswith(_ELSEWHERE):
-            raise StoreRefused(self.url, f"{name!r}: no name of an object ends with {_ELSEWHERE}")
+        if "?" in name or "\\" in name:  # Alluxio takes a '?' for the end of a path, and a backslash for a "/"
+            raise StoreRefused(self.url, f"{name!r}: the name of an object in Alluxio must not contain '?' or a backslash")
+        if name.endswith(_SUFFIX):
+            raise StoreRefused(self.url, f"{name!r}: the name of an object must not end with {_SUFFIX}")
         parts = name.strip("/").split("/")
-        assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is no name of an object"
+        assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is not the name of an object"
         return "/".join([self._root.rstrip("/"), *parts])
 
 
-def _has_lost(status: ObjectStatus | None) -> bool:
-    """Whether the cluster has given an object up, and no worker has it."""
+def _is_lost_for_good(status: ObjectStatus | None) -> bool:
+    """Return True if the cluster has given an object up, and no worker holds it."""
     return status is not None and status.is_lost and not status.copies
 
 
 def _is_nowhere(status: ObjectStatus | None) -> bool:
-    """Whether no worker has it whom one could ask, and the under-store neither."""
+    """Return True if neither a worker that can be asked nor the under-store holds the object."""
     return status is None or status.is_lost or (not status.is_durable and not status.copies)
 
 
@@ -325,12 +350,12 @@ def _delete(client: Any, path: str) -> None:
     client.delete(path)
 
 
-def _words_of_connection(text: str) -> str:
-    """What there is to know in what requests, urllib3 and the system say together."""
+def _describe_connection(text: str) -> str:
+    """Return the useful part of what requests, urllib3 and the system say together."""
     if "BadStatusLine" in text:
-        return "it speaks no HTTP"
+        return "it does not speak HTTP"
     if "NameResolutionError" in text or "Name or service not known" in text or "name resolution" in text:
-        return "its host's name is not known here"
+        return "its host name cannot be resolved"
     refused = re.search(r"\[Errno \d+\] [A-Za-z ]+", text)
     return refused.group().strip() if refused else " ".join(text.split())[:400]
 
@@ -340,43 +365,27 @@ class _NotThere(StoreUnavailable):
 
 
 class _TooFewWorkers(StoreUnavailable):
-    """Fewer workers serve than copies were asked for."""
+    """There are fewer workers than copies were asked for."""
 
 
 class _Options:
-    """Options that alluxio-py's own classes lack, or name as Alluxio 2 does not."""
+    """Options that alluxio-py's own classes lack, or that they name otherwise than Alluxio 2."""
 
     def __init__(self, **fields: object) -> None:
         self._fields = fields
 
     def json(self) -> Mapping[str, object]:
-        """What is sent."""
+        """Return what is sent."""
         return self._fields
 
 
-class _PatientAdapter(HTTPAdapter):
-    """Gives a time-out to requests that have none (alluxio-py's readers and writers), and sends bodies in large pieces."""
-
-    def __init__(self, seconds: tuple[float, float]) -> None:
-        self._seconds = seconds
-        super().__init__(max_retries=0)
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, blocksize=_BLOCK_BYTES, **kwargs)
-
-    def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
-        if kwargs.get("timeout") is None:
-            kwargs["timeout"] = self._seconds
-        return super().send(request, *args, **kwargs)
-
-
-def _words(error: BaseException) -> str:
-    """What an error says, in one line; alluxio-py wraps those of the network and does not say them."""
+def _describe(error: BaseException) -> str:
+    """Return what an error says, in one line; alluxio-py wraps network errors and leaves their text out."""
     if isinstance(error, exceptions.HTTPError) and error.__context__ is not None:
         error = error.__context__
     if isinstance(error, requests.JSONDecodeError):
-        return "its answer is none of Alluxio's REST API (while a worker or the master is away, that can be)"
+        return "its answer is not one of Alluxio's REST API (which can happen while a worker or the master is down)"
     if isinstance(error, requests.ConnectionError):
-        return _words_of_connection(str(error))
+        return _describe_connection(str(error))
     text = error.message if isinstance(error, exceptions.AlluxioError) else error_text(error)
     return " ".join(str(text).split())[:400]

@@ -1,32 +1,32 @@
-"""What to do about what an Alluxio cluster says, or does not do: for people, by the words of the problem."""
+"""Advice to people on the problems of an Alluxio cluster, chosen by the text of the problem."""
 
 from __future__ import annotations
 
 import re
 
 _ADVICE = (
-    (r"alluxio\.proxy\.s3\.v2", ""),  # says it itself
+    (r"alluxio\.proxy\.s3\.v2", ""),  # the message itself says what to do
     (
-        r"speaks no HTTP",
-        "give the port of the proxy (alluxio.proxy.web.port, by default 39999), and not a master's or worker's",
+        r"does not speak HTTP",
+        "give the port of the proxy (alluxio.proxy.web.port, by default 39999), not that of a master or worker",
     ),
-    (r"name is not known", "correct the host's name"),
+    (r"name cannot be resolved", "correct the host name"),
     (
         r"refused|Max retries|timed out|Name or service|unreachable|reset by peer",
         "start the proxy (`alluxio-start.sh proxy`), or correct host and port (alluxio.proxy.web.port, by default 39999)",
     ),
     (
         r"connect to master",
-        "start the master (`alluxio-start.sh master`), and let alluxio.master.hostname in the proxy's settings name it",
+        "start the master (`alluxio-start.sh master`), and set alluxio.master.hostname in the proxy's settings to it",
     ),
     (
         r"\b0 of \d+ copies",
-        "what is written goes past the workers' memory: raise alluxio.worker.ramdisk.size, and leave "
+        "data bypass the workers' memory: raise alluxio.worker.ramdisk.size, and leave "
         "alluxio.user.file.ufs.tier.enabled=false in the proxies' settings",
     ),
     (
         r"write type is not honoured",
-        "let the address be that of an Alluxio 2.9 proxy (Alluxio 3 has no ASYNC_THROUGH), and set "
+        "give the address of an Alluxio 2.9 proxy (Alluxio 3 has no ASYNC_THROUGH), and set "
         "alluxio.user.file.writetype.default=ASYNC_THROUGH in its settings",
     ),
     (
@@ -41,26 +41,26 @@ _ADVICE = (
     ),
     (
         r"space",
-        "the workers' memory is full of what is not persisted yet: raise alluxio.worker.ramdisk.size, and see that the job "
-        "master and a job worker beside each worker run",
+        "the workers' memory is full of data that are not persisted yet: raise alluxio.worker.ramdisk.size, and check that "
+        "the job master and a job worker beside each worker are running",
     ),
     (
         r"not durable",
-        "the job service does not persist: start a job master and a job worker beside each worker (`alluxio-start.sh "
-        "job_masters`, `job_workers`), let alluxio.job.master.hostname name the first, and let them write to the under-store "
+        "the job service does not persist data: start a job master and a job worker beside each worker (`alluxio-start.sh "
+        "job_masters`, `job_workers`), set alluxio.job.master.hostname to the first, and let them write to the under-store "
         "(alluxio.master.mount.table.root.ufs); if the master's log says that an owner cannot be set, set "
         "alluxio.underfs.allow.set.owner.failure=true",
     ),
     (
         r"[Pp]ermission|PERMISSION",
-        "let the user that the proxy runs as (alluxio.security.login.username) write there: `alluxio fs chmod`, or a folder of "
-        "its own",
+        "allow the user that the proxy runs as (alluxio.security.login.username) to write there (`alluxio fs chmod`), or use a "
+        "folder that this user owns",
     ),
-    (r"lost before", "a worker died, or lives on a machine that is too busy: see its log, and alluxio.master.worker.timeout"),
-    (r"none of Alluxio's", "see that the address is that of an Alluxio 2.9 proxy, and look at the proxy's log"),
+    (r"lost before", "a worker has died, or its machine is too busy: see the worker's log, and alluxio.master.worker.timeout"),
+    (r"not one of Alluxio's", "check that the address is that of an Alluxio 2.9 proxy, and read the proxy's log"),
 )
 
 
-def advice(problem: str) -> str:
-    """What to do; nothing if nothing is known."""
+def advise(problem: str) -> str:
+    """Return what to do about a problem; "" if nothing is known."""
     return next((words for pattern, words in _ADVICE if re.search(pattern, problem)), "")

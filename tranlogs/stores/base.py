@@ -1,10 +1,10 @@
-"""What a store is to the rest of TranLogs: named objects, written whole, never changed.
+"""The interface of a store: named objects that are written whole and never changed.
 
-* A name is used for one attempt only: whoever sends again takes a fresh name (a late writer of an earlier attempt can spoil
-  nothing that counts). Which names count is written elsewhere (shipping/manifest.py).
-* That `put` came back is no proof. An object counts as archived when `stat` says that it is complete and of the right
-  length, as persisted when `stat` says that it is durable.
-* What is read is checked by the reader against checksums of its own: a store promises nothing about content.
+* A name is used for one attempt only. Whoever sends again takes a new name, so that a late write of an earlier attempt spoils
+  nothing that counts. The manifest says which names count (shipping/inventory/manifest.py).
+* That `put` returns proves nothing. An object counts as archived when `stat` says that it is complete and of the right length,
+  and as persisted when `stat` says that it is durable.
+* The reader checks what it reads against checksums of its own: a store promises nothing about content.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class ObjectStatus:
 
     Attributes:
         nbytes: its length.
-        is_complete: whether writing it was finished.
-        is_durable: whether the store calls it durable: it survives the store's own processes and machines.
-        copies: machines that hold it in memory, where the store knows such; None elsewhere.
-        is_lost: whether the store has given it up.
-        is_forgotten: whether the store is not going to make it durable, since it knows of no request for that.
+        is_complete: True if writing it was finished.
+        is_durable: True if it survives the store's own processes and machines, as the store says.
+        copies: number of machines that hold it in memory; None if the store has no such machines.
+        is_lost: True if the store has given it up.
+        is_forgotten: True if the store will not make it durable, because it knows of no request for that.
     """
 
     nbytes: int
@@ -37,13 +37,15 @@ class ObjectStatus:
 
 
 class Store(ABC):
-    """See the module. Names are relative, with "/" between parts. Any thread may call; every call ends in bounded time.
+    """A store. Names are relative, with "/" between their parts. Any thread may call; every call ends in bounded time.
 
     All methods raise StoreUnavailable if the store does not answer (try again), StoreRefused if trying again would not help.
 
     Attributes:
-        url: its address as people may see it (no passwords).
-        copies_wanted: machines that are to hold each object in memory before it counts as archived; 1 elsewhere.
+        url: its address as people may see it (without passwords).
+        copies_wanted: number of machines that should hold an object in memory before it counts as archived; 1 where that does
+            not
+            apply.
     """
 
     url: str
@@ -51,8 +53,11 @@ class Store(ABC):
 
     @abstractmethod
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
-        """Write an object of `nbytes` bytes that `content` gives from its position on; nothing of it is there if that fails,
-        or a part that `stat` does not call complete, or one of another length. It may be read again (tell, seek).
+        """Write an object of `nbytes` bytes, read from the current position of `content`.
+
+        If that fails, the store holds nothing of the object, or a part that `stat` does not call complete, or one of another
+        length.
+        `content` may be read more than once (tell, seek).
 
         Raises:
             OSError: `content` ends early, or cannot be read.
@@ -60,41 +65,43 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, name: str, into: BinaryIO) -> int:
-        """Write an object's bytes into a file; gives how many.
+        """Write an object's bytes to a file; return their number.
 
         Raises:
-            CorruptObject: there is none, or it ends early.
+            CorruptObject: there is no such object, or it ends early.
         """
 
     @abstractmethod
     def stat(self, name: str) -> ObjectStatus | None:
-        """What the store says of an object; None if it has none of that name."""
+        """Return what the store says of an object; None if there is no object of that name."""
 
     @abstractmethod
     def names(self, prefix: str) -> list[str]:
-        """The names of all objects below a prefix (a folder), sorted."""
+        """Return the names of all objects below a prefix (a folder), sorted."""
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Delete an object; nothing happens if there is none."""
+        """Delete an object; do nothing if there is none."""
 
-    def demand_place(self) -> None:  # noqa: B027 - most are there, or do not answer
-        """Check that the place itself is there: a disk that is not mounted looks like a store that is empty.
+    def check_root(self) -> None:  # noqa: B027 - most stores exist, or do not answer
+        """Check that the place of the store exists: a disk that is not mounted looks like an empty store.
 
         Raises:
-            StoreUnavailable: it is not.
+            StoreUnavailable: it does not exist.
         """
 
-    def hasten(self, name: str) -> None:  # noqa: B027 - most forget no request
-        """Ask once more that an object become durable, where that request can have been dropped. Whatever dies meanwhile, the
-        object stays where it is found by its name."""
+    def request_durability(self, name: str) -> None:  # noqa: B027 - most stores drop no request
+        """Request once more that an object become durable, for stores that can drop such a request.
 
-    def advice(self, problem: str) -> str:
-        """What people can do about a problem with this store, by its words; nothing if nothing is known."""
+        Whatever dies meanwhile, the object is still found by its name.
+        """
+
+    def advise(self, problem: str) -> str:
+        """Return what people can do about a problem with this store, by its text; "" if nothing is known."""
         return ""
 
-    def close(self) -> None:  # noqa: B027 - most have none
-        """Let go of connections."""
+    def close(self) -> None:  # noqa: B027 - most stores have none
+        """Close the connections."""
 
     def __enter__(self) -> Store:
         return self

@@ -1,7 +1,6 @@
-"""Whether a store is usable, found out by using it, and what to do where it is not.
+"""A check that a store is usable: it is used as the archiver does, and the report says what to do about a problem.
 
-An object is written, looked at, read back, waited for until it is durable, and deleted. What can be done about a problem, the
-store says.
+An object is written, looked up, read back, waited for until it is durable, and deleted. The store gives the advice.
 """
 
 from __future__ import annotations
@@ -17,12 +16,18 @@ from ..base.errors import CorruptObject, TranLogsError
 from .base import ObjectStatus, Store
 
 _POLL_SECONDS = 0.05
-_TURNS = 5
+_ROUND_TRIPS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; `remedy` says what to do if it is not as it should be."""
+    """One fact about a store.
+
+    Attributes:
+        what: the fact, in words.
+        is_good: False if the store cannot be used because of it.
+        remedy: what to do about it; "" if nothing is known.
+    """
 
     what: str
     is_good: bool
@@ -31,11 +36,15 @@ class Finding:
 
 @dataclass(slots=True)
 class StoreReport:
-    """What was found. Times are in seconds, rates in bytes a second; None where it did not come to that.
+    """The findings about a store, and its speed. What was not measured is None.
 
     Attributes:
-        round_trip_seconds: median time of asking for the status of an object.
-        durable_seconds: from the end of a write to being durable.
+        url: address of the store.
+        findings: in the order of the check; at most the last one is bad.
+        round_trip_seconds: median time of a request for the status of an object.
+        write_rate: bytes a second.
+        read_rate: bytes a second.
+        durable_seconds: time from the end of a write until the object is durable.
     """
 
     url: str
@@ -47,32 +56,42 @@ class StoreReport:
 
     @property
     def is_usable(self) -> bool:
-        """Whether all is as it should be."""
+        """True if all findings are good."""
         return all(finding.is_good for finding in self.findings)
 
 
-def check_store(store: Store, *, nbytes: int = 32 * MIB, patience_seconds: float = STORE_CHECK_SECONDS,
-                clock: Callable[[], float] = time.monotonic,
-                sleep: Callable[[float], None] = time.sleep) -> StoreReport:  # fmt: skip
-    """Use a store as the archiver does, with an object of `nbytes` bytes, which is deleted in the end.
+def check_store(
+    store: Store,
+    *,
+    nbytes: int = 32 * MIB,
+    patience_seconds: float = STORE_CHECK_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> StoreReport:
+    """Use a store as the archiver does, with one object that is deleted in the end. Faults are findings; nothing is raised.
 
-    `patience_seconds` is how long to wait for it to become durable. Faults are findings; nothing is raised.
+    Args:
+        store: the store.
+        nbytes: size of the object.
+        patience_seconds: how long to wait for the object to become durable.
+        clock: for measurements.
+        sleep: for waiting.
     """
     report = StoreReport(store.url)
     name = f"tranlogs-check-{secrets.token_hex(8)}"
-    checking = _Checking(store, name, report, nbytes, patience_seconds, clock, sleep)
-    for finding in _until_bad(checking.findings()):
-        report.findings.append(finding if finding.is_good else replace(finding, remedy=store.advice(finding.what)))
+    check = _Check(store, name, report, nbytes, patience_seconds, clock, sleep)
+    for finding in _until_bad(check.findings()):
+        report.findings.append(finding if finding.is_good else replace(finding, remedy=store.advise(finding.what)))
     try:
         store.delete(name)
     except TranLogsError as error:
         if report.is_usable:
-            report.findings.append(Finding(str(error), False, store.advice(str(error))))
+            report.findings.append(Finding(str(error), False, store.advise(str(error))))
     return report
 
 
 def _until_bad(findings: Iterator[Finding]) -> Iterator[Finding]:
-    """An error is a bad finding, and nothing comes after one."""
+    """Yield findings up to the first bad one; an error is a bad finding."""
     try:
         for finding in findings:
             yield finding
@@ -82,16 +101,26 @@ def _until_bad(findings: Iterator[Finding]) -> Iterator[Finding]:
         yield Finding(str(error), False)
 
 
-class _Checking:
-    def __init__(self, store: Store, name: str, report: StoreReport, nbytes: int, patience_seconds: float,
-                 clock: Callable[[], float], sleep: Callable[[float], None]) -> None:  # fmt: skip
+class _Check:
+    """The steps of the check."""
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        report: StoreReport,
+        nbytes: int,
+        patience_seconds: float,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
         self._name = name
         self._store, self._report, self._patience_seconds = store, report, patience_seconds
         self._clock, self._sleep = clock, sleep
         self._content = secrets.token_bytes(min(nbytes, MIB)) * max(nbytes // MIB, 1)
 
     def findings(self) -> Iterator[Finding]:
-        """One after another, until one is bad."""
+        """Yield the findings, up to the first bad one."""
         yield self._answers()
         yield self._written()
         status = self._store.stat(self._name)
@@ -102,31 +131,31 @@ class _Checking:
             what = f"{copies} of {self._store.copies_wanted} copies in the memory of workers"
             yield Finding(what, copies >= self._store.copies_wanted)
         if status.is_forgotten:
-            yield Finding("the write type is not honoured: nothing is going to make durable what was written", False)
+            yield Finding("the write type is not honoured: the store will not make the object durable", False)
         yield self._read()
         yield self._durable()
 
     def _answers(self) -> Finding:
         taken = []
-        for _ in range(_TURNS):
+        for _ in range(_ROUND_TRIPS):
             start = self._clock()
             self._store.stat(self._name)
             taken.append(self._clock() - start)
-        self._report.round_trip_seconds = sorted(taken)[_TURNS // 2]
-        return Finding("it answers", True)
+        self._report.round_trip_seconds = sorted(taken)[_ROUND_TRIPS // 2]
+        return Finding("the store answers", True)
 
     def _written(self) -> Finding:
         start = self._clock()
         self._store.put(self._name, io.BytesIO(self._content), len(self._content))
         self._report.write_rate = len(self._content) / max(self._clock() - start, 1e-9)
-        return Finding(f"it takes {len(self._content) / MIB:g} MiB", True)
+        return Finding(f"the store accepts {len(self._content) / MIB:g} MiB", True)
 
     def _looked_at(self, status: ObjectStatus | None) -> Finding:
         if status is None:
-            return Finding("what was written is not there", False)
+            return Finding("the object is missing after it was written", False)
         if not status.is_complete or status.nbytes != len(self._content):
-            return Finding(f"what was written is there with {status.nbytes} bytes only", False)
-        return Finding("what was written is there, complete", True)
+            return Finding(f"writing the object was not finished: {status.nbytes} of {len(self._content)} bytes", False)
+        return Finding("the object is complete", True)
 
     def _read(self) -> Finding:
         into = io.BytesIO()
@@ -137,7 +166,9 @@ class _Checking:
             return Finding(str(error), False)
         self._report.read_rate = len(self._content) / max(self._clock() - start, 1e-9)
         is_same = into.getvalue() == self._content
-        return Finding(f"what is read is {'' if is_same else 'not '}what was written", is_same)
+        return Finding(
+            f"the content that is read {'equals' if is_same else 'differs from'} the content that was written", is_same
+        )
 
     def _durable(self) -> Finding:
         start = self._clock()
@@ -146,15 +177,15 @@ class _Checking:
             status = self._store.stat(self._name)
             waited = self._clock() - start
             if status is None:
-                return Finding("what was written has vanished", False)
+                return Finding("the object has vanished", False)
             if status.is_durable:
                 self._report.durable_seconds = waited
-                return Finding("it becomes durable", True)
+                return Finding("the object becomes durable", True)
             if status.is_lost:
-                return Finding("what was written was lost before it was durable", False)
+                return Finding("the object was lost before it was durable", False)
             if waited > self._patience_seconds:
-                return Finding(f"what was written is not durable after {waited:.0f} s", False)
+                return Finding(f"the object is not durable after {waited:.0f} s", False)
             if waited > self._patience_seconds / 2 and not is_hastened:
                 is_hastened = True
-                self._store.hasten(self._name)
+                self._store.request_durability(self._name)
             self._sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The next so many bytes of a file, as something that can be sent."""
+"""A slice of a file, in the form that clients send."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import BinaryIO
 _BLOCK_BYTES = 1 << 20
 
 
-class Part:
-    """`nbytes` of a file from its position on; its length is known ahead, so it is sent as one body.
+class FileSlice:
+    """The next `nbytes` bytes of a file. The length is known ahead, so that the slice is sent as one body.
 
     Attributes:
-        nbytes: how many.
-        error: what reading the file failed with; whoever sends may have made an error of the network of it.
+        nbytes: the length.
+        error: the error of reading the file, if there was one: a client may report it as a network error.
     """
 
     def __init__(self, name: str, file: BinaryIO, nbytes: int) -> None:
@@ -31,7 +31,7 @@ class Part:
         return iter(lambda: self.read(_BLOCK_BYTES), b"")
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes, none at the end.
+        """Return the next bytes; none at the end.
 
         Raises:
             OSError: the file ends early, or cannot be read.
@@ -43,7 +43,7 @@ class Part:
             self.error = error
             raise
         if wanted and not block:
-            self.error = OSError(EIO, f"what is to be sent ends {self._left} of {self.nbytes} bytes early", self._name)
+            self.error = OSError(EIO, f"the file ends {self._left} of {self.nbytes} bytes early", self._name)
             raise self.error
         self._left -= len(block)
         return block

@@ -1,7 +1,8 @@
-"""Any file system that fsspec knows as a store: s3://, gs://, hdfs://, memory:// ... The only module that imports fsspec.
+"""Any file system that fsspec knows as a store: s3://, gs://, hdfs://, memory:// ... Only this module imports fsspec.
 
-An object that is there is taken for durable: these stores answer when it is so. How long a call may take is up to the file
-system: S3's and its kin give up by themselves.
+An object that exists counts as durable: these stores answer when it is. How long a call may take is up to the file system; S3
+and
+the like give up by themselves.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ import fsspec
 
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, error_text
 from .base import ObjectStatus, Store
-from .file_slice import Part
+from .file_slice import FileSlice
 
 _BLOCK_BYTES = 1 << 20
 _REFUSED = (PermissionError, NotADirectoryError, ImportError)
 
 
-class RemoteStore(Store):
-    """Objects are files below a folder (or a prefix of a bucket). It connects when it is first used, not before: some file
-    systems (HDFS) do so as soon as they are made, and hang where nobody answers.
+class FsspecStore(Store):
+    """Objects are files below a folder, or below a prefix of a bucket.
+
+    The store connects when it is first used: some file systems (HDFS) connect when they are made, and hang if nobody answers.
 
     Raises:
-        StoreRefused: fsspec knows no such address, or a package that it needs for it is missing.
+        StoreRefused: fsspec does not know the address, or a package that it needs is missing.
     """
 
     def __init__(self, url: str) -> None:
@@ -41,7 +43,7 @@ class RemoteStore(Store):
             raise StoreRefused(self.url, error_text(error) + known) from error
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
-        part, (files, path) = Part(name, content, nbytes), self._place(name)
+        part, (files, path) = FileSlice(name, content, nbytes), self._locate(name)
         try:
             files.makedirs(path.rpartition("/")[0], exist_ok=True)
             with files.open(path, "wb") as file:
@@ -49,25 +51,25 @@ class RemoteStore(Store):
                     shutil.copyfileobj(part, file, _BLOCK_BYTES)
                 except BaseException:
                     with suppress(Exception):
-                        file.discard()  # where it is published by closing it
+                        file.discard()  # closing would publish it
                     raise
         except Exception as error:
             with suppress(Exception):
                 files.rm_file(path)
             if part.error is not None:
                 raise part.error from None
-            raise self._translated(name, error) from error
+            raise self._translate(name, error) from error
 
     def get(self, name: str, into: BinaryIO) -> int:
         status = self.stat(name)
         if status is None:
             raise CorruptObject(f"{self.url}/{name}", "it is missing")
-        files, path = self._place(name)
+        files, path = self._locate(name)
         done = 0
         try:
             file = files.open(path, "rb")
         except Exception as error:
-            raise self._translated(name, error) from error
+            raise self._translate(name, error) from error
         with file:
             while block := self._read(name, file):
                 done += into.write(block)
@@ -76,52 +78,52 @@ class RemoteStore(Store):
         return done
 
     def stat(self, name: str) -> ObjectStatus | None:
-        files, path = self._place(name)
+        files, path = self._locate(name)
         try:
             about = files.info(path)
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise self._translated(name, error) from error
+            raise self._translate(name, error) from error
         return ObjectStatus(about["size"]) if about["type"] == "file" else None
 
     def names(self, prefix: str) -> list[str]:
         files, root = self._root()
         try:
-            found = files.find(self._place(prefix)[1] if prefix else root)
+            found = files.find(self._locate(prefix)[1] if prefix else root)
         except FileNotFoundError:
             return []
         except Exception as error:
-            raise self._translated(prefix, error) from error
+            raise self._translate(prefix, error) from error
         below = f"{root}/"
         names = (path.removeprefix(below) for path in found if path.startswith(below))
         return sorted(name for name in names if not prefix or name.startswith(f"{prefix.strip('/')}/"))
 
     def delete(self, name: str) -> None:
-        files, path = self._place(name)
+        files, path = self._locate(name)
         try:
             files.rm_file(path)
         except FileNotFoundError:
             pass
         except Exception as error:
-            raise self._translated(name, error) from error
+            raise self._translate(name, error) from error
 
     def _root(self) -> tuple[Any, str]:
-        """The file system, and the folder in it."""
+        """Return the file system, and the folder in it."""
         with self._lock:
             if self._connected is None:
                 try:
-                    # Listings must be looked up anew each time: others write there.
+                    # Listings must not be cached: others write there, too.
                     files, root = fsspec.core.url_to_fs(self._address, use_listings_cache=False, skip_instance_cache=True)
                 except Exception as error:
-                    raise self._translated("", error) from error
+                    raise self._translate("", error) from error
                 self._connected = files, root.rstrip("/")
             return self._connected
 
-    def _place(self, name: str) -> tuple[Any, str]:
-        """The file system, and the path of an object in it."""
+    def _locate(self, name: str) -> tuple[Any, str]:
+        """Return the file system, and the path of an object in it."""
         parts = name.strip("/").split("/")
-        assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is no name of an object"
+        assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is not the name of an object"
         files, root = self._root()
         return files, "/".join([root, *parts])
 
@@ -129,10 +131,10 @@ class RemoteStore(Store):
         try:
             block: bytes = file.read(_BLOCK_BYTES)
         except Exception as error:
-            raise self._translated(name, error) from error
+            raise self._translate(name, error) from error
         return block
 
-    def _translated(self, name: str, error: Exception) -> StoreRefused | StoreUnavailable:
+    def _translate(self, name: str, error: Exception) -> StoreRefused | StoreUnavailable:
         kind = StoreRefused if isinstance(error, _REFUSED) else StoreUnavailable
         return kind(self.url, f"{name}: {error_text(error)}" if name else error_text(error))
 

@@ -1,4 +1,4 @@
-"""A folder as a store: another disk of this machine, or a network file system."""
+"""A folder as a store: on another disk of this machine, or on a network file system."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import BinaryIO
 from ..base.atomic_files import make_folder, sync_folder
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable
 from .base import ObjectStatus, Store
-from .file_slice import Part
+from .file_slice import FileSlice
 
 _TEMPORARY = ".tmp-"
 _WRONG = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 class LocalStore(Store):
-    """Objects are files, published by a rename after an fsync: an object that is there is complete and durable."""
+    """Objects are files, published by a rename after an fsync: an object that exists is complete and durable."""
 
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.abspath(root))
@@ -28,10 +28,10 @@ class LocalStore(Store):
         self._was_there = self._was_mounted = False
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
-        path, part = self._path(name), Part(name, content, nbytes)
+        path, part = self._path(name), FileSlice(name, content, nbytes)
         temporary = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
         try:
-            self._demand_root()
+            self._check_root()
             make_folder(path.parent)
             try:
                 with temporary.open("wb") as file:
@@ -46,21 +46,21 @@ class LocalStore(Store):
         except OSError as error:
             if error is part.error:
                 raise
-            raise self._translated(error) from error
+            raise self._translate(error) from error
 
-    def demand_place(self) -> None:
+    def check_root(self) -> None:
         if not self._root.is_dir():
-            raise StoreUnavailable(self.url, "there is no such folder. Mount its disk, or make the folder if it is to be new")
+            raise StoreUnavailable(self.url, "there is no such folder: mount its disk, or create the folder for a new store")
 
-    def _demand_root(self) -> None:
-        """A disk that was unmounted leaves no folder, or an empty one: nothing is to be written in its place."""
-        was_there, was_mounted = self._was_there, self._was_mounted  # asked first: another thread may be making it
+    def _check_root(self) -> None:
+        """Check that the store's disk is mounted: without it there is no folder, or an empty one that must stay empty."""
+        was_there, was_mounted = self._was_there, self._was_mounted  # read first: another thread may create the folder now
         if not self._root.is_dir() and was_there:
-            raise StoreUnavailable(self.url, "the folder has vanished; is its disk mounted?")
+            raise StoreUnavailable(self.url, "the folder has vanished: check that its disk is mounted")
         make_folder(self._root)
         is_mounted = os.path.ismount(self._root)
         if was_mounted and not is_mounted:
-            raise StoreUnavailable(self.url, "its disk is not mounted any more; mount it again")
+            raise StoreUnavailable(self.url, "its disk is not mounted any more: mount it again")
         self._was_there, self._was_mounted = True, is_mounted
 
     def get(self, name: str, into: BinaryIO) -> int:
@@ -71,7 +71,7 @@ class LocalStore(Store):
         except (FileNotFoundError, IsADirectoryError):
             raise CorruptObject(f"{self.url}/{name}", "it is missing") from None
         except OSError as error:
-            raise self._translated(error) from error
+            raise self._translate(error) from error
         return into.tell() - before
 
     def stat(self, name: str) -> ObjectStatus | None:
@@ -80,7 +80,7 @@ class LocalStore(Store):
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._translated(error) from error
+            raise self._translate(error) from error
         return ObjectStatus(about.st_size) if S_ISREG(about.st_mode) else None
 
     def names(self, prefix: str) -> list[str]:
@@ -90,20 +90,20 @@ class LocalStore(Store):
                 return []
             found = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(_TEMPORARY)]
         except OSError as error:
-            raise self._translated(error) from error
+            raise self._translate(error) from error
         return sorted(path.relative_to(self._root).as_posix() for path in found)
 
     def delete(self, name: str) -> None:
         try:
             self._path(name).unlink(missing_ok=True)
         except OSError as error:
-            raise self._translated(error) from error
+            raise self._translate(error) from error
 
     def _path(self, name: str) -> Path:
         parts = name.strip("/").split("/")
-        assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is no name of an object"
+        assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is not the name of an object"
         return self._root.joinpath(*parts)
 
-    def _translated(self, error: OSError) -> StoreRefused | StoreUnavailable:
+    def _translate(self, error: OSError) -> StoreRefused | StoreUnavailable:
         kind = StoreRefused if error.errno in _WRONG else StoreUnavailable
         return kind(self.url, f"{error.filename or ''}: {error.strerror or error}".lstrip(": "))

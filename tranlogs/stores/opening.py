@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Stores by their addresses."""
 
 from __future__ import annotations
 
@@ -16,51 +16,56 @@ ALLUXIO_PORT = 39999  # of a proxy
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """A store for `file:///path` (or a plain path), `alluxio://HOST:39999/path?replication=2`, or whatever fsspec knows
-    ("s3://bucket/path"). Nothing is asked of it yet.
+    """Return the store at an address. Nothing is asked of the store yet.
+
+    Addresses are `file:///path` (or a plain path), `alluxio://HOST:39999/path?replication=2`, and whatever fsspec knows, such
+    as
+    `s3://bucket/path`.
 
     Raises:
-        StoreRefused: the address is none, or a package that it needs is missing.
+        StoreRefused: the address is malformed, or a package that it needs is missing.
     """
     text = os.fspath(url)
     if "://" not in text:
-        if is_address(text):  # a slash too few, mostly
-            raise StoreRefused(text, f"a store's address begins with SCHEME://; a folder of that name is ./{text}")
+        if is_address(text):  # most often a slash is missing
+            raise StoreRefused(text, f"the address of a store starts with SCHEME://; for a folder of that name, write ./{text}")
         return LocalStore(Path(text).expanduser())
     try:
         parts = urlsplit(text)
     except ValueError as error:
-        raise StoreRefused(text, f"it is no address ({error})") from error
+        raise StoreRefused(text, f"the address is malformed ({error})") from error
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
-            raise StoreRefused(text, "a file store has no host; write file:///path")
+            raise StoreRefused(text, "the address of a folder has no host: write file:///path")
         return LocalStore(Path(unquote(parts.path)))
     if parts.scheme == "alluxio":
         return _alluxio(text, parts)
-    if len(parts.scheme) < 2:  # fsspec takes a letter for a drive
-        raise StoreRefused(text, "no store is known for it; write file:///path, alluxio://HOST/path, s3://bucket/path ...")
+    if len(parts.scheme) < 2:  # fsspec takes a single letter for a drive
+        raise StoreRefused(text, "no store has such an address: write file:///path, alluxio://HOST/path, s3://bucket/path ...")
     try:
-        from .fsspec_store import RemoteStore
+        from .fsspec_store import FsspecStore
     except ImportError as error:
-        raise StoreRefused(text, f"it needs fsspec ({error}): pip install 'tranlogs[fsspec]'") from error
-    return RemoteStore(text)
+        raise StoreRefused(text, f"fsspec is required ({error}): pip install 'tranlogs[fsspec]'") from error
+    return FsspecStore(text)
 
 
 def is_address(text: str) -> bool:
-    """Whether it begins as an address does, maybe with a slash too few; a folder of such a name is written ./NAME."""
+    """Return True if a text starts as an address does, if need be with a slash too few; such a folder is written ./NAME."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text) is not None
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """The address of the folder around, and the last name in it: "s3://bucket/runs/gpt?x=1" is "s3://bucket/runs?x=1", "gpt".
+    """Split an address into that of the parent folder and the last name.
+
+    "s3://bucket/runs/gpt?x=1" gives "s3://bucket/runs?x=1" and "gpt".
 
     Raises:
-        StoreRefused: there is no name in it.
+        StoreRefused: the address contains no name.
     """
     path, mark, query = url.partition("?")
     base, slash, name = path.rstrip("/").rpartition("/")
     if not name or base.endswith(":/") or name.endswith(":"):
-        raise StoreRefused(url, "give the address of a run in it, URL/RUN")
+        raise StoreRefused(url, "give the address of a run: URL/RUN")
     return (base or slash or ".") + mark + query, name
 
 
@@ -73,16 +78,16 @@ def _alluxio(text: str, parts: SplitResult) -> Store:
         raise StoreRefused(text, f"{error}; {form}") from error
     replication = asked.pop("replication", "1")
     if asked:
-        raise StoreRefused(text, f"?{'&'.join(asked)} is no option that it knows; {form}")
+        raise StoreRefused(text, f"unknown option ?{'&'.join(asked)}; {form}")
     if host is None or parts.fragment or parts.username is not None:
         raise StoreRefused(text, form)
     if not replication.isdecimal():
-        raise StoreRefused(text, f"replication={replication} is no number; {form}")
+        raise StoreRefused(text, f"replication must be a number, got {replication}; {form}")
     copies = int(replication)
     if not 1 <= copies <= STORE_COPIES_MAX:
-        raise StoreRefused(text, f"replication={copies}: from 1 to {STORE_COPIES_MAX}")
+        raise StoreRefused(text, f"replication must be from 1 to {STORE_COPIES_MAX}, got {copies}")
     try:
         from .alluxio import AlluxioStore
     except ImportError as error:
-        raise StoreRefused(text, f"it needs alluxio-py ({error}): pip install 'tranlogs[alluxio]'") from error
+        raise StoreRefused(text, f"alluxio-py is required ({error}): pip install 'tranlogs[alluxio]'") from error
     return AlluxioStore(f"[{host}]" if ":" in host else host, port, unquote(parts.path), copies=copies)

@@ -1,4 +1,4 @@
-"""A store that hangs must not hold up who uses it: each call runs in a thread of its own, and is given up when it stalls."""
+"""Timeouts for stores: each call runs in a thread of its own and is abandoned when it stalls, so that no caller hangs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .base import ObjectStatus, Store
 
 T = TypeVar("T")
 
-STALL_SECONDS = 60.0  # as usual
-_STUCK_MAX = 8  # threads that a hanging store may hold
-_LOOK_SECONDS = 0.5
+STALL_SECONDS = 60.0  # the default
+_STUCK_MAX = 8  # threads that a hanging store may occupy
+_POLL_SECONDS = 0.5
 
 
-class PatientStore(Store):
-    """A store whose calls raise StoreUnavailable when nothing moved for a time.
+class TimeoutStore(Store):
+    """A store whose calls raise StoreUnavailable when nothing has moved for a time.
 
     Args:
-        store: the one that is asked.
-        stall_seconds: without a byte read or written, and without an answer.
+        store: the store that is called.
+        stall_seconds: time without a byte read or written, and without an answer.
     """
 
     def __init__(self, store: Store, stall_seconds: float) -> None:
@@ -33,37 +33,37 @@ class PatientStore(Store):
         self.url, self.copies_wanted = store.url, store.copies_wanted
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
-        watched = _Watched(content)
-        self._call(watched, lambda: self._store.put(name, cast(BinaryIO, watched), nbytes))
+        file = _MonitoredFile(content)
+        self._call(file, lambda: self._store.put(name, cast(BinaryIO, file), nbytes))
 
     def get(self, name: str, into: BinaryIO) -> int:
-        watched = _Watched(into)
-        return self._call(watched, lambda: self._store.get(name, cast(BinaryIO, watched)))
+        file = _MonitoredFile(into)
+        return self._call(file, lambda: self._store.get(name, cast(BinaryIO, file)))
 
     def stat(self, name: str) -> ObjectStatus | None:
-        return self._call(_Watched(None), lambda: self._store.stat(name))
+        return self._call(_MonitoredFile(None), lambda: self._store.stat(name))
 
     def names(self, prefix: str) -> list[str]:
-        return self._call(_Watched(None), lambda: self._store.names(prefix))
+        return self._call(_MonitoredFile(None), lambda: self._store.names(prefix))
 
     def delete(self, name: str) -> None:
-        self._call(_Watched(None), lambda: self._store.delete(name))
+        self._call(_MonitoredFile(None), lambda: self._store.delete(name))
 
-    def demand_place(self) -> None:
-        self._call(_Watched(None), self._store.demand_place)
+    def check_root(self) -> None:
+        self._call(_MonitoredFile(None), self._store.check_root)
 
-    def hasten(self, name: str) -> None:
-        self._call(_Watched(None), lambda: self._store.hasten(name))
+    def request_durability(self, name: str) -> None:
+        self._call(_MonitoredFile(None), lambda: self._store.request_durability(name))
 
-    def advice(self, problem: str) -> str:
-        return self._store.advice(problem)
+    def advise(self, problem: str) -> str:
+        return self._store.advise(problem)
 
     def close(self) -> None:
         self._store.close()
 
-    def _call(self, watched: _Watched, work: Callable[[], T]) -> T:
+    def _call(self, file: _MonitoredFile, work: Callable[[], T]) -> T:
         if self._stuck >= _STUCK_MAX:
-            raise StoreUnavailable(self.url, f"{self._stuck} calls hang")
+            raise StoreUnavailable(self.url, f"{self._stuck} earlier calls still hang")
         outcome: list[tuple[T | None, BaseException | None]] = []
         done = threading.Event()
 
@@ -74,14 +74,14 @@ class PatientStore(Store):
                 outcome.append((None, error))
             done.set()
             with self._lock:
-                self._stuck -= watched.is_given_up
+                self._stuck -= file.is_abandoned
 
         start_thread("tranlogs-store", run)
-        while not done.wait(min(_LOOK_SECONDS, self._stall_seconds)):
-            if time.monotonic() - watched.moved_at > self._stall_seconds:
+        while not done.wait(min(_POLL_SECONDS, self._stall_seconds)):
+            if time.monotonic() - file.moved_at > self._stall_seconds:
                 with self._lock:
                     if not done.is_set():
-                        watched.is_given_up = True
+                        file.is_abandoned = True
                         self._stuck += 1
                         raise StoreUnavailable(self.url, f"nothing moved for {self._stall_seconds:g} s")
         result, error = outcome[0]
@@ -90,29 +90,29 @@ class PatientStore(Store):
         return cast(T, result)
 
 
-class _Watched:
-    """A file that says when it was last read or written, and that serves a call no more once that was given up."""
+class _MonitoredFile:
+    """A file that records when it was last read or written, and that fails once its call was abandoned."""
 
     def __init__(self, file: BinaryIO | None) -> None:
         self._file = file
         self.moved_at = time.monotonic()
-        self.is_given_up = False
+        self.is_abandoned = False
 
     def read(self, size: int = -1) -> bytes:
-        self._demand()
+        self._check()
         assert self._file is not None
         data = self._file.read(size)
-        self._demand()
+        self._check()
         return data
 
     def write(self, data: bytes) -> int:
-        self._demand()
+        self._check()
         assert self._file is not None
         return self._file.write(data)
 
-    def _demand(self) -> None:
-        if self.is_given_up:
-            raise OSError("this transfer was given up")
+    def _check(self) -> None:
+        if self.is_abandoned:
+            raise OSError("this transfer was abandoned after a timeout")
         self.moved_at = time.monotonic()
 
     def __getattr__(self, name: str) -> Any:

@@ -1,1 +1,1 @@
-"""What does not depend on a framework in logging a step: its record, fingerprints, looks for writes, random states."""
+"""What all integrations share: settings, resources, the step recorder, fingerprints, scans for foreign writes, random state."""

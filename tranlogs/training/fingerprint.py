@@ -1,7 +1,8 @@
-"""Digests of the state after each step: replay compares them, so that exactness is known and not assumed.
+"""Digests of the state after each step. Replay compares them, so that exactness is verified and not assumed.
 
-Full mode hashes every byte. Where that would cost more than 3 % of a step, a window of tensors that rotates with the step is
-sampled instead, some bytes of each, and the report says so.
+In full mode, every byte is hashed. If that takes more than 3 % of a step, some bytes of a window of tensors are hashed
+instead; the
+window rotates with the step, and the report says so.
 
 The hash is xxh3 (xxhash, https://xxhash.com): 41 MB take 1.5 ms, and other threads run meanwhile.
 """
@@ -24,52 +25,52 @@ Mode = Literal["auto", "full", "sample"]
 Digests = npt.NDArray[np.uint64]
 
 WINDOW = 64  # tensors that are sampled at a step
-BUDGET = 0.03  # of a step, for one look
-_FREE_SECONDS = 0.0003  # a look cheaper than this is never too much: to know is worth it
-_LOOKS = 16  # steps that are measured before a decision: the fastest of them counts, others may have been disturbed
+BUDGET = 0.03  # of a step, for full digests
+_FREE_SECONDS = 0.0003  # full digests that are faster than this are never replaced by samples
+_MEASURED_STEPS = 16  # before a decision; the fastest counts, since others may have been disturbed
 
 
 class Fingerprint:
-    """Digests over a fixed list of tensors, whose memory is asked for at each look.
+    """Digests of a fixed list of tensors, whose memory is requested each time.
 
     Args:
-        memory: gives a flat view of each tensor's bytes, in the same order each time.
-        count: how many tensors there are.
-        mode: "auto" begins with full digests.
-        sample_bytes: about so many bytes of each tensor of a window.
+        memory: returns a flat view of each tensor's bytes, always in the same order.
+        count: number of tensors.
+        mode: "full", "sample", or "auto", which starts with full digests.
+        sample_bytes: about how many bytes to sample of each tensor in a window.
 
     Attributes:
-        kind: "full", "sample", or what an integration computes of all bytes where they lie ("device").
+        kind: "full", "sample", or the name of a digest of all bytes that an integration computes on the device ("device").
     """
 
     def __init__(
         self, memory: Callable[[], Sequence[Bytes]], count: int, mode: Mode = "auto", *, sample_bytes: int = 64
     ) -> None:
         if mode not in ("auto", "full", "sample"):
-            raise UsageError(f'fingerprint={mode!r}: use "auto", "full" or "sample"')
+            raise UsageError(f'fingerprint must be "auto", "full" or "sample", got {mode!r}')
         self._memory, self.count, self._sample_bytes = memory, count, sample_bytes
         self.kind: str = "sample" if mode == "sample" else "full"
         self._is_fixed = mode != "auto"
-        self._look_seconds: deque[float] = deque(maxlen=_LOOKS)
-        self._step_seconds: deque[float] = deque(maxlen=_LOOKS)
+        self._look_seconds: deque[float] = deque(maxlen=_MEASURED_STEPS)
+        self._step_seconds: deque[float] = deque(maxlen=_MEASURED_STEPS)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes are looked at."""
+        """True if all bytes are hashed."""
         return self.kind != "sample"
 
     @property
     def look_seconds(self) -> float:
-        """What a full look takes: the fastest of the last ones; 0 before the first."""
+        """Duration of full digests: the fastest of the recent ones; 0 before the first."""
         return min(self._look_seconds, default=0.0)
 
     @property
     def step_seconds(self) -> float:
-        """What a step takes: the fastest of the last ones; 0 before the first."""
+        """Duration of a step: the fastest of the recent ones; 0 before the first."""
         return min(self._step_seconds, default=0.0)
 
     def digests(self, step: int, kind: str | None = None) -> Digests:
-        """Return one number a tensor (full), or one a tensor of this step's window (sample)."""
+        """Return one digest for each tensor (full), or for each tensor of this step's window (sample)."""
         kind = kind or self.kind
         if kind == "sample":
             return self.sampled(self.window(step), step)
@@ -79,12 +80,12 @@ class Fingerprint:
         return found
 
     def whole(self, kind: str) -> Digests:
-        """Return digests of all bytes, of a kind."""
+        """Return digests of all bytes, of the given kind."""
         assert kind == "full", f"fingerprints of the kind {kind!r}"
         return full_digests([view.data for view in self._memory()])
 
     def window(self, step: int) -> list[int]:
-        """Return the tensors that are sampled at a step."""
+        """Return the indices of the tensors that are sampled at a step."""
         return window_of(self.count, step)
 
     def one(self, index: int) -> int:
@@ -92,17 +93,17 @@ class Fingerprint:
         return digest_of(self._memory()[index])
 
     def sampled(self, indices: Sequence[int], step: int) -> Digests:
-        """Return digests of some bytes of tensors, others at another step."""
+        """Return digests of some bytes of tensors; which bytes depends on the step."""
         memory = self._memory()
         return np.array([digest_of(some_bytes(memory[i], step, self._sample_bytes)) for i in indices], np.uint64)
 
     def fit_budget(self, step_seconds: float) -> None:
-        """Fall back to sampling where a full look costs too much of a step."""
+        """Fall back to sampling if full digests take too much of a step."""
         self._step_seconds.append(step_seconds)
         if self._is_fixed or not self.is_whole:
             return
         look = self.look_seconds
-        if len(self._step_seconds) == _LOOKS and look > _FREE_SECONDS and look > BUDGET * min(self._step_seconds):
+        if len(self._step_seconds) == _MEASURED_STEPS and look > _FREE_SECONDS and look > BUDGET * min(self._step_seconds):
             self.kind = "sample"
 
 
@@ -117,11 +118,14 @@ def digest_of(data: Bytes) -> int:
 
 
 def window_of(count: int, step: int) -> list[int]:
-    """Return which of `count` tensors are sampled at a step."""
+    """Return the indices of the tensors, out of `count`, that are sampled at a step."""
     return [(step * WINDOW + i) % count for i in range(min(WINDOW, count))]
 
 
 def some_bytes(memory: Any, step: int, count: int) -> Any:
-    """Return about `count` bytes all over the memory, in time every one; an odd stride meets every byte of a number."""
+    """Return about `count` bytes spread over the memory; over many steps, every byte.
+
+    The stride is odd, so that the sample contains every byte position of multi-byte numbers.
+    """
     stride = max(1, len(memory) // count) | 1
     return memory[step % stride :: stride]

@@ -1,4 +1,4 @@
-"""The order in which the gradients of one step follow each other in a record."""
+"""The order of one step's gradients in a record."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ SMALL_BYTES = 64 << 10  # a copy of fewer bytes costs less than a buffer of its 
 
 
 class GradientLayout:
-    """Layout of a set of gradients: small ones come first, to be copied into one buffer; large ones are taken where they lie.
+    """The layout of a set of gradients: small gradients come first and are copied into one buffer; large ones are not copied.
 
-    Among the small ones those with larger elements come first, so that each is aligned.
+    Small gradients are ordered by the size of their elements, largest first, so that each is aligned.
 
     Args:
-        specs: of the gradients. An absent gradient has no bytes.
+        specs: specifications of the gradients. An absent gradient has no bytes.
 
     Attributes:
-        layout: as records refer to it.
+        layout: the layout to which records refer.
         order: index of the gradient at each place of the layout.
         small: indices of the small gradients that have bytes, in the order of the layout.
-        large: indices of the large ones.
+        large: indices of the large gradients.
     """
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:

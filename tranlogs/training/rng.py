@@ -1,4 +1,4 @@
-"""The random state of Python and numpy, which every script may draw from."""
+"""The random states of Python and numpy, which any script may use."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def numpy_state() -> Any:
 
 
 def set_host_rng(state: dict[str, Any]) -> None:
-    """Set both.
+    """Set both states.
 
     Raises:
-        ValueError: numpy's global generator is of another kind now than when its state was read.
+        ValueError: numpy's global generator is of another kind than when its state was read.
     """
     version, words, gauss = state["python"]
     random.setstate((version, _WORDS.unpack(words), gauss))
@@ -36,19 +36,19 @@ def set_host_rng(state: dict[str, Any]) -> None:
 
 
 class HostRng:
-    """Reads both states again and again. What has not changed is the same object as before."""
+    """Reads both states repeatedly. A state that has not changed is returned as the same object."""
 
     def __init__(self) -> None:
-        self._seen: Any = None  # of Python's, as Python gives it
+        self._seen: Any = None  # Python's state, as Python returns it
         self._python: tuple[Any, ...] = ()
         self._numpy: Any = None
 
     def read(self) -> dict[str, Any]:
-        """Return the states by name, encodable."""
+        """Return the states by name, in a form that can be encoded."""
         seen = random.getstate()
         if seen != self._seen:
             self._seen, self._python = seen, _packed(seen)
-        # All of it each time: `set_state` may bring back the same words with another kept normal, which nothing else tells.
+        # Compare the whole state: `set_state` may set the same words with another cached normal, which nothing else shows.
         numpys = numpy_state()
         if not is_same_state(numpys, self._numpy):
             self._numpy = numpys

@@ -15,7 +15,7 @@ from typing import Any, Protocol, overload
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray, Bytes
 
-from ..state.arrays import Values, flat_bytes
+from .arrays import Values, flat_bytes
 
 Gradients = Sequence[Any]  # a backend's own tensors, None where a variable got no gradient
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tranlogs.base.types import AnyArray
 
-from ..state.arrays import Values, from_array, to_array
+from .arrays import Values, from_array, to_array
 from .base import Backend, Gradients, HostViews, Tap, Watcher, check_one_update
 
 

@@ -14,7 +14,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray, SparseArray
 
 from ..private import trained_by
-from ..state.arrays import Values, from_array, to_array
+from .arrays import Values, from_array, to_array
 from .base import Backend, Gradients, HostViews, OneStep, Tap, Watcher, check_one_update
 
 _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)

@@ -12,7 +12,7 @@ import torch
 from tranlogs.base.types import AnyArray
 
 from ..private import tensors_of, trained_by
-from ..state.arrays import Values, from_array, to_array
+from .arrays import Values, from_array, to_array
 from .base import Backend, Gradients, Tap, Watcher, check_one_update
 
 _AS_UINT = {torch.bfloat16: (torch.uint16, ml_dtypes.bfloat16)}

@@ -17,16 +17,16 @@ from typing import Any
 from tranlogs.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.writer import Tensor
-from tranlogs.training.looks import Looks, Place
 from tranlogs.training.recorder import ReplayCheck, StepRecorder
+from tranlogs.training.write_scans import Place, ScanSchedule
 
 from .. import private
 from ..backends import Gradients
-from ..state.arrays import Values, same_bits, to_array
+from ..backends.arrays import Values, same_bits, to_array
 from ..state.fingerprint import digest
+from ..state.plan import Look, Plan
 from ..state.state import KerasState, plain_attributes
 from .gradient_payloads import GradientPayloads
-from .plan import Look, Plan
 
 _log = logging.getLogger("tranlogs")
 
@@ -34,7 +34,7 @@ _BOUNDARY: Place = "at a boundary"
 _LOOKS, _LOOK_INSIDE = {4, 8, 16, 32}, 64  # steps, and every so many, in which writes of the train step are looked for
 
 
-class StepLog:
+class StepCapture:
     """Watches a model's steps; see `backends.Watcher`.
 
     Args:
@@ -56,7 +56,7 @@ class StepLog:
         self._expects, self._on_late = expects, on_late
         self.steps_since_boundary = 0
         self.looks_before_steps = self.looks_behind_steps = True
-        self._looks, self._look_seconds = Looks(), 0.0  # the fastest look so far
+        self._looks, self._look_seconds = ScanSchedule(), 0.0  # the fastest look so far
         self._replay_check = ReplayCheck()
         self._has_applied = False
         self._is_halved = False  # the present step is taken in two calls
@@ -82,7 +82,7 @@ class StepLog:
     def close(self) -> None:
         """The fit has ended, by an exception perhaps: a step that no boundary follows is not committed."""
         self._taken = None
-        self._recorder.drop()
+        self._recorder.discard()
 
     # Steps (called by taps).
 
@@ -168,7 +168,7 @@ class StepLog:
 
     def _end_gradients(self, after: Sequence[Values]) -> None:
         if self._log_is_weights():  # from this step on
-            self._recorder.drop()
+            self._recorder.discard()
             self.end_step()
             return
         body = self._body("gradients", self.state.fingerprint.kind)
@@ -200,7 +200,7 @@ class StepLog:
         body = self._body("weights", "full")
         body["hyper"] = self._rates(values)
         digests = self.state.fingerprint.of_digests([*self._hashes.values()]).tobytes()
-        self._recorder.image(Payload.of(tensors), body, digests)
+        self._recorder.log_image(Payload.of(tensors), body, digests)
         self._hold(values)
         self._after_step()
 
@@ -240,7 +240,7 @@ class StepLog:
         `is_end`: of an epoch or a fit, where callbacks of all kinds have had their turn.
         """
         self._commit()
-        self._looks.unit()
+        self._looks.count_unit()
         must_look = is_end or self.looks_behind_steps or not self.backend.watches_values or self._log_is_weights()
         if self._behind is not None and not must_look and not self._is_look_due():
             return self.state.plan.look_of(self._behind)
@@ -249,7 +249,7 @@ class StepLog:
             self.state.variables.refresh()
         look = self.state.look()
         written = self._note_writes(look.watched)
-        if written and not must_look and self._looks.found(_BOUNDARY):
+        if written and not must_look and self._looks.note_write(_BOUNDARY):
             self._on_late(written[0])
         seconds = time.perf_counter() - start
         self._look_seconds = min(self._look_seconds or seconds, seconds)
@@ -257,7 +257,7 @@ class StepLog:
 
     def _is_look_due(self) -> bool:
         """Return True if variables are read at this boundary, though nothing is known to write to them."""
-        return self._looks.is_full(_BOUNDARY, self._look_seconds, self.state.fingerprint.step_seconds)
+        return self._looks.is_full_scan_due(_BOUNDARY, self._look_seconds, self.state.fingerprint.step_seconds)
 
     def _note_writes(self, values: Sequence[Values] | None) -> list[str]:
         """Log an after-image of whatever changed since the last look and not by a step; `values` of what is watched."""

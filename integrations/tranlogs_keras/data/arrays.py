@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..backends import Backend
+from ..backends.arrays import Values
 from ..private import array_slicing, tree
-from ..state.arrays import Values
-from .sources import OwnOrder, Source
+from .source import OwnOrder, Source
 
 
 class Arrays(Source):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..private import EpochIterator
-from .sources import Source
+from .source import Source
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 from ..backends import Backend
 from ..state import rng
 from ..state.attributes import Attributes
-from .sources import Doubt, OwnOrder, Source
+from .source import Doubt, OwnOrder, Source
 
 
 class PyDatasetBatches(Source):

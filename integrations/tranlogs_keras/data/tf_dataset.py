@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tranlogs.base.errors import UsageError
 
-from .sources import Source
+from .source import Source
 
 _log = logging.getLogger("tranlogs")
 

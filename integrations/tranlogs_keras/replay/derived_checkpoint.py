@@ -13,8 +13,8 @@ from tranlogs.checkpoints import Snapshot
 from tranlogs.log.body import encode_parts
 from tranlogs.recovery.recover import Recovered
 
+from ..backends.arrays import adapt, to_array
 from ..state import environment
-from ..state.arrays import adapt, to_array
 
 if TYPE_CHECKING:
     from .recorded_state import RecordedState

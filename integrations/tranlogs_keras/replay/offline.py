@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from tranlogs.base.errors import DataError, UsageError
 from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.log.record import Position
-from tranlogs.recovery import RecoveryReport, open_for_reading
+from tranlogs.recovery import RecoveryReport, read_facts
 from tranlogs.recovery.recover import Progress, Recovered, recover
-from tranlogs.recovery.verdict import report_of, verdict
+from tranlogs.recovery.verdict import judge_exactness, make_report
 
 from ..backends import choose_backend
 from ..export_targets import check_target
@@ -68,10 +68,10 @@ class OfflineRun:
         found = recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
         self._found = found
         assert found is not None, "a run with a checkpoint holds something"
-        exact, told = verdict(found, self.state.fingerprint_kinds, of="variables")
+        exact, told = judge_exactness(found, self.state.fingerprint_kinds, compared="variables")
         compared = environment.compare(self.state.recorded_environment, self.state.environment_now())
         position = self.state.body["position"]
-        self.report = report_of(
+        self.report = make_report(
             found, exact=None if exact and compared else exact, notes=[*found.notes, *self.state.notes, *compared, *told],
             batch=position["total"], epoch=position["epoch"], seconds=time.monotonic() - start,
         )  # fmt: skip
@@ -87,7 +87,7 @@ class OfflineRun:
 
         if self._found is None:
             raise UsageError("replay() comes before snapshot()")
-        self._found.demand(position)
+        self._found.require_position(position)
         return snapshot(self.state, self._found)
 
     def export(self, path: Path, form: str | None = None, progress: Progress | None = None) -> list[str]:
@@ -113,7 +113,7 @@ class OfflineRun:
 
 
 def _backend_of(folder: Path) -> str:
-    for row in sorted(open_for_reading(folder).checkpoints, key=lambda row: row.sequence, reverse=True):
+    for row in sorted(read_facts(folder).checkpoints, key=lambda row: row.sequence, reverse=True):
         try:
             with Checkpoint(folder / "checkpoints" / row.name) as checkpoint:
                 return str(checkpoint.manifest["environment"]["backend"])

@@ -17,10 +17,10 @@ from tranlogs.log.record import EntryKind
 
 from .. import private
 from ..backends import Backend, make_backend
+from ..backends.arrays import from_array
 from ..state import environment
-from ..state.arrays import from_array
-from ..state.state import KerasState
 from ..state.variables import Slot, Variables
+from .replayable_state import ReplayableState
 
 
 class RecordedVariables(Variables):
@@ -58,7 +58,7 @@ class RecordedVariables(Variables):
         return False
 
 
-class RecordedState(KerasState):
+class RecordedState(ReplayableState):
     """See the module.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,9 @@ from tranlogs.log.layout import array_of
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery import Divergence
 
-from ..state.arrays import Values, from_array
+from ..backends.arrays import Values, from_array
 from ..state.fingerprint import window
-
-if TYPE_CHECKING:
-    from ..state.state import KerasState
+from ..state.state import KerasState
 
 
 def redo(state: KerasState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:

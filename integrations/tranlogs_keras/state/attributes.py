@@ -11,7 +11,7 @@ from tranlogs.base.errors import UnencodableState
 from tranlogs.base.types import Extension
 from tranlogs.encoding import tree
 
-from .arrays import adapt
+from ..backends.arrays import adapt
 from .callbacks import packed, unpacked
 from .fingerprint import digest
 

@@ -18,7 +18,7 @@ from tranlogs.base.errors import UnencodableState
 from tranlogs.base.types import Extension
 from tranlogs.encoding import tree
 
-from .arrays import adapt
+from ..backends.arrays import adapt
 from .fingerprint import digest
 
 _KERAS_OWN = {"_model", "params", "validation_data", "model"}
@@ -39,7 +39,7 @@ _COMPARISONS = {"less", "greater", "less_equal", "greater_equal"}
 State = dict[str, dict[str, Any]]
 
 
-class Siblings:
+class CallbackStates:
     """See the module.
 
     Args:

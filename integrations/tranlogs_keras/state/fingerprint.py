@@ -9,7 +9,7 @@ import numpy as np
 from tranlogs.training import fingerprint as base
 from tranlogs.training.fingerprint import Digests, Mode
 
-from .arrays import Values, flat_bytes
+from ..backends.arrays import Values, flat_bytes
 
 __all__ = ["Digests", "Fingerprint", "Mode", "digest", "window"]
 

@@ -9,7 +9,7 @@ from tranlogs.training.rng import HostRng, is_same_state, numpy_state, python_st
 
 from .. import private
 from ..backends import Backend
-from .arrays import Values
+from ..backends.arrays import Values
 
 
 class Generators:

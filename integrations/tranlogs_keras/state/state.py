@@ -1,9 +1,8 @@
-"""A Keras run's state as the core sees it: described, snapshot, restored, redone."""
+"""The state of a Keras run: described, put into a snapshot, restored from a checkpoint."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import keras
@@ -11,21 +10,20 @@ import keras
 from tranlogs.base.types import AnyArray
 from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.log.entry import Entry
-from tranlogs.recovery import Divergence
 
 from .. import private
 from ..backends import Backend
-from ..capture.plan import Look, Plan
+from ..backends.arrays import from_array, to_array
 from . import environment
-from .arrays import from_array, to_array
 from .fingerprint import Fingerprint, Mode
+from .plan import Look, Plan
 from .variables import Variables, matched
 
 LogKind = Literal["gradients", "weights"]
 
 
 class KerasState:
-    """See the module; implements `tranlogs.recovery.Recoverable`.
+    """Variables of a model, of its optimizers and of its metrics, by name.
 
     Attributes:
         log: what steps are logged as.
@@ -154,11 +152,6 @@ class KerasState:
                 if name in slots:
                     self.backend.assign(slots[name].variable, values)
         self.body = body
-
-    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
-        from ..replay.redo import redo
-
-        return redo(self, entries, tick)
 
     def decode(self, entry: Entry) -> Any:
         return entry.body(make_array=from_array)

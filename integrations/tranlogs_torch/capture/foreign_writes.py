@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tranlogs.training.looks import Looks, Place
+from tranlogs.training.write_scans import Place, ScanSchedule
 
 from ..state.fingerprint import Digests
 from ..state.state import TorchState
-from .optimizer_hooks import Member
+from .optimizer_hooks import OptimizerHooks
 
 
-class ForeignWrites:
+class ForeignWriteDetector:
     """Compares the state with what the log holds.
 
     Args:
@@ -22,9 +22,9 @@ class ForeignWrites:
         on_late: called with the name of a parameter whose write may have been there for some units before it was found.
     """
 
-    def __init__(self, state: TorchState, members: Mapping[str, Member], on_late: Callable[[str], None]) -> None:
+    def __init__(self, state: TorchState, members: Mapping[str, OptimizerHooks], on_late: Callable[[str], None]) -> None:
         self._state, self._members, self._on_late = state, members, on_late
-        self.looks = Looks()
+        self.looks = ScanSchedule()
         self._digests: Digests | None = None
         self._trace: list[int] = []
 
@@ -63,7 +63,7 @@ class ForeignWrites:
         elif len(self._digests) == fingerprint.count:
             untraced = self._untraced(step, place) - found
             found |= untraced
-            if untraced and place is not None and self.looks.found(place):
+            if untraced and place is not None and self.looks.note_write(place):
                 self._on_late(list(self._state.parameters)[min(untraced)])
         names = list(self._state.parameters)
         return [names[i] for i in sorted(found)]
@@ -78,12 +78,12 @@ class ForeignWrites:
         """Parameters whose bytes are others, as far as this look goes."""
         fingerprint, known = self._state.fingerprint, self._digests
         assert known is not None
-        if place is None or self.looks.is_full(place, fingerprint.look_seconds, fingerprint.step_seconds):
+        if place is None or self.looks.is_full_scan_due(place, fingerprint.look_seconds, fingerprint.step_seconds):
             now = fingerprint.digests(step)
             return set() if now.tobytes() == known.tobytes() else set(np.flatnonzero(now != known).tolist())
         if fingerprint.kind != "full":
             return set()
-        return {i for i in self.looks.part(fingerprint.sizes) if fingerprint.one(i) != int(known[i])}
+        return {i for i in self.looks.next_part(fingerprint.sizes) if fingerprint.one(i) != int(known[i])}
 
     def optimizers(self, place: Place | None = None) -> list[str]:
         """Return the names of optimizers whose state was written since.

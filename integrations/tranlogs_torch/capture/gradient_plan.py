@@ -16,9 +16,9 @@ from tranlogs.base.types import Bytes, TensorSpec
 from tranlogs.log.layout import Payload
 from tranlogs.training.gradient_layout import GradientLayout
 
-from ..sharding.placement import KNOWN
 from ..sharding.shards import place_of
 from ..tensors.arrays import NAMES, memory_order, odd_strides
+from ..tensors.placement import KNOWN
 
 _PLANS_MAX = 16
 

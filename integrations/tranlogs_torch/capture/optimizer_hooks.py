@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from operator import is_
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -21,29 +21,27 @@ from tranlogs.log.layout import NO_TENSORS, Layout, Payload
 from tranlogs.log.writer import Tensor
 from tranlogs.training.recorder import StepRecorder, is_same
 
+from ..ddp.gradient_ranges import Portion
 from ..sharding import fsdp_wrapper
-from ..sharding.placement import KNOWN
-from ..sharding.shards import array_of, is_elementwise, is_part, local, placed, settled, spec_of
+from ..sharding.shards import array_of, is_elementwise, is_part, placed, settled, spec_of
 from ..sharding.zero_optimizer import forget_places, own_of
 from ..state.extra_state import frozen, is_torchs
 from ..state.fingerprint import StateWatch, version_of, versions
 from ..state.pending_gradients import mark_used
 from ..tensors.arrays import adapt, to_array
+from ..tensors.placement import KNOWN, local
 from .grad_scaler import ScalerWatch
 from .gradient_plan import GradientPlans
-from .replay_check import Rehearsal
+from .replay_check import StepRehearsal
+from .run import LoggedRun
 from .single_step import can_nest, is_nested
-
-if TYPE_CHECKING:
-    from ..distributed.gradient_ranges import Portion
-    from ..loops.session import Session
 
 _log = logging.getLogger("tranlogs")
 
 LogKind = Literal["gradients", "weights"]
 
 
-class Member:
+class OptimizerHooks:
     """See the module.
 
     Attributes:
@@ -53,9 +51,9 @@ class Member:
         log: "gradients" or "weights"; what cannot be redone from gradients logs weights once that is found out.
     """
 
-    def __init__(self, session: Session, name: str, outer: torch.optim.Optimizer, log: LogKind, *,
+    def __init__(self, run: LoggedRun, name: str, outer: torch.optim.Optimizer, log: LogKind, *,
                  optimizer_state: bool) -> None:  # fmt: skip
-        self.session, self.name, self.outer, self.log = session, name, outer, log
+        self.run, self.name, self.outer, self.log = run, name, outer, log
         self.inner = inner = own_of(outer)
         tree.encode(self.hyper(), path=f"optimizer {name!r}.param_groups", adapt=adapt)
         if log == "gradients" and isinstance(inner, torch.optim.LBFGS):
@@ -66,9 +64,10 @@ class Member:
             self.log = "weights"
             _log.warning("%s: its parameters are sharded, and that its update goes element by element is not known: weights "
                          "and state are logged, not gradients", type(inner).__name__)  # fmt: skip
+        self.shell: Any = self.inner  # the wrapper around it, as soon as there is one
         self.with_state = optimizer_state or self.log == "gradients"
         self.watch = StateWatch(inner)
-        self.recorder = StepRecorder(session.journal)
+        self.recorder = StepRecorder(run.journal)
         self._plans = GradientPlans()
         self._names: list[str] = []
         self._owners: list[torch.Tensor] = []
@@ -84,7 +83,7 @@ class Member:
         self._is_image = False
         self._share: list[Portion] | None = None  # what of the gradients this rank logs; None for all
         self._began = time.perf_counter()
-        self._rehearsal = Rehearsal(inner)
+        self._rehearsal = StepRehearsal(inner)
         self._can_nest = can_nest(inner)
         self._scaler = ScalerWatch()
         self._pre = inner.register_step_pre_hook(_seen_compiled(torch.compiler.disable(self._before_step)))
@@ -101,6 +100,10 @@ class Member:
         after: Any = self.inner._optimizer_step_post_hooks
         if next(iter(after)) != self._post.id:
             after.move_to_end(self._post.id, last=False)
+
+    def mark_called(self) -> None:
+        """Tell learning-rate schedulers, which may hold the wrapper, that the optimizer stepped."""
+        self.shell._opt_called = self.inner._opt_called = self.outer._opt_called = True  # type: ignore[attr-defined]
 
     def release(self) -> None:
         """Take the hooks off: the optimizer is a plain one again."""
@@ -120,14 +123,14 @@ class Member:
         """Clip as torch does; the log holds the gradients as they were, and the norm (see `LoggedOptimizer`)."""
         trained = [p for group in self.outer.param_groups for p in group["params"]]
         parameters = [p for p in trained if settled(p) is not None]
-        norm: Any = fsdp_wrapper.total_norm(self.session.modules, trained, norm_type, foreach)
+        norm: Any = fsdp_wrapper.total_norm(self.run.modules, trained, norm_type, foreach)
         if norm is None:
             gradients = [p.grad for p in parameters if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
         elif error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(f"The total norm of order {norm_type} is not finite: the gradients are not clipped")
         norm = norm.full_tensor() if is_part(norm) else norm  # of shards it is a sum that is not taken yet
-        if self.session.is_active and self.log == "gradients":
+        if self.run.is_active and self.log == "gradients":
             self._begin()
             self.recorder.wait()  # the gradients are about to be clipped in place
             self._clip = {"max_norm": float(max_norm), "norm": norm.detach().clone(), "foreach": foreach}
@@ -140,19 +143,19 @@ class Member:
         if self.log == "weights":
             return
         self.log = "weights"
-        _log.warning("%s: optimizer %r (%s) logs weights and state from now on, not gradients: %s", self.session.run, self.name,
+        _log.warning("%s: optimizer %r (%s) logs weights and state from now on, not gradients: %s", self.run.run, self.name,
                      type(self.inner).__name__, why)  # fmt: skip
 
     # The step.
 
     def _before_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_compiled: bool) -> Any:
-        if not self.session.is_active or self._is_nested():
+        if not self.run.is_active or self._is_nested():
             return None
         if is_compiled:
             self._log_weights("its step is compiled, and rounds otherwise than the step that redo takes")
         if self._scaler.look():
-            self.session.saw_scaler(self._scaler.scaler)
-        self._scaler.check(self.outer, self.session.shells[self.name])
+            self.run.saw_scaler(self._scaler.scaler)
+        self._scaler.check(self.outer, self.shell)
         self._captures = 0
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer itself
         if closure is None and next(reversed(inner._optimizer_step_pre_hooks)) == self._pre.id:
@@ -167,7 +170,7 @@ class Member:
                 self._capture()
             return loss
 
-        self.session.before_step()  # also where the optimizer never calls the closure: the outcome is logged then
+        self.run.before_step()  # also where the optimizer never calls the closure: the outcome is logged then
         if len(args) > 1:
             return (args[0], closure_then_capture, *args[2:]), kwargs
         return args, {**kwargs, "closure": closure_then_capture}
@@ -190,7 +193,7 @@ class Member:
             self.recorder.wait()
         self._captured = [] if self._is_image else [p.grad for p in self._owners if p.grad is not None]
         self._captured_versions = [version_of(g) for g in self._captured] if KNOWN else versions(self._captured)
-        self.session.auxiliary.gradients.before_step(self.name)
+        self.run.auxiliary.gradients.before_step(self.name)
         hyper = self.hyper()
         self._hyper = self._hyper if is_same(hyper, self._hyper) else hyper
         self._amp = {key: getattr(self.inner, key).detach().clone() for key in ("grad_scale", "found_inf")
@@ -210,50 +213,50 @@ class Member:
             (self._is_image or self.recorder.is_open)
             and len(now) == len(self._clipped)
             and all(a is b and u == v for (a, u), (b, v) in zip(now, self._clipped, strict=True))
-            and not self.session.has_changed()
+            and not self.run.has_changed()
         )
 
     def _begin(self) -> None:
         """Note foreign writes, then put the gradients into a new record."""
         self._drop()
-        session = self.session
-        session.before_step()
+        run = self.run
+        run.before_step()
         self._is_image = self.log == "weights" or self._has_foreign_strides()
         if self._is_image:
             return
         try:
             payload = self._payload()
         except LogUnavailable as error:  # a full ring whose writer hangs
-            session.journal.suspend(error)
+            run.journal.suspend(error)
             return
         self.recorder.begin(payload)
 
     def _payload(self) -> Payload:
         """The gradients' bytes: by a plan, or one by one where there is none."""
-        session, parameters = self.session, self.parameters()
+        run, parameters = self.run, self.parameters()
         if len(parameters) != len(self._owners) or not all(map(is_, parameters, self._owners)):
-            name_of = session.state.name_of
+            name_of = run.state.name_of
             self._owners, self._names = parameters, [f"grad/{name_of[id(p)]}" for p in parameters]
-        if session.together is None and session.staging is None:
+        if run.coordinator is None and run.staging is None:
             payload = self._plans.payload(self._names, [p.grad for p in parameters])
             if payload is not None:
                 return payload
         return self._general_payload()
 
     def _general_payload(self) -> Payload:
-        session = self.session
+        run = self.run
         present = [(n, p) for n, p in zip(self._names, self._owners, strict=True) if settled(p) is not None]
         found = [(name, local(p.grad)) for name, p in present if p.grad is not None]
-        self._share = None if session.together is None else session.together.share(self, found)
+        self._share = None if run.coordinator is None else run.coordinator.share(self, found)
         if self._share is not None:
             found = [(portion.name, portion.tensor) for portion in self._share]
-        if session.staging is not None:
+        if run.staging is not None:
             if self._share is not None:
                 layout = Layout(portion.spec() for portion in self._share)
             else:
                 owned = zip(found, present, strict=True)
                 layout = Layout(spec_of(name, gradient, owner) for (name, gradient), (_, owner) in owned)
-            return session.staging.stage(layout, [gradient for _, gradient in found])
+            return run.staging.stage(layout, [gradient for _, gradient in found])
         contents: Iterable[AnyArray] = (to_array(gradient) for _, gradient in found)
         if self._share is not None:
             contents = (portion.placed(content) for portion, content in zip(self._share, contents, strict=True))
@@ -270,11 +273,11 @@ class Member:
     def _after_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._is_nested():
             return
-        session = self.session
-        session.mark_called(self)
+        run = self.run
+        self.mark_called()
         mark_used(self.outer)
-        session.journal.recovery_speed.observe_step(time.perf_counter() - self._began)
-        if not session.is_active:
+        run.journal.recovery_speed.observe_step(time.perf_counter() - self._began)
+        if not run.is_active:
             return
         if why := self._rehearsal.after_step(self._amp):
             self._log_weights(why)
@@ -290,31 +293,31 @@ class Member:
             self._is_image = True
         body: dict[str, Any] = {
             "record": "weights" if self._is_image else "gradients", "optimizer": self.name, "hyper": self._hyper,
-            "fingerprint": session.state.fingerprint.kind,
+            "fingerprint": run.state.fingerprint.kind,
         }  # fmt: skip
         if self._amp:
             body["amp"] = self._amp
         if self._clip is not None and not self._is_image:
             body["clip"] = self._clip
-        if self._share is not None and not self._is_image and session.together is not None:
-            body["share"] = (session.together.rank, session.together.world)
-            body["copies"] = session.together.copies
-        digests = session.digests().tobytes()
+        if self._share is not None and not self._is_image and run.coordinator is not None:
+            body["share"] = (run.coordinator.rank, run.coordinator.world)
+            body["copies"] = run.coordinator.copies
+        digests = run.digests().tobytes()
         if self._is_image:
-            payload = session.after_image(self._image(body), every_step=self.log == "weights")
-            self.recorder.image(payload or NO_TENSORS, body, digests)  # without one it only counts the step
+            payload = run.after_image(self._image(body), every_step=self.log == "weights")
+            self.recorder.log_image(payload or NO_TENSORS, body, digests)  # without one it only counts the step
         else:
             self.recorder.commit(body, digests)
         self._captures = 0
         self._forget_clip()
-        session.after_step()
+        run.after_step()
 
     def _image(self, body: dict[str, Any]) -> list[Tensor]:
         """After-image: the parameters, and the optimizer's state unless the user does without."""
-        session, convert = self.session, self.session.state.convert
-        tensors: list[Tensor] = [(f"param/{session.state.name_of[id(p)]}", array_of(p, p, convert)) for p in self.parameters()]
+        run, convert = self.run, self.run.state.convert
+        tensors: list[Tensor] = [(f"param/{run.state.name_of[id(p)]}", array_of(p, p, convert)) for p in self.parameters()]
         if self.with_state:
-            found, rest = session.state.state_tensors(self.name, convert)
+            found, rest = run.state.state_tensors(self.name, convert)
             tensors += found
             body["state"] = {self.name: rest}
         else:
@@ -323,7 +326,7 @@ class Member:
         return tensors
 
     def _drop(self) -> None:
-        self.recorder.drop()
+        self.recorder.discard()
         self._captured = []
         self._rehearsal.forget()
         self._forget_clip()

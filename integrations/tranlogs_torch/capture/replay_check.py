@@ -23,7 +23,7 @@ from .single_step import amp_of, without_hooks
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
 
 
-class Rehearsal:
+class StepRehearsal:
     """See the module.
 
     Args:

@@ -43,8 +43,8 @@ from ..device.fetch import Window
 from ..device.gather import Form, Gather, Places
 from ..device.ring import Region, Ring
 from ..device.streams import Device, Devices, Event, Pair, cuda_device
-from ..sharding.shards import local
 from ..tensors.arrays import DTYPES, flat_bytes, from_array, spec_of, to_array
+from ..tensors.placement import local
 
 _log = logging.getLogger("tranlogs")
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +21,9 @@ from tranlogs.checkpoints import Checkpoint
 from tranlogs.encoding import tree
 
 from ..data.rng import get_rng
-from ..distributed.comm_hooks import without_errors
+from ..ddp.comm_hooks import without_errors
+from ..state.state import TorchState
 from ..tensors import arrays
-
-if TYPE_CHECKING:
-    from ..state.state import TorchState
 
 
 def packed(body: dict[str, Any]) -> bytes:
@@ -40,7 +38,7 @@ def unpacked(blob: bytes) -> dict[str, Any]:
 
 
 def adopt(state: TorchState, sources: Sequence[Path], rank: int, built: dict[str, Any] | None) -> list[str]:
-    """Set all state from checkpoints of other ranks; see `SharedState.adopt`.
+    """Set all state from checkpoints of other ranks; see `GroupState.adopt`.
 
     Args:
         state: of this rank.

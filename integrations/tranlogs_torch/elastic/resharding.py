@@ -8,7 +8,7 @@ and what is on its way. What several ranks had is compared, bit for bit: it must
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,20 +16,19 @@ import xxhash
 
 from tranlogs.base.errors import RecoveryError, StateMismatch, UsageError, error_text
 from tranlogs.base.types import AnyArray, Array
-from tranlogs.recovery.group.journal_access import Channel
+from tranlogs.log.writer import Tensor
+from tranlogs.recovery.group.journal_access import Transport
 
-from ..offline.optimizer_classes import OptimizerClasses
-from ..offline.recorded_state import RecordedState
-from ..replay.plain_tensors import unwrapped
 from ..sharding.overlap import Box, Shape, cut
-from ..sharding.placement import NOTHING, empty_of
-from ..sharding.shards import is_alike, is_dtensor, local, place_of, shape_of
+from ..sharding.shards import is_alike, place_of, shape_of
 from ..state import environment, naming
 from ..state.compatibility import Layouts, in_later_groups, mismatches, optimizer_differences
 from ..state.fingerprint import memory_of
-from ..state.state import TorchState
+from ..state.plain_tensors import unwrapped
+from ..state.state import Groups, TorchState
 from ..tensors import arrays
 from ..tensors.equality import have_same_bits
+from ..tensors.placement import NOTHING, empty_of, is_dtensor, local
 from .adoption import packed, unpacked
 from .transfer_plan import Piece, Told, bundles, common
 
@@ -38,9 +37,36 @@ T = TypeVar("T")
 _NOT_TAKEN = ("ddp", "beside")  # of a boundary: what reducers and neighbours of before had
 
 
-def part(state: TorchState) -> RecordedState:
-    """A state for what another process recorded, with the optimizers' classes that the script uses."""
-    return RecordedState(OptimizerClasses.of(state.optimizers.values()))
+class Part(Protocol):
+    """What one former rank had, redone: a state with the boundary that was landed on.
+
+    Attributes:
+        meta: what its checkpoint holds besides tensors.
+        body: the auxiliary state of the boundary.
+    """
+
+    meta: dict[str, Any]
+    body: dict[str, Any]
+    parameters: dict[str, torch.Tensor]
+    name_of: dict[int, str]
+    given: dict[str, Groups]
+    recorded_environment: dict[str, Any]
+    fingerprint_kinds: set[str]
+    stale: set[str]
+    notes: list[str]
+
+    @property
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """The optimizers by name."""
+        ...
+
+    def state_tensors(self, which: str) -> tuple[list[Tensor], dict[str, Any]]:
+        """Return an optimizer's state: tensors by name, and the rest as a tree."""
+        ...
+
+    def groups(self, which: str) -> dict[str, Any]:
+        """Return an optimizer's groups: names of parameters, and values."""
+        ...
 
 
 class Target:
@@ -85,11 +111,11 @@ class Target:
 
 
 class Taking:
-    """See the module, and `SharedState.take`."""
+    """See the module, and `GroupState.assemble`."""
 
     def __init__(self, state: TorchState, parts: dict[int, Any], owners: Mapping[int, int], rank: int,
-                 channel: Channel) -> None:  # fmt: skip
-        self._state, self._parts, self._owners, self._rank, self._channel = state, parts, owners, rank, channel
+                 transport: Transport) -> None:  # fmt: skip
+        self._state, self._parts, self._owners, self._rank, self._transport = state, parts, owners, rank, transport
         self._targets: dict[str, Target] = {}
         self._told: dict[int, dict[str, Any]] = {}
         self._wanted: list[dict[str, list[Box]]] = []  # of each process, by tensor
@@ -99,11 +125,11 @@ class Taking:
         own = self._parts.get(self._rank)
         own_body = None if own is None else _body(own)
         mine = self._on_all(self._described)
-        self._told = dict(sorted((rank, unpacked(blob)) for one in self._channel.gather(mine) for rank, blob in one))
+        self._told = dict(sorted((rank, unpacked(blob)) for one in self._transport.gather(mine) for rank, blob in one))
         self._on_all(self._demand_fit)
         given = {rank: [Told(*one) for one in about["tensors"]] for rank, about in self._told.items()
                  if rank == self._donor or not self._is_copied}  # fmt: skip
-        self._wanted = [unpacked(blob) for blob in self._channel.gather(self._on_all(lambda: self._wants(given)))]
+        self._wanted = [unpacked(blob) for blob in self._transport.gather(self._on_all(lambda: self._wants(given)))]
         for rank, told in given.items():
             self._deal(rank, told)
         self._parts.clear()
@@ -130,7 +156,7 @@ class Taking:
             found = act()
         except Exception as caught:  # the others wait
             error = caught
-        failed = [text for text in self._channel.gather(error_text(error) if error else "") if text]
+        failed = [text for text in self._transport.gather(error_text(error) if error else "") if text]
         if error is not None:
             raise error
         if failed:
@@ -183,7 +209,7 @@ class Taking:
         owner, part = self._owners[rank], self._parts.pop(rank, None)
         if part is None:
             for bundle in bundles(told, self._wanted[self._rank]):
-                self._put(rank, bundle, self._channel.receive(owner))
+                self._put(rank, bundle, self._transport.receive(owner))
             return
         held = {(one.name, one.offset): box for one, box in _boxes(part)}
         for process, wanted in enumerate(self._wanted):
@@ -192,7 +218,7 @@ class Taking:
                 if process == self._rank:
                     self._put(rank, bundle, content)
                 else:
-                    self._channel.send(content, process)
+                    self._transport.send(content, process)
 
     def _put(self, rank: int, bundle: list[Piece], content: bytes) -> None:
         blob, at = np.frombuffer(content, np.uint8), 0
@@ -256,13 +282,13 @@ class Taking:
         return {name: list(items.values()) for name, items in found.items() if name not in nothing}
 
 
-def _body(part: RecordedState) -> dict[str, Any]:
+def _body(part: Part) -> dict[str, Any]:
     """The boundary that was landed on, with what was noted before its checkpoint."""
     noted = part.meta["boundary"].get("scalars")
     return part.body if noted is None else {**part.body, "scalars": noted}
 
 
-def _description(part: RecordedState, *, with_body: bool) -> dict[str, Any]:
+def _description(part: Part, *, with_body: bool) -> dict[str, Any]:
     """What others need to know of it, as plain values."""
     told = [one for one, _ in _boxes(part)]
     optimizers: dict[str, Any] = {}
@@ -281,7 +307,7 @@ def _description(part: RecordedState, *, with_body: bool) -> dict[str, Any]:
     return found | {"body": {key: value for key, value in _body(part).items() if key not in _NOT_TAKEN}} if with_body else found
 
 
-def _digest(part: RecordedState) -> str:
+def _digest(part: Part) -> str:
     """Of all parameters; empty if they are parts."""
     if any(place_of(parameter) is not None for parameter in part.parameters.values()):
         return ""
@@ -291,7 +317,7 @@ def _digest(part: RecordedState) -> str:
     return found.hexdigest()
 
 
-def _tensors(part: RecordedState) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
+def _tensors(part: Part) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
     """What is dealt out: name, tensor, and the parameter as which it is laid out; None for what is whole on each rank."""
     for name, parameter in part.parameters.items():
         yield f"param/{name}", parameter.detach(), parameter
@@ -307,7 +333,7 @@ def _tensors(part: RecordedState) -> Iterator[tuple[str, torch.Tensor, torch.Ten
         yield f"grad/{name}", gradient, part.parameters[name]
 
 
-def _boxes(part: RecordedState) -> Iterator[tuple[Told, torch.Tensor]]:
+def _boxes(part: Part) -> Iterator[tuple[Told, torch.Tensor]]:
     """What is dealt out, box by box; of what a part has no element of, an empty one."""
     for name, tensor, parameter in _tensors(part):
         if tensor.layout is not torch.strided:

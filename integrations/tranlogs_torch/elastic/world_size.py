@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tranlogs.base.errors import RunInUse, UsageError
 from tranlogs.journal import Journal, read_owner
-from tranlogs.recovery.group.group_recovery import RankRecovery
-from tranlogs.recovery.group.journal_summary import is_of_group, is_sharded, journals_beside, read_eras, recorded_environment
-from tranlogs.recovery.group.landing import Landing
-from tranlogs.recovery.protocol import Spare
+from tranlogs.recovery.group.group_recovery import GroupRecovery
+from tranlogs.recovery.group.outcome import GroupRecovered
+from tranlogs.recovery.group.summary.journal_log import list_journals, read_environment, read_generations
+from tranlogs.recovery.group.summary.recorded_environment import is_of_group, is_sharded
+from tranlogs.recovery.protocol import ReplacementSource
 from tranlogs.recovery.recover import Progress
 
-from ..distributed.comm_hooks import without_errors
-from ..distributed.neighbour_copies import settle_beside
+from ..ddp.comm_hooks import without_errors
 from ..distributed.process_group import Solo
 from .adoption import seeded
-
-if TYPE_CHECKING:
-    from ..state.state import TorchState
+from .neighbour_copies import settle_beside
+from .recoverable_state import RecoverableState
 
 
 def is_of_many(folder: Path) -> bool:
     """Whether one process alone finds in a run what several have trained, or began to; `folder` is its journal's."""
-    beside = journals_beside(folder)
-    if any(is_of_group(one) or is_sharded(one) for one in map(recorded_environment, (path for _, path in beside))):
+    beside = list_journals(folder)
+    if any(is_of_group(one) or is_sharded(one) for one in map(read_environment, (path for _, path in beside))):
         return True
-    logs = read_eras(folder) if len(beside) > 1 else []  # a change that was cut short leaves an era without anything
+    logs = read_generations(folder) if len(beside) > 1 else []  # a change that was cut short leaves an era without anything
     return len(logs) > 1 and logs[0].is_empty
 
 
-def recover_alone(journal: Journal, state: TorchState, step: int | None, progress: Progress | None,
-                  spare: Spare) -> Landing | None:  # fmt: skip
+def recover_alone(journal: Journal, state: RecoverableState, step: int | None, progress: Progress | None,
+                  spare: ReplacementSource) -> GroupRecovered | None:  # fmt: skip
     """Bring one process to where the several that recorded the run would land; None if the run is fresh."""
     demand_unused(journal.paths.folder, 1)
-    return RankRecovery(journal.paths.folder, 0, 1, journal.run.run_id, state, Solo(), spare).recover(step, progress)
+    return GroupRecovery(journal.paths.folder, 0, 1, journal.run.run_id, state, Solo(), spare).recover(step, progress)
 
 
 def demand_unused(folder: Path, world: int) -> None:
@@ -44,13 +43,13 @@ def demand_unused(folder: Path, world: int) -> None:
     Raises:
         RunInUse: that is so.
     """
-    for rank, path in journals_beside(folder):
+    for rank, path in list_journals(folder):
         owner = read_owner(path) if rank >= world else None
         if owner is not None and owner.is_alive:
             raise RunInUse(path, owner.host, owner.pid, owner.since)
 
 
-def settle_in(state: TorchState, landing: Landing, body: dict[str, Any]) -> dict[str, Any]:
+def settle_in(state: RecoverableState, landing: GroupRecovered, body: dict[str, Any]) -> dict[str, Any]:
     """Make the boundary that was landed on (`body`) this process's own; gives it back as it is then.
 
     Raises:
@@ -60,9 +59,9 @@ def settle_in(state: TorchState, landing: Landing, body: dict[str, Any]) -> dict
     if landing.is_resized and about is not None and not about["is_divided"]:
         raise UsageError("the weights of the processes that recorded the run were not the same any more, so that only as many "
                          "as before can go on with it")  # fmt: skip
-    if landing.beside >= 0:
+    if landing.copied_rank >= 0:
         return settle_beside(state, landing, body)
-    if landing.newcomer:
-        body = {**without_errors(body), "rng": seeded(landing.newcomer)}
+    if landing.seed:
+        body = {**without_errors(body), "rng": seeded(landing.seed)}
         state.set_auxiliary(body)
     return body

@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 
 from tranlogs.base.errors import UsageError
 
-from ..sharding.shards import is_dtensor, is_part
+from ..sharding.shards import is_part
 from ..state import naming
 from ..tensors.equality import have_same_bits
+from ..tensors.placement import is_dtensor
 from .matching import Match, match_names
 from .optimizer_state import Unfit, fitted
 from .source import Parts, StartFrom, StateDict

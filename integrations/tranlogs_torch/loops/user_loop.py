@@ -17,19 +17,62 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
+
+from tranlogs.journal import Journal
 
 from ..data.loader_class import iterating
 from ..data.position import COMPANION, END, IDLE, LED, Cursor, LoaderPosition
 from ..data.rng import get_rng
-
-if TYPE_CHECKING:
-    from .session import Session
+from ..state.auxiliary import Auxiliary
 
 _log = logging.getLogger("tranlogs")
 _STEPS_A_BATCH_MAX = 100  # a pass that is not asked for so many steps is one that nobody iterates over any more
+
+
+class LoopRun(Protocol):
+    """A run as the loops of its script see it.
+
+    Attributes:
+        run: folder of the run.
+        journal: of this process.
+        auxiliary: has the positions in the tracked loaders.
+        steps_since_boundary: steps and after-images.
+    """
+
+    run: Path
+    journal: Journal
+    auxiliary: Auxiliary
+    steps_since_boundary: int
+
+    @property
+    def loops(self) -> list[object]:
+        """The loops of `LoggedOptimizer` that are running, the outermost first."""
+        ...
+
+    @property
+    def is_logging(self) -> bool:
+        """True if training has begun, in this process, and the run is open."""
+        ...
+
+    def boundary(self, asking: object = None) -> None:
+        """Commit what came since the last boundary: the loop `asking` wants its next batch."""
+        ...
+
+    def note_early_writes(self) -> None:
+        """Report what was written between the recovery and the first batch."""
+        ...
+
+    def remember(self) -> None:
+        """Copy the state, before code per epoch runs again."""
+        ...
+
+    def go_live(self) -> None:
+        """Undo what code per epoch did: the loop in which the run stood is about to be opened."""
+        ...
 
 
 class Pass:
@@ -44,7 +87,7 @@ class Pass:
         is_unopened: opened when it is first asked.
     """
 
-    def __init__(self, loops: PlainLoops, position: LoaderPosition) -> None:
+    def __init__(self, loops: UserLoops, position: LoaderPosition) -> None:
         self.loops, self.position, self.cursor = loops, position, position.cursor
         self.number, self.batches = len(position.passes), 0
         self.first_step: int | None = None
@@ -72,15 +115,15 @@ class Pass:
             self.loops.ended(self)
 
 
-class PlainLoops:
+class UserLoops:
     """All such loops of a run.
 
     Attributes:
         has_skipped: whether code per epoch has run again for epochs that were finished before the crash.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, run: LoopRun) -> None:
+        self._run = run
         self._alive: weakref.WeakSet[Pass] = weakref.WeakSet()
         self._leader: weakref.ref[Pass] | None = None
         self._asked_last: weakref.ref[Pass] | None = None
@@ -101,16 +144,16 @@ class PlainLoops:
 
     def release(self) -> None:
         """Give the loaders their classes back."""
-        is_over = not self._session.loops and not any(True for _ in self._under_way())
+        is_over = not self._run.loops and not any(True for _ in self._under_way())
         for position in self._positions:
             position.release(is_over=is_over)
             if getattr(type(position.loader), "_tranlogs_loops", None) is self:
                 position.loader.__class__ = position.loader_class
-        for position in self._session.auxiliary.loaders.values():
+        for position in self._run.auxiliary.loaders.values():
             if position not in self._positions:  # of a trainer's loop
                 position.release(is_over=True)
 
-    # What the session asks
+    # What the run asks
 
     @property
     def leader(self) -> Pass | None:
@@ -126,7 +169,7 @@ class PlainLoops:
     @property
     def is_skipping(self) -> bool:
         """Whether the loop in which the run stood is not open yet."""
-        return self._session.auxiliary.is_waiting
+        return self._run.auxiliary.is_waiting
 
     @property
     def is_led(self) -> bool:
@@ -140,7 +183,7 @@ class PlainLoops:
         leader = self.leader
         if leader is not None:
             _log.warning("%s: batches(), epochs() or steps() began while a loop over a tracked loader was under way. From here "
-                         "on theirs are the places to come back to", self._session.run)  # fmt: skip
+                         "on theirs are the places to come back to", self._run.run)  # fmt: skip
             self._accompany(leader)
             self._leader = None
         self._end_all()
@@ -160,7 +203,7 @@ class PlainLoops:
 
     def began_in_a_loop(self) -> None:
         """The first step of a fresh run was taken without `recover()`: nobody has counted the batches that led to it."""
-        for position in () if self._session.loops else self._early:
+        for position in () if self._run.loops else self._early:
             position.doubt(
                 "its loop was begun before recover() was called, so the place in it is not known: call recover() before the "
                 "loop, also where the run is new"
@@ -170,32 +213,32 @@ class PlainLoops:
 
     def iterate(self, position: LoaderPosition) -> Iterator[Any]:
         """What `iter(loader)` gives."""
-        session, leader = self._session, self.leader
-        is_in_own_body = position in session.loops or (leader is not None and leader.position is position)
+        run, leader = self._run, self.leader
+        is_in_own_body = position in run.loops or (leader is not None and leader.position is position)
         is_here = threading.get_ident() == self._thread
-        if not session.is_logging or not torch.is_grad_enabled() or is_in_own_body or not is_here:
-            if not session.is_logging and torch.is_grad_enabled() and is_here and position not in self._early:
+        if not run.is_logging or not torch.is_grad_enabled() or is_in_own_body or not is_here:
+            if not run.is_logging and torch.is_grad_enabled() and is_here and position not in self._early:
                 self._early.append(position)
             return position.iterate_plainly()
-        if self.is_skipping and not session.loops:
+        if self.is_skipping and not run.loops:
             return self._skip(position)
-        return self._begin(position, is_companion=leader is not None or bool(session.loops))
+        return self._begin(position, is_companion=leader is not None or bool(run.loops))
 
     def _skip(self, position: LoaderPosition) -> Iterator[Any]:
         """Passes before the one in which the run stood come in their recorded order."""
         if not self.has_skipped:
-            self._session.note_early_writes()
+            self._run.note_early_writes()
         kind = position.next_finished()
         if kind is not None:
             if not self.has_skipped:
                 _log.warning("%s: epochs that were finished give no batches, and the code around their loops runs again "
                              "(validation, files of the best model). optimizer.epochs(...) leaves them out",
-                             self._session.run)  # fmt: skip
+                             self._run.run)  # fmt: skip
             self.has_skipped = True
             if kind == IDLE:
                 return position.iterate_plainly()
-            self._session.remember()
-            self._session.auxiliary.set_entered(position)
+            self._run.remember()
+            self._run.auxiliary.set_entered(position)
             return iter(())
         if position.leads:
             return self._go_on(position)
@@ -203,12 +246,12 @@ class PlainLoops:
             return self._late(position)
         if position.is_amid_ours:
             return position.iterate_plainly()
-        self._session.go_live()
+        self._run.go_live()
         return self._begin(position, is_companion=False)
 
     def _go_on(self, position: LoaderPosition) -> Pass:
         """The pass in which the run stood."""
-        self._session.go_live()
+        self._run.go_live()
         p = self._new(position)
         self._resumed = weakref.ref(p)
         if position.batch:
@@ -231,7 +274,7 @@ class PlainLoops:
             self._end_all()
         position.begin_pass(is_companion=is_companion, leads=is_alone)
         if is_alone:  # the code before it ran
-            self._session.boundary(position)
+            self._run.boundary(position)
         p = self._new(position)
         p.is_companion = is_companion
         position.open()
@@ -240,7 +283,7 @@ class PlainLoops:
     @property
     def _is_new_code(self) -> bool:
         """Whether code before a loop runs for the first time: at an epoch of ours, or once the resumed loop has ended."""
-        outer = self._session.loops[0] if self._session.loops else None
+        outer = self._run.loops[0] if self._run.loops else None
         if isinstance(outer, LoaderPosition):
             return outer.batch == 0
         resumed = self._resumed() if self._resumed is not None else None
@@ -253,17 +296,17 @@ class PlainLoops:
 
     def ask(self, p: Pass) -> Any:
         """The next batch of a pass, or END."""
-        position, session = p.position, self._session
+        position, run = p.position, self._run
         if p.is_unopened:
             self._open_late(p)
         if not p.is_uncounted and p.cursor is not position.cursor:
             p.is_uncounted = p.is_companion or not position.take_back(p.number, p.cursor)
         if p.is_uncounted:
             return END if p.cursor.live is None else next(p.cursor.live, END)
-        if session.is_logging and threading.get_ident() == self._thread:
+        if run.is_logging and threading.get_ident() == self._thread:
             self._see_who_leads(p)
             if self.leader is p:
-                session.boundary(position)
+                run.boundary(position)
         data = position.take()
         if data is END:
             position.entered = get_rng()
@@ -271,13 +314,13 @@ class PlainLoops:
             self._asked_last = weakref.ref(p)
             p.batches += 1
             if p.first_step is None:
-                p.first_step = session.journal.step
+                p.first_step = run.journal.step
         return data
 
     def _open_late(self, p: Pass) -> None:
         p.is_unopened = False
         position = p.position
-        if self.is_skipping and not self._session.loops:  # a look at a batch: as on a fresh start
+        if self.is_skipping and not self._run.loops:  # a look at a batch: as on a fresh start
             p.is_uncounted = True
             p.cursor = Cursor(live=position.iterate_plainly())
             return
@@ -288,8 +331,8 @@ class PlainLoops:
         position.open()
 
     def _see_who_leads(self, p: Pass) -> None:
-        has_stepped = p.first_step is not None and self._session.journal.step > p.first_step
-        if self._session.loops:
+        has_stepped = p.first_step is not None and self._run.journal.step > p.first_step
+        if self._run.loops:
             if not p.is_companion:
                 self._accompany(p)
         elif has_stepped and (self.leader is None or (self._is_forgotten and self.leader is not p)):
@@ -299,7 +342,7 @@ class PlainLoops:
     @property
     def _is_forgotten(self) -> bool:
         """Whether nobody has asked for so long that steps are committed without."""
-        self._is_given_up = self._is_given_up or self._session.steps_since_boundary > _STEPS_A_BATCH_MAX
+        self._is_given_up = self._is_given_up or self._run.steps_since_boundary > _STEPS_A_BATCH_MAX
         return self._is_given_up
 
     def _lead(self, p: Pass) -> None:

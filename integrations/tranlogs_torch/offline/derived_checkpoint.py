@@ -6,7 +6,7 @@ state dicts, hyper-parameters as first given) from the checkpoint before: it is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray
@@ -18,9 +18,7 @@ from ..sharding.shards import array_of
 from ..state import environment
 from ..state.scalars import ScalarHistory
 from ..tensors.arrays import adapt, to_array
-
-if TYPE_CHECKING:
-    from .recorded_state import RecordedState
+from .recorded_state import RecordedState
 
 
 def snapshot(state: RecordedState, found: Recovered) -> Snapshot:

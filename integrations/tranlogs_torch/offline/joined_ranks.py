@@ -7,35 +7,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import Piece
-from tranlogs.recovery.group.agreement import Damage, agree
-from tranlogs.recovery.group.landing import Landing
-from tranlogs.recovery.group.single_reader import Alone
+from tranlogs.recovery.group.decision.agreement import Damage, agree
+from tranlogs.recovery.group.outcome import GroupRecovered
+from tranlogs.recovery.group.single_reader import SingleReader
 from tranlogs.recovery.recover import Progress, Recovered
 
-from ..replay.plain_tensors import exchange
-from ..sharding.placement import Place
 from ..sharding.shards import is_alike, is_part, place_of
-
-if TYPE_CHECKING:
-    from .recorded_state import RecordedState
+from ..state.plain_tensors import exchange
+from ..tensors.placement import Place
+from .recorded_state import RecordedState
 
 _ATTEMPTS_MAX = 1000
 
 Held = tuple[Place, torch.Tensor]
 
 
-def recover_joined(alone: Alone, make: Callable[[], RecordedState], step: int | None,
+def recover_joined(reader: SingleReader, make: Callable[[], RecordedState], step: int | None,
                    progress: Progress | None) -> tuple[RecordedState, Recovered] | None:  # fmt: skip
     """The whole state, and how the rank got there whose journal was given. None if the run holds nothing yet.
 
     Args:
-        alone: reads the journals of all.
+        reader: reads the journals of all.
         make: gives a state to be restored.
         step: where to land; None for the newest step.
         progress: told what is done.
@@ -44,11 +42,11 @@ def recover_joined(alone: Alone, make: Callable[[], RecordedState], step: int | 
         RecoveryError: there is no step on which all ranks can land.
         UsageError: a part is in no journal.
     """
-    agree(alone.era.holdings, Damage(), step)  # says what is missing
-    states, landings = _all_on_one_step(alone, make, step, progress)
+    agree(reader.generation.summaries, Damage(), step)  # says what is missing
+    states, landings = _all_on_one_step(reader, make, step, progress)
     if not landings:
         return None
-    state, found = states[alone.rank], landings[alone.rank].recovered
+    state, found = states[reader.rank], landings[reader.rank].recovered
     assert found is not None
     for other, landing in zip(states, landings, strict=True):
         recovered = landing.recovered
@@ -60,21 +58,21 @@ def recover_joined(alone: Alone, make: Callable[[], RecordedState], step: int | 
             found.notes += recovered.notes
         if recovered.divergence and (found.divergence is None or recovered.divergence.step < found.divergence.step):
             found.divergence = recovered.divergence
-    found.notes.append(f"the parts of {alone.world} ranks were redone and joined; buffers and what was tracked are those of "
-                       f"rank {alone.rank}")  # fmt: skip
+    found.notes.append(f"the parts of {reader.world} ranks were redone and joined; buffers and what was tracked are those of "
+                       f"rank {reader.rank}")  # fmt: skip
     found.notes = list(dict.fromkeys(found.notes))
     _join(state, states)
     return state, found
 
 
-def _all_on_one_step(alone: Alone, make: Callable[[], RecordedState], step: int | None,
-                     progress: Progress | None) -> tuple[list[RecordedState], list[Landing]]:  # fmt: skip
+def _all_on_one_step(reader: SingleReader, make: Callable[[], RecordedState], step: int | None,
+                     progress: Progress | None) -> tuple[list[RecordedState], list[GroupRecovered]]:  # fmt: skip
     """Damage that one rank meets makes it land earlier: then the others do so, too."""
     for _ in range(_ATTEMPTS_MAX):
         states, landings = [], []
-        for holding in alone.era.holdings:
+        for summary in reader.generation.summaries:
             state = make()
-            landing = alone.of(holding.rank).recovery(state).recover(step, progress)
+            landing = reader.for_rank(summary.rank).make_recovery(state).recover(step, progress)
             if landing is None or landing.recovered is None:
                 return [], []
             states.append(state)

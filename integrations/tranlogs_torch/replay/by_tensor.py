@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,8 @@ from tranlogs.log.entry import Entry
 from tranlogs.recovery import Divergence
 
 from ..capture.single_step import amp_of, clip_again, step_of, without_hooks
+from ..state.state import TorchState
 from .gradient_blocks import GradientBlocks, Gradients
-
-if TYPE_CHECKING:
-    from ..state.state import TorchState
 
 Decoded = tuple[Entry, dict[str, Any]]
 

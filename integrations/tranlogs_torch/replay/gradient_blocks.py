@@ -21,7 +21,7 @@ from tranlogs.base.threads import start_thread
 from tranlogs.base.types import ITEMSIZE, Bytes
 from tranlogs.log.entry import Entry
 from tranlogs.log.layout import Layout, array_of
-from tranlogs.recovery.group.gradient_shards import WholeEntry
+from tranlogs.recovery.group.gradient_shards import JoinedEntry
 
 from ..tensors.arrays import from_array
 
@@ -47,7 +47,7 @@ class GradientMemory:
         Raises:
             CorruptRecord: one of them is damaged.
         """
-        if entry.sparse or isinstance(entry, WholeEntry):
+        if entry.sparse or isinstance(entry, JoinedEntry):
             return _read_one_by_one(entry)
         if entry.raw_bytes > self._memory.nbytes:
             self._memory = np.empty(entry.raw_bytes, np.uint8)

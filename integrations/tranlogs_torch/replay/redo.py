@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +24,10 @@ from tranlogs.log.record import EntryKind
 from tranlogs.recovery import Divergence
 
 from ..capture.single_step import amp_of, clip_again, without_hooks
+from ..state.state import TorchState
 from ..tensors.arrays import DTYPES, from_array
 from .by_tensor import ByTensor, Decoded
 from .gradient_blocks import GradientMemory
-
-if TYPE_CHECKING:
-    from ..state.state import TorchState
 
 _STEPS_MIN = 2  # fewer steps than this are not worth another order
 
@@ -80,10 +78,10 @@ def _decoded(state: TorchState, entries: Sequence[Entry]) -> list[Decoded]:
 
 def _whole(state: TorchState, entry: Entry, body: dict[str, Any]) -> Entry:
     """A record that ranks divided among themselves, with the shares of all."""
-    if state.shares is None:
+    if state.shards is None:
         raise CorruptRecord(entry.reader.path, "it holds a share of the gradients, and the other ranks' journals are not there",
                             step=entry.step)  # fmt: skip
-    return state.shares.whole(entry, body, state.decode)
+    return state.shards.join(entry, body, state.decode)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from torch import nn
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import Piece
 
-from .placement import NOTHING, Layout, Place, tell
+from ..tensors.placement import NOTHING, Layout, Place, tell
 
 Modules = Mapping[str, nn.Module]
 

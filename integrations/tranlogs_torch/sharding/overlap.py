@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from .placement import Place
+from ..tensors.placement import Place
 
 Shape = tuple[int, ...]
 Box = tuple[Shape, Shape]  # offset and length in each dimension

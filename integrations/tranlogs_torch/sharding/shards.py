@@ -3,8 +3,7 @@
 The update of a sharded parameter is taken element by element on its part, so a part is all that is logged, put into
 checkpoints and redone, each told where in the whole it lies. Nothing here asks another process for anything, but `settled`.
 
-Private names of torch that this module uses: `DTensor._local_tensor`, `compute_local_shape_and_global_offset` of
-`torch.distributed.tensor._utils`.
+Private name of torch that this module uses: `compute_local_shape_and_global_offset` of `torch.distributed.tensor._utils`.
 """
 
 from __future__ import annotations
@@ -19,32 +18,14 @@ import torch
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray, Array, Piece, TensorSpec
 
-from .placement import KNOWN, Place, empty_of, layout_of
+from ..tensors import arrays
+from ..tensors.arrays import to_array
+from ..tensors.placement import KNOWN, Place, is_dtensor, layout_of, local
 
 _PLACE = "_tranlogs_place"  # on a plain tensor that was made from a part, without its script
 _SCALARS = {"step", "eta", "mu", "mu_product"}  # state of torch's optimizers that is one number whatever the parameter is
 
 _ELEMENTWISE = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"}
-
-
-def is_dtensor(tensor: Any) -> bool:
-    """Whether it is a DTensor."""
-    return hasattr(tensor, "_local_tensor")
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor, as a plain one that shares its memory: nothing of what is another's."""
-    empty = empty_of(tensor) if KNOWN else None  # it is asked for each tensor at each step
-    return in_memory(tensor) if empty is None else empty
-
-
-def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """What of a tensor is in this process's memory, also a copy of what is another's."""
-    inner: Any = getattr(tensor, "_local_tensor", None)
-    if inner is None:
-        return tensor
-    held: torch.Tensor = inner.wait() if hasattr(inner, "wait") else inner  # a collective may be on its way
-    return held
 
 
 def place_of(parameter: torch.Tensor) -> Place | None:
@@ -91,15 +72,11 @@ def array_of(tensor: torch.Tensor, parameter: torch.Tensor,
 
     `convert` makes an array of a tensor: `arrays.to_array` if it is None.
     """
-    from ..tensors.arrays import to_array
-
     return placed((convert or to_array)(tensor), parameter)
 
 
 def spec_of(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> TensorSpec:
     """Return the description of what is laid out as a parameter: `array_of` without its bytes."""
-    from ..tensors import arrays
-
     spec, place = arrays.spec_of(name, tensor), place_of(parameter)
     if place is None or spec.shape != place.piece.length or tensor.layout is not torch.strided:
         return spec

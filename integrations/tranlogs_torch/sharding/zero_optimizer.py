@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from tranlogs.base.errors import UsageError
 
-from .placement import NOTHING, Layout, Place, forget, tell
+from ..tensors.placement import NOTHING, Layout, Place, forget, tell
 
 
 def is_redundancy(optimizer: Any) -> bool:

@@ -18,14 +18,14 @@ from torch.utils.data import DataLoader
 from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.encoding import tree
 from tranlogs.encoding.tree import Fixed
-from tranlogs.training.recorder import Kept
+from tranlogs.training.recorder import FixedCache
 
 from ..data.generators import generators_in, trackable
 from ..data.lasting_states import LastingStates
 from ..data.position import LoaderPosition
 from ..data.rng import KeptRng, set_rng
-from ..sharding.shards import local
 from ..tensors import arrays
+from ..tensors.placement import local
 from .extra_state import frozen, split
 from .module_walk import ModuleWalk
 from .pending_gradients import Gradients
@@ -65,7 +65,7 @@ class Auxiliary:
         self._positions: dict[str, Any] = {}  # recorded positions of loaders that nobody has named yet
         self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
         self._walk = ModuleWalk(state.modules)
-        self._after, self._flags, self._training, self._kept_rng = Kept(), Kept(), Kept(), KeptRng()
+        self._after, self._flags, self._training, self._kept_rng = FixedCache(), FixedCache(), FixedCache(), KeptRng()
         self._lasting: defaultdict[str, LastingStates] = defaultdict(LastingStates)  # by loader
         self._scalers: dict[str, Any] = {}  # tracked GradScalers as they were at the last boundary
 

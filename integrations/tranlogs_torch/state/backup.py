@@ -6,14 +6,14 @@ import torch
 
 from tranlogs.encoding import tree
 
-from ..sharding.shards import in_memory
 from ..tensors import arrays
+from ..tensors.placement import in_memory
 from . import naming
 from .auxiliary import Auxiliary
 from .state import TorchState
 
 
-class Remembered:
+class StateBackup:
     """Parameters, buffers and auxiliary state; not the optimizers' own state, and not the positions in the data.
 
     Args:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tranlogs.recovery.recover import Recovered
-from tranlogs.recovery.verdict import verdict as compared
+from tranlogs.recovery.verdict import judge_exactness as compared
 
 from .extra_state import split
-
-if TYPE_CHECKING:
-    from .state import TorchState
+from .state import TorchState
 
 
 def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
@@ -42,7 +40,7 @@ def lost_attributes(state: TorchState) -> list[str]:
 
 def verdict(state: TorchState, found: Recovered) -> tuple[bool | None, list[str]]:
     """The core's, and what was not logged at all."""
-    exact, notes = compared(found, state.fingerprint_kinds, of="parameters")
+    exact, notes = compared(found, state.fingerprint_kinds, compared="parameters")
     if state.stale:
         exact = None if exact is not False else False
         notes.append(f"optimizer state of {', '.join(sorted(state.stale))} is that of the checkpoint: it was not logged")

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
 
 from . import environment
 
-if TYPE_CHECKING:
-    from .state import TorchState
-
 Layouts = dict[str, tuple[str, tuple[int, ...]]]  # by name, dtype and shape
+
+
+class Grouped(Protocol):
+    """Optimizers by name, and the names of the parameters in their groups."""
+
+    @property
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """The optimizers of this process."""
+        ...
+
+    def group_names(self, which: str) -> list[list[str]]:
+        """Return the names of the parameters in each group."""
+        ...
+
+    def all_names(self, which: str) -> list[list[str]]:
+        """Return the same of the optimizer that has the parameters of all ranks."""
+        ...
 
 
 def mismatches(what: str, mine: Layouts, theirs: Layouts) -> list[str]:
@@ -23,7 +40,7 @@ def mismatches(what: str, mine: Layouts, theirs: Layouts) -> list[str]:
     return found
 
 
-def optimizer_differences(state: TorchState, recorded: dict[str, Any]) -> list[str]:
+def optimizer_differences(state: Grouped, recorded: dict[str, Any]) -> list[str]:
     """Optimizers that are not the recorded ones; `recorded` as a checkpoint tells of them."""
     found = []
     for which in sorted(set(recorded) ^ set(state.optimizers)):
@@ -34,7 +51,7 @@ def optimizer_differences(state: TorchState, recorded: dict[str, Any]) -> list[s
     return found
 
 
-def _differences(state: TorchState, which: str, recorded: dict[str, Any]) -> list[str]:
+def _differences(state: Grouped, which: str, recorded: dict[str, Any]) -> list[str]:
     found = []
     now = environment.class_name(state.optimizers[which])
     if recorded["class"] != now:
@@ -51,7 +68,7 @@ def _differences(state: TorchState, which: str, recorded: dict[str, Any]) -> lis
     return found
 
 
-def in_later_groups(state: TorchState, recorded: dict[str, Any]) -> set[str]:
+def in_later_groups(state: Grouped, recorded: dict[str, Any]) -> set[str]:
     """Parameters of groups that were added after the recorded ones: the log, or nobody yet, knows them."""
     return {name for which, about in recorded.items() if which in state.optimizers
             for group in state.group_names(which)[len(about["params"]):] for name in group}  # fmt: skip

@@ -14,12 +14,11 @@ import torch
 from tranlogs.base.types import Array, Bytes
 from tranlogs.training import fingerprint as base
 from tranlogs.training.fingerprint import Digests, Mode, some_bytes
-from tranlogs.training.looks import FIRST_UNITS
+from tranlogs.training.write_scans import FIRST_UNITS
 
 from ..device.digests import DeviceDigests
-from ..sharding.placement import KNOWN
-from ..sharding.shards import is_dtensor, local
 from ..tensors.arrays import memory_order, to_array
+from ..tensors.placement import KNOWN, is_dtensor, local
 
 __all__ = ["Digests", "Fingerprint", "Mode", "StateWatch", "memory_of", "version_of"]
 
@@ -85,9 +84,9 @@ class Fingerprint(base.Fingerprint):
         tensors = self._local()
         flat = (memory_order(tensors[i].data).reshape(-1).view(torch.uint8) for i in indices)
         parts = [some_bytes(bytes_, step, self._sample_bytes) for bytes_ in flat]
-        together = torch.cat(parts).cpu().numpy()  # one transfer for all
+        coordinator = torch.cat(parts).cpu().numpy()  # one transfer for all
         ends = np.cumsum([part.numel() for part in parts])
-        return np.array([base.digest_of(piece) for piece in np.split(together, ends[:-1])], np.uint64)
+        return np.array([base.digest_of(piece) for piece in np.split(coordinator, ends[:-1])], np.uint64)
 
 
 def version_of(tensor: torch.Tensor) -> int:

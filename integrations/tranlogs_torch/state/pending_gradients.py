@@ -16,8 +16,8 @@ from itertools import repeat
 import torch
 
 from ..sharding import fsdp
-from ..sharding.placement import KNOWN
-from ..sharding.shards import like, local
+from ..sharding.shards import like
+from ..tensors.placement import KNOWN, local
 from .fingerprint import version_of, versions
 from .state import TorchState
 

@@ -29,9 +29,9 @@ class ScalarHistory:
             try:
                 self._pending[name] = float(getattr(value, "item", lambda v=value: v)())
             except (TypeError, ValueError, RuntimeError):
-                raise UsageError(f"note({name}=...): one number is wanted, not {value!r:.60}") from None
+                raise UsageError(f"log_scalars({name}=...): one number is wanted, not {value!r:.60}") from None
         if len(self._pending.keys() | self.curves.keys()) > SCALARS_MAX:
-            raise UsageError(f"note(): more than {SCALARS_MAX} names")
+            raise UsageError(f"log_scalars(): more than {SCALARS_MAX} names")
 
     def commit(self, step: int) -> dict[str, float]:
         """The unit is complete: its scalars, which now belong to `step`."""

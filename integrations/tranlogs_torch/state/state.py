@@ -1,4 +1,4 @@
-"""The state of a PyTorch run, as the core wants it: describe, snapshot, restore, redo (`tranlogs.recovery.Recoverable`).
+"""The state of a PyTorch run: described, put into a snapshot, restored from a checkpoint.
 
 Everything is written into what exists (`copy_`), never replaced: references held by EMAs, compiled graphs and tied
 modules stay valid. `Optimizer.load_state_dict` is not used: it casts state to the parameter's dtype.
@@ -7,9 +7,8 @@ modules stay valid. `Optimizer.load_state_dict` is not used: it casts state to t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,20 +20,19 @@ from tranlogs.base.types import AnyArray
 from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.log.entry import Entry
 from tranlogs.log.writer import Tensor
-from tranlogs.recovery import Divergence
-from tranlogs.recovery.group.gradient_shards import Shares
-from tranlogs.recovery.group.journal_access import Channel
+from tranlogs.recovery.group.gradient_shards import GradientShards
 
-from ..replay.plain_tensors import unwrapped
 from ..sharding import zero_optimizer
-from ..sharding.shards import array_of, is_alike, is_dtensor, is_relaid, local
+from ..sharding.shards import array_of, is_alike, is_relaid
 from ..sharding.shards import differences as place_differences
 from ..tensors import arrays
 from ..tensors.arrays import from_array, make_array, make_extension, to_array
+from ..tensors.placement import is_dtensor, local
 from . import environment, naming
 from .compatibility import in_later_groups, mismatches, optimizer_differences
 from .extra_state import ExtraState, set_own
 from .fingerprint import Fingerprint, Mode, memory_of
+from .plain_tensors import unwrapped
 
 Groups = list[dict[str, Any]]
 Convert = Callable[[torch.Tensor], AnyArray]
@@ -67,7 +65,7 @@ class TorchState:
         self.recorded_environment: dict[str, Any] = {}
         self.notes: list[str] = []  # what had to be set back for a replay
         self.given: dict[str, Groups] = {}  # the groups' values with which the run began
-        self.shares: Shares | None = None  # the other ranks' journals, while records are redone that were divided
+        self.shards: GradientShards | None = None  # the other ranks' journals, while records are redone that were divided
         self.world = 1  # processes that train together
         self.is_shared = False  # whether weights and optimizer state are the same on all of them
         self.mirror: dict[int, bytes] = {}  # another rank's own part, for the checkpoint that is being taken
@@ -337,32 +335,11 @@ class TorchState:
         if self._set_auxiliary is not None:
             self._set_auxiliary(body)
 
-    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
-        from ..replay.redo import redo
-
-        with unwrapped(self):
-            return redo(self, entries, tick)
-
-    def is_relaid(self, sharding: Mapping[str, Any]) -> bool:
+    def is_resharded(self, sharding: Mapping[str, Any]) -> bool:
         return is_relaid(self.parameters, sharding)
 
-    def part(self) -> TorchState:
-        from ..elastic.resharding import part
-
-        return part(self)
-
-    def take(self, parts: dict[int, Any], owners: Mapping[int, int], rank: int, channel: Channel) -> dict[str, Any]:
-        from ..elastic.resharding import Taking
-
-        return Taking(self, parts, owners, rank, channel).take()
-
-    def adopt(self, sources: Sequence[Path], rank: int, *, is_start: bool) -> list[str]:
-        from ..elastic.adoption import adopt
-
-        return adopt(self, sources, rank, self.built if is_start else None)
-
-    def digest(self, *, anyway: bool = False) -> str:
-        return self.digest_of_parameters() if self.is_shared or anyway else ""
+    def digest(self, *, is_forced: bool = False) -> str:
+        return self.digest_of_parameters() if self.is_shared or is_forced else ""
 
     def digest_of_parameters(self) -> str:
         """A digest of all bytes of them."""

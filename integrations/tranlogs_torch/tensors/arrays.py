@@ -10,7 +10,7 @@ import torch
 from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Bytes, Extension, SparseArray, TensorSpec
 from tranlogs.encoding.tree import to_numpy
 
-from ..sharding.shards import local
+from .placement import local
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE if hasattr(torch, name)}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -52,7 +52,7 @@ def log_prepared(accelerator: Accelerator, run: str | Path, model: Any, optimize
     inside = plain_loader(loader)
     logged = LoggedOptimizer(plain_optimizer(optimizer), run, model, **settings)
     try:
-        position = logged.session.auxiliary.loader(inside, kind=PreparedPosition)
+        position = logged.training_run.auxiliary.loader(inside, kind=PreparedPosition)
         assert isinstance(position, PreparedPosition)
         position.prepared = loader
         logged.track(accelerator=_Accumulation(accelerator))

@@ -1,1 +1,1 @@
-"""Checkpoints made from the log, in a process beside the monitor."""
+"""Checkpoints that are derived from the log, in a process beside the monitor."""

@@ -1,8 +1,8 @@
-"""Log compaction: when enough sealed log lies behind a checkpoint, a process of its own makes the next one from it.
+"""Log compaction: when enough sealed log follows a checkpoint, another process derives the next checkpoint from both.
 
-One process at a time for the whole daemon. What it made is published here, in a short transaction at this process's priority:
-a niced process that held the catalog's lock would make the trainer wait. A refusal is said once, and tried again when the
-newest checkpoint is another one; a failure is tried again later.
+The daemon runs one such process at a time. This process publishes the result, in a short transaction at its own priority: a
+process of low priority that held the catalog's lock would make the trainer wait. A refusal is logged once, and the journal is
+tried again when it has another newest checkpoint. A failure is tried again later.
 """
 
 from __future__ import annotations
@@ -30,22 +30,26 @@ from tranlogs.retention.compaction import Compaction, sealed_behind
 
 _log = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 60.0  # doubled with each failure ...
-_DOUBLINGS_MAX = 6  # ... so often
-_STDERR_BYTES = 4096  # of its end, looked at for a reason
+_RETRY_SECONDS = 60.0  # doubled with each failure
+_DOUBLINGS_MAX = 6
+_STDERR_BYTES = 4096  # from its end, which are searched for a reason
 
 
 @dataclass(slots=True)
 class _Journal:
-    is_urgent: bool = False  # over its budget with protected data alone
-    refused: str = ""  # name of the checkpoint from which none can be made
+    """What is known of a journal's compaction."""
+
+    is_urgent: bool = False  # protected data alone exceed the budget
+    refused: str = ""  # name of the checkpoint from which none can be derived
     failures: int = 0
     next_at: float = 0.0
-    said: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
-class _Making:
+class _Job:
+    """A process that derives a checkpoint."""
+
     paths: JournalPaths
     anchor: CheckpointRow
     process: subprocess.Popen[bytes]
@@ -54,30 +58,46 @@ class _Making:
 
 
 class Compactor:
-    """See the module. One thread calls it."""
+    """Decides when to derive a checkpoint, and publishes it. One thread calls it.
+
+    Args:
+        settings: when compaction is worth it.
+        clock: for pauses and time-outs.
+    """
 
     def __init__(self, settings: Compaction, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
         self._journals: dict[Path, _Journal] = {}
-        self._making: _Making | None = None
+        self._job: _Job | None = None
         self._waiting: dict[Path, tuple[JournalPaths, CheckpointRow]] = {}
 
     @property
     def is_busy(self) -> bool:
-        """Whether one is being made."""
-        return self._making is not None
+        """True if a checkpoint is being derived."""
+        return self._job is not None
 
-    def relieve(self, folder: Path, plan: Pruning, segments: Sequence[SegmentRow], anchor: CheckpointRow | None,
-                timelines: Sequence[TimelineRow]) -> Pruning:  # fmt: skip
-        """A pruning plan that does not ask the trainer for a checkpoint, where one can be made here."""
+    def replace_request(
+        self,
+        folder: Path,
+        plan: Pruning,
+        segments: Sequence[SegmentRow],
+        anchor: CheckpointRow | None,
+        timelines: Sequence[TimelineRow],
+    ) -> Pruning:
+        """Return a pruning plan that does not ask the trainer for a checkpoint, if one can be derived instead."""
         journal = self._journals.setdefault(folder, _Journal())
         can = anchor is not None and self._may_try(journal, anchor) and not journal.failures
         journal.is_urgent = bool(plan.wants_checkpoint and can and anchor and sealed_behind(segments, anchor, timelines))
         return replace(plan, wants_checkpoint=False) if journal.is_urgent else plan
 
-    def look(self, paths: JournalPaths, segments: Sequence[SegmentRow], anchor: CheckpointRow | None,
-             timelines: Sequence[TimelineRow]) -> None:  # fmt: skip
-        """Begin with a checkpoint of this journal if that is worth it, and no other one is being made."""
+    def consider(
+        self,
+        paths: JournalPaths,
+        segments: Sequence[SegmentRow],
+        anchor: CheckpointRow | None,
+        timelines: Sequence[TimelineRow],
+    ) -> None:
+        """Start to derive a checkpoint of this journal, if that is worth it and no other one is being derived."""
         journal = self._journals.setdefault(paths.folder, _Journal())
         self._waiting.pop(paths.folder, None)
         if anchor is None or not self._may_try(journal, anchor):
@@ -85,131 +105,146 @@ class Compactor:
         behind = sealed_behind(segments, anchor, timelines)
         if not self._settings.is_worth_it(behind, anchor) and not (journal.is_urgent and behind):
             return
-        if self._making is None:
+        if self._job is None:
             self._begin(paths, anchor)
         else:
             self._waiting[paths.folder] = paths, anchor
 
     def poll(self) -> None:
-        """Publish what is finished; end what takes too long."""
-        making = self._making
-        if making is None:
+        """Publish a checkpoint that is finished; kill a process that takes too long."""
+        job = self._job
+        if job is None:
             return
-        if making.process.poll() is None:
-            if self._clock.monotonic() - making.since < self._settings.seconds_max:
+        if job.process.poll() is None:
+            if self._clock.monotonic() - job.since < self._settings.seconds_max:
                 return
-            making.process.kill()
-        code = making.process.wait()
-        self._making = None
+            job.process.kill()
+        code = job.process.wait()
+        self._job = None
         try:
-            self._settle(making, code)
+            self._finish(job, code)
         except (TranLogsError, OSError, MemoryError) as error:
-            self._failed(making.paths, error_text(error))
+            self._note_failure(job.paths, error_text(error))
         finally:
-            making.stderr.close()
+            job.stderr.close()
 
     def wait(self) -> None:
-        """Until all that is worth it now has been made."""
-        while (making := self._making) is not None:
-            left = self._settings.seconds_max - (self._clock.monotonic() - making.since)
+        """Wait until every checkpoint that is worth it now has been derived."""
+        while (job := self._job) is not None:
+            left = self._settings.seconds_max - (self._clock.monotonic() - job.since)
             with suppress(subprocess.TimeoutExpired):
-                making.process.wait(max(left, 0.0))
+                job.process.wait(max(left, 0.0))
             self.poll()
-            if self._waiting and self._making is not making:
+            if self._waiting and self._job is not job:
                 self._begin(*self._waiting.pop(next(iter(self._waiting))))
 
     def close(self) -> None:
-        """End what is being made."""
+        """Kill the process that derives a checkpoint."""
         self._waiting.clear()
-        if self._making is not None:
-            self._making.process.kill()
-            self._making.process.communicate()
-            self._making.stderr.close()
-            delete_derived(self._making.paths.checkpoints)
-            self._making = None
+        if self._job is not None:
+            self._job.process.kill()
+            self._job.process.communicate()
+            self._job.stderr.close()
+            delete_derived(self._job.paths.checkpoints)
+            self._job = None
 
     def _may_try(self, journal: _Journal, anchor: CheckpointRow) -> bool:
         return journal.refused != anchor.name and self._clock.monotonic() >= journal.next_at
 
     def _begin(self, paths: JournalPaths, anchor: CheckpointRow) -> None:
-        delete_derived(paths.checkpoints)  # of a monitor that was killed
+        delete_derived(paths.checkpoints)  # what a killed monitor left
         try:
-            stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed when the process is settled
+            stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process has ended
             try:
-                process = self._started(paths.folder.absolute(), anchor, stderr)
+                process = self._start_process(paths.folder.absolute(), anchor, stderr)
             except BaseException:
                 stderr.close()
                 raise
         except (OSError, MemoryError) as error:
-            self._failed(paths, f"no process can be started for it ({error_text(error)})")
+            self._note_failure(paths, f"no process can be started ({error_text(error)})")
             return
-        self._making = _Making(paths, anchor, process, stderr, self._clock.monotonic())
+        self._job = _Job(paths, anchor, process, stderr, self._clock.monotonic())
 
-    def _started(self, folder: Path, anchor: CheckpointRow, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    def _start_process(self, folder: Path, anchor: CheckpointRow, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tranlogs_monitor.compaction.process", str(os.getpid()), str(folder), anchor.name]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # the trainer's memory there is not touched
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # leave the GPU's memory to the trainer
         if not self._settings.optimizers:
-            environment["PYTHONSAFEPATH"] = "1"  # nothing is imported from the working folder
-        return subprocess.Popen([*command, *self._settings.optimizers], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                stderr=stderr, env=environment, start_new_session=True)  # fmt: skip
+            environment["PYTHONSAFEPATH"] = "1"  # import nothing from the working folder
+        return subprocess.Popen(
+            [*command, *self._settings.optimizers],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+        )
 
-    def _settle(self, making: _Making, code: int) -> None:
-        assert making.process.stdout is not None
-        with making.process.stdout as pipe:
+    def _finish(self, job: _Job, code: int) -> None:
+        assert job.process.stdout is not None
+        with job.process.stdout as pipe:
             raw = pipe.read()
         if code != 0:
-            self._failed(making.paths, _why(code, making.stderr))
+            self._note_failure(job.paths, _describe_failure(code, job.stderr))
             return
-        told: dict[str, Any] = json.loads(raw)
-        if "refused" in told:
-            self._refused(making, told["refused"])
-        elif "shadow" in told:
-            self._publish(making, told["shadow"])
-        else:  # the trainer has taken one meanwhile, or units are larger than segments
-            self._postpone(self._journals[making.paths.folder])
+        answer: dict[str, Any] = json.loads(raw)
+        if "refused" in answer:
+            self._note_refusal(job, answer["refused"])
+        elif "derived_checkpoint" in answer:
+            self._publish(job, answer["derived_checkpoint"])
+        else:  # the trainer has taken a checkpoint meanwhile, or no sealed segment contains a boundary
+            self._postpone(self._journals[job.paths.folder])
 
-    def _publish(self, making: _Making, made: dict[str, Any]) -> None:
-        shadow = DerivedCheckpoint(**{**made, "row": CheckpointRow(**made["row"])})
-        folder, journal = making.paths.folder, self._journals[making.paths.folder]
+    def _publish(self, job: _Job, content: dict[str, Any]) -> None:
+        derived = DerivedCheckpoint(**{**content, "row": CheckpointRow(**content["row"])})
+        folder, journal = job.paths.folder, self._journals[job.paths.folder]
         catalog = Catalog.open(folder, writable=True)
         try:
-            why = publish(catalog, making.paths.checkpoints, shadow)
+            why = publish(catalog, job.paths.checkpoints, derived)
         finally:
             catalog.close()
         journal.failures, journal.is_urgent = 0, False
         if why:
             self._postpone(journal)
-            _log.info("%s: a checkpoint of step %d was made from the log for nothing: %s", folder, shadow.row.step, why)
+            _log.info("%s: the checkpoint of step %d derived from the log is not needed: %s", folder, derived.row.step, why)
         else:
-            _log.info("%s: checkpoint of step %d made from the log (%d bytes, in %.1f s)", folder, shadow.row.step,
-                      shadow.row.nbytes, self._clock.monotonic() - making.since)  # fmt: skip
+            _log.info(
+                "%s: derived the checkpoint of step %d from the log (%d bytes, in %.1f s)",
+                folder,
+                derived.row.step,
+                derived.row.nbytes,
+                self._clock.monotonic() - job.since,
+            )
 
-    def _refused(self, making: _Making, why: str) -> None:
-        journal = self._journals[making.paths.folder]
-        journal.refused = making.anchor.name
-        if why not in journal.said:
-            journal.said.add(why)
-            _log.warning("%s: no checkpoint can be made from the log behind the one of step %d, so the trainer's own are "
-                         "needed: %s", making.paths.folder, making.anchor.step, why)  # fmt: skip
+    def _note_refusal(self, job: _Job, why: str) -> None:
+        journal = self._journals[job.paths.folder]
+        journal.refused = job.anchor.name
+        if why not in journal.reported:
+            journal.reported.add(why)
+            _log.warning(
+                "%s: cannot derive a checkpoint from the log after step %d, so the trainer must take one: %s",
+                job.paths.folder,
+                job.anchor.step,
+                why,
+            )
 
-    def _failed(self, paths: JournalPaths, why: str) -> None:
+    def _note_failure(self, paths: JournalPaths, why: str) -> None:
         delete_derived(paths.checkpoints)
         journal = self._journals[paths.folder]
         self._postpone(journal)
         journal.failures += 1
-        if why not in journal.said:
-            journal.said.add(why)
-            _log.warning("%s: a checkpoint could not be made from the log: %s; it is tried again", paths.folder, why)
+        if why not in journal.reported:
+            journal.reported.add(why)
+            _log.warning("%s: could not derive a checkpoint from the log: %s; trying again later", paths.folder, why)
 
     def _postpone(self, journal: _Journal) -> None:
         journal.next_at = self._clock.monotonic() + _RETRY_SECONDS * 2 ** min(journal.failures, _DOUBLINGS_MAX)
 
 
-def _why(code: int, stderr: IO[bytes]) -> str:
-    """Of a process that failed, in words."""
+def _describe_failure(code: int, stderr: IO[bytes]) -> str:
+    """Return why a process failed, in words."""
     if code < 0:
-        return f"its process was ended by {signal.Signals(-code).name}"
+        return f"its process was killed by {signal.Signals(-code).name}"
     size = stderr.seek(0, os.SEEK_END)
     stderr.seek(max(0, size - _STDERR_BYTES))
     lines = stderr.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"its process ended with {code}"
+    return lines[-1] if lines else f"its process ended with exit code {code}"

@@ -1,12 +1,16 @@
-"""A process that makes one derived checkpoint.
+"""A process that derives one checkpoint.
 
     python -m tranlogs_monitor.compaction.process PARENT FOLDER CHECKPOINT [CLASS ...]
 
-It replays the sealed log onto a checkpoint with the run's framework and writes what comes of it beside the published
-ones; the monitor publishes it. It yields to training in everything but memory, which it needs for a second state: if that runs
-out, the kernel is told to take this process first. It ends when the monitor does.
+It replays the sealed log onto a checkpoint with the run's framework, and writes the result beside the published checkpoints;
+the
+monitor publishes it. The process yields to training in everything but memory, which it needs for a second state: if memory
+runs
+out, the kernel is told to kill this process first. It ends when the monitor does.
 
-Prints a line of JSON: `shadow` (what it made), `refused` (why none can be made) or `nothing` (no sealed log is left to redo).
+Prints one line of JSON: `derived_checkpoint` (what was written), `refused` (why none can be derived) or `nothing` (there is
+no sealed
+log to redo).
 """
 
 from __future__ import annotations
@@ -27,61 +31,63 @@ _IOPRIO_WHO_PROCESS, _IOPRIO_IDLE = 1, 3 << 13
 
 
 def main() -> None:
-    """See the module. Imports come after the priority is set: the threads that they start have it, too."""
+    """Run the process. Imports come after the priority is set, so that the threads that they start have it, too."""
     parent, folder, checkpoint, *optimizers = sys.argv[1:]
     _end_with(int(parent))
     _yield_to_training()
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # frameworks print
+    os.dup2(2, 1)  # frameworks print to stdout
     from tranlogs.base.errors import TranLogsError
 
     try:
-        told = compact(Path(folder), checkpoint, optimizers)
+        answer = compact(Path(folder), checkpoint, optimizers)
     except TranLogsError as error:
-        told = {"refused": str(error)}
-    out.write(json.dumps(told) + "\n")
+        answer = {"refused": str(error)}
+    out.write(json.dumps(answer) + "\n")
     out.flush()
 
 
 def compact(folder: Path, checkpoint: str, optimizers: list[str]) -> dict[str, Any]:
-    """Make a shadow checkpoint of a journal from the one named; gives what is printed.
+    """Derive a checkpoint of a journal from the one named; return what is printed.
 
     Raises:
-        TranLogsError: none can be made that is known to be the same as the trainer's own.
+        TranLogsError: the result would not be known to equal the trainer's own checkpoint.
         OSError: the disk is full or fails.
     """
     from dataclasses import asdict
 
     from tranlogs.base.clock import SystemClock
-    from tranlogs.cli.frameworks import offline_of
+    from tranlogs.cli.frameworks import open_offline_run
     from tranlogs.journal import JournalPaths
-    from tranlogs.recovery.derived_checkpoint import plan_shadow, write_shadow
+    from tranlogs.recovery.derived_checkpoint import plan_derived_checkpoint, write_derived_checkpoint
 
-    target = plan_shadow(folder, checkpoint)
+    target = plan_derived_checkpoint(folder, checkpoint)
     if target is None:
         return {"nothing": True}
     elsewhere = [device for device in target.about["environment"].get("devices", ()) if device.lower() != "cpu"]
     if elsewhere:
-        return {"refused": f"its state lies on {', '.join(elsewhere)}: steps can be redone on the trainer's own device only"}
-    offline = offline_of(JournalPaths(folder), optimizers)
+        return {"refused": f"its state is on {', '.join(elsewhere)}, and steps can be redone on the trainer's own device only"}
+    offline = open_offline_run(JournalPaths(folder), optimizers)
     report = offline.replay(sequence=target.position.sequence, checkpoint=checkpoint)
     if report.exact is not True:
-        return {"refused": "; ".join(report.notes) or "the redone steps could not be compared with the run"}
-    return {"shadow": asdict(write_shadow(folder, target, offline.snapshot(target.position), SystemClock()))}
+        return {"refused": "; ".join(report.notes) or "the redone steps could not be compared with the run's fingerprints"}
+    return {
+        "derived_checkpoint": asdict(write_derived_checkpoint(folder, target, offline.snapshot(target.position), SystemClock()))
+    }
 
 
 def _end_with(parent: int) -> None:
-    """Die when the monitor does, however that comes about."""
+    """Make sure that this process dies when the monitor does, for whatever reason."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was faster
+    if os.getppid() != parent:  # the monitor has died already
         os._exit(1)
 
 
 def _yield_to_training() -> None:
-    """The lowest priority for processor and disk, and the first to go if memory runs out."""
+    """Take the lowest priority for processor and disk, and be the first to be killed if memory runs out."""
     os.nice(19)
     number = _IOPRIO_SET.get(platform.machine())
-    if number is not None:  # elsewhere the disk's priority follows the processor's
+    if number is not None:  # on other machines the disk's priority follows the processor's
         ctypes.CDLL(None, use_errno=True).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)
     with suppress(OSError):  # no /proc
         Path("/proc/self/oom_score_adj").write_text("1000")

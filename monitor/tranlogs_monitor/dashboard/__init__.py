@@ -1,1 +1,1 @@
-"""The dashboard: a small web server with the pages, the metrics for Prometheus, and rules for who may read them."""
+"""The dashboard: a small web server with pages for people, metrics for Prometheus, and rules for who may read them."""

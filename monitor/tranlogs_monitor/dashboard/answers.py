@@ -1,4 +1,4 @@
-"""ASGI middleware around all others: headers that every answer has, and an answer where one fails."""
+"""ASGI middleware around all others: headers of every answer, and the answer to a request that fails."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _HEADERS = {
 
 
 class SafeAnswers:
-    """Adds the headers, logs what goes wrong, and answers 500 to that request.
+    """Adds headers to every answer, logs errors, and answers 500 to a request that fails.
 
     Args:
-        app: what answers requests.
+        app: the application behind it.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -44,6 +44,6 @@ class SafeAnswers:
         try:
             await self._app(scope, receive, send_safely)
         except Exception:
-            _log.exception("%s could not be answered", scope["path"])
+            _log.exception("could not answer the request for %s", scope["path"])
             if not has_begun:
                 await PlainTextResponse("The monitor could not answer: see its log.\n", 500)(scope, receive, send_safely)

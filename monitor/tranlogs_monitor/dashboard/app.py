@@ -1,7 +1,8 @@
-"""The routes: the page, what its charts draw, /metrics for Prometheus, /healthz for whoever looks after the monitor.
+"""The routes: pages, the numbers that their charts draw, /metrics for Prometheus, and /healthz for health checks.
 
-All are read-only. Nothing that a request names is looked up in the file system: journals are those of the board, and static
-files are read when the application is made. Handlers answer from memory within milliseconds, so they run in the event loop.
+All routes are read-only. No name in a request is looked up in the file system: journals are those of the board, and static
+files are
+read when the application is made. Handlers answer from memory within milliseconds, so they run in the event loop.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def make_app(metrics: Metrics, board: Board, access: Access) -> Starlette:
     """Return the ASGI application of the dashboard.
 
     Args:
-        metrics: for Prometheus.
-        board: for people.
-        access: who may read it.
+        metrics: the metrics for Prometheus.
+        board: the journals that pages show.
+        access: the rules for requests.
     """
     routes = _Routes(metrics, board)
     app = Starlette(
@@ -47,43 +48,43 @@ def make_app(metrics: Metrics, board: Board, access: Access) -> Starlette:
             Route("/healthz", routes.health),
         ],
         middleware=[Middleware(SafeAnswers), Middleware(Guard, access=access)],
-        exception_handlers={404: _nothing_there},
+        exception_handlers={404: _not_found},
     )
     app.router.redirect_slashes = False
     return app
 
 
 class _Routes:
-    """What each address answers."""
+    """The handlers of all routes."""
 
     def __init__(self, metrics: Metrics, board: Board) -> None:
         self._metrics, self._board = metrics, board
         self._static = {name: (files(__package__) / "static" / name).read_bytes() for name in _STATIC}
 
     async def front_page(self, request: Request) -> Response:
-        """Answer with the only journal, or with the list of all."""
+        """Answer with the page of the only journal, or with the list of all journals."""
         if self._board.journal("") is not None:
             return self._journal_page("")
         interval = self._board.settings.interval_seconds
         return HTMLResponse(overview(self._board.journals(), now=time.time(), interval_seconds=interval))
 
     async def journal(self, request: Request) -> Response:
-        """Answer with one journal in full."""
+        """Answer with the page of one journal."""
         name = request.path_params["name"]
-        return self._journal_page(name) if name else await _nothing_there(request)
+        return self._journal_page(name) if name else await _not_found(request)
 
     async def data(self, request: Request) -> Response:
         """Answer with the numbers that the charts draw."""
-        shown = self._board.journal(request.query_params.get("journal", ""))
-        if shown is None:
+        view = self._board.journal(request.query_params.get("journal", ""))
+        if view is None:
             return PlainTextResponse("No such journal is watched: give one as ?journal=\n", 404)
-        return Response(json.dumps(curves(shown), separators=(",", ":"), allow_nan=False), media_type="application/json")
+        return Response(json.dumps(curves(view), separators=(",", ":"), allow_nan=False), media_type="application/json")
 
     async def static(self, request: Request) -> Response:
-        """Answer with a style sheet, script or icon."""
+        """Answer with a style sheet, a script or an icon."""
         name = request.path_params["name"]
         if name not in self._static:
-            return await _nothing_there(request)
+            return await _not_found(request)
         return Response(self._static[name], media_type=_KINDS[name.rpartition(".")[2]])
 
     async def prometheus(self, request: Request) -> Response:
@@ -91,17 +92,18 @@ class _Routes:
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)
 
     async def health(self, request: Request) -> Response:
-        """Answer that the monitor is there."""
+        """Answer that the monitor is running."""
         return PlainTextResponse("ok\n")
 
     def _journal_page(self, name: str) -> Response:
-        shown = self._board.journal(name)
-        if shown is None:
+        view = self._board.journal(name)
+        if view is None:
             return PlainTextResponse("No such journal is watched: / lists those that are\n", 404)
         has_others = len(self._board.journals()) > 1
         interval = self._board.settings.interval_seconds
-        return HTMLResponse(journal_page(shown, now=time.time(), interval_seconds=interval, has_others=has_others))
+        return HTMLResponse(journal_page(view, now=time.time(), interval_seconds=interval, has_others=has_others))
 
 
-async def _nothing_there(request: Request, error: Exception | None = None) -> Response:
-    return PlainTextResponse("/, /data.json, /metrics and /healthz are here\n", 404)
+async def _not_found(request: Request, error: Exception | None = None) -> Response:
+    """Answer 404, with the routes that exist."""
+    return PlainTextResponse("Not found. Try /, /data.json, /metrics or /healthz.\n", 404)

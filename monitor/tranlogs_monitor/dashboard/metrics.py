@@ -1,4 +1,4 @@
-"""What Prometheus is told: the last evaluation of each journal, labelled by its folder."""
+"""Metrics for Prometheus: the last evaluation of each journal, labelled by the journal's folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..watching.watch import Seen
+from ..watching.watch import Evaluation
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -19,57 +19,58 @@ _STATES = ("ready", "open", "sealed", "retired")
 
 
 class Metrics(Collector):
-    """Collects what evaluations have seen; written by the daemon's thread, read by those of the server."""
+    """Collects evaluations. The daemon's thread writes, and the server's threads read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: dict[str, Seen] = {}
+        self._evaluations: dict[str, Evaluation] = {}
         self._problems: set[str] = set()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def note(self, folder: Path, seen: Seen | None) -> None:
-        """A journal was evaluated, or, with None, could not be."""
+    def note(self, folder: Path, evaluation: Evaluation | None) -> None:
+        """Record an evaluation of a journal; None if the journal could not be evaluated."""
         with self._lock:
-            if seen is None:
+            if evaluation is None:
                 self._problems.add(str(folder))
             else:
-                self._seen[str(folder)] = seen
+                self._evaluations[str(folder)] = evaluation
                 self._problems.discard(str(folder))
 
     def forget(self, folder: Path) -> None:
-        """A journal is not watched any more."""
+        """Drop a journal that is not watched any more."""
         with self._lock:
-            self._seen.pop(str(folder), None)
+            self._evaluations.pop(str(folder), None)
             self._problems.discard(str(folder))
 
     def text(self) -> bytes:
-        """In Prometheus's text format."""
+        """Return the metrics in Prometheus's text format."""
         return bytes(generate_latest(self._registry))
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of all journals."""
         with self._lock:
-            seen, problems = dict(self._seen), set(self._problems)
+            evaluation, problems = dict(self._evaluations), set(self._problems)
         watched = GaugeMetricFamily("tranlogs_watched", "1 if the journal could be evaluated.", labels=["journal"])
-        for folder in sorted(seen.keys() | problems):
+        for folder in sorted(evaluation.keys() | problems):
             watched.add_metric([folder], float(folder not in problems))
         yield watched
-        yield from _steps(seen)
-        yield from _bytes(seen)
-        yield from _work(seen)
-        yield from _store(seen)
+        yield from _steps(evaluation)
+        yield from _bytes(evaluation)
+        yield from _pruning(evaluation)
+        yield from _store(evaluation)
 
 
 def _gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"tranlogs_{name}", about, labels=["journal", *labels])
 
 
-def _steps(seen: dict[str, Seen]) -> Iterator[Metric]:
+def _steps(evaluation: dict[str, Evaluation]) -> Iterator[Metric]:
     steps = _gauge("step", "Newest step that has reached a watermark.", "watermark")
     alive = _gauge("trainer_alive", "1 while a process writes the journal.")
-    anchor = _gauge("anchor_step", "Step of the newest checkpoint that was read back and is sound.")
+    anchor = _gauge("anchor_step", "Step of the newest checkpoint that was read back and is intact.")
     suspended = _gauge("logging_suspended", "1 while logging is suspended.")
-    for folder, one in seen.items():
+    for folder, one in evaluation.items():
         for name in ("committed", "synced", "archived", "persisted"):
             steps.add_metric([folder, name], getattr(one.rows.marks, name))
         alive.add_metric([folder], float(one.owner is not None and one.owner.is_alive))
@@ -79,12 +80,12 @@ def _steps(seen: dict[str, Seen]) -> Iterator[Metric]:
     yield from (steps, alive, anchor, suspended)
 
 
-def _bytes(seen: dict[str, Seen]) -> Iterator[Metric]:
+def _bytes(evaluation: dict[str, Evaluation]) -> Iterator[Metric]:
     nbytes = _gauge("bytes", "Bytes on disk.", "what")
     budget = _gauge("budget_bytes", "The journal's budget.")
     segments = _gauge("segments", "Segments by state.", "state")
     protected = _gauge("protected_segments", "Sealed segments that recovery to the newest step needs.")
-    for folder, one in seen.items():
+    for folder, one in evaluation.items():
         nbytes.add_metric([folder, "log"], sum(row.size for row in one.rows.segments))
         nbytes.add_metric([folder, "checkpoints"], sum(row.nbytes for row in one.rows.checkpoints))
         if one.budget_bytes is not None:
@@ -96,12 +97,12 @@ def _bytes(seen: dict[str, Seen]) -> Iterator[Metric]:
     yield from (nbytes, budget, segments, protected)
 
 
-def _work(seen: dict[str, Seen]) -> Iterator[Metric]:
-    pruned = CounterMetricFamily("tranlogs_pruned_bytes", "Bytes that monitors have given up.", labels=["journal"])
-    at = _gauge("evaluated_timestamp_seconds", "When the journal was evaluated last.")
-    took = _gauge("evaluation_seconds", "What that took.")
-    wanted = _gauge("over_budget", "1 if protected data alone are above the budget.")
-    for folder, one in seen.items():
+def _pruning(evaluation: dict[str, Evaluation]) -> Iterator[Metric]:
+    pruned = CounterMetricFamily("tranlogs_pruned_bytes", "Bytes that monitors have pruned.", labels=["journal"])
+    at = _gauge("evaluated_timestamp_seconds", "Time of the last evaluation.")
+    took = _gauge("evaluation_seconds", "Duration of the last evaluation.")
+    wanted = _gauge("over_budget", "1 if protected data alone exceed the budget.")
+    for folder, one in evaluation.items():
         pruned.add_metric([folder], one.rows.pruned.nbytes)
         at.add_metric([folder], one.at)
         took.add_metric([folder], one.seconds)
@@ -109,19 +110,19 @@ def _work(seen: dict[str, Seen]) -> Iterator[Metric]:
     yield from (pruned, at, took, wanted)
 
 
-def _store(seen: dict[str, Seen]) -> Iterator[Metric]:
-    """Of the journals that are shipped."""
-    ok = _gauge("store_ok", "1 while shipping to the store goes on, 0 while something is in its way.")
+def _store(evaluation: dict[str, Evaluation]) -> Iterator[Metric]:
+    """Yield the metrics of the journals that are shipped."""
+    ok = _gauge("store_ok", "1 while shipping to the store works, 0 while it does not.")
     nbytes = _gauge("store_bytes", "Bytes that the store holds.")
-    thin = _gauge("store_under_replicated", "Segments and checkpoints that are not durable yet and lack copies.")
+    under_replicated = _gauge("store_under_replicated", "Segments and checkpoints that are not durable yet and lack copies.")
     lag = _gauge("store_lag_steps", "Committed steps that have not reached a watermark of the store.", "watermark")
-    for folder, one in seen.items():
+    for folder, one in evaluation.items():
         store, marks = one.rows.store, one.rows.marks
         if store is None:
             continue
         ok.add_metric([folder], float(not store.problem))
         nbytes.add_metric([folder], store.objects_bytes)
-        thin.add_metric([folder], store.under_replicated)
+        under_replicated.add_metric([folder], store.under_replicated)
         for name in ("archived", "persisted"):
             lag.add_metric([folder, name], max(marks.committed - getattr(marks, name), 0))
-    yield from (ok, nbytes, thin, lag)
+    yield from (ok, nbytes, under_replicated, lag)

@@ -1,7 +1,8 @@
 """The dashboard's server: uvicorn in a thread of the monitor.
 
-The socket listens before the thread starts, so that an address that cannot be had is an error of the caller. uvicorn handles no
-signals (it would do so in the main thread only) and logs nothing; what goes wrong is logged here and in `answers`.
+The socket listens before the thread starts, so that an unusable address is an error of the caller. uvicorn handles no signals
+(it
+would do so in the main thread only) and logs nothing; errors are logged here and in `answers`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from .pages.board import Board
 
 _log = logging.getLogger(__name__)
 
-_REQUEST_SECONDS_MAX = 30.0  # for the first request of a connection to come
+_REQUEST_SECONDS_MAX = 30.0  # until the first request of a connection
 _IDLE_SECONDS_MAX = 5  # between two requests of a connection
-_SECONDS_TO_END = 1  # for answers under way; then they are cut off
+_SECONDS_TO_END = 1  # for answers in progress, before they are cut off
 _SECONDS_TO_JOIN = 5.0
 
 
@@ -35,23 +36,24 @@ class WebServer:
 
     Args:
         address: host and port; port 0 takes a free one.
-        metrics: for Prometheus.
-        board: for people.
-        token: what a request must carry where one is required; by default a random one.
-        has_auth: False to require none anywhere.
+        metrics: the metrics for Prometheus.
+        board: the journals that pages show.
+        token: the token that a request must carry where one is required (default: a random one).
+        has_auth: False to require no token anywhere.
 
     Attributes:
-        port: the port that it listens on.
-        access: who may read it.
-        url: the address of the front page. It contains the token if one is required that nobody knows yet.
+        port: the port on which it listens.
+        access: the rules for requests.
+        url: address of the front page. It contains the token if one is required that nobody knows yet.
 
     Raises:
         UsageError: the address is not one of this machine, or the port is taken or not allowed.
         LogUnavailable: no thread can be started.
     """
 
-    def __init__(self, address: tuple[str, int], metrics: Metrics, board: Board, *, token: Token | None = None,
-                 has_auth: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self, address: tuple[str, int], metrics: Metrics, board: Board, *, token: Token | None = None, has_auth: bool = True
+    ) -> None:
         self._socket = listen(address)
         try:
             host, self.port = self._socket.getsockname()[:2]
@@ -65,7 +67,7 @@ class WebServer:
             raise
 
     def close(self) -> None:
-        """Stop serving; answers under way get a second."""
+        """Stop serving; answers in progress get a second."""
         self._server.should_exit = True
         self._thread.join(_SECONDS_TO_JOIN)
         self._socket.close()
@@ -74,19 +76,29 @@ class WebServer:
         try:
             self._server.run(sockets=[self._socket])
         except (Exception, SystemExit) as error:
-            _log.error("the page is not served any more (%s: %s); the monitor goes on", type(error).__name__, error)
+            _log.error("the page is no longer served (%s: %s); the monitor continues", type(error).__name__, error)
 
 
 def _config(metrics: Metrics, board: Board, access: Access) -> uvicorn.Config:
     return uvicorn.Config(
-        make_app(metrics, board, access), http=_Protocol, loop="asyncio", ws="none", lifespan="off", interface="asgi3",
-        log_config=None, log_level=logging.CRITICAL, access_log=False, proxy_headers=False, server_header=False,
-        timeout_keep_alive=_IDLE_SECONDS_MAX, timeout_graceful_shutdown=_SECONDS_TO_END,
-    )  # fmt: skip
+        make_app(metrics, board, access),
+        http=_Protocol,
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level=logging.CRITICAL,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS_MAX,
+        timeout_graceful_shutdown=_SECONDS_TO_END,
+    )
 
 
 class _Protocol(H11Protocol):
-    """A connection, closed if it has sent no request after a while: each one takes a file handle of the monitor."""
+    """A connection that is closed if it sends no request for a while: each one occupies a file handle of the monitor."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -1,1 +1,1 @@
-"""Journals under watch: evaluated, pruned, sealed and archived."""
+"""Watching of journals: they are evaluated, pruned, sealed and shipped."""

@@ -1,7 +1,7 @@
-"""Checkpoints that were read back and found sound: only behind one of these may the log go.
+"""Checkpoints that were read back and found intact. Only the log before such a checkpoint may be pruned.
 
-A checkpoint that is listed can have been damaged since; if the one before it went on that ground, a recovery that finds the
-damage could not fall back on it.
+A checkpoint in the catalog may have been damaged since it was written. If the one before it had been pruned because of it, a
+recovery that finds the damage could not fall back.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 
 from tranlogs.base.errors import CannotRead, CorruptCheckpoint, UnknownFormat
 from tranlogs.catalog import CheckpointRow, TimelineRow
-from tranlogs.catalog.lineage import is_on
+from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.retention.budget import newest_lineage
+from tranlogs.retention.budget import trace_newest_lineage
 
 _log = logging.getLogger(__name__)
 
 
 class Anchors:
-    """Of one journal. Each checkpoint is read once, the newest first, and no older one than is needed."""
+    """The verified checkpoints of one journal. Each is read once, the newest first, and none older than needed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -28,7 +28,7 @@ class Anchors:
         self._broken: set[str] = set()
 
     def verify(self, checkpoints: Sequence[CheckpointRow], timelines: Sequence[TimelineRow]) -> None:
-        """Read the newest of these checkpoints back, and those before it until one is sound."""
+        """Read the newest of these checkpoints back, and older ones until one is intact."""
         for row in self._newest_first(checkpoints, timelines):
             if row.name in self._sound:
                 return
@@ -38,22 +38,24 @@ class Anchors:
                     self._sound.add(row.name)
                     return
                 self._broken.add(row.name)
-                _log.warning("%s: a checkpoint is damaged, and what the one before it needs is kept: %s", self._folder, problem)
+                _log.warning(
+                    "%s: a checkpoint is damaged, keeping the log that the previous one needs: %s", self._folder, problem
+                )
 
     def forget(self, listed: Sequence[CheckpointRow]) -> None:
-        """Forget what is not listed any more."""
+        """Forget the checkpoints that are not listed any more."""
         names = {row.name for row in listed}
         self._sound &= names
         self._broken &= names
 
     def newest(self, checkpoints: Sequence[CheckpointRow], timelines: Sequence[TimelineRow]) -> CheckpointRow | None:
-        """The newest one that is known to be sound, of those given."""
+        """Return the newest of these checkpoints that is known to be intact; None if there is none."""
         found = (row for row in self._newest_first(checkpoints, timelines) if row.name in self._sound)
         return next(found, None)
 
     def _newest_first(self, checkpoints: Sequence[CheckpointRow], timelines: Sequence[TimelineRow]) -> list[CheckpointRow]:
-        limits = newest_lineage(checkpoints, timelines)
-        return sorted((row for row in checkpoints if is_on(row, limits)), key=lambda row: row.sequence, reverse=True)
+        limits = trace_newest_lineage(checkpoints, timelines)
+        return sorted((row for row in checkpoints if is_on_lineage(row, limits)), key=lambda row: row.sequence, reverse=True)
 
     def _read(self, row: CheckpointRow) -> Exception | None:
         try:

@@ -1,52 +1,33 @@
-"""The store of a daemon: opened once, shared by the journals that are shipped there."""
+"""The daemon's store: opened once, and shared by the journals that are shipped to it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from tranlogs.base.clock import Clock
 from tranlogs.journal import JournalPaths
-from tranlogs.shipping import Archiver, Limits, Throttle, place_of
-from tranlogs.stores import STALL_SECONDS, PatientStore, open_store
+from tranlogs.shipping import Archiver, Throttle, journal_prefix
+from tranlogs.stores import TimeoutStore, open_store
+
+from ..settings import StoreSettings
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
-    """Where journals are shipped to, and how.
-
-    Attributes:
-        url: of the store; each run has a folder of its name there.
-        limits: of each journal.
-        bytes_per_second: of all journals together.
-        senders: parts that are sent at once, of all journals together.
-        stall_seconds: after so long without a byte a call is given up.
-    """
-
-    url: str
-    limits: Limits = field(default_factory=Limits)
-    bytes_per_second: float | None = None
-    senders: int = 2
-    stall_seconds: float = STALL_SECONDS
-
-
-class Archives:
+class ArchiverFactory:
     """Makes an archiver for each journal.
 
     Raises:
-        StoreRefused: the address is none.
+        StoreRefused: the store's address is wrong.
     """
 
     def __init__(self, settings: StoreSettings, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
-        self._store = PatientStore(open_store(settings.url), settings.stall_seconds)
+        self._store = TimeoutStore(open_store(settings.url), settings.stall_seconds)
         self._throttle = Throttle(settings.bytes_per_second, settings.senders)
 
-    def begin(self, paths: JournalPaths) -> Archiver:
-        """Ship a journal, from now on."""
-        archiver = Archiver(paths, self._store, place_of(paths), self._settings.limits, self._clock, self._throttle)
+    def start_archiver(self, paths: JournalPaths) -> Archiver:
+        """Start to ship a journal."""
+        archiver = Archiver(paths, self._store, journal_prefix(paths), self._settings.shipping, self._clock, self._throttle)
         archiver.start()
         return archiver
 
     def close(self) -> None:
-        """Let go of the store, after its archivers."""
+        """Close the store, after its archivers."""
         self._store.close()

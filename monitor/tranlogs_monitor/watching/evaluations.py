@@ -1,6 +1,6 @@
-"""Evaluations are written to the catalog: the values from which the next one goes on, and a history for curves.
+"""Storage of evaluations in the catalog: the values from which the next evaluation continues, and a history for curves.
 
-The history is thinned as it grows, so that months fit: of its older half every second row goes.
+The history is thinned as it grows, so that it covers months: every second row of its older half is deleted.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from tranlogs.retention.value_decay import Worth
 
 _ROWS_MAX = 512
 _ROWS_MIN = 16
-_BYTES_MAX = 32 << 20  # of all rows
+_BYTES_MAX = 32 << 20  # of all rows together
 
 
 def write(tables: Tables, row: EvaluationRow, worth: Worth, protected: dict[int, bool]) -> None:
     """Add an evaluation, and thin the history."""
     is_protected = np.array([protected.get(int(i), True) for i in worth.ordinals], bool)
-    row = replace(row, ordinals=packed(worth.ordinals, "<i8"), values=packed(worth.values, "<f8"),
-                  protected=packed(is_protected, "u1"))  # fmt: skip
+    row = replace(
+        row, ordinals=packed(worth.ordinals, "<i8"), values=packed(worth.values, "<f8"), protected=packed(is_protected, "u1")
+    )
     tables.put(evaluation_key(row.number), row)
     keys = tables.keys("evaluation/")
     rows_max = max(_ROWS_MIN, min(_ROWS_MAX, _BYTES_MAX // (len(row.ordinals) + len(row.values) + len(row.protected) + 256)))

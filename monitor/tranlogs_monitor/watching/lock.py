@@ -1,21 +1,22 @@
-"""One monitor a journal."""
+"""The lock that lets only one monitor watch a journal."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tranlogs.base.errors import RunInUse, UsageError
-from tranlogs.journal.process.writer_lock import OwnerLock
+from tranlogs.journal.ownership.writer_lock import OwnerLock
 
 
-def lock(folder: Path) -> OwnerLock:
-    """Take a journal for this monitor.
+def lock_journal(folder: Path) -> OwnerLock:
+    """Lock a journal for this monitor.
 
     Raises:
-        UsageError: another monitor has it; the message names it.
+        UsageError: another monitor watches it; the message names that process.
     """
     try:
         return OwnerLock(folder, "monitor")
     except RunInUse as error:
-        raise UsageError(f"{folder}: a monitor runs already (process {error.pid} on {error.host}); --wait takes over when it "
-                         "ends") from None  # fmt: skip
+        raise UsageError(
+            f"{folder}: process {error.pid} on {error.host} monitors it; --wait takes over when that process ends"
+        ) from None

@@ -1,4 +1,6 @@
-"""One journal under watch: at each evaluation it is looked at, valued, and pruned; a dead trainer's log is sealed."""
+"""The watch of one journal. Each evaluation reads the catalog, values the segments, and prunes; it seals the log of a dead
+trainer.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ from tranlogs.catalog import (
     TimelineRow,
     Watermarks,
 )
-from tranlogs.catalog.lineage import is_on
+from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.journal import JournalPaths, Owner, read_owner
 from tranlogs.journal.opening import is_in_memory, seal_abandoned_segments
-from tranlogs.log.retired_files import unlink_retired
-from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, newest_lineage, plan_pruning
+from tranlogs.log.segments.retired_files import unlink_retired
+from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
 from tranlogs.retention.evaluation import last_row, worth_of
 from tranlogs.retention.prune import delete_retired, prune
 from tranlogs.retention.value_decay import Worth, evaluate
@@ -41,8 +43,20 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """One consistent look at a catalog."""
+class CatalogRows:
+    """The rows of a catalog, read in one transaction.
+
+    Attributes:
+        segments: all segments.
+        checkpoints: the published checkpoints.
+        timelines: all timelines.
+        marks: the watermarks.
+        pruned: totals of what monitors have pruned.
+        incidents: the times when logging was suspended.
+        last: the last evaluation; None before the first.
+        store: the store; None if the journal is not shipped.
+        common: the newest step of which all ranks have a checkpoint; None for a journal without others.
+    """
 
     segments: list[SegmentRow]
     checkpoints: list[CheckpointRow]
@@ -56,39 +70,47 @@ class Rows:
 
     @property
     def shared(self) -> list[CheckpointRow]:
-        """Checkpoints that are no newer than what all ranks have."""
+        """The checkpoints that are no newer than what all ranks have."""
         return [row for row in self.checkpoints if self.common is None or row.step <= self.common.step]
 
     @classmethod
-    def of(cls, tables: Tables) -> Rows:
+    def read(cls, tables: Tables) -> CatalogRows:
+        """Read the rows."""
         checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
-        return cls(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow),
-                   tables.get("watermarks", Watermarks) or Watermarks(), tables.get("pruned", PrunedRow) or PrunedRow(),
-                   tables.rows("incident/", Incident), last_row(tables), tables.get("store", StoreRow),
-                   tables.get("common", CommonRow))  # fmt: skip
+        return cls(
+            tables.rows("segment/", SegmentRow),
+            checkpoints,
+            tables.rows("timeline/", TimelineRow),
+            tables.get("watermarks", Watermarks) or Watermarks(),
+            tables.get("pruned", PrunedRow) or PrunedRow(),
+            tables.rows("incident/", Incident),
+            last_row(tables),
+            tables.get("store", StoreRow),
+            tables.get("common", CommonRow),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Evaluation:
     """What an evaluation found and did.
 
     Attributes:
         at: when, in seconds since 1970.
-        rows: of the catalog, after what was done.
-        before: of the catalog, before that.
-        owner: the trainer, or the last one.
+        rows: rows of the catalog after the evaluation.
+        before: rows of the catalog before pruning.
+        owner: the trainer, or the last one; None if there was none.
         worth: values of the sealed segments.
-        anchor: the newest checkpoint that is known to be sound, and no newer than what all ranks have.
-        pruning: what went, or in a dry run would go.
-        sealed: segments of a dead trainer that were sealed.
-        seconds: what it took.
-        protected: of each sealed segment, by ordinal.
-        budget_bytes: of the journal.
-        in_memory: it lies on a tmpfs.
+        anchor: the newest checkpoint that is known to be intact, and no newer than what all ranks have.
+        pruning: what was pruned, or would be in a dry run.
+        sealed: number of segments of a dead trainer that were sealed.
+        seconds: duration of the evaluation.
+        protected: for each sealed segment, by ordinal, whether it is protected.
+        budget_bytes: budget of the journal; None if there is none.
+        in_memory: True if the journal lies on a tmpfs.
     """
 
     at: float
-    rows: Rows
+    rows: CatalogRows
     owner: Owner | None
     worth: Worth
     anchor: CheckpointRow | None
@@ -97,37 +119,44 @@ class Seen:
     seconds: float = 0.0
     protected: dict[int, bool] = field(default_factory=dict)
     budget_bytes: int | None = None
-    before: Rows | None = None
+    before: CatalogRows | None = None
     in_memory: bool = False
 
     @property
     def did_nothing(self) -> bool:
-        """Whether all was as it should be."""
+        """True if nothing was sealed or pruned."""
         return not (self.sealed or self.pruning.segments or self.pruning.checkpoints)
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the trainer has suspended logging."""
+        """True if the trainer has suspended logging."""
         return any(incident.to_step is None for incident in self.rows.incidents)
 
 
 class JournalWatch:
-    """See the module. One thread calls it."""
+    """Watches one journal. One thread calls it.
+
+    Args:
+        paths: the journal's.
+        settings: the daemon's.
+        clock: for evaluations.
+        compactor: derives checkpoints instead of asking the trainer for one; None to always ask.
+    """
 
     def __init__(self, paths: JournalPaths, settings: Settings, clock: Clock, compactor: Compactor | None = None) -> None:
         self.paths, self._settings, self._clock, self._compactor = paths, settings, clock, compactor
         self._anchors = Anchors(paths.checkpoints)
         self._catalog = FollowedCatalog(paths.folder, writable=not settings.is_dry_run)
-        self._has_said = ""  # the last thing that was warned of
+        self._last_warning = ""
         self._was_alive: bool | None = None
         self._in_memory = is_in_memory(paths.folder)
 
     def close(self) -> None:
-        """Let go of the catalog."""
+        """Close the catalog."""
         self._catalog.close()
 
-    def evaluate(self) -> Seen:
-        """Look, value, prune, and write down what was seen.
+    def evaluate(self) -> Evaluation:
+        """Read the catalog, value the segments, prune, and store the evaluation.
 
         Raises:
             CorruptCatalog, LogUnavailable: the catalog cannot be read or written now.
@@ -136,34 +165,46 @@ class JournalWatch:
         start = time.perf_counter()
         catalog, now = self._catalog.current(), self._clock.now()
         owner = read_owner(self.paths.folder)
-        sealed = self._seal_left(catalog, owner)
-        rows: Rows = catalog.read(Rows.of)
+        sealed = self._seal_abandoned_log(catalog, owner)
+        rows: CatalogRows = catalog.read(CatalogRows.read)
         self._anchors.forget(rows.checkpoints)
         self._anchors.verify(rows.shared, rows.timelines)
-        worth = self._valued(rows, now)
+        worth = self._evaluate_worth(rows, now)
         anchor = self._anchors.newest(rows.shared, rows.timelines)
-        limits = newest_lineage(rows.checkpoints, rows.timelines)
+        limits = trace_newest_lineage(rows.checkpoints, rows.timelines)
         protected = {row.ordinal: is_protected(row, anchor, limits) for row in rows.segments if row.state == "sealed"}
-        pruning = self._pruned(catalog, rows, worth, now, owner)
+        pruning = self._prune(catalog, rows, worth, now, owner)
         is_changed = bool(pruning.segments or pruning.checkpoints) and not self._settings.is_dry_run
-        after: Rows = catalog.read(Rows.of) if is_changed else rows
-        seen = Seen(now, after, owner, worth, anchor, pruning, sealed, time.perf_counter() - start, protected,
-                    self._settings.budget.nbytes, rows, self._in_memory)  # fmt: skip
+        after: CatalogRows = catalog.read(CatalogRows.read) if is_changed else rows
+        evaluation = Evaluation(
+            now,
+            after,
+            owner,
+            worth,
+            anchor,
+            pruning,
+            sealed,
+            time.perf_counter() - start,
+            protected,
+            self._settings.budget.nbytes,
+            rows,
+            self._in_memory,
+        )
         if not self._settings.is_dry_run:
             with catalog.transaction() as tables:
-                evaluations.write(tables, self._row(seen), worth, protected)
-        return seen
+                evaluations.write(tables, self._row(evaluation), worth, protected)
+        return evaluation
 
-    def _valued(self, rows: Rows, now: float) -> Worth:
-        limits = newest_lineage(rows.checkpoints, rows.timelines)
-        on = [row for row in rows.checkpoints if is_on(row, limits)]
+    def _evaluate_worth(self, rows: CatalogRows, now: float) -> Worth:
+        limits = trace_newest_lineage(rows.checkpoints, rows.timelines)
+        on = [row for row in rows.checkpoints if is_on_lineage(row, limits)]
         before = None if rows.last is None else worth_of(rows.last)
         return evaluate(self._settings.decay, rows.segments, on, rows.marks, before, now)
 
-    # The dead trainer.
+    # The log of a dead trainer.
 
-    def _seal_left(self, catalog: Catalog, owner: Owner | None) -> int:
-        """Seal at once what a dead trainer left open: it can be shipped, and pruned once a checkpoint covers it."""
+    def _seal_abandoned_log(self, catalog: Catalog, owner: Owner | None) -> int:
+        """Seal what a dead trainer left open, so that it can be shipped, and pruned once a checkpoint covers it."""
         is_alive = owner is not None and owner.is_alive
         was_alive, self._was_alive = self._was_alive, is_alive
         if is_alive or owner is None or self._settings.is_dry_run:
@@ -171,8 +212,15 @@ class JournalWatch:
         left = seal_abandoned_segments(self.paths, catalog, sync=True, is_abandoned=self._is_abandoned)
         if left or was_alive:
             how, level = ("closed it", logging.INFO) if owner.has_closed else ("died without closing it", logging.WARNING)
-            _log.log(level, "%s: process %d on %s %s; sealed what it left: %s", self.paths.folder, owner.pid, owner.host,
-                     how, count(left, "segment"))  # fmt: skip
+            _log.log(
+                level,
+                "%s: process %d on %s %s; sealed %s of its log",
+                self.paths.folder,
+                owner.pid,
+                owner.host,
+                how,
+                count(left, "segment"),
+            )
         return left
 
     def _is_abandoned(self) -> bool:
@@ -182,62 +230,77 @@ class JournalWatch:
     # Pruning.
 
     def _is_held(self, tables: Tables) -> bool:
-        """Whether a trainer has recovered, maybe to an older step, and the catalog does not say yet where it will go on.
+        """Return True if nothing may be pruned: a trainer has recovered, perhaps to an older step, and has not continued yet.
 
-        A hold that outlives its process is of one that died while other journals needed what is here.
+        A hold that outlives its process was taken by one that died while other journals needed this one.
         """
         hold = tables.request("hold")
         return hold is not None and (bool(hold.get("outlives")) or not self._is_abandoned())
 
-    def _pruned(self, catalog: Catalog, rows: Rows, worth: Worth, now: float, owner: Owner | None) -> Pruning:
+    def _prune(self, catalog: Catalog, rows: CatalogRows, worth: Worth, now: float, owner: Owner | None) -> Pruning:
         values, budget, shared = worth.as_dict(), self._settings.budget, {row.name for row in rows.shared}
 
-        def decide(segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow],
-                   timelines: Sequence[TimelineRow]) -> Pruning:  # fmt: skip
+        def decide(
+            segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow], timelines: Sequence[TimelineRow]
+        ) -> Pruning:
             anchor = self._anchors.newest([row for row in checkpoints if row.name in shared], timelines)
             plan = plan_pruning(budget, segments, checkpoints, timelines, values, anchor=anchor, now=now)
             if self._compactor is None:
                 return plan
-            return self._compactor.relieve(self.paths.folder, plan, segments, anchor, timelines)
+            return self._compactor.replace_request(self.paths.folder, plan, segments, anchor, timelines)
 
         plan = decide(rows.segments, rows.checkpoints, rows.timelines)
         if self._settings.is_dry_run:
             return plan
         if plan.segments or plan.checkpoints or plan.wants_checkpoint:
             plan = prune(catalog, decide, self._is_held)
-            self._tell(plan, owner)
-        elif self._has_said:
-            self._has_said = ""
-            _log.info("%s: within its budget again", self.paths.folder)
+            self._log_pruning(plan, owner)
+        elif self._last_warning:
+            self._last_warning = ""
+            _log.info("%s: within the budget again", self.paths.folder)
         delete_retired(catalog, self.paths.checkpoints)
         is_short = budget.nbytes is not None and bytes_on_disk(rows.segments, rows.checkpoints) > budget.high * budget.nbytes
-        if is_short or owner is None or not owner.is_alive:  # else the trainer makes new segments of them
+        if is_short or owner is None or not owner.is_alive:  # a live trainer recycles them
             unlink_retired(catalog, self.paths.log)
         return plan
 
-    def _tell(self, plan: Pruning, owner: Owner | None) -> None:
+    def _log_pruning(self, plan: Pruning, owner: Owner | None) -> None:
         if plan.segments or plan.checkpoints:
-            _log.info("%s: %s and %s go: %s of %s are left", self.paths.folder, count(len(plan.segments), "segment"),
-                      count(len(plan.checkpoints), "checkpoint"), format_bytes(plan.bytes_after),
-                      format_bytes(plan.bytes_before))  # fmt: skip
+            _log.info(
+                "%s: pruned %s and %s: %s of %s are left",
+                self.paths.folder,
+                count(len(plan.segments), "segment"),
+                count(len(plan.checkpoints), "checkpoint"),
+                format_bytes(plan.bytes_after),
+                format_bytes(plan.bytes_before),
+            )
         if not plan.wants_checkpoint:
-            self._has_said = ""
+            self._last_warning = ""
             return
-        done = "its trainer is asked for a checkpoint" if owner is not None and owner.is_alive else \
-            "no trainer is there to take a checkpoint: --compact makes one from the log, or give more room"  # fmt: skip
-        if done != self._has_said:
-            self._has_said = done
+        done = (
+            "asked its trainer for a checkpoint"
+            if owner is not None and owner.is_alive
+            else "no trainer is running to take a checkpoint: use --compact to derive one from the log, or raise the budget"
+        )
+        if done != self._last_warning:
+            self._last_warning = done
             _log.warning(
-                "%s: over its budget with protected data alone (%s); %s",
+                "%s: protected data alone exceed the budget (%s); %s",
                 self.paths.folder,
                 format_bytes(plan.bytes_after),
                 done,
             )
 
-    def _row(self, seen: Seen) -> EvaluationRow:
-        rows, marks = seen.rows, seen.rows.marks
+    def _row(self, evaluation: Evaluation) -> EvaluationRow:
+        rows, marks = evaluation.rows, evaluation.rows.marks
         return EvaluationRow(
-            1 if rows.last is None else rows.last.number + 1, seen.at, marks.committed, marks.synced, marks.archived,
-            marks.persisted, sum(row.size for row in rows.segments), sum(row.nbytes for row in rows.checkpoints),
+            1 if rows.last is None else rows.last.number + 1,
+            evaluation.at,
+            marks.committed,
+            marks.synced,
+            marks.archived,
+            marks.persisted,
+            sum(row.size for row in rows.segments),
+            sum(row.nbytes for row in rows.checkpoints),
             self._settings.budget.nbytes,
-        )  # fmt: skip
+        )

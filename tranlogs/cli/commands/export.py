@@ -1,4 +1,4 @@
-"""`tranlogs export`: the state at a step in another program's format."""
+"""`tranlogs export`: the state at a step in the format of another program."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from .replay import rebuild
 @command
 def export(
     run: Run,
-    target: Annotated[Path, typer.Argument(metavar="TARGET", show_default=False, help="File or folder; it must not be there.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", show_default=False, help="File or folder to write; it must not exist.")
+    ],
     form: Annotated[str, typer.Option("--to", metavar="FORMAT", show_default=False, help="dcp (a folder), safetensors or pt.")],
-    step: Annotated[int | None, typer.Option("--step", min=0, help="Which state (default: that of the newest step).")] = None,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="Step of the state (default: the newest step).")] = None,
     optimizer: Optimizers = None,
     as_json: Json = False,
 ) -> int:
     """Write a PyTorch run's state for other programs.
 
-    It is `replay` with a named format: only checkpoint and log are needed, each redone step is compared with the run, and
-    what was written is read back and compared before it is given its name. dcp is a folder that plain
-    torch.distributed.checkpoint.load reads on any number of processes, under the names of get_state_dict.
+    The same as `replay` with a named format: only checkpoint and log are needed, each redone step is compared with the run,
+    and the
+    output is read back and compared before it gets its name. dcp is a folder that plain torch.distributed.checkpoint.load
+    reads on
+    any number of processes, under the names of get_state_dict.
     """
     if os.path.lexists(target):
-        raise UsageError(f"{target} is there already: delete it, or give another name")
+        raise UsageError(f"{target} exists already: delete it, or give another name")
     return rebuild(run, target, form, step, optimizer or (), as_json=as_json)

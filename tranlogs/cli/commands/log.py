@@ -5,34 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
-from ..options import FINE, PROBLEM, Json, Run, command, show_json
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from ...base.types import Piece
-    from ..reading.records import History, Record
+from ...base.errors import UsageError
+from ...base.types import Piece
+from ...log.record import EntryKind
+from ..options import FINE, PROBLEM, Json, Run, command
+from ..output import screen
+from ..output.json_values import print_json, to_json
+from ..reading.records import History, Record, list_records, read_history, show_records
+from ..reading.runs import find_journals, read_consistently
 
 
 @command
 def log(
     run: Run,
-    step: Annotated[int | None, typer.Option("--step", "-s", min=0, help="Show this step's record in full.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many steps to list, the newest; 0 for all.")] = 20,
+    step: Annotated[int | None, typer.Option("--step", "-s", min=0, help="Show the record of this step in full.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Number of newest steps to list; 0 for all.")] = 20,
     as_json: Json = False,
 ) -> int:
     """List the records of the newest timeline, or show one in full."""
-    from ..reading.runs import journals_of, settled
-
-    found = [settled(paths.folder, partial(_look, paths.folder, step, limit), lambda rank: rank["problems"])
-             for paths in journals_of(run)]  # fmt: skip
+    found = [
+        read_consistently(paths.folder, partial(_look, paths.folder, step, limit), lambda rank: rank["problems"])
+        for paths in find_journals(run)
+    ]
     problems = [message for rank in found for message in rank["problems"]]
     if as_json:
-        show_json({"run": run, "problems": problems, "ranks": found})
+        print_json({"run": run, "problems": problems, "ranks": found})
     elif step is None:
         _show(found, _list)
     else:
@@ -41,8 +43,6 @@ def log(
 
 
 def _look(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
-    from ..reading.records import list_records, read_history, show_records
-
     history = read_history(folder, step=step, newest=limit)
     problems = list(history.problems)
     if step is None:
@@ -53,28 +53,22 @@ def _look(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
 
 
 def _newest(history: History, limit: int) -> list[Any]:
-    """The entries of the newest `limit` steps."""
-    from ...log.record import EntryKind
-
+    """Return the entries of the newest `limit` steps."""
     steps = sorted({link.step for link in history.links if link.kind == EntryKind.STEP})
     first = steps[-limit] if 0 < limit < len(steps) else 0
     return [link for link in history.links if link.step >= first]
 
 
 def _of_step(history: History, folder: Path, step: int) -> list[Any]:
-    from ...base.errors import UsageError
-
     found = [link for link in history.links if link.step == step]
     if not found:
-        held = [link.step for link in history.links]
-        there = f"it holds steps {min(held)} to {max(held)}" if held else "it holds no step"
-        raise UsageError(f"{folder}: step {step} is not in the log; {there}")
+        steps = [link.step for link in history.links]
+        found_instead = f"the log holds steps {min(steps)} to {max(steps)}" if steps else "the log is empty"
+        raise UsageError(f"{folder}: step {step} is not in the log: {found_instead}")
     return found
 
 
 def _show(found: Sequence[dict[str, Any]], draw: Any) -> None:
-    from ..output import screen
-
     out = screen.console()
     for rank in found:
         for part in draw(rank):
@@ -84,17 +78,18 @@ def _show(found: Sequence[dict[str, Any]], draw: Any) -> None:
 
 
 def _list(rank: dict[str, Any]) -> list[RenderableType]:
-    from ..output import screen
-
     columns = ("step", "kind", "optimizer", "tensors", "stored", "lr", "noted")
     rows = [_row(records) for records in _units(rank["records"])]
     if not rows:
-        return [f"{rank['folder']}: no record is in the log"]
+        return [f"{rank['folder']}: the log is empty"]
     return [screen.table(str(rank["folder"]), columns, rows, numbers=("step", "tensors", "stored"))]
 
 
 def _units(records: Sequence[Record]) -> list[list[Record]]:
-    """Each record, with the boundary that follows it (its scalars belong to it); a boundary after nothing stands alone."""
+    """Group each record with the boundary that follows it, whose scalars belong to it.
+
+    A boundary without a record of its step is a group of its own.
+    """
     units: list[list[Record]] = []
     for record in records:
         if record.kind == "boundary" and units and units[-1][-1].kind != "boundary" and units[-1][0].step == record.step:
@@ -105,30 +100,25 @@ def _units(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _row(unit: Sequence[Record]) -> list[object]:
-    from ..output import screen
-
     first, last = unit[0], unit[-1]
-    lr = ", ".join(dict.fromkeys(screen.number(_plain(value)) for value in first.lr))
+    lr = ", ".join(dict.fromkeys(screen.number(to_json(value)) for value in first.lr))
     noted = " ".join(f"{name}={screen.number(value)}" for name, value in last.scalars.items())
     kind = first.kind if first.is_committed else f"{first.kind}, not committed"
     return [first.step, kind, first.optimizer, first.tensors, screen.size(sum(r.stored_bytes for r in unit)), lr, noted]
 
 
-def _plain(value: Any) -> Any:
-    from ..output.json_values import plain
-
-    return plain(value)
-
-
 def _full(rank: dict[str, Any]) -> list[RenderableType]:
-    from ..output import screen
-
     parts: list[RenderableType] = []
     for record in rank["records"]:
-        body = _plain(record.get("body", {}))
+        body = to_json(record.get("body", {}))
         place = f"number {record['sequence']} in {record['segment']}"
-        about = {"step": record["step"], "kind": record["kind"], "entry": place, "noted": _words(record.get("scalars", {})),
-                 "committed": "yes" if record["is_committed"] else "no"}  # fmt: skip
+        about = {
+            "step": record["step"],
+            "kind": record["kind"],
+            "entry": place,
+            "noted": _words(record.get("scalars", {})),
+            "committed": "yes" if record["is_committed"] else "no",
+        }
         about |= {key: _words(value) for key, value in body.items() if key != "hyper"}
         parts.append(screen.facts([(name, value) for name, value in about.items() if value != ""]))
         parts += [_groups(body["hyper"])] if body.get("hyper") else []
@@ -139,9 +129,7 @@ def _full(rank: dict[str, Any]) -> list[RenderableType]:
 
 
 def _words(value: Any) -> str:
-    """A nested value in one line, large parts by what they are."""
-    from ..output import screen
-
+    """Return a nested value in one line, with large parts described."""
     if isinstance(value, dict):
         if set(value) == {"bytes"}:
             return screen.size(value["bytes"])
@@ -160,27 +148,28 @@ def _nested(value: Any) -> str:
 
 
 def _groups(hyper: Sequence[dict[str, Any]]) -> RenderableType:
-    from ..output import screen
-
     names = list(dict.fromkeys(name for group in hyper for name in group))
     rows = [[name, *(_words(group.get(name, "")) for group in hyper)] for name in names]
     return screen.table("hyper-parameters in force in the step", ["", *(f"group {i}" for i in range(len(hyper)))], rows)
 
 
 def _tensors(tensors: Sequence[dict[str, Any]]) -> RenderableType:
-    from ..output import screen
-
     has_parts = any(t["piece"] is not None for t in tensors)
-    rows = [[t["name"] + (f" ({t['part']})" if t["part"] else ""), t["dtype"], _size(t["shape"]),
-             *([_held(t["piece"])] if has_parts else []), screen.size(t["bytes"])]
-            for t in tensors]  # fmt: skip
+    rows = [
+        [
+            t["name"] + (f" ({t['part']})" if t["part"] else ""),
+            t["dtype"],
+            _size(t["shape"]),
+            *([_part(t["piece"])] if has_parts else []),
+            screen.size(t["bytes"]),
+        ]
+        for t in tensors
+    ]
     columns = ("name", "dtype", "shape", *(["part"] if has_parts else []), "bytes")
     return screen.table("tensors", columns, rows, numbers=("bytes",))
 
 
 def _pieces(pieces: Sequence[dict[str, Any]]) -> RenderableType:
-    from ..output import screen
-
     rows = [[screen.size(p["bytes"]), p["codec"], screen.size(p["stored_bytes"]), p["checksum"]] for p in pieces]
     return screen.table("pieces", ("bytes", "codec", "stored", "checksum"), rows, numbers=("bytes", "stored"))
 
@@ -189,6 +178,6 @@ def _size(lengths: Sequence[int]) -> str:
     return "x".join(map(str, lengths))
 
 
-def _held(piece: Piece | None) -> str:
-    """What this journal has of the tensor, and from where on."""
+def _part(piece: Piece | None) -> str:
+    """Return the part of a tensor that this journal holds, and its offset."""
     return "" if piece is None else f"{_size(piece.length)} @{','.join(map(str, piece.offset))}"

@@ -1,4 +1,4 @@
-"""`tranlogs pull`: bring a run back from a store."""
+"""`tranlogs pull`: a run is fetched from a store."""
 
 from __future__ import annotations
 
@@ -7,47 +7,54 @@ from typing import Annotated, Any
 
 import typer
 
-from ..options import FINE, PROBLEM, Json, command, show_json
+from ...recovery.progress import progress_bar
+from ...shipping import find_run
+from ...shipping import pull as fetch_journal
+from ...stores import STALL_SECONDS, TimeoutStore, open_store
+from ..options import FINE, PROBLEM, Json, command
+from ..output import screen
+from ..output.json_values import print_json
 
 
 @command
 def pull(
     url: Annotated[
-        str, typer.Argument(metavar="URL", show_default=False, help="Address of the run: URL of `push`, and its name.")
+        str, typer.Argument(metavar="URL", show_default=False, help="Address of the run: the URL given to `push`, then /RUN.")
     ],
-    run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="Folder to bring it to; it is made.")],
-    everything: Annotated[bool, typer.Option("--all", help="All that the store has, not only what recovery needs.")] = False,
+    run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="Folder to write; it is created.")],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Fetch all that the store holds, not only what recovery needs.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
-    """Bring a run back from a store.
+    """Fetch a run from a store.
 
-    What comes is the newest checkpoint, and the log that leads on from it. Run the training script then: it recovers from the
-    folder as after any crash. Every byte is compared with what was sent. A pull that was broken off goes on where it was.
+    Fetches the newest checkpoint and the log after it. Then run the training script: it recovers from the folder as after any
+    crash. Every byte is compared with its checksum. An interrupted pull resumes where it stopped.
     """
-    from ...recovery.progress import progress_bar
-    from ...shipping import find_run
-    from ...shipping import pull as bring
-    from ...stores import STALL_SECONDS, PatientStore, open_store
-
     base, places = find_run(url)
-    with PatientStore(open_store(base), STALL_SECONDS) as store, progress_bar() as progress:
+    with TimeoutStore(open_store(base), STALL_SECONDS) as store, progress_bar() as progress:
         found = [
-            bring(store, place, run / place.rpartition("/")[2], everything=everything, progress=progress) for place in places
+            fetch_journal(store, place, run / place.rpartition("/")[2], everything=everything, progress=progress)
+            for place in places
         ]
     if as_json:
-        show_json({"url": url, "journals": found})
+        print_json({"url": url, "journals": found})
     else:
         _show(found)
     return PROBLEM if any(one.steps_lost for one in found) else FINE
 
 
 def _show(found: list[Any]) -> None:
-    from ..output import screen
-
     for one in found:
-        screen.console().print(screen.facts([
-            ("journal", one.folder), ("step", f"{one.step}, from the checkpoint of step {one.checkpoint_step}"),
-            ("read", screen.size(one.nbytes)),
-            *([("lost", f"{one.steps_lost} steps cannot be read from the store any more")] if one.steps_lost else []),
-            *(("note", note) for note in one.notes),
-        ]))  # fmt: skip
+        screen.console().print(
+            screen.facts(
+                [
+                    ("journal", one.folder),
+                    ("step", f"{one.step}, from the checkpoint of step {one.checkpoint_step}"),
+                    ("read", screen.size(one.nbytes)),
+                    *([("lost", f"{one.steps_lost} steps can no longer be read from the store")] if one.steps_lost else []),
+                    *(("note", note) for note in one.notes),
+                ]
+            )
+        )

@@ -1,86 +1,90 @@
-"""`tranlogs push`: ship a run to a store, once and by hand."""
+"""`tranlogs push`: a run is shipped to a store once, by hand."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ..options import FINE, PROBLEM, Json, Run, StoreCheckpoints, TakeOver, command, kept_there, show_json
-
-if TYPE_CHECKING:
-    from ...journal import JournalPaths
-    from ...recovery.recover import Progress
-    from ...shipping import Archiver
-    from ..reading.survey import Survey
+from ...base.clock import SystemClock
+from ...base.quantities import parse_bytes, parse_seconds
+from ...catalog import Catalog
+from ...journal import JournalPaths, read_owner
+from ...journal.opening import seal_abandoned_segments
+from ...recovery.progress import progress_bar
+from ...recovery.recover import Progress
+from ...shipping import Archiver, ShippingSettings, Throttle, journal_prefix
+from ...stores import TimeoutStore, open_store
+from ..options import FINE, PROBLEM, Json, Run, StoreCheckpoints, TakeOver, command, parse_store_checkpoints
+from ..output import screen
+from ..output.json_values import print_json
+from ..reading.runs import find_journals
+from ..reading.survey import Survey, survey
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", show_default=False, help="Store: file:///path, alluxio://HOST:PORT/path, s3://...")
 ]
 
-_SEAL_SECONDS = 0.5  # a live trainer is asked to seal what is older
+_SEAL_SECONDS = 0.5  # a live trainer is asked to seal segments of this age
 
 
 @command
 def push(
     run: Run,
     url: Url,
-    bandwidth: Annotated[str | None, typer.Option(help="Bytes a second, like 50MiB.")] = None,
-    uploads: Annotated[int, typer.Option(min=1, help="Parts that are sent at once.")] = 4,
+    bandwidth: Annotated[str | None, typer.Option(help="Bytes per second, like 50MiB.")] = None,
+    uploads: Annotated[int, typer.Option(min=1, help="Number of parts to send at once.")] = 4,
     store_checkpoints: StoreCheckpoints = "2",
-    patience: Annotated[str, typer.Option(help="Give up when nothing has moved for so long.")] = "2min",
+    patience: Annotated[str, typer.Option(help="Give up when nothing has moved for this time.")] = "2min",
     take_over: TakeOver = False,
     as_json: Json = False,
 ) -> int:
     """Ship a run to a store, once.
 
-    It lies there below its folder's name. This ends when the store calls all of it durable.
-    What a dead trainer left open is sealed; of a live one all that it had committed when this began is shipped. What is there
+    In the store, the run has its folder's name. The command ends when the store calls all of it durable. A segment that a
+    dead trainer
+    left open is sealed; of a live trainer's log, all that was committed when the command started is shipped. What is in the
+    store
     already is not sent again.
     """
-    from ...base.quantities import parse_bytes, parse_seconds
-    from ...recovery.progress import progress_bar
-    from ...shipping import Limits, Throttle
-    from ...stores import PatientStore, open_store
-    from ..reading.runs import journals_of
-
     throttle = Throttle(None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth"), uploads)
-    limits = Limits(_SEAL_SECONDS, keep=kept_there(store_checkpoints), takes_over=take_over)
+    limits = ShippingSettings(_SEAL_SECONDS, keep=parse_store_checkpoints(store_checkpoints), takes_over=take_over)
     seconds = parse_seconds(patience, "--patience")
-    journals, found = journals_of(run), []
-    with PatientStore(open_store(url), min(seconds, 60.0)) as store, progress_bar() as progress:
+    journals, found = find_journals(run), []
+    with TimeoutStore(open_store(url), min(seconds, 60.0)) as store, progress_bar() as progress:
         for paths in journals:
             found.append(_push(paths, store, limits, throttle, seconds, progress))
     if as_json:
-        show_json({"url": url, "journals": found})
+        print_json({"url": url, "journals": found})
     else:
         _show(found)
     return FINE if all(one["archived"] >= one["committed"] and not one["problem"] for one in found) else PROBLEM
 
 
-def _push(paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience: float,
-          progress: Progress | None) -> dict[str, Any]:  # fmt: skip
-    from ...base.clock import SystemClock
-    from ...shipping import Archiver, place_of
-    from ..reading.survey import survey
-
-    _seal_left(paths)
-    before, place = survey(paths.folder), place_of(paths)
+def _push(
+    paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience: float, progress: Progress | None
+) -> dict[str, Any]:
+    _seal_abandoned(paths)
+    before, place = survey(paths.folder), journal_prefix(paths)
     archiver = Archiver(paths, store, place, limits, SystemClock(), throttle)
     try:
         problem = _drain(archiver, before, patience, progress)
     finally:
         archiver.close()
-    found = archiver.progressed()
-    return {"folder": paths.folder, "store": f"{store.url}/{place}", "committed": before.watermarks.committed,
-            "archived": found.archived, "persisted": found.persisted, "problem": problem or None}  # fmt: skip
+    found = archiver.progress()
+    return {
+        "folder": paths.folder,
+        "store": f"{store.url}/{place}",
+        "committed": before.watermarks.committed,
+        "archived": found.archived,
+        "persisted": found.persisted,
+        "problem": problem or None,
+    }
 
 
-def _seal_left(paths: JournalPaths) -> None:
-    from ...catalog import Catalog
-    from ...journal import read_owner
-    from ...journal.opening import seal_abandoned_segments
+def _seal_abandoned(paths: JournalPaths) -> None:
+    """Seal the segments that a dead trainer left open."""
 
     def is_abandoned() -> bool:
         owner = read_owner(paths.folder)
@@ -95,10 +99,10 @@ def _seal_left(paths: JournalPaths) -> None:
 
 
 def _drain(archiver: Archiver, before: Survey, patience: float, progress: Progress | None) -> str:
-    """Ship until the store has what was committed, or nothing moves any more; gives what is in the way."""
+    """Ship until the store holds what was committed, or nothing moves any more; return what prevents progress."""
     total, last, since = 0, None, time.monotonic()
     while True:
-        now = archiver.turn()
+        now = archiver.run_once()
         total = max(total, now.bytes_left)
         if progress is not None and total:
             progress("push", total - now.bytes_left, total)
@@ -109,13 +113,11 @@ def _drain(archiver: Archiver, before: Survey, patience: float, progress: Progre
         if now != last:
             last, since = now, time.monotonic()
         if time.monotonic() - since > patience:
-            return now.problem or f"step {now.archived} is as far as it comes: what follows is not sealed, or damaged"
+            return now.problem or f"cannot ship beyond step {now.archived}: the log after it is not sealed, or is damaged"
         archiver.wait()
 
 
 def _show(found: list[dict[str, Any]]) -> None:
-    from ..output import screen
-
     for one in found:
         rows = [
             ("journal", one["folder"]),

@@ -1,45 +1,50 @@
-"""`tranlogs repair`: a new catalog from what segments and checkpoints say of themselves, and sound copies from the store."""
+"""`tranlogs repair`: a damaged catalog is rebuilt, and damaged files are replaced by the store's copies."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ..options import FINE, PROBLEM, Json, Run, command, show_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ...journal import JournalPaths
-    from ...recovery.recover import Progress
-    from ...verify import Problem
+from ...base.errors import CorruptCatalog
+from ...catalog import Catalog, Tables
+from ...journal import JournalPaths
+from ...journal.ownership.writer_lock import OwnerLock
+from ...rebuild import rebuild_catalog
+from ...recovery.progress import progress_bar
+from ...recovery.recover import Progress
+from ...shipping import ReplacementSource
+from ...verify import Problem
+from ..options import FINE, PROBLEM, Json, Run, command
+from ..output.json_values import print_json
+from ..reading.runs import find_journals
+from .verify import check_journal
 
 Url = Annotated[
-    str | None, typer.Option("--store", metavar="URL", help="Where sound copies are; else the store that it is shipped to.")
+    str | None,
+    typer.Option("--store", metavar="URL", help="Store with intact copies (default: the one to which the run is shipped)."),
 ]
-_NOTHING = "the catalog is sound, and so is what it names; nothing was done (--force rebuilds it anyway)"
+_NOTHING = "the catalog and all files that it lists are intact; nothing was done (--force rebuilds the catalog anyway)"
 
 
 @command
 def repair(
     run: Run,
-    force: Annotated[bool, typer.Option("--force", help="Rebuild the catalog even if it is sound.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Rebuild the catalog even if it is intact.")] = False,
     store: Url = None,
     as_json: Json = False,
 ) -> int:
-    """Mend damaged files, from the others or from a store.
+    """Repair damaged files from intact ones or from a store.
 
-    A damaged catalog is kept beside the new one; nobody may be training on the run.
+    A damaged catalog is rebuilt from segments and checkpoints, and kept beside the new one. A damaged segment or checkpoint is
+    replaced by the store's copy. No process may be training on the run.
     """
-    from ...recovery.progress import progress_bar
-    from ..reading.runs import journals_of
-
     with progress_bar() as progress:
-        done = [_repair(paths, force, store, progress) for paths in journals_of(run)]
+        done = [_repair(paths, force, store, progress) for paths in find_journals(run)]
     if as_json:
-        show_json({"run": run, "ranks": done})
+        print_json({"run": run, "ranks": done})
     else:
         for about in done:
             for line in [*about["done"], *about["left"]] or [_NOTHING]:
@@ -48,10 +53,6 @@ def repair(
 
 
 def _repair(paths: JournalPaths, force: bool, url: str | None, progress: Progress | None) -> dict[str, Any]:
-    from ...journal.process.writer_lock import OwnerLock
-    from ...rebuild import rebuild_catalog
-    from .verify import check_journal
-
     lock = OwnerLock(paths.folder)
     try:
         problem = _problem_of(paths.folder)
@@ -65,22 +66,17 @@ def _repair(paths: JournalPaths, force: bool, url: str | None, progress: Progres
 
 
 def _replace(paths: JournalPaths, problems: Sequence[Problem], url: str | None) -> list[str]:
-    """Bring segments and checkpoints that are damaged from the store; gives what was, one sentence each."""
-    from ...shipping import Spare
-
-    spare, done = Spare(paths, url), []
+    """Replace damaged segments and checkpoints by the store's copies; return one sentence for each."""
+    spare, done = ReplacementSource(paths, url), []
     for path in dict.fromkeys(one.path for one in problems):
         parts = path.relative_to(paths.folder).parts  # log/FILE, checkpoints/NAME/FILE
         if len(parts) > 1 and (source := spare.replace(parts[1])):
-            done.append(f"{parts[1]} was damaged, and replaced by the copy in {source}")
+            done.append(f"{parts[1]} was damaged, and was replaced by the copy in {source}")
     return done
 
 
 def _problem_of(folder: Path) -> str | None:
-    """What is wrong with a catalog: every row is read."""
-    from ...base.errors import CorruptCatalog
-    from ...catalog import Catalog, Tables
-
+    """Read every row of a catalog; return what is wrong with it."""
     try:
         catalog = Catalog.open(folder)
         try:

@@ -1,4 +1,4 @@
-"""`tranlogs replay`: the state at a step, without the training script."""
+"""`tranlogs replay`: the state at a step, rebuilt without the training script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ..options import FINE, PROBLEM, Json, Optimizers, Run, command, show_json
+from ...recovery.progress import progress_bar
+from ..frameworks import load_framework, open_offline_run
+from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
+from ..output import screen
+from ..output.json_values import print_json
+from ..reading.runs import find_journal
 
 
 @command
@@ -16,7 +21,7 @@ def replay(
     run: Run,
     out: Annotated[Path, typer.Option("--out", "-o", show_default=False, help="File to write: .safetensors or .pt.")],
     to: Annotated[
-        int | None, typer.Option("--to", min=0, metavar="STEP", help="Where to land (default: the newest step).")
+        int | None, typer.Option("--to", min=0, metavar="STEP", help="The step to rebuild (default: the newest step).")
     ] = None,
     optimizer: Optimizers = None,
     as_json: Json = False,
@@ -24,45 +29,42 @@ def replay(
     """Rebuild the state at a step without the script, as a file.
 
     Only checkpoint and log are needed; each redone step is compared with the run. A .pt file holds state_dicts of model,
-    optimizers and tracked objects for torch.load(weights_only=True); a .safetensors file the tensors under the names that
-    model.load_state_dict wants.
+    optimizers
+    and tracked objects for torch.load(weights_only=True); a .safetensors file holds the tensors under the names that
+    model.load_state_dict expects.
     """
     return rebuild(run, out, None, to, optimizer or (), as_json=as_json)
 
 
 def rebuild(run: Path, target: Path, form: str | None, step: int | None, optimizers: Sequence[str], *, as_json: bool) -> int:
-    """Replay a run, write its state, and say what was done; the exit code.
+    """Replay a run, write its state, report what was done, and return the exit code.
 
     Args:
         run: folder of the run.
-        target: what to write.
-        form: name of the format; None for what the target's name says.
-        step: where to land; None for the newest.
-        optimizers: classes of the user's own.
-        as_json: for programs.
+        target: file or folder to write.
+        form: name of the format; None to derive it from the target's name.
+        step: the step to replay to; None for the newest.
+        optimizers: the user's own optimizer classes.
+        as_json: True to print JSON.
 
     Raises:
-        UsageError: the target cannot be written, or the run not be replayed.
+        UsageError: the target cannot be written, or the run cannot be replayed.
     """
-    from ...recovery.progress import progress_bar
-    from ..frameworks import framework_of, offline_of
-    from ..reading.runs import journal_of
-
-    paths = journal_of(run)
-    framework_of(paths).check_target(target, form)
-    offline = offline_of(paths, optimizers)
+    paths = find_journal(run)
+    load_framework(paths).check_target(target, form)
+    offline = open_offline_run(paths, optimizers)
     with progress_bar() as progress:
         report = offline.replay(step=step, progress=progress)
         about = {**report.as_dict(), "file": None, "bytes": 0}
-        if report.exact is False:  # wrong weights are never given out
+        if report.exact is False:  # wrong weights are never written
             first = report.first_divergent_step
-            until = "" if first is None else f": step {first - 1} is the last that is known to be right"
-            about["notes"] = [*report.notes, f"{target} is not written{until}"]
+            until = "" if first is None else f": step {first - 1} is the last one that is known to be exact"
+            about["notes"] = [*report.notes, f"{target} was not written{until}"]
         else:
             about["notes"] = [*report.notes, *offline.export(target, form, progress)]
             about |= {"file": target, "bytes": _nbytes(target)}
     if as_json:
-        show_json(about)
+        print_json(about)
     else:
         _show(about)
     return PROBLEM if report.exact is False else FINE
@@ -73,17 +75,23 @@ def _nbytes(target: Path) -> int:
 
 
 def _show(about: dict[str, Any]) -> None:
-    from ..output import screen
-
     replayed = screen.count(about["replayed"], "step")
-    equal = "every redone step compared, all equal" if about["replayed"] else "the checkpoint's own; no step had to be redone"
-    exact = {True: equal, False: f"NO: differs from step {about['first_divergent_step']} on",
-             None: "could not be verified"}[about["exact"]]  # fmt: skip
-    screen.console().print(screen.facts([
-        ("file", f"{about['file']} ({screen.size(about['bytes'])})" if about["file"] else "not written"),
-        ("step", f"{about['step']} (batch {about['batch']}, epoch {about['epoch']}, timeline {about['timeline']})"),
-        ("replayed", f"{replayed} from checkpoint {about['checkpoint_step']} in {about['seconds_replay']:.2f} s "
-                     f"({about['seconds']:.2f} s with reading and loading)"),
-        ("bit-exact", exact),
-        *(("note", note) for note in about["notes"]),
-    ]))  # fmt: skip
+    equal = "all redone steps equal the run's" if about["replayed"] else "read from the checkpoint; no step had to be redone"
+    exact = {True: equal, False: f"NO: differs from step {about['first_divergent_step']} on", None: "could not be verified"}[
+        about["exact"]
+    ]
+    screen.console().print(
+        screen.facts(
+            [
+                ("file", f"{about['file']} ({screen.size(about['bytes'])})" if about["file"] else "not written"),
+                ("step", f"{about['step']} (batch {about['batch']}, epoch {about['epoch']}, timeline {about['timeline']})"),
+                (
+                    "replayed",
+                    f"{replayed} from checkpoint {about['checkpoint_step']} in {about['seconds_replay']:.2f} s "
+                    f"({about['seconds']:.2f} s with reading and loading)",
+                ),
+                ("bit-exact", exact),
+                *(("note", note) for note in about["notes"]),
+            ]
+        )
+    )

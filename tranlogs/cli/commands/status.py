@@ -1,4 +1,4 @@
-"""`tranlogs status`: what a run holds, how far its watermarks are, who writes it, what would be lost now."""
+"""`tranlogs status`: what a run holds, how far its watermarks are, who writes it, and what a crash now would lose."""
 
 from __future__ import annotations
 
@@ -6,85 +6,80 @@ import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import rich.console
 import typer
+from rich.console import RenderableType
+from rich.live import Live
 
-from ...base.errors import UsageError
-from ..options import FINE, PROBLEM, Json, Run, command, show_json
+from ...base.errors import NotARun, UsageError
+from ...base.quantities import parse_seconds
+from ...retention.exposure import has_store
+from ..options import FINE, PROBLEM, Json, Run, command
+from ..output import screen
+from ..output.json_values import print_json
+from ..reading.monitor_summary import describe_monitor
+from ..reading.runs import find_journals, find_runs
+from ..reading.survey import GroupSurvey, Survey, survey, survey_group
+from .overview import RunSummary, render_overview, summarize_run
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from ..reading.survey import Group, Survey
-    from .overview import RunLine
-
-_ROWS_MAX = 12  # of a table on the screen; JSON has all
+_ROWS_MAX = 12  # of a table; JSON has all rows
 _DIES = {"process": "process dies", "machine": "power fails", "site": "site is gone"}
-_ROWS_WATCHED_MAX = 4  # the same for --watch, which has to fit the window, and for each of several ranks
+_ROWS_WATCHED_MAX = 4  # the same with --watch, which has to fit the window, and for each of several ranks
 
 
 @command
 def status(
     run: Run,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again until Ctrl-C.")] = False,
-    interval: Annotated[str, typer.Option(help="With --watch: between two looks.")] = "2s",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
+    interval: Annotated[str, typer.Option(help="With --watch: time between two refreshes.")] = "2s",
     as_json: Json = False,
 ) -> int:
-    """Show how far a run is, and what it holds. What would be lost now, too; of a folder with runs in it, a line for each."""
-    from ...base.quantities import parse_seconds
+    """Show how far a run is, and what a crash now would lose.
 
+    For a folder that contains runs, print one line for each run.
+    """
     seconds = parse_seconds(interval, "--interval")
     if seconds <= 0:
-        raise UsageError(f"--interval {interval}: must be more than nothing")
-    if lines := _runs_in(run):
-        return _overview(run, lines, watch, as_json=as_json)
+        raise UsageError(f"--interval must be positive, got {interval}")
+    if runs := _runs_in(run):
+        return _overview(run, runs, watch, as_json=as_json)
     if watch:
         return _watch(run, seconds, as_json=as_json)
     found, group = _look(run)
     if as_json:
-        show_json(_as_dict(run, found, group))
+        print_json(_as_dict(run, found, group))
     else:
-        from ..output import screen
-
         screen.console().print(_screen(found, group, _ROWS_MAX))
     return _code(found, group)
 
 
-def _runs_in(folder: Path) -> list[RunLine]:
-    from ...base.errors import NotARun
-    from ..reading.runs import journals_of, runs_below
-    from .overview import run_line
-
+def _runs_in(folder: Path) -> list[RunSummary]:
     try:
-        journals_of(folder)
+        find_journals(folder)
         return []
     except NotARun:
-        return [run_line(run, journals) for run, journals in runs_below(folder)]
+        return [summarize_run(run, journals) for run, journals in find_runs(folder)]
 
 
-def _overview(folder: Path, lines: Sequence[RunLine], watch: bool, *, as_json: bool) -> int:
-    from ..output import screen
-    from .overview import overview_screen
-
+def _overview(folder: Path, runs: Sequence[RunSummary], watch: bool, *, as_json: bool) -> int:
     if watch:
-        names = ", ".join(str(line.run) for line in lines[:3])
-        raise UsageError(f"{folder} holds {screen.count(len(lines), 'run')}: --watch one of them ({names}), or see "
-                         "`tranlogs monitor --http`")  # fmt: skip
-    problems = [problem for line in lines for problem in line.problems]
+        names = ", ".join(str(line.run) for line in runs[:3])
+        raise UsageError(
+            f"{folder} contains {screen.count(len(runs), 'run')}: --watch one of them ({names}), "
+            "or run `tranlogs monitor --http`"
+        )
+    problems = [problem for line in runs for problem in line.problems]
     if as_json:
-        show_json({"folder": folder, "problems": problems, "runs": lines})
+        print_json({"folder": folder, "problems": problems, "runs": runs})
     else:
-        screen.console().print(overview_screen(lines))
+        screen.console().print(render_overview(runs))
     return PROBLEM if problems else FINE
 
 
 def _watch(run: Path, seconds: float, *, as_json: bool) -> int:
-    """In a terminal in place, else one look after the other."""
-    from rich.live import Live
-
-    from ..output import screen
-
+    """Show the status again and again: in place in a terminal, and one after the other elsewhere."""
     console = screen.console()
     with contextlib.suppress(KeyboardInterrupt):
         if console.is_terminal and not as_json:
@@ -94,55 +89,46 @@ def _watch(run: Path, seconds: float, *, as_json: bool) -> int:
                     time.sleep(seconds)
         while True:
             if as_json:
-                show_json(_as_dict(run, *_look(run)))
+                print_json(_as_dict(run, *_look(run)))
             else:
                 console.print(_screen(*_look(run), _ROWS_WATCHED_MAX), "")
             time.sleep(seconds)
     return FINE
 
 
-def _look(run: Path) -> tuple[list[Survey], Group | None]:
-    from ..reading.runs import journals_of
-    from ..reading.survey import survey, survey_group
-
-    journals = journals_of(run)
+def _look(run: Path) -> tuple[list[Survey], GroupSurvey | None]:
+    journals = find_journals(run)
     return [survey(paths.folder) for paths in journals], None if journals[0].folder == run else survey_group(journals[0].folder)
 
 
-def _problems(found: Sequence[Survey], group: Group | None) -> list[str]:
+def _problems(found: Sequence[Survey], group: GroupSurvey | None) -> list[str]:
     return [problem for rank in found for problem in rank.problems] + (group.problems if group is not None else [])
 
 
-def _code(found: Sequence[Survey], group: Group | None) -> int:
+def _code(found: Sequence[Survey], group: GroupSurvey | None) -> int:
     return PROBLEM if _problems(found, group) else FINE
 
 
-def _as_dict(run: Path, found: Sequence[Survey], group: Group | None) -> dict[str, Any]:
-    return {"run": run, "problems": _problems(found, group), "together": group, "ranks": [rank.as_dict() for rank in found]}
+def _as_dict(run: Path, found: Sequence[Survey], group: GroupSurvey | None) -> dict[str, Any]:
+    return {"run": run, "problems": _problems(found, group), "group": group, "ranks": [rank.as_dict() for rank in found]}
 
 
-def _screen(found: Sequence[Survey], group: Group | None, rows_max: int) -> RenderableType:
-    import rich.console
-
+def _screen(found: Sequence[Survey], group: GroupSurvey | None, rows_max: int) -> RenderableType:
     rows_max = rows_max if len(found) == 1 else min(rows_max, _ROWS_WATCHED_MAX)
     parts = [part for rank in found for part in _parts(rank, rows_max)]
-    return rich.console.Group(*([*_together(group), ""] if group is not None else ()), *parts)
+    return rich.console.Group(*([*_group_facts(group), ""] if group is not None else ()), *parts)
 
 
-def _together(group: Group) -> list[RenderableType]:
-    from ..output import screen
-
+def _group_facts(group: GroupSurvey) -> list[RenderableType]:
     ranks = "1 rank goes" if group.world == 1 else f"{group.world} ranks go"
     lands = "nothing could be recovered" if group.step is None else f"{ranks} back to step {group.step}"
     left = ", ".join(map(str, group.left))
-    told = [("together", f"a crash now: {lands}")]
-    told += [("left behind", f"rank {left}: trained before the run went on with {group.world}")] if left else []
-    return [screen.facts(told), *(screen.problem(message) for message in group.problems)]
+    rows = [("group", f"a crash now: {lands}")]
+    rows += [("left behind", f"rank {left}: trained before the run continued with {group.world}")] if left else []
+    return [screen.facts(rows), *(screen.problem(message) for message in group.problems)]
 
 
 def _parts(found: Survey, rows_max: int) -> list[RenderableType]:
-    from ..output import screen
-
     parts: list[RenderableType] = [screen.facts(_facts(found)), ""]
     if found.checkpoints:
         parts.append(_checkpoints(found, rows_max))
@@ -156,11 +142,7 @@ def _parts(found: Survey, rows_max: int) -> list[RenderableType]:
 
 
 def _facts(found: Survey) -> list[tuple[str, object]]:
-    from ...retention.exposure import has_store
-    from ..output import screen
-    from ..reading.watched import watched
-
-    marks, nbytes = found.watermarks, found.bytes_of()
+    marks, nbytes = found.watermarks, found.count_bytes()
     rows: list[tuple[str, object]] = [
         ("journal", f"{found.folder} ({found.run.framework or 'framework unknown'}, timeline {found.timeline})"),
         ("created", screen.moment(found.run.created_at)),
@@ -169,38 +151,44 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
         ("synced", f"step {marks.synced}: " + ("to memory only (tmpfs)" if found.in_memory else "survives power loss")),
     ]
     if has_store(marks, found.store):
-        rows += [("archived", f"step {marks.archived}: in the store"),
-                 ("persisted", f"step {marks.persisted}: durable in the store")]  # fmt: skip
+        rows += [
+            ("archived", f"step {marks.archived}: in the store"),
+            ("persisted", f"step {marks.persisted}: durable in the store"),
+        ]
     if found.store is not None:
-        rows.append(("store", found.store.url if not found.store.problem else f"not shipped now: {found.store.problem}"))
+        rows.append(("store", found.store.url if not found.store.problem else f"not shipping now: {found.store.problem}"))
         rows += [("under-replicated", found.store.copies_missing)] if found.store.copies_missing else []
     rows += [(_DIES[one.scope], f"loses {one.in_words()}") for one in found.exposures()]
-    rows += watched(found)
+    rows += describe_monitor(found)
     rows += [
         ("a crash now", _crash(found)),
-        ("bytes", f"log {screen.size(nbytes['log'])} in {screen.size(nbytes['allocated'])} allocated, "
-                  f"checkpoints {screen.size(nbytes['checkpoints'])}"),
-    ]  # fmt: skip
+        (
+            "bytes",
+            f"log {screen.size(nbytes['log'])} in {screen.size(nbytes['allocated'])} allocated, "
+            f"checkpoints {screen.size(nbytes['checkpoints'])}",
+        ),
+    ]
     if found.environment:
-        told = [f"{key} {_short(value)}" for key, value in found.environment.items()
-                if value not in (None, False, True) and key != "sharding"]  # fmt: skip
-        rows.append(("environment", ", ".join(told)))
+        words = [
+            f"{key} {_short(value)}"
+            for key, value in found.environment.items()
+            if value not in (None, False, True) and key != "sharding"
+        ]
+        rows.append(("environment", ", ".join(words)))
         if sharding := found.environment.get("sharding"):
             rows.append(("sharded", _sharded(sharding)))
     return rows
 
 
 def _sharded(sharding: dict[str, Any]) -> str:
-    from ..output import screen
-
-    over = [" x ".join(f"{name} {size}".strip() for name, size in zip(mesh["names"] or [""], mesh["shape"], strict=False))
-            for mesh in sharding["meshes"]]  # fmt: skip
+    over = [
+        " x ".join(f"{name} {size}".strip() for name, size in zip(mesh["names"] or [""], mesh["shape"], strict=False))
+        for mesh in sharding["meshes"]
+    ]
     return screen.count(len(sharding["tensors"]), "parameter") + (f", over {', '.join(over)} ranks" if over else "")
 
 
 def _writer(found: Survey) -> str:
-    from ..output import screen
-
     owner = found.owner
     if owner is None:
         return "nobody"
@@ -211,11 +199,9 @@ def _writer(found: Survey) -> str:
 
 
 def _crash(found: Survey) -> str:
-    from ..output import screen
-
     plan = found.plan
     if plan is None:
-        return "nothing could be recovered" if found.problems else "the run holds nothing yet"
+        return "nothing could be recovered" if found.problems else "the run is still empty"
     steps = screen.count(plan.position.step - plan.checkpoint.step, "step")
     return f"goes back to step {plan.position.step}: checkpoint {plan.checkpoint.step} and {steps} of log"
 
@@ -227,10 +213,10 @@ def _short(value: object) -> str:
 
 
 def _checkpoints(found: Survey, rows_max: int) -> RenderableType:
-    from ..output import screen
-
-    rows = [(row.step, row.timeline, screen.size(row.nbytes), screen.moment(row.created_at), f"{row.seconds:.2f} s")
-            for row in found.checkpoints[-rows_max:]]  # fmt: skip
+    rows = [
+        (row.step, row.timeline, screen.size(row.nbytes), screen.moment(row.created_at), f"{row.seconds:.2f} s")
+        for row in found.checkpoints[-rows_max:]
+    ]
     columns = ("step", "timeline", "size", "taken", "writing took")
     return screen.table(
         _title("checkpoints", found.checkpoints, rows_max), columns, rows, numbers=("step", "size", "writing took")
@@ -238,10 +224,17 @@ def _checkpoints(found: Survey, rows_max: int) -> RenderableType:
 
 
 def _segments(found: Survey, rows_max: int) -> RenderableType:
-    from ..output import screen
-
-    rows = [(row.ordinal, row.state, row.timeline or "-", _steps(row.base_step, row.last_step), screen.size(row.used_bytes),
-             screen.size(row.size)) for row in found.segments[-rows_max:]]  # fmt: skip
+    rows = [
+        (
+            row.ordinal,
+            row.state,
+            row.timeline or "-",
+            _steps(row.base_step, row.last_step),
+            screen.size(row.used_bytes),
+            screen.size(row.size),
+        )
+        for row in found.segments[-rows_max:]
+    ]
     columns = ("segment", "state", "timeline", "steps", "used", "file")
     return screen.table(_title("segments", found.segments, rows_max), columns, rows, numbers=("segment", "used", "file"))
 
@@ -251,10 +244,10 @@ def _steps(base: int, last: int) -> str:
 
 
 def _incidents(found: Survey, rows_max: int) -> RenderableType:
-    from ..output import screen
-
-    rows = [(row.from_step, screen.moment(row.from_time), "not yet" if row.to_step is None else row.to_step, row.why)
-            for row in found.incidents[-rows_max:]]  # fmt: skip
+    rows = [
+        (row.from_step, screen.moment(row.from_time), "not yet" if row.to_step is None else row.to_step, row.why)
+        for row in found.incidents[-rows_max:]
+    ]
     columns = ("from step", "at", "until step", "why")
     return screen.table(
         _title("logging was suspended", found.incidents, rows_max), columns, rows, numbers=("from step", "until step")
@@ -262,10 +255,10 @@ def _incidents(found: Survey, rows_max: int) -> RenderableType:
 
 
 def _timelines(found: Survey, rows_max: int) -> RenderableType:
-    from ..output import screen
-
-    rows = [(row.number, row.parent or "-", row.fork_step if row.parent else "-", screen.moment(row.created_at))
-            for row in found.timelines[-rows_max:]]  # fmt: skip
+    rows = [
+        (row.number, row.parent or "-", row.fork_step if row.parent else "-", screen.moment(row.created_at))
+        for row in found.timelines[-rows_max:]
+    ]
     return screen.table(
         _title("timelines", found.timelines, rows_max), ("timeline", "left timeline", "at step", "created"), rows
     )

@@ -1,4 +1,4 @@
-"""`tranlogs verify`: every checksum and every chain; with --replay every fingerprint, too."""
+"""`tranlogs verify`: a check of every checksum and every chain, and with --replay of every fingerprint."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ..options import FINE, PROBLEM, Json, Optimizers, Run, command, show_json
-
-if TYPE_CHECKING:
-    from ...journal import JournalPaths
-    from ...recovery import RecoveryReport
-    from ...recovery.recover import Progress
-    from ...verify import Problem
+from ...base.errors import CorruptCatalog, TranLogsError, UsageError
+from ...catalog.lineage import is_on_lineage, trace_lineage
+from ...journal import JournalPaths
+from ...recovery import RecoveryReport
+from ...recovery.facts import read_catalog, read_facts
+from ...recovery.progress import progress_bar
+from ...recovery.recover import Progress
+from ...verify import Checked, Problem, verify_journal
+from ..frameworks import open_offline_run
+from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
+from ..output import screen
+from ..output.json_values import print_json
+from ..reading.runs import find_journals, read_consistently
 
 _MIB = 1 << 20
 _PROBLEMS_SHOWN_MAX = 50
@@ -24,7 +30,16 @@ _PROBLEMS_SHOWN_MAX = 50
 
 @dataclass(slots=True)
 class Verified:
-    """What was read of one journal, what is wrong with it, and what was replayed."""
+    """The result for one journal.
+
+    Attributes:
+        folder: the journal's folder.
+        nbytes: bytes that were read.
+        entries: log entries that were read.
+        tensors: tensors that were read.
+        problems: what is wrong.
+        replays: reports of the replays.
+    """
 
     folder: Path
     nbytes: int = 0
@@ -43,28 +58,24 @@ def verify(
 ) -> int:
     """Check every byte: checksums, chains, checkpoints, the catalog.
 
-    Not read is what recovery can no longer come to: steps that another timeline left behind, and space not yet written.
+    What recovery can no longer reach is not read: steps that another timeline left behind, and space that is not written yet.
 
-    With --replay the whole log is redone from the oldest checkpoint on, and the state is compared with the run's fingerprint
-    after each step.
+    With --replay, all steps after the oldest checkpoint are redone, and the state after each is compared with the run's
+    fingerprint.
     """
-    from ...base.errors import UsageError
-    from ...recovery.progress import progress_bar
-    from ..reading.runs import journals_of, settled
-
     if optimizer and not replay:
-        raise UsageError("--optimizer goes with --replay: without it no step is redone")
+        raise UsageError("--optimizer requires --replay: without --replay no step is redone")
     found = []
-    for paths in journals_of(run):
+    for paths in find_journals(run):
         with progress_bar() as progress:
             about = check_journal(paths, progress)
             if replay:
                 redo = partial(_replay, paths, optimizer or (), bool(about.problems), progress)
-                about.replays, problems = settled(paths.folder, redo, lambda found: found[1])
+                about.replays, problems = read_consistently(paths.folder, redo, lambda found: found[1])
                 about.problems += problems
         found.append(about)
     if as_json:
-        show_json({"run": run, "problems": [problem for about in found for problem in about.problems], "ranks": found})
+        print_json({"run": run, "problems": [problem for about in found for problem in about.problems], "ranks": found})
     else:
         _show(found)
     return PROBLEM if any(about.problems for about in found) else FINE
@@ -75,9 +86,7 @@ def _silent(what: str, done: int, total: int) -> None:
 
 
 def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
-    """Read all of a journal."""
-    from ...verify import Checked, verify_journal
-
+    """Read and check all of a journal."""
     progress = progress or _silent
     about, total = Verified(paths.folder), _bytes_in(paths)
     for finding in verify_journal(paths.folder):
@@ -93,10 +102,7 @@ def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
 
 
 def _bytes_in(paths: JournalPaths) -> int:
-    """About how much there is to read."""
-    from ...base.errors import CorruptCatalog
-    from ...recovery.facts import read_catalog
-
+    """Return about how many bytes there are to read."""
     try:
         rows = read_catalog(paths.folder)
     except CorruptCatalog:
@@ -104,49 +110,42 @@ def _bytes_in(paths: JournalPaths) -> int:
     return sum(row.used_bytes or row.size for row in rows.segments) + sum(row.nbytes for row in rows.checkpoints)
 
 
-def _replay(paths: JournalPaths, optimizers: Sequence[str], is_damaged: bool,
-            progress: Any) -> tuple[list[RecoveryReport], list[Problem]]:  # fmt: skip
-    """Redo the newest timeline from its oldest checkpoint; where the log has a hole, from the next one behind it."""
-    from ...base.errors import TranLogsError, UsageError
-    from ...catalog.lineage import is_on, lineage
-    from ...recovery.facts import open_for_reading
-    from ...verify import Problem
-    from ..frameworks import offline_of
-
-    facts = open_for_reading(paths.folder)
-    limits = lineage(facts.timelines, facts.timeline)
+def _replay(
+    paths: JournalPaths, optimizers: Sequence[str], is_damaged: bool, progress: Any
+) -> tuple[list[RecoveryReport], list[Problem]]:
+    """Redo the newest timeline from its oldest checkpoint, and after a hole in the log from the next checkpoint behind it."""
+    facts = read_facts(paths.folder)
+    limits = trace_lineage(facts.timelines, facts.timeline)
     replays: list[RecoveryReport] = []
     problems = []
-    for row in sorted((row for row in facts.checkpoints if is_on(row, limits)), key=lambda row: row.sequence):
+    for row in sorted((row for row in facts.checkpoints if is_on_lineage(row, limits)), key=lambda row: row.sequence):
         if replays and row.step <= replays[-1].step:
             continue
         try:
-            report = offline_of(paths, optimizers).replay(checkpoint=row.name, progress=progress)
+            report = open_offline_run(paths, optimizers).replay(checkpoint=row.name, progress=progress)
         except UsageError:
-            if is_damaged:  # which explains it, and has been told
+            if is_damaged:  # the damage explains it, and is reported already
                 break
             raise
         except TranLogsError as error:
-            problems.append(Problem(paths.checkpoints / row.name, f"nothing can be replayed from it: {error}", row.step))
+            problems.append(Problem(paths.checkpoints / row.name, f"no step can be replayed from it: {error}", row.step))
             continue
         replays.append(report)
         if report.exact is False:
-            what = f"redone from checkpoint {row.step}, it differs from what the run recorded"
+            what = f"the state replayed from checkpoint {row.step} differs from the run's fingerprint"
             problems.append(Problem(paths.log, what, report.first_divergent_step))
     return replays, problems
 
 
 def _compared(report: RecoveryReport) -> str:
     if report.exact is None:
-        return "not all could be compared"
+        return "not every step could be compared"
     if not report.exact:
         return f"differs from step {report.first_divergent_step} on"
     return "all equal" if report.replayed else "nothing to compare"
 
 
 def _show(found: Sequence[Verified]) -> None:
-    from ..output import screen
-
     out = screen.console()
     for about in found:
         rows: list[tuple[str, object]] = [
@@ -159,9 +158,9 @@ def _show(found: Sequence[Verified]) -> None:
                 ("replayed", f"{steps} from checkpoint {report.checkpoint_step} in {seconds:.2f} s: {_compared(report)}")
             )
             rows += [("note", note) for note in report.notes]
-        rows.append(("result", screen.count(len(about.problems), "problem") if about.problems else "sound"))
+        rows.append(("result", screen.count(len(about.problems), "problem") if about.problems else "intact"))
         out.print(screen.facts(rows))
         for problem in about.problems[:_PROBLEMS_SHOWN_MAX]:
             out.print(screen.problem(str(problem)))
         if len(about.problems) > _PROBLEMS_SHOWN_MAX:
-            out.print(f"... and {len(about.problems) - _PROBLEMS_SHOWN_MAX} more (--json has all)")
+            out.print(f"... and {len(about.problems) - _PROBLEMS_SHOWN_MAX} more (--json shows all)")

@@ -1,1 +1,1 @@
-"""What commands print: tables for people, JSON for programs."""
+"""Output of the commands: tables for people, JSON for programs."""

@@ -1,4 +1,4 @@
-"""What people see: tables that fit 80 columns, sizes and times in words."""
+"""Output for people: tables that fit 80 columns, and sizes and times in words."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ size = format_bytes
 
 
 def console() -> Console:
-    """For stdout."""
+    """Return the console that prints to stdout."""
     return Console(highlight=False)
 
 
 def facts(rows: Sequence[tuple[str, object]]) -> Table:
-    """Names and values, a line each."""
+    """Return a grid of names and values, one line each."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -33,7 +33,7 @@ def facts(rows: Sequence[tuple[str, object]]) -> Table:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()) -> Table:
-    """A table; the columns named in `numbers` are right-aligned."""
+    """Return a table; the columns named in `numbers` are right-aligned."""
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
         made.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
@@ -43,15 +43,15 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
 
 
 def problem(message: str) -> Text:
-    """A problem in red."""
+    """Return a problem, with its heading in red."""
     return Text.assemble(("problem: ", "bold red"), message)
 
 
 def moment(seconds: float) -> str:
-    """A time of the catalog in local time."""
+    """Return a time of the catalog (seconds since 1970) as local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
 
 
 def number(value: object) -> str:
-    """A number for a column: short, and exact where that is short."""
+    """Return a number for a column, with floats rounded to four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,1 +1,1 @@
-"""What commands read of runs and journals, without disturbing who writes them."""
+"""Reading of runs and journals without disturbing the process that writes them."""

@@ -11,61 +11,71 @@ from typing import Any
 
 from ...base.errors import CorruptRecord
 from ...catalog import CheckpointRow, SegmentRow
-from ...catalog.lineage import Limits, is_on, lineage
+from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ...log.entry import Entry
 from ...log.reader import SegmentReader
 from ...log.record import EntryKind
-from ...recovery.facts import Facts, open_for_reading
+from ...recovery.facts import Facts, read_facts
 from ...recovery.history import Link, build_history
 
 
 @dataclass(slots=True)
 class History:
-    """The entries of the newest timeline and those it came from, and the checkpoints among them."""
+    """The entries of the newest timeline and of those that lead to it.
+
+    Attributes:
+        links: the entries, in order.
+        checkpoints: the checkpoints on these timelines.
+        problems: what is wrong with the log, in words.
+        committed: sequence number of the newest boundary.
+    """
 
     links: list[Link]
     checkpoints: list[CheckpointRow]
     problems: list[str]
-    committed: int  # sequence number of the newest boundary
+    committed: int
 
 
 def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> History:
-    """Find a journal's entries; nothing of them is decoded yet.
+    """Find a journal's entries, without decoding them.
 
-    Segments that hold nothing of what is asked for are not looked at, if the catalog says what they hold.
+    Segments that cannot contain what is asked for are skipped, if the catalog says what they contain.
 
     Args:
-        folder: the journal's.
+        folder: the journal's folder.
         step: the step whose entries are asked for; None for all steps.
-        newest: how many of the newest steps are asked for; 0 for all.
+        newest: number of the newest steps that are asked for; 0 for all.
     """
     if step is not None or newest:
         choice = _Choice(step, newest)
-        history = _history(open_for_reading(folder, index_use="if broken", choose=choice.choose), choice)
+        history = _history(read_facts(folder, index_use="if broken", choose=choice.choose), choice)
         if choice.is_answered_by(history):
             return history
-    return _history(open_for_reading(folder))
+    return _history(read_facts(folder))
 
 
 def _history(facts: Facts, choice: _Choice | None = None) -> History:
-    limits = lineage(facts.timelines, facts.timeline)
+    limits = trace_lineage(facts.timelines, facts.timeline)
     found = build_history(facts.segments, limits)
     links = [link for run in found.runs for link in run if choice is None or choice.is_valid(link)]
-    checkpoints = [row for row in facts.checkpoints if is_on(row, limits)]
+    checkpoints = [row for row in facts.checkpoints if is_on_lineage(row, limits)]
     ends = [link.sequence for link in links if link.kind == EntryKind.BOUNDARY] + [row.sequence for row in checkpoints]
     return History(links, checkpoints, facts.notes, max(ends, default=0))
 
 
 class _Choice:
-    """The segments that can hold a step, or the newest steps, by what the catalog says; and always the end of the log."""
+    """The segments to read: those that can contain a step, or the newest steps, by what the catalog says.
+
+    The open end of the log is always read.
+    """
 
     def __init__(self, step: int | None, newest: int) -> None:
         self._step, self._newest = step, newest
-        self._ends: dict[int, int] = {}  # by ordinal: where a later segment goes on; what lies behind is void
+        self._ends: dict[int, int] = {}  # by ordinal: where a later segment continues; entries after that are void
         self._is_all = True
 
     def choose(self, rows: Sequence[SegmentRow], limits: Limits) -> set[int]:
-        """Return the ordinals of the segments; see `open_for_reading`."""
+        """Return the ordinals of the segments to read; see `read_facts`."""
         chosen: set[int] = set()
         steps, end = 0, sys.maxsize
         for row in sorted(rows, key=lambda row: -row.ordinal):
@@ -83,13 +93,15 @@ class _Choice:
         return chosen
 
     def is_valid(self, link: Link) -> bool:
-        """Return True if no segment that was not looked at supersedes an entry."""
+        """Return True if no skipped segment supersedes an entry."""
         return link.sequence <= self._ends.get(link.segment.row.ordinal, sys.maxsize)
 
     def is_answered_by(self, history: History) -> bool:
-        """Return True if nothing else has to be looked at."""
+        """Return True if the skipped segments need not be read."""
         links = history.links
-        if not any(link.kind == EntryKind.BOUNDARY for link in links):  # which entries are committed?
+        if not any(
+            link.kind == EntryKind.BOUNDARY for link in links
+        ):  # without a boundary it is unknown which entries are committed
             return False
         if self._step is not None:
             return any(link.step == self._step for link in links)
@@ -114,7 +126,7 @@ class Record:
 
 
 def list_records(history: History, wanted: Sequence[Link], problems: list[str]) -> Iterator[Record]:
-    """Records of the links, in order; damage is appended to `problems`."""
+    """Yield the records of entries, in order; damage is appended to `problems`."""
     for link, entry in _decoded(wanted):
         committed = link.sequence <= history.committed
         if isinstance(entry, CorruptRecord):
@@ -123,28 +135,47 @@ def list_records(history: History, wanted: Sequence[Link], problems: list[str]) 
             continue
         body = _body(entry)
         yield Record(
-            link.sequence, link.step, _kind(entry, body), str(body.get("optimizer", "")), len(entry.tensor_names()),
-            entry.stored_bytes + entry.head.description_bytes, entry.raw_bytes,
-            [group["lr"] for group in body.get("hyper", []) if "lr" in group], entry.scalars, link.segment.path.name, committed,
-        )  # fmt: skip
+            link.sequence,
+            link.step,
+            _kind(entry, body),
+            str(body.get("optimizer", "")),
+            len(entry.tensor_names()),
+            entry.stored_bytes + entry.head.description_bytes,
+            entry.raw_bytes,
+            [group["lr"] for group in body.get("hyper", []) if "lr" in group],
+            entry.scalars,
+            link.segment.path.name,
+            committed,
+        )
 
 
 def show_records(history: History, wanted: Sequence[Link], problems: list[str]) -> Iterator[dict[str, Any]]:
-    """Records in full, in order."""
+    """Yield the records of entries in full, in order; damage is appended to `problems`."""
     for link, entry in _decoded(wanted):
-        place = {"sequence": link.sequence, "step": link.step, "segment": link.segment.path.name,
-                 "offset": link.location.offset, "is_committed": link.sequence <= history.committed}  # fmt: skip
+        place = {
+            "sequence": link.sequence,
+            "step": link.step,
+            "segment": link.segment.path.name,
+            "offset": link.location.offset,
+            "is_committed": link.sequence <= history.committed,
+        }
         if isinstance(entry, CorruptRecord):
             problems.append(str(entry))
             yield {**place, "kind": "damaged", "problem": str(entry)}
             continue
         body = _body(entry)
         yield {
-            **place, "kind": _kind(entry, body), "timeline": link.segment.row.timeline,
-            "chain": f"{entry.head.chain:016x}", "digest": f"{entry.head.digest:016x}", "scalars": entry.scalars,
-            "tensors": entry.describe_tensors(), "pieces": entry.describe_pieces(), "body": body,
+            **place,
+            "kind": _kind(entry, body),
+            "timeline": link.segment.row.timeline,
+            "chain": f"{entry.head.chain:016x}",
+            "digest": f"{entry.head.digest:016x}",
+            "scalars": entry.scalars,
+            "tensors": entry.describe_tensors(),
+            "pieces": entry.describe_pieces(),
+            "body": body,
             "fingerprint_bytes": len(entry.digests),
-        }  # fmt: skip
+        }
 
 
 def _decoded(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | CorruptRecord]]:

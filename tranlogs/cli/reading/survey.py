@@ -1,7 +1,7 @@
-"""What a journal holds and where a crash now would lead: collected without disturbing whoever writes it.
+"""What a journal holds, and where a crash now would lead: read without disturbing the process that writes the journal.
 
-Nothing is verified here but what has to be opened; `tranlogs verify` reads every byte. A journal that is written
-meanwhile can look damaged for a moment, so it is looked at again before a problem is told.
+Only the files that have to be opened are checked; `tranlogs verify` reads every byte. A journal that is being written can look
+damaged for a moment, so it is read again before a problem is reported.
 """
 
 from __future__ import annotations
@@ -25,29 +25,44 @@ from ...catalog import (
     TimelineRow,
     Watermarks,
 )
-from ...catalog.lineage import Limits, is_on, lineage
+from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ...checkpoints import Checkpoint
 from ...journal import Owner, read_owner
 from ...journal.opening import is_in_memory
 from ...rebuild import read_files
-from ...recovery.facts import newest_first, scan_segment
-from ...recovery.group.journal_summary import is_of_group, recorded_environment, world_of
-from ...recovery.group.single_reader import Alone
+from ...recovery.facts import scan_segment, sort_newest_first
+from ...recovery.group.single_reader import SingleReader
+from ...recovery.group.summary.journal_log import read_environment
+from ...recovery.group.summary.recorded_environment import get_world, is_of_group
 from ...recovery.history import ScannedSegment, build_history
 from ...recovery.plan import Plan, plan_recovery
 from ...retention.evaluation import newest_rows, protected_of, worth_of
 from ...retention.exposure import Exposure, exposures, has_store
-from .runs import settled
+from .runs import read_consistently
 
-_SCANNED_MAX = 10_000  # records; more would be felt
+_SCANNED_MAX = 10_000  # records; scanning more takes noticeable time
 
 
 @dataclass(slots=True)
 class Survey:
-    """See the module.
+    """What was found about one journal.
 
-    `plan` is what recovery would do now; None if the run holds nothing yet, or nothing sound. `evaluations` are the monitor's,
-    oldest first, as far back as is needed to say how long ago the lowest watermark was committed.
+    Attributes:
+        folder: the journal's folder.
+        at: when it was read, in seconds since 1970.
+        run: the run's row.
+        owner: the process that writes the journal, or the last one; None if there was none.
+        checkpoints: the published checkpoints.
+        segments: the segments.
+        timelines: the timelines.
+        incidents: the times when logging was suspended.
+        watermarks: `committed` is as far as recovery would get now.
+        plan: what recovery would do now; None if the run is still empty, or nothing in it is intact.
+        monitor: the monitor that watches the journal, or the last one; None if there was none.
+        store: the store to which it is shipped; None if there is none.
+        evaluations: the monitor's, oldest first, as far back as the lowest watermark was committed.
+        environment: environment of the newest intact checkpoint.
+        problems: what is wrong, in words.
     """
 
     folder: Path
@@ -71,8 +86,8 @@ class Survey:
         """The newest timeline."""
         return max((row.number for row in self.timelines), default=1)
 
-    def bytes_of(self) -> dict[str, int]:
-        """Bytes on disk by purpose."""
+    def count_bytes(self) -> dict[str, int]:
+        """Return bytes on disk by purpose."""
         used = [row for row in self.segments if row.state in ("open", "sealed")]
         return {
             "log": sum(row.used_bytes for row in used),
@@ -82,47 +97,78 @@ class Survey:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the run lies on a tmpfs."""
+        """True if the run lies on a tmpfs."""
         return is_in_memory(self.folder)
 
     def exposures(self) -> tuple[Exposure, Exposure, Exposure]:
-        """What would be lost now if the process, the machine or the site died."""
+        """Return what would be lost now if the process, the machine or the site died."""
         history = [(row.at, row.committed) for row in self.evaluations] + [(self.at, self.watermarks.committed)]
         checkpoint_step = self.plan.checkpoint.step if self.plan is not None else 0
-        return exposures(self.watermarks, checkpoint_step=checkpoint_step, history=history, incidents=self.incidents,
-                         store=self.store, in_memory=self.in_memory)  # fmt: skip
+        return exposures(
+            self.watermarks,
+            checkpoint_step=checkpoint_step,
+            history=history,
+            incidents=self.incidents,
+            store=self.store,
+            in_memory=self.in_memory,
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the survey for JSON output."""
         recovery = None
         if self.plan is not None:
-            recovery = {"step": self.plan.position.step, "checkpoint": self.plan.checkpoint.name,
-                        "replay_steps": self.plan.position.step - self.plan.checkpoint.step}  # fmt: skip
+            recovery = {
+                "step": self.plan.position.step,
+                "checkpoint": self.plan.checkpoint.name,
+                "replay_steps": self.plan.position.step - self.plan.checkpoint.step,
+            }
         return {
-            "folder": self.folder, "rank": self.run.rank, "run_id": self.run.run_id, "framework": self.run.framework,
-            "created_at": self.run.created_at, "timeline": self.timeline, "writer": self.owner,
-            "watermarks": self.watermarks, "recovery": recovery, "bytes": self.bytes_of(), "checkpoints": self.checkpoints,
-            "segments": self.segments, "timelines": self.timelines, "incidents": self.incidents,
-            "environment": self.environment, "problems": self.problems, "monitor": self.monitor, "store": self.store,
+            "folder": self.folder,
+            "rank": self.run.rank,
+            "run_id": self.run.run_id,
+            "framework": self.run.framework,
+            "created_at": self.run.created_at,
+            "timeline": self.timeline,
+            "writer": self.owner,
+            "watermarks": self.watermarks,
+            "recovery": recovery,
+            "bytes": self.count_bytes(),
+            "checkpoints": self.checkpoints,
+            "segments": self.segments,
+            "timelines": self.timelines,
+            "incidents": self.incidents,
+            "environment": self.environment,
+            "problems": self.problems,
+            "monitor": self.monitor,
+            "store": self.store,
             "lost_now": {one.scope: {**asdict(one), "words": one.in_words()} for one in self.exposures()},
             "evaluation": _evaluation(self.evaluations[-1]) if self.evaluations else None,
-        }  # fmt: skip
+        }
 
 
 def _evaluation(row: EvaluationRow) -> dict[str, Any]:
     protected = protected_of(row)
     return {
-        "at": row.at, "bytes": row.log_bytes + row.checkpoint_bytes, "budget_bytes": row.budget_bytes,
-        "segments": [{"ordinal": ordinal, "value": value, "protected": protected[ordinal]}
-                     for ordinal, value in worth_of(row).as_dict().items()],
-    }  # fmt: skip
+        "at": row.at,
+        "bytes": row.log_bytes + row.checkpoint_bytes,
+        "budget_bytes": row.budget_bytes,
+        "segments": [
+            {"ordinal": ordinal, "value": value, "protected": protected[ordinal]}
+            for ordinal, value in worth_of(row).as_dict().items()
+        ],
+    }
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Where ranks that train together would land now; `step` is None where that cannot be.
+class GroupSurvey:
+    """Where ranks that train together would land now.
 
-    `lost` are ranks whose journals are gone, `left` those whose journals are there, and that do not train any more.
+    Attributes:
+        world: number of ranks.
+        step: the step to which all go back; None if they cannot recover.
+        lost: ranks whose journals are missing.
+        left: ranks that do not train any more and whose journals are still there.
+        problems: what is wrong, in words.
     """
 
     world: int
@@ -132,34 +178,34 @@ class Group:
     problems: list[str]
 
 
-def survey_group(folder: Path) -> Group | None:
-    """Look at a journal together with those of the other ranks; None if one process trained alone."""
-    environment = recorded_environment(folder)
-    if world_of(environment) == 1 and not is_of_group(environment):
+def survey_group(folder: Path) -> GroupSurvey | None:
+    """Read a journal together with those of the other ranks; return None if one process trained alone."""
+    environment = read_environment(folder)
+    if get_world(environment) == 1 and not is_of_group(environment):
         return None
-    return settled(folder, lambda: _look_together(folder), lambda found: found.problems)
+    return read_consistently(folder, lambda: _survey_ranks(folder), lambda found: found.problems)
 
 
-def _look_together(folder: Path) -> Group:
+def _survey_ranks(folder: Path) -> GroupSurvey:
     try:
-        alone = Alone(folder)
+        reader = SingleReader(folder)
     except RecoveryError as error:
-        return Group(world_of(recorded_environment(folder)), None, [], [], [str(error)])
-    lost = [holding.rank for holding in alone.era.holdings if holding.is_empty]
-    problems = [f"the journal of rank {rank} is gone" for rank in lost]
+        return GroupSurvey(get_world(read_environment(folder)), None, [], [], [str(error)])
+    lost = [summary.rank for summary in reader.generation.summaries if summary.is_empty]
+    problems = [f"the journal of rank {rank} is missing" for rank in lost]
     try:
-        return Group(alone.world, alone.newest(), lost, alone.left, problems)
+        return GroupSurvey(reader.world, reader.find_newest_step(), lost, reader.stopped_ranks, problems)
     except RecoveryError as error:
-        return Group(alone.world, None, lost, alone.left, [*problems, str(error)])
+        return GroupSurvey(reader.world, None, lost, reader.stopped_ranks, [*problems, str(error)])
 
 
 def survey(folder: Path) -> Survey:
-    """Look at a journal.
+    """Read a journal.
 
     Raises:
         UnknownFormat: a newer version wrote it.
     """
-    return settled(folder, lambda: _look(folder), lambda found: found.problems)
+    return read_consistently(folder, lambda: _look(folder), lambda found: found.problems)
 
 
 def _look(folder: Path) -> Survey:
@@ -169,9 +215,9 @@ def _look(folder: Path) -> Survey:
         if incident.to_step is None:
             found.problems.append(f"logging is suspended since step {incident.from_step}: {incident.why}")
     broken = _read_environment(found)
-    limits = lineage(found.timelines, found.timeline)
-    start = max((row.sequence for row in found.checkpoints if is_on(row, limits) and row.name not in broken), default=0)
-    unscanned = _taken_on_trust(found, limits, start)
+    limits = trace_lineage(found.timelines, found.timeline)
+    start = max((row.sequence for row in found.checkpoints if is_on_lineage(row, limits) and row.name not in broken), default=0)
+    unscanned = _find_unscanned(found, limits, start)
     scanned = _scan(found, start, unscanned)
     plan = _plan_from_end(found, scanned, limits, unscanned, start) if unscanned else None
     if unscanned and plan is None:
@@ -189,11 +235,19 @@ def _read_catalog(folder: Path) -> Survey:
         checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
         marks = tables.get("watermarks", Watermarks) or Watermarks()
         return Survey(
-            folder, time.time(), tables.get("run", RunRow) or RunRow("", 0, 0.0), owner,
-            sorted(checkpoints, key=lambda row: (row.timeline, row.sequence)), tables.rows("segment/", SegmentRow),
-            tables.rows("timeline/", TimelineRow) or [TimelineRow(1)], tables.rows("incident/", Incident), marks,
-            monitor=monitor, store=tables.get("store", StoreRow), evaluations=_evaluations(tables, marks),
-        )  # fmt: skip
+            folder,
+            time.time(),
+            tables.get("run", RunRow) or RunRow("", 0, 0.0),
+            owner,
+            sorted(checkpoints, key=lambda row: (row.timeline, row.sequence)),
+            tables.rows("segment/", SegmentRow),
+            tables.rows("timeline/", TimelineRow) or [TimelineRow(1)],
+            tables.rows("incident/", Incident),
+            marks,
+            monitor=monitor,
+            store=tables.get("store", StoreRow),
+            evaluations=_evaluations(tables, marks),
+        )
 
     try:
         catalog = Catalog.open(folder)
@@ -206,8 +260,19 @@ def _read_catalog(folder: Path) -> Survey:
         files = read_files(folder)
         run = files.runs[0] if files.runs else RunRow("", 0, 0.0)
         checkpoints = sorted(files.checkpoints, key=lambda row: (row.timeline, row.sequence))
-        return Survey(folder, time.time(), run, owner, checkpoints, files.segments, list(files.timelines.values()), [],
-                      Watermarks(), monitor=monitor, problems=[str(error), *files.notes])  # fmt: skip
+        return Survey(
+            folder,
+            time.time(),
+            run,
+            owner,
+            checkpoints,
+            files.segments,
+            list(files.timelines.values()),
+            [],
+            Watermarks(),
+            monitor=monitor,
+            problems=[str(error), *files.notes],
+        )
 
 
 def _evaluations(tables: Tables, marks: Watermarks) -> list[EvaluationRow]:
@@ -224,11 +289,11 @@ def _missing_files(found: Survey) -> list[str]:
     log, checkpoints = found.folder / "log", found.folder / "checkpoints"
     gone = [log / row.file for row in found.segments if row.state in ("open", "sealed") and not (log / row.file).exists()]
     gone += [checkpoints / row.name for row in found.checkpoints if not (checkpoints / row.name).exists()]
-    return [f"{path}: the catalog lists it, and it is not there" for path in gone]
+    return [f"{path}: listed in the catalog, and missing" for path in gone]
 
 
 def _read_environment(found: Survey) -> set[str]:
-    """Open the checkpoints from the newest on until one is sound; returns the names of those that are not."""
+    """Open checkpoints from the newest on until one is intact; return the names of the damaged ones."""
     broken: set[str] = set()
     for row in reversed(found.checkpoints):
         try:
@@ -241,10 +306,11 @@ def _read_environment(found: Survey) -> set[str]:
     return broken
 
 
-def _taken_on_trust(found: Survey, limits: Limits, start: int) -> list[SegmentRow]:
-    """Return the older segments behind an entry if the catalog says that they lead to the newer ones without a hole.
+def _find_unscanned(found: Survey, limits: Limits, start: int) -> list[SegmentRow]:
+    """Return the older segments that need not be scanned: the catalog says that they lead to the newer ones without a hole.
 
-    So many records as `_SCANNED_MAX` are scanned, which tells a hole between two of them; `tranlogs verify` reads them all.
+    Up to `_SCANNED_MAX` of the newest records are scanned, which detects a hole between two of them; `tranlogs verify` reads
+    all.
     """
     rows = [row for row in found.segments if row.state == "sealed" and row.timeline in limits and row.last_sequence > start]
     rows.sort(key=lambda row: row.ordinal)
@@ -265,9 +331,9 @@ def _records(row: SegmentRow) -> int:
 
 
 def _scan(found: Survey, start: int, unscanned: Collection[SegmentRow]) -> list[ScannedSegment]:
-    """The entries behind the newest sound checkpoint: older segments are not needed to say where recovery leads."""
+    """Scan the entries after the newest intact checkpoint: older segments do not affect where recovery leads."""
     scanned, left_out = [], {row.ordinal for row in unscanned}
-    for row in newest_first(found.segments):
+    for row in sort_newest_first(found.segments):
         if row.state == "retired" or (row.state == "sealed" and row.last_sequence <= start) or row.ordinal in left_out:
             continue
         segment = scan_segment(found.folder / "log" / row.file, row, found.problems, found.timeline)
@@ -276,14 +342,15 @@ def _scan(found: Survey, start: int, unscanned: Collection[SegmentRow]) -> list[
     return scanned
 
 
-def _plan_from_end(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, unscanned: Sequence[SegmentRow],
-                   start: int) -> Plan | None:  # fmt: skip
-    """The plan if all entries of `unscanned` are there; None if what was scanned does not go on behind them."""
+def _plan_from_end(
+    found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, unscanned: Sequence[SegmentRow], start: int
+) -> Plan | None:
+    """Return the plan if all entries of `unscanned` exist; None if the scanned entries do not continue after them."""
     end, history = unscanned[-1], build_history(scanned, limits)
     first = history.runs[0][0] if history.runs else None
     if first is None or first.sequence != end.last_sequence + 1:
         return None
-    newest = next((row for row in reversed(found.checkpoints) if row.sequence == start and is_on(row, limits)), None)
+    newest = next((row for row in reversed(found.checkpoints) if row.sequence == start and is_on_lineage(row, limits)), None)
     if newest is None:
         return None
     there = replace(newest, step=end.last_step, sequence=end.last_sequence, chain=f"{first.location.head.chain:016x}")
@@ -292,15 +359,20 @@ def _plan_from_end(found: Survey, scanned: Sequence[ScannedSegment], limits: Lim
 
 
 def _measure(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
-    """Open segments say in the catalog neither how far they reach nor how full they are."""
+    """Fill in what the catalog does not say of open segments: their last entry, and the bytes in use."""
     seen = {segment.row.ordinal: segment for segment in scanned if segment.locations}
     for i, row in enumerate(found.segments):
         if row.state in ("ready", "open") and row.ordinal in seen:
             locations = seen[row.ordinal].locations
             found.segments[i] = replace(
-                row, state="open", timeline=seen[row.ordinal].row.timeline, last_sequence=locations[-1].head.sequence,
-                base_step=locations[0].head.step, last_step=locations[-1].head.step,
-                used_bytes=max(location.end for location in locations))  # fmt: skip
+                row,
+                state="open",
+                timeline=seen[row.ordinal].row.timeline,
+                last_sequence=locations[-1].head.sequence,
+                base_step=locations[0].head.step,
+                last_step=locations[-1].head.step,
+                used_bytes=max(location.end for location in locations),
+            )
 
 
 def _plan(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, broken: set[str], plan: Plan | None) -> None:
@@ -310,7 +382,8 @@ def _plan(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, brok
     except RecoveryError as error:
         found.problems.append(str(error))
         return
-    found.watermarks = replace(found.watermarks, committed=found.plan.position.step,
-                               synced=min(found.watermarks.synced, found.plan.position.step))  # fmt: skip
+    found.watermarks = replace(
+        found.watermarks, committed=found.plan.position.step, synced=min(found.watermarks.synced, found.plan.position.step)
+    )
     if found.plan.has_later:
-        found.problems += history.holes or [f"committed steps after {found.plan.position.step} cannot be reached"]
+        found.problems += history.holes or [f"committed steps after {found.plan.position.step} cannot be recovered"]

@@ -9,7 +9,7 @@ from ...base.clock import Clock
 from ...base.config import JournalConfig
 from ...log.layout import NO_TENSORS
 from ...log.record import Position
-from ...log.retired_files import unlink_retired
+from ...log.segments.retired_files import unlink_retired
 from ...log.writer import WriteAheadLog
 from ..checkpoints.disk_space import DiskSpace
 from ..failures import SUSPENDING_ERRORS

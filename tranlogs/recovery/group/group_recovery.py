@@ -1,435 +1,409 @@
-"""Recover one rank of several that train together: all land on the same boundary, or none goes on.
+"""Recovery of one rank of a group that trains together: all ranks resume at the same boundary, or none continues.
 
-Every rank reads its own journal and tells the others what it holds; from the same facts all come to the same agreement,
-without a leader. Damage that one finds on the way is told to all, and they agree anew. Only a `Channel` connects the ranks, so
-the same code serves processes (torch.distributed) and a reader that looks at all journals by itself.
+Each rank reads its own journal and sends its summary to the others. From the same summaries all ranks choose the same boundary,
+without a leader. Damage that one rank finds on the way is sent to all, and they choose again. Only a `Transport` connects the
+ranks, so the same code serves processes (torch.distributed) and a single reader of all journals.
 
-There may be another number of processes now than the run was recorded by. Journals without a process are then read by one
-that finds them beside its own, and a process without a part in the run redoes what another rank recorded. Where parameters
-are sharded and their parts lie otherwise now, all journals are redone, each by one process, and the parts dealt out anew.
+The number of processes may have changed since the run was recorded. A journal whose rank no longer exists is then read by a
+process that finds it beside its own, and a process without a part in the run redoes the journal of another rank. Where
+parameters are sharded in another way now, all journals are redone, each by one process, and the parts are distributed anew.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...base.errors import CorruptCheckpoint, MissingShare, RecoveryError, UsageError, error_text
+from ...base.errors import CorruptCheckpoint, MissingShare, RecoveryError, UsageError
 from ...log.record import EntryKind
-from ..facts import mended
 from ..plan import Plan
-from ..protocol import Spare
-from ..recover import DamagedEntry, Progress, Recovered, carry_out
-from .agreement import Agreement, Base, Damage
-from .change_notes import told_of_change, told_of_layout, told_of_likeness, told_of_loss
-from .generations import Era, Settled, distinct, eras_of, settle
-from .gradient_shards import Shares
-from .journal_access import Channel, Reach, run_id_of
-from .journal_summary import Holding, LocalLog, holdings_of, journals_beside, read_eras, timelines_in, unused
-from .landing import Attempt, Landing, SharedState
-from .misplaced_journals import misnamed, strays, told_of_names, told_of_strays
-from .rank_plan import Routes
+from ..protocol import ReplacementSource
+from ..recover import DamagedEntry, Progress, Recovered, execute_plan
+from .decision.agreement import Agreement, BaseCheckpoint, Damage
+from .decision.change_notes import describe_lost_journals, describe_resharding, describe_resize, describe_substitution
+from .decision.generations import Generation, GroupTarget, choose_target, group_by_generation
+from .gradient_shards import GradientShards
+from .group_state import GroupState
+from .journal_access import JournalAccess, Transport
+from .outcome import DAMAGE_KINDS, GroupRecovered, RankAttempt
+from .rank_plan import RankPlanner
 from .resharding import Resharding
-from .timeline_ids import gone_on, new_id, newest_past, of_one_past
+from .summary.common_history import choose_timeline_ids
+from .summary.timeline_ids import extend_timeline_ids
+from .summary_exchange import SummaryExchange
 
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX = 1000
-_DAMAGES = ("checkpoints", "records", "landings", "shares")
 
 
-class RankRecovery:
-    """Recovers one rank.
+class GroupRecovery:
+    """Recovery of one rank of the group.
 
     Args:
         folder: the rank's journal.
-        rank: of the process, from 0.
-        world: how many there are.
-        run_id: of the journal.
-        state: what is brought back.
-        channel: connects the ranks.
-        spare: asked for sound copies of what is damaged in the rank's journal, which then take its place.
+        rank: the rank of this process, from 0.
+        world: the number of processes.
+        run_id: the id of the journal.
+        state: the state to recover.
+        transport: connects the ranks.
+        spare: source of sound copies that replace damaged files of the rank's journal.
     """
 
-    def __init__(self, folder: Path, rank: int, world: int, run_id: str, state: SharedState, channel: Channel,
-                 spare: Spare | None = None) -> None:  # fmt: skip
-        self.folder, self.rank, self.world, self.run_id, self.state, self._channel = folder, rank, world, run_id, state, channel
-        self._spare = spare
-        self._reach: Reach | None = None
-        self._logs: list[LocalLog] = []
-        self._kept: dict[int, list[Path]] = {}  # segments of the journals that this process can send to the others
-        self._known: list[Holding] = []  # of all journals and eras
-        self._settled: Settled | None = None
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        world: int,
+        run_id: str,
+        state: GroupState,
+        transport: Transport,
+        spare: ReplacementSource | None = None,
+    ) -> None:
+        self.folder, self.rank, self.world, self.state = folder, rank, world, state
+        self._transport = transport
+        self._exchange = SummaryExchange(folder, rank, world, run_id, transport, spare)
+        self._access: JournalAccess | None = None
+        self._target: GroupTarget | None = None
         self._damage = Damage()
-        self._told: list[str] = []  # of damage that was met
-        self._parted: list[str] = []  # of journals that hold another past
-        self._id = ""  # of the timeline that may be started
-        self._relaid: set[int] = set()  # eras whose parts lay otherwise than they do now
         self._resharding: Resharding | None = None
-        self._unused: frozenset[int] = frozenset()  # timelines that were begun, and never were
 
-    def recover(self, step: int | None = None, progress: Progress | None = None) -> Landing | None:
-        """Bring the state to the newest boundary that all ranks can reach (or to `step`). None if the run is fresh.
+    def recover(self, step: int | None = None, progress: Progress | None = None) -> GroupRecovered | None:
+        """Bring the state to the newest boundary that all ranks can reach, or to `step`. Return None if the run is new.
 
         Raises:
             StateMismatch: the state does not fit the run.
             RecoveryError: there is no such boundary, or another rank could not recover.
-            UsageError: the ranks ask for different steps, or so many processes cannot take up the run.
+            UsageError: the ranks are asked for different steps, or this number of processes cannot continue the run.
         """
-        self._meet(step)
-        with Reach(self.folder, self.rank, self._known, self._channel) as self._reach:
+        self._exchange.run(self.state, step)
+        with JournalAccess(self.folder, self.rank, self._exchange.summaries, self._transport) as self._access:
             self._fetch_logs()
-            return self._land(step, progress)
+            return self._recover(step, progress)
 
     def _fetch_logs(self) -> None:
-        assert self._reach is not None
-        is_any_lost = any(holding.is_empty for holding in self._known)
-        if any(holding.is_shared or (is_any_lost and holding.equal >= 0) for holding in self._known):
-            self._reach.fetch_logs(self._kept)
+        assert self._access is not None
+        summaries = self._exchange.summaries
+        is_any_lost = any(summary.is_empty for summary in summaries)
+        if any(one.is_replicated or (is_any_lost and one.last_equal_step >= 0) for one in summaries):
+            self._access.fetch_logs(self._exchange.segments)
 
-    def _land(self, step: int | None, progress: Progress | None) -> Landing | None:
-        assert self._reach is not None
-        eras = eras_of(self._known)
+    def _recover(self, step: int | None, progress: Progress | None) -> GroupRecovered | None:
+        """Choose a target and make an attempt, until no rank finds new damage."""
+        assert self._access is not None
+        generations = group_by_generation(self._exchange.summaries)
         for _ in range(_ATTEMPTS_MAX):
-            self._settled = self._settle(eras, step)
-            if self._settled is None:
+            self._target = self._choose_target(generations, step)
+            if self._target is None:
                 return None
-            self._resharding = self._resharded() if self._is_resharded else None
-            self._demand_shared()
-            self._reach.fetch_checkpoints(() if self._is_resharded else self._foreign())
+            self._resharding = self._begin_resharding() if self._is_resharded else None
+            self._check_world()
+            self._access.fetch_checkpoints(() if self._is_resharded else self._list_foreign_checkpoints())
             attempt, recovered = self._attempt(progress)
-            outcomes = self._channel.gather(attempt.packed())
-            if attempt.error is not None:
-                raise attempt.error
-            failed = [f"rank {rank}: {outcome['error']}" for rank, outcome in enumerate(outcomes) if outcome["error"]]
-            if failed:
-                raise RecoveryError(f"{self.folder.parent}: another rank could not recover: {'; '.join(failed)}")
+            outcomes = self._transport.gather(attempt.pack())
+            self._raise_failures(attempt, outcomes)
             if self._can_differ and len({outcome["digest"] for outcome in outcomes if outcome["digest"]}) > 1:
-                self._damage.differ = True  # so that no rank stands for another
-                where = self._agreement.step
-                self._told.append(f"the ranks had other states than each other at step {where}, and each has its own")
-                continue
-            if not any(outcome[kind] for outcome in outcomes for kind in _DAMAGES):
+                self._damage.states_differ = True  # from now on no rank stands for another
+                self._exchange.notes.append(
+                    f"the states of the ranks differed at step {self._agreement.step}, and each rank keeps its own"
+                )
+            elif not any(outcome[kind] for outcome in outcomes for kind in DAMAGE_KINDS):
                 if self._resharding is not None:
-                    recovered = self._resharding.join(self.state, self._routes().beginning(self._agreement.step))
-                return self._landing(recovered, outcomes, attempt)
-            if self._mend(outcomes):
-                self._fetch_logs()  # who copied what was damaged has it still
+                    position = self._make_planner().new_position(self._agreement.step)
+                    recovered = self._resharding.assemble(self.state, position)
+                return self._conclude(recovered, outcomes, attempt)
+            elif self._replace_damaged(outcomes):
+                self._fetch_logs()  # the earlier copies hold the damage
             else:
-                self._learn(outcomes)
-        raise RecoveryError(f"{self.folder.parent}: too much is damaged to recover; see `tranlogs verify`")
+                self._learn_damage(outcomes)
+        raise RecoveryError(f"{self.folder.parent}: too much is damaged to recover; run `tranlogs verify` to list the damage")
 
-    def _settle(self, eras: Sequence[Era], step: int | None) -> Settled | None:
+    def _choose_target(self, generations: Sequence[Generation], step: int | None) -> GroupTarget | None:
         try:
-            return settle(eras, self._damage, step)
+            return choose_target(generations, self._damage, step)
         except RecoveryError as error:
-            if not self._parted:
+            abandoned = self._exchange.abandoned
+            if not abandoned:
                 raise
-            raise RecoveryError(f"{error}. {'; '.join(self._parted)}. Put the right journals in their place (from a store: "
-                                "`tranlogs pull`)") from None  # fmt: skip
+            advice = "Restore the right journals (from a store: `tranlogs pull`)"
+            raise RecoveryError(f"{error}. {'; '.join(abandoned)}. {advice}") from None
 
-    def _meet(self, step: int | None) -> None:
-        """Tell all what each holds."""
-        error: Exception | None = None
-        names: list[list[Any]] = []
-        mine = [Holding(self.rank, str(self.folder.resolve()), self.run_id)]
-        self._unused = unused(self._channel.gather(self._timelines()))
-        try:
-            mine = self._read()
-            names = misnamed([] if mine[0].is_empty else [(self.rank, self.folder)])
-        except Exception as caught:  # the others wait
-            error = caught
-        there = [log for log in self._logs if not log.is_empty]  # a journal that was lost tells nothing
-        relaid = [log.since for log in there if self.state.is_relaid(log.recorded.get("sharding", {}))]
-        said = self._channel.gather({"holdings": [holding.packed() for holding in mine], "names": names, "step": step,
-                                     "relaid": relaid, "id": new_id(),
-                                     "error": error_text(error) if error else ""})  # fmt: skip
-        if error is not None:
-            raise error
-        failed = [f"rank {rank}: {one['error']}" for rank, one in enumerate(said) if one["error"]]
+    def _raise_failures(self, attempt: RankAttempt, outcomes: Sequence[dict[str, Any]]) -> None:
+        if attempt.error is not None:
+            raise attempt.error
+        failed = [f"rank {rank}: {outcome['error']}" for rank, outcome in enumerate(outcomes) if outcome["error"]]
         if failed:
-            raise RecoveryError(f"{self.folder.parent}: another rank cannot read its journal: {'; '.join(failed)}")
-        if len({one["step"] for one in said}) > 1:
-            raise UsageError(f"recover(step=...) must name the same step on all ranks, not {[one['step'] for one in said]}")
-        if swapped := told_of_names(name for one in said for name in one["names"]):
-            raise RecoveryError(f"{self.folder.parent}: {swapped}")
-        self._relaid, self._id = {since for one in said for since in one["relaid"]}, said[0]["id"]
-        self._know(distinct([Holding.unpacked(packed) for one in said for packed in one["holdings"]]))
+            raise RecoveryError(f"{self.folder.parent}: another rank could not recover: {'; '.join(failed)}")
 
-    def _timelines(self) -> dict[str, list[int]]:
-        """Those of which this process's journals hold anything, and those that were only begun."""
-        found: dict[str, list[int]] = {"used": [], "empty": []}
-        with suppress(Exception):  # it is met again where they are read
-            for folder in (self.folder, *(folder for _, folder in self._without_process())):
-                for kind, numbers in timelines_in(folder).items():
-                    found[kind] += numbers
-        return found
-
-    def _read(self) -> list[Holding]:
-        """What this rank's journal holds, and those beside it that have no process."""
-        self._logs = read_eras(self.folder, self._unused)
-        if self._logs and (told := mended(self._spare, self._logs[0].facts.torn_paths)):
-            self._told += told
-            self._logs = read_eras(self.folder, self._unused)
-        self._kept[self.rank] = _files_of(self._logs)
-        mine = holdings_of(self._logs, self.rank, self.folder, self.run_id, self._unused)
-        for rank, folder in self._without_process():
-            logs = read_eras(folder, self._unused)
-            theirs = holdings_of(logs, rank, folder, run_id_of(folder) or "", self._unused)
-            mine += [replace(holding, keeper=self.rank) for holding in theirs]
-            self._kept[rank] = _files_of(logs)
-        return mine
-
-    def _know(self, holdings: list[Holding]) -> None:
-        """Take in what all hold.
-
-        Raises:
-            RecoveryError: it is of several runs, or a journal that is missing lies with the process of another rank. Nothing is
-                begun anew then.
-        """
-        eras = eras_of(holdings)
-        needed = min(self.world, eras[0].world) if eras else self.world
-        missing = set(range(needed)) - {holding.rank for holding in holdings if not holding.is_empty}
-        said = self._channel.gather({"strays": strays(self.folder, missing)}) if missing else ()
-        if told := told_of_strays((rank, stray) for rank, one in enumerate(said) for stray in one["strays"]):
-            raise RecoveryError(f"{self.folder.parent}: {told}")
-        try:
-            self._known, self._parted = of_one_past(holdings)
-        except RecoveryError as error:
-            raise RecoveryError(f"{self.folder.parent}: {error}") from None
-        self._told += self._parted
-
-    def _without_process(self) -> list[tuple[int, Path]]:
-        """Journals beside this one of ranks that are none now."""
-        return [(rank, folder) for rank, folder in journals_beside(self.folder) if rank >= self.world]
-
-    def _demand_shared(self) -> None:
-        era, agreement = self._era, self._agreement
-        if self._is_resharded and era.world > 1 and not (era.is_sharded or era.is_shared):
-            raise UsageError(f"{self.folder.parent}: {era.world} processes recorded the run, and each of them logged all its "
-                             "gradients, so that their weights need not be the same; now these are sharded. "
-                             f"Start {era.world}, not sharded")  # fmt: skip
-        if self._is_resharded and agreement.lost:
-            raise UsageError(f"{self.folder.parent}: rank {agreement.lost[0]} ended before it had written what it began with. "
-                             f"Start {era.world}, as before, or begin another run")  # fmt: skip
-        if not self._is_resharded and era.world != self.world and not era.is_shared:
+    def _check_world(self) -> None:
+        """Raise UsageError if this number of processes cannot continue the run."""
+        generation, lost = self._generation, self._agreement.lost
+        is_replicated, recorded = generation.is_replicated, f"{generation.world} processes recorded the run"
+        why = "each of them logged all of its gradients, so that their weights may differ"
+        if self._is_resharded and generation.world > 1 and not (generation.is_sharded or is_replicated):
+            raise UsageError(
+                f"{self.folder.parent}: {recorded}, and {why}; now the weights are sharded. Start {generation.world} processes "
+                "without sharding"
+            )
+        if self._is_resharded and lost:
+            raise UsageError(
+                f"{self.folder.parent}: rank {lost[0]} ended before it had written its first checkpoint. Start "
+                f"{generation.world} processes with the same sharding as before, or start another run"
+            )
+        if not self._is_resharded and generation.world != self.world and not is_replicated:
             now = "is 1" if self.world == 1 else f"are {self.world}"
-            raise UsageError(f"{self.folder.parent}: {era.world} processes recorded the run, now there {now}, and each of them "
-                             "logged all of its gradients, so that their weights need not be the same. "
-                             f"Start {era.world}")  # fmt: skip
+            raise UsageError(
+                f"{self.folder.parent}: {recorded}, now there {now}, and {why}. Start {generation.world} processes"
+            )
+
+    def _begin_resharding(self) -> Resharding:
+        assert self._access is not None
+        return Resharding(self.rank, self.world, self._generation, self._access.folders, self._transport)
+
+    def _make_planner(self) -> RankPlanner:
+        assert self._access is not None
+        assert self._target is not None
+        exchange = self._exchange
+        folders = self._access.folders
+        return RankPlanner(self.folder, self.rank, exchange.logs, folders, self._target, exchange.unused_timelines)
 
     @property
-    def _is_resharded(self) -> bool:
-        """Whether the parts of the parameters lie otherwise than they did."""
-        era = self._era
-        return era.since in self._relaid or (era.is_sharded and era.world != self.world)
-
-    def _resharded(self) -> Resharding:
-        assert self._reach is not None
-        return Resharding(self.rank, self.world, self._era, self._reach.folders, self._channel)
-
-    def _routes(self) -> Routes:
-        assert self._reach is not None
-        assert self._settled is not None
-        return Routes(self.folder, self.rank, self._logs, self._reach.folders, self._settled, self._unused)
-
-    @property
-    def _era(self) -> Era:
-        assert self._settled is not None
-        return self._settled.era
+    def _generation(self) -> Generation:
+        assert self._target is not None
+        return self._target.generation
 
     @property
     def _agreement(self) -> Agreement:
-        assert self._settled is not None
-        return self._settled.agreement
+        assert self._target is not None
+        return self._target.agreement
+
+    @property
+    def _is_resharded(self) -> bool:
+        """True if parameters are sharded in another way now."""
+        generation = self._generation
+        is_resized = generation.is_sharded and generation.world != self.world
+        return generation.first_timeline in self._exchange.resharded or is_resized
 
     @property
     def _has_part(self) -> bool:
-        """Whether this rank has a journal of what is recovered."""
-        return self.rank < self._era.world and self.rank not in self._agreement.lost
+        """True if this rank has a journal of what is recovered."""
+        return self.rank < self._generation.world and self.rank not in self._agreement.lost
 
     @property
-    def _is_begun(self) -> bool:
-        """Whether an era begins: with another number of processes, or other parts, or because a newer one is given up."""
-        assert self._settled is not None
-        return self._era.world != self.world or self._is_resharded or not self._settled.is_newest
+    def _starts_generation(self) -> bool:
+        """True if a generation starts: the number of processes or the sharding changed, or a newer one is given up."""
+        assert self._target is not None
+        return self._generation.world != self.world or self._is_resharded or not self._target.is_newest
 
     @property
     def _can_differ(self) -> bool:
-        """Whether ranks may have come to differ, unnoticed so far: each has all that it needs of its own."""
-        return not self._damage.differ and (self._agreement.is_whole or bool(self._agreement.alike))
-
-    @property
-    def _is_alike(self) -> bool:
-        """Whether this rank's journal is gone, and what another one redoes is the same."""
-        return self.rank in self._agreement.alike
-
-    @property
-    def _is_beside(self) -> bool:
-        """Whether this rank's journal is gone, and the rank before has copies of it."""
-        return self.rank in self._agreement.beside
-
-    def _donor(self) -> int:
-        """Whose journal is redone: one's own, that of the rank before if it has copies of it, or the first that is there."""
-        if self._is_beside:
-            return (self.rank - 1) % self._era.world
-        return self.rank if self._has_part else next(h.rank for h in self._era.holdings if h.rank not in self._agreement.lost)
-
-    def _attempt(self, progress: Progress | None) -> tuple[Attempt, Recovered | None]:
-        attempt = Attempt()
-        recovered: Recovered | None = None
-        agreement, donor, routes = self._agreement, self._donor(), self._routes()
-        base = agreement.bases[donor if self._is_newcomer else self.rank] if self._resharding is None else None
-        assert self._reach is not None
-        try:
-            self._reach.demand()
-            self.state.world = self._era.world
-            if self._resharding is not None:
-                for donor in self._resharding.mine:
-                    base, part = agreement.bases[donor], self.state.part()
-                    assert base is not None
-                    part.world = self._era.world
-                    self._resharding.add(donor, part, self._redo(routes, donor, base, part, progress))
-            elif not (self._has_part or self._is_newcomer or self._is_beside or self._is_alike):
-                if base is not None:
-                    recovered = self._adopt(routes, base, attempt)
-                attempt.has_later = True
-            else:
-                assert base is not None
-                recovered = self._redo(routes, donor, base, self.state, progress)
-                attempt.has_later = recovered.plan.has_later
-                if donor != self.rank:
-                    recovered.position = routes.beginning(recovered.position.step)
-            attempt.digest = "" if self._resharding is not None else self.state.digest(anyway=bool(agreement.alike))
-        except CorruptCheckpoint as damage:
-            _log.warning("%s", damage)
-            assert base is not None
-            attempt.damage.checkpoints.add((base.rank, base.anchor.name))
-            attempt.told.append(str(damage))
-        except DamagedEntry as damage:
-            _log.warning("%s", damage.error)
-            _note_damage(damage, donor, attempt)
-            attempt.told.append(str(damage.error))
-        except Exception as error:  # the others wait for a word
-            attempt.error = error
-        return attempt, recovered
-
-    def _redo(self, routes: Routes, donor: int, base: Base, state: SharedState, progress: Progress | None) -> Recovered:
-        """Bring a state from a checkpoint to where all land, by the journal of a rank."""
-        log = routes.log_of(donor)
-        with Shares(self._peers(routes, donor), self._era.since, self._unused) as state.shares:
-            try:
-                plan = routes.plan(log, donor, base)
-                past = routes.past(log, plan) if plan.source is not None and plan.links else None
-                return carry_out(routes.folder_of(donor), plan, state, log.facts.notes, progress, past)
-            finally:
-                state.shares = None
-
-    def _mend(self, outcomes: Sequence[dict[str, Any]]) -> bool:
-        """Put sound copies in the place of what was met as damaged, each rank in its own journal; whether any rank could."""
-        damaged = {kind: [item for outcome in outcomes for rank, item in outcome[kind] if rank == self.rank]
-                   for kind in _DAMAGES}  # fmt: skip
-        steps = {*damaged["records"], *damaged["landings"], *damaged["shares"]}
-        paths = [self.folder / "checkpoints" / name for name in damaged["checkpoints"]]
-        paths += [segment.path for log in self._logs[:1] for segment in log.facts.segments
-                  if any(location.head.step in steps for location in segment.locations)]  # fmt: skip
-        told = mended(self._spare, paths)
-        if told:
-            self._logs = read_eras(self.folder, self._unused)
-            self._kept[self.rank] = _files_of(self._logs)
-        mended_anywhere = [text for outcome in self._channel.gather({"mended": told}) for text in outcome.get("mended", ())]
-        self._told += mended_anywhere
-        return bool(mended_anywhere)
-
-    def _learn(self, outcomes: Sequence[dict[str, Any]]) -> None:
-        """Take in what damage the ranks have met."""
-        before = len(self._damage)
-        self._told += [text for outcome in outcomes for text in outcome["told"]]
-        for outcome in outcomes:
-            for kind in _DAMAGES:
-                getattr(self._damage, kind).update(map(tuple, outcome[kind]))
-        if len(self._damage) == before:
-            raise RecoveryError(f"{self.folder.parent}: damage that was known was met again; see `tranlogs verify`")
-
-    def _landing(self, recovered: Recovered | None, outcomes: Sequence[dict[str, Any]], attempt: Attempt) -> Landing:
-        agreement, era = self._agreement, self._era
-        newest = max(holding.timeline for holding in self._known)
-        is_new = agreement.is_forked or self._is_begun or any(outcome["has_later"] for outcome in outcomes)
-        is_new |= any(holding.is_torn for holding in self._known)
-        timeline = newest + is_new
-        since = timeline if self._is_begun else era.since
-        landing = Landing(recovered, timeline, is_new, since, self._is_begun, era.world != self.world, not self._has_part,
-                          self._is_resharded, doubts=attempt.doubts, notes=self._told)  # fmt: skip
-        landing.past = gone_on(newest_past(era.holdings), agreement.step, self._id if is_new else "")
-        if self._is_newcomer or self._is_alike:
-            first = next(holding.run_id for holding in era.holdings if not holding.is_empty)
-            landing.newcomer = f"{first} {agreement.step} {self.rank}"
-        if landing.is_resized:
-            landing.doubts += told_of_change(agreement.step, era.world, self.world)
-        elif self._is_resharded:
-            landing.doubts += told_of_layout(agreement.step)
-        if recovered is not None:
-            recovered.damaged = tuple(name for rank, name in self._damage.checkpoints if rank == self.rank)
-        if self._is_beside:
-            landing.beside = self.rank
-        if self._is_alike:
-            landing.doubts += told_of_likeness(agreement, self.rank, self._donor())
-        landing.notes += told_of_loss(agreement, era.world)
-        for rank, outcome in enumerate(outcomes):
-            landing.doubts += [text for text in outcome["doubts"] if rank != self.rank]
-        digests = {outcome["digest"] for outcome in outcomes if outcome["digest"]}
-        if len(digests) > 1 and (self._is_begun or not self._damage.differ):
-            raise RecoveryError(f"{self.folder.parent}: the ranks came to different states at step {agreement.step}, which "
-                                "must not be: see `tranlogs verify --replay`")  # fmt: skip
-        return landing
+        """True if the states of the ranks may differ unnoticed: each rank redoes its own records, which are whole."""
+        return not self._damage.states_differ and (self._agreement.has_full_records or bool(self._agreement.lost_with_equals))
 
     @property
     def _is_newcomer(self) -> bool:
-        """Whether the run did not have this rank, or has nothing that was its own."""
-        base = self._agreement.bases[self.rank] if self.rank < self._era.world else None
-        return not self._has_part and (self.rank >= self._era.world or (base is None and self._is_begun))
+        """True if the run did not have this rank, or holds no state of its own for it."""
+        base = self._agreement.bases[self.rank] if self.rank < self._generation.world else None
+        return not self._has_part and (self.rank >= self._generation.world or (base is None and self._starts_generation))
 
-    def _adopt(self, routes: Routes, base: Base, attempt: Attempt) -> Recovered:
-        row = routes.row(base)
-        others = [found for found in self._foreign() if found != (base.rank, base.anchor.name)]
-        sources = [routes.folder_of(rank) / "checkpoints" / name for rank, name in [(base.rank, base.anchor.name), *others]]
-        attempt.doubts += self.state.adopt(sources, self.rank, is_start=not any(h.has_stepped for h in self._era.holdings))
-        position = routes.beginning(row.step)
+    @property
+    def _redoes_equal(self) -> bool:
+        """True if this rank's journal is lost, and the rank redoes the journal of another rank with the same state."""
+        return self.rank in self._agreement.lost_with_equals
+
+    @property
+    def _redoes_copies(self) -> bool:
+        """True if this rank's journal is lost, and the rank redoes the copies that the preceding rank has."""
+        return self.rank in self._agreement.lost_with_copies
+
+    def _find_donor(self) -> int:
+        """Return the rank whose journal this rank redoes: its own, the preceding one if that has copies, or the first held."""
+        if self._redoes_copies:
+            return (self.rank - 1) % self._generation.world
+        if self._has_part:
+            return self.rank
+        return next(one.rank for one in self._generation.summaries if one.rank not in self._agreement.lost)
+
+    def _attempt(self, progress: Progress | None) -> tuple[RankAttempt, Recovered | None]:
+        """Redo what this rank has to redo, and note what damage it meets."""
+        attempt = RankAttempt()
+        recovered: Recovered | None = None
+        agreement, donor, planner = self._agreement, self._find_donor(), self._make_planner()
+        base = agreement.bases[donor if self._is_newcomer else self.rank] if self._resharding is None else None
+        assert self._access is not None
+        try:
+            self._access.raise_error()
+            self.state.world = self._generation.world
+            if self._resharding is not None:
+                for donor in self._resharding.assigned_ranks:
+                    base, part = agreement.bases[donor], self.state.new_part()
+                    assert base is not None
+                    part.world = self._generation.world
+                    self._resharding.add(donor, part, self._redo(planner, donor, base, part, progress))
+            elif self._has_part or self._is_newcomer or self._redoes_copies or self._redoes_equal:
+                assert base is not None
+                recovered = self._redo(planner, donor, base, self.state, progress)
+                attempt.has_later = recovered.plan.has_later
+                if donor != self.rank:
+                    recovered.position = planner.new_position(recovered.position.step)
+            else:
+                if base is not None:
+                    recovered = self._adopt(planner, base, attempt)
+                attempt.has_later = True
+            is_forced = bool(agreement.lost_with_equals)
+            attempt.digest = "" if self._resharding is not None else self.state.digest(is_forced=is_forced)
+        except CorruptCheckpoint as error:
+            _log.warning("%s", error)
+            assert base is not None
+            attempt.damage.checkpoints.add((base.rank, base.ref.name))
+            attempt.notes.append(str(error))
+        except DamagedEntry as damage:
+            _log.warning("%s", damage.error)
+            _note_damage(damage, donor, attempt)
+            attempt.notes.append(str(damage.error))
+        except Exception as error:  # the other ranks wait for this one's answer
+            attempt.error = error
+        return attempt, recovered
+
+    def _redo(
+        self, planner: RankPlanner, donor: int, base: BaseCheckpoint, state: GroupState, progress: Progress | None
+    ) -> Recovered:
+        """Bring a state from a checkpoint to the target by the journal of a rank."""
+        log = planner.read_log(donor)
+        first_timeline, unused = self._generation.first_timeline, self._exchange.unused_timelines
+        with GradientShards(self._list_peers(planner, donor), first_timeline, unused) as state.shards:
+            try:
+                plan = planner.plan(log, donor, base)
+                earlier = planner.read_earlier_notes(log, plan) if plan.source is not None and plan.links else None
+                return execute_plan(planner.folders[donor], plan, state, log.facts.notes, progress, earlier)
+            finally:
+                state.shards = None
+
+    def _adopt(self, planner: RankPlanner, base: BaseCheckpoint, attempt: RankAttempt) -> Recovered:
+        """Set this rank's state from other ranks' checkpoints of the step at which all ranks resume."""
+        row = planner.read_row(base)
+        first = (base.rank, base.ref.name)
+        others = [found for found in self._list_foreign_checkpoints() if found != first]
+        sources = [planner.folders[rank] / "checkpoints" / name for rank, name in [first, *others]]
+        is_start = not any(summary.has_stepped for summary in self._generation.summaries)
+        attempt.caveats += self.state.adopt(sources, self.rank, is_start=is_start)
+        position = planner.new_position(row.step)
         return Recovered(Plan(row, (), position, True, ()), position, {}, 0, 0.0, 0.0, None, [], [], 0)
 
-    def _foreign(self) -> list[tuple[int, str]]:
-        """Checkpoints that some rank loads and another one wrote, by owner and name."""
-        agreement, era = self._agreement, self._era
-        found = [(base.rank, base.anchor.name) for rank, base in enumerate(agreement.bases) if base and base.rank != rank]
-        if agreement.lost or self.world > era.world:  # what was a lost rank's own is in one of them; a newcomer loads any
-            found += [(holding.rank, anchor.name) for holding in era.holdings for anchor in holding.anchors
-                      if anchor.step == agreement.step]  # fmt: skip
-            found += [(base.rank, base.anchor.name) for base in agreement.bases if base]
+    def _list_foreign_checkpoints(self) -> list[tuple[int, str]]:
+        """Return the checkpoints that some rank loads and another rank wrote, by rank and name."""
+        agreement, generation = self._agreement, self._generation
+        bases = [(base.rank, base.ref.name) for base in agreement.bases if base]
+        found = [(base.rank, base.ref.name) for rank, base in enumerate(agreement.bases) if base and base.rank != rank]
+        if agreement.lost or self.world > generation.world:
+            # One of the checkpoints at that step may hold state that only a lost rank had. A new rank loads any of them.
+            found += [
+                (summary.rank, ref.name)
+                for summary in generation.summaries
+                for ref in summary.checkpoints
+                if ref.step == agreement.step
+            ]
+            found += bases
         return list(dict.fromkeys(found))
 
-    def _peers(self, routes: Routes, donor: int) -> dict[int, Path]:
-        return {holding.rank: routes.folder_of(holding.rank) for holding in self._era.holdings
-                if holding.rank != donor and holding.rank not in self._agreement.lost}  # fmt: skip
+    def _list_peers(self, planner: RankPlanner, donor: int) -> dict[int, Path]:
+        """Return where to read the journals of the ranks other than the donor."""
+        ranks = [one.rank for one in self._generation.summaries if one.rank != donor and one.rank not in self._agreement.lost]
+        return {rank: planner.folders[rank] for rank in ranks}
+
+    def _replace_damaged(self, outcomes: Sequence[dict[str, Any]]) -> bool:
+        """Replace what was damaged by sound copies, each rank in its own journal. Return True if any rank could."""
+        found = {
+            kind: [item for outcome in outcomes for rank, item in outcome[kind] if rank == self.rank] for kind in DAMAGE_KINDS
+        }
+        steps = {*found["records"], *found["boundaries"], *found["shards"]}
+        paths = [self.folder / "checkpoints" / name for name in found["checkpoints"]]
+        segments = [segment for log in self._exchange.logs[:1] for segment in log.facts.segments]
+        paths += [one.path for one in segments if any(location.head.step in steps for location in one.locations)]
+        replaced = self._exchange.replace_damaged(paths)
+        answers = self._transport.gather({"replaced": replaced})
+        notes = [text for answer in answers for text in answer.get("replaced", ())]
+        self._exchange.notes += notes
+        return bool(notes)
+
+    def _learn_damage(self, outcomes: Sequence[dict[str, Any]]) -> None:
+        """Add the damage that all ranks have met."""
+        before = len(self._damage)
+        self._exchange.notes += [text for outcome in outcomes for text in outcome["notes"]]
+        for outcome in outcomes:
+            for kind in DAMAGE_KINDS:
+                getattr(self._damage, kind).update(map(tuple, outcome[kind]))
+        if len(self._damage) == before:
+            raise RecoveryError(
+                f"{self.folder.parent}: a new plan met damage that was known before; run `tranlogs verify` to list the damage"
+            )
+
+    def _conclude(
+        self, recovered: Recovered | None, outcomes: Sequence[dict[str, Any]], attempt: RankAttempt
+    ) -> GroupRecovered:
+        """Return the outcome for this rank.
+
+        Raises:
+            RecoveryError: the states of the ranks differ.
+        """
+        agreement, generation, summaries = self._agreement, self._generation, self._exchange.summaries
+        is_new = agreement.is_forked or self._starts_generation or any(outcome["has_later"] for outcome in outcomes)
+        is_new |= any(summary.has_empty_timeline for summary in summaries)
+        timeline = max(summary.timeline for summary in summaries) + is_new
+        ids = choose_timeline_ids(generation.summaries)
+        result = GroupRecovered(
+            recovered,
+            timeline,
+            is_new,
+            first_timeline=timeline if self._starts_generation else generation.first_timeline,
+            starts_generation=self._starts_generation,
+            is_resized=generation.world != self.world,
+            is_journal_lost=not self._has_part,
+            is_resharded=self._is_resharded,
+            timeline_ids=extend_timeline_ids(ids, agreement.step, self._exchange.timeline_id if is_new else ""),
+            copied_rank=self.rank if self._redoes_copies else -1,
+            caveats=attempt.caveats,
+            notes=self._exchange.notes,
+        )
+        if self._is_newcomer or self._redoes_equal:
+            run_id = next(summary.run_id for summary in generation.summaries if not summary.is_empty)
+            result.seed = f"{run_id} {agreement.step} {self.rank}"
+        if recovered is not None:
+            recovered.damaged = tuple(name for rank, name in self._damage.checkpoints if rank == self.rank)
+        self._describe_changes(result, outcomes)
+        digests = {outcome["digest"] for outcome in outcomes if outcome["digest"]}
+        if len(digests) > 1 and (self._starts_generation or not self._damage.states_differ):
+            raise RecoveryError(
+                f"{self.folder.parent}: the states of the ranks differ at step {agreement.step}, although they must be "
+                "equal; run `tranlogs verify --replay` to find the first step that differs"
+            )
+        return result
+
+    def _describe_changes(self, result: GroupRecovered, outcomes: Sequence[dict[str, Any]]) -> None:
+        """Add what could not be restored exactly to the outcome, for all ranks."""
+        agreement, generation = self._agreement, self._generation
+        if result.is_resized:
+            result.caveats += describe_resize(agreement.step, generation.world, self.world)
+        elif result.is_resharded:
+            result.caveats += describe_resharding(agreement.step)
+        if self._redoes_equal:
+            result.caveats += describe_substitution(agreement, self.rank, self._find_donor())
+        result.notes += describe_lost_journals(agreement, generation.world)
+        for rank, outcome in enumerate(outcomes):
+            result.caveats += [text for text in outcome["caveats"] if rank != self.rank]
 
 
-def _files_of(logs: Sequence[LocalLog]) -> list[Path]:
-    """The segments of a journal."""
-    return [segment.path.resolve() for segment in logs[0].facts.segments]
-
-
-def _note_damage(damage: DamagedEntry, owner: int, attempt: Attempt) -> None:
-    """Note what was met in the journal of a rank, or of another whose share it needs."""
+def _note_damage(damage: DamagedEntry, owner: int, attempt: RankAttempt) -> None:
+    """Note damage in the journal of a rank, or in the journal of another rank whose shard it needs."""
     link, error = damage.link, damage.error
     if isinstance(error, MissingShare) and error.step is not None:
-        attempt.damage.shares.add((error.rank, error.step))
+        attempt.damage.shards.add((error.rank, error.step))
     elif link.kind == EntryKind.BOUNDARY:
-        attempt.damage.landings.add((owner, link.step))
-    elif link.kind == EntryKind.IMAGE:  # it lies between two steps
-        attempt.damage.landings.add((owner, link.step))
+        attempt.damage.boundaries.add((owner, link.step))
+    elif link.kind == EntryKind.IMAGE:  # an after-image lies between two steps
+        attempt.damage.boundaries.add((owner, link.step))
         attempt.damage.records.add((owner, link.step + 1))
     else:
         attempt.damage.records.add((owner, link.step))

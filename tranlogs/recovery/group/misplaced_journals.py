@@ -1,4 +1,4 @@
-"""Whether journals lie where the processes of their ranks look for them: folders get swapped, and nodes change places."""
+"""Search for journals that lie where no process of their rank looks: folders get swapped, and nodes trade places."""
 
 from __future__ import annotations
 
@@ -9,40 +9,54 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import TranLogsError
-from .journal_access import run_row_of
-from .journal_summary import holdings_of, journals_beside, read_eras
+from .journal_access import read_run_row
+from .summary.journal_log import list_journals, read_generations, summarize_generations
 
 
-def misnamed(journals: Iterable[tuple[int, Path]]) -> list[list[Any]]:
-    """Of those that lie under the name of another rank: the name, and the rank whose they are."""
-    rows = ((rank, folder, run_row_of(folder)) for rank, folder in journals)
+def find_misnamed(journals: Iterable[tuple[int, Path]]) -> list[list[Any]]:
+    """Return the journals that lie under the name of another rank: the folder's name, and the rank that wrote the journal."""
+    rows = ((rank, folder, read_run_row(folder)) for rank, folder in journals)
     return [[folder.name, row.rank] for rank, folder, row in rows if row is not None and row.rank != rank]
 
 
-def told_of_names(found: Iterable[list[Any]]) -> str:
-    """A sentence about what is `misnamed`; empty if nothing is."""
-    swapped = ", ".join(f"{name} is that of rank {rank}" for name, rank in sorted({(name, rank) for name, rank in found}))
-    return swapped and (f"journals lie under the names of other ranks: {swapped}. Each has what is its rank's own (random "
-                        "numbers, buffers, shards): rename the folders back, and start again")  # fmt: skip
+def describe_misnamed(found: Iterable[list[Any]]) -> str:
+    """Return a sentence about the result of `find_misnamed` on all ranks; "" if there are no such journals."""
+    pairs = sorted({(name, rank) for name, rank in found})
+    if not pairs:
+        return ""
+    swapped = ", ".join(f"{name} is the journal of rank {rank}" for name, rank in pairs)
+    return (
+        f"journals lie under the names of other ranks: {swapped}. Each journal holds state that only its rank has (random "
+        "numbers, buffers, shards): rename the folders back, and start again"
+    )
 
 
-def strays(folder: Path, wanted: Collection[int]) -> list[list[Any]]:
-    """Journals beside this one, of ranks whose processes have none: rank, place, and the last step of each that has steps."""
+def find_misplaced(folder: Path, wanted: Collection[int]) -> list[list[Any]]:
+    """Return journals beside this one whose rank is `wanted`, because its process has none.
+
+    Returns:
+        Of each journal that holds steps: the rank, the place and the last step.
+    """
     found = []
-    for rank, path in journals_beside(folder):
+    for rank, path in list_journals(folder):
         if rank in wanted and any((path / "checkpoints").glob("step-*")):
             with suppress(TranLogsError, OSError):
-                held = holdings_of(read_eras(path), rank, path, "")
-                last = max((step for holding in held for step in holding.landings()), default=0)
+                summaries = summarize_generations(read_generations(path), rank, path, "")
+                last = max(summary.last_step for summary in summaries)
                 found += [[rank, f"{socket.gethostname()}:{path}", last]] if last else []
     return found
 
 
-def told_of_strays(found: Iterable[tuple[int, list[Any]]]) -> str:
-    """A sentence about `strays`, each with the rank that sees it; empty if there are none."""
-    seen = "; ".join(
-        f"that of rank {rank}, to step {last}, is {place}, where rank {seer} runs" for seer, (rank, place, last) in found
+def describe_misplaced(found: Iterable[tuple[int, list[Any]]]) -> str:
+    """Return a sentence about the results of `find_misplaced`, each with the rank that found it; "" if there are none."""
+    places = "; ".join(
+        f"that of rank {rank}, up to step {last}, is in {place}, where rank {finder} runs"
+        for finder, (rank, place, last) in found
     )
-    return seen and (f"journals lie where other ranks run than theirs, whose own folders are empty: {seen}. Nothing was begun "
-                     "anew. Start each rank where its journal is, or move the folders there; what is out of date, take "
-                     "away")  # fmt: skip
+    if not places:
+        return ""
+    return (
+        f"journals lie where another rank runs, and the folders of their own ranks are empty: {places}. No new run was "
+        "started. Start each rank where its journal is, or move the folders to their ranks; remove journals that are out of "
+        "date"
+    )

@@ -1,4 +1,4 @@
-"""How a rank comes from a checkpoint to the boundary on which all agreed: plans over the journals that it can read."""
+"""Plans of one rank: how it gets from a checkpoint to the boundary on which the group agreed, by the journals it can read."""
 
 from __future__ import annotations
 
@@ -6,77 +6,100 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ...base.errors import CorruptCheckpoint
 from ...catalog import CheckpointRow
 from ...checkpoints import Checkpoint
 from ...log.record import Position
 from ..history import Link
-from ..plan import Plan, is_later
-from ..recover import DamagedEntry, Noted, chunks
-from .agreement import Base
-from .generations import Settled
-from .journal_summary import LocalLog, boundaries
+from ..plan import Plan, has_later_boundary
+from ..recover import DamagedEntry, EarlierNotes, decode_chunks
+from .decision.agreement import BaseCheckpoint
+from .decision.generations import GroupTarget
+from .summary.journal_log import JournalLog, enumerate_boundaries
 
 
-class Routes:
-    """See the module.
+class RankPlanner:
+    """Planner of the recovery of one rank.
 
     Args:
-        folder: of this rank's journal.
-        rank: of this process.
-        logs: what its journal holds, by era.
+        folder: the journal of this rank.
+        rank: the rank of this process.
+        logs: the generations of its journal.
         folders: where to read each rank's journal.
-        settled: where all land, and in which era.
+        target: the generation that is recovered, and the boundary in it.
         ignored: timelines that do not count.
     """
 
-    def __init__(self, folder: Path, rank: int, logs: Sequence[LocalLog], folders: Mapping[int, Path],
-                 settled: Settled, ignored: Collection[int] = ()) -> None:  # fmt: skip
-        self._folder, self._rank, self._logs, self._folders = folder, rank, logs, folders
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        logs: Sequence[JournalLog],
+        folders: Mapping[int, Path],
+        target: GroupTarget,
+        ignored: Collection[int] = (),
+    ) -> None:
+        self._folder, self._rank, self._logs, self.folders = folder, rank, logs, folders
         self._ignored = ignored
-        self._era, self._agreement = settled.era, settled.agreement
+        self._generation, self._agreement = target.generation, target.agreement
 
-    def folder_of(self, rank: int) -> Path:
-        """Where to read a rank's journal."""
-        return self._folders[rank]
+    def read_log(self, rank: int) -> JournalLog:
+        """Return the generation's part in a rank's journal. Those of other ranks are read anew: their copies may grow."""
+        first_timeline = self._generation.first_timeline
+        own = [log for log in self._logs if rank == self._rank and log.first_timeline == first_timeline and not log.is_empty]
+        return own[0] if own else JournalLog.read(self.folders[rank], first_timeline, self._ignored)
 
-    def log_of(self, rank: int) -> LocalLog:
-        """What a journal holds of the era; copies of others' grow while ranks recover, so they are read anew."""
-        own = [log for log in self._logs if rank == self._rank and log.since == self._era.since and not log.is_empty]
-        return own[0] if own else LocalLog.read(self.folder_of(rank), self._era.since, self._ignored)
+    def read_row(self, base: BaseCheckpoint) -> CheckpointRow:
+        """Return the catalog's row of a checkpoint.
 
-    def row(self, base: Base) -> CheckpointRow:
-        """What the catalog of the base's owner says of it."""
-        for row in self.log_of(base.rank).checkpoints:
-            if row.name == base.anchor.name:
+        Raises:
+            CorruptCheckpoint: the catalog does not list it any more.
+        """
+        for row in self.read_log(base.rank).checkpoints:
+            if row.name == base.ref.name:
                 return row
-        raise CorruptCheckpoint(self.folder_of(base.rank) / "checkpoints" / base.anchor.name, "it is not there")
+        raise CorruptCheckpoint(self.folders[base.rank] / "checkpoints" / base.ref.name, "the catalog does not list it")
 
-    def plan(self, log: LocalLog, donor: int, base: Base) -> Plan:
-        """How the state comes from the journal of `donor` (`log`)."""
-        row = self.row(base)
-        source = None if base.rank == donor else self.folder_of(base.rank)
-        links = self._links(log, donor, base, row)
+    def plan(self, log: JournalLog, donor: int, base: BaseCheckpoint) -> Plan:
+        """Plan the recovery of a state.
+
+        Args:
+            log: the generation's part in the journal that is redone.
+            donor: the rank that wrote that journal.
+            base: the checkpoint to load.
+
+        Raises:
+            CorruptCheckpoint: the catalog does not list the checkpoint any more.
+        """
+        row = self.read_row(base)
+        source = None if base.rank == donor else self.folders[base.rank]
+        links = self._select_links(log, donor, base, row)
         timeline = log.facts.timeline
         position = Position(row.sequence, row.step, int(row.chain, 16), timeline)
         if links:
             head = links[-1].location.head
             position = Position(head.sequence, head.step, head.digest, timeline)
-        notes = () if source is None else (f"weights and optimizer state were taken from rank {base.rank}'s checkpoint of step "
-                                           f"{row.step}",)  # fmt: skip
-        return Plan(row, tuple(links), position, is_later(log.history, log.checkpoints, position), notes, source)
+        notes = (
+            ()
+            if source is None
+            else (f"loaded weights and optimizer state from rank {base.rank}'s checkpoint of step {row.step}",)
+        )
+        has_later = has_later_boundary(log.history, log.checkpoints, position)
+        return Plan(row, tuple(links), position, has_later, notes, source)
 
-    def beginning(self, step: int) -> Position:
-        """Where this rank's journal goes on if it does not hold what was redone: behind all that it has, chained to nothing."""
+    def new_position(self, step: int) -> Position:
+        """Return where this rank's journal continues if it does not hold what was redone.
+
+        The position lies after all entries of the journal, and its chain is random: no entry precedes it.
+        """
         facts = self._logs[0].facts
         last = [row.sequence for row in facts.checkpoints]
         last += [location.head.sequence for segment in facts.segments for location in segment.locations[-1:]]
         return Position(max(last, default=0) + 1, step, secrets.randbits(64), 0)
 
-    def past(self, log: LocalLog, plan: Plan) -> tuple[dict[str, Any], Noted]:
-        """What the loop had noted on this rank before the plan's entries: another rank's checkpoint does not know it."""
+    def read_earlier_notes(self, log: JournalLog, plan: Plan) -> EarlierNotes:
+        """Return what the loop noted on this rank before the entries of a plan that starts at another rank's checkpoint."""
         for row in reversed(log.checkpoints):
             links = log.history.after(row.sequence, int(row.chain, 16))
             end = next((i for i, link in enumerate(links) if link is plan.links[0]), None)
@@ -84,33 +107,34 @@ class Routes:
                 continue
             with suppress(CorruptCheckpoint, DamagedEntry), Checkpoint(self._folder / "checkpoints" / row.name) as checkpoint:
                 body = checkpoint.meta()["boundary"]
-                noted = [one for _, _, some in chunks(links[:end]) for one in some]
-                return {key: body[key] for key in ("scalars",) if key in body}, noted
+                scalars = [one for _, _, some in decode_chunks(links[:end]) for one in some]
+                return {key: body[key] for key in ("scalars",) if key in body}, scalars
         return {}, []
 
-    def _links(self, log: LocalLog, donor: int, base: Base, row: CheckpointRow) -> list[Link]:
-        """The donor's own entries between the base and the landing."""
-        runs, (target, nth) = log.history.runs, self._agreement.landing(donor)
+    def _select_links(self, log: JournalLog, donor: int, base: BaseCheckpoint, row: CheckpointRow) -> list[Link]:
+        """Return the donor's entries from the checkpoint to the target."""
+        runs, (target, number) = log.history.runs, self._agreement.get_target(donor)
         if base.rank == donor:
-            if row.step == target and (nth in (0, base.anchor.nth) or self._era.holdings[donor].count(target) is None):
+            is_reached = number in (0, base.ref.boundary_number)
+            if row.step == target and (is_reached or self._generation.summaries[donor].count_boundaries(target) is None):
                 return []
             links = log.history.after(row.sequence, int(row.chain, 16))
         else:
-            links = _from_step(runs, row.step, target)
+            links = _select_from_step(runs, row.step, target)
         for run in runs:
-            landings = [link for _, link in boundaries(run) if link.step == target]
-            if len(landings) >= max(nth, 1) and run[-1] is links[-1]:
-                landing = landings[max(nth, 1) - 1]
-                return links[: next(i for i, link in enumerate(links) if link is landing) + 1]
+            found = [link for _, link in enumerate_boundaries(run) if link.step == target]
+            if len(found) >= max(number, 1) and run[-1] is links[-1]:
+                last = found[max(number, 1) - 1]
+                return links[: next(i for i, link in enumerate(links) if link is last) + 1]
         raise AssertionError(f"the agreement on step {target} does not fit the log of rank {donor}")
 
 
-def _from_step(runs: Sequence[list[Link]], start: int, target: int) -> list[Link]:
-    """The entries from the first boundary at a step on, in the run that leads to the target."""
+def _select_from_step(runs: Sequence[list[Link]], start: int, target: int) -> list[Link]:
+    """Return the entries from the first boundary at a step on, in the run that leads to the target; [] if there is none."""
     for run in runs:
         first = 0 if start == 0 and run[0].sequence == 1 else None
         if first is None:
-            first = next((i for i, link in boundaries(run) if link.step == start), None)
+            first = next((i for i, link in enumerate_boundaries(run) if link.step == start), None)
         if first is not None and run[-1].step >= target:
             return run[first:]
     return []

@@ -1,4 +1,4 @@
-"""A recovery of one rank by somebody who is alone: a command that reads the journals of all."""
+"""Recovery of one rank's state by a single process, such as a command, which reads the journals of all ranks."""
 
 from __future__ import annotations
 
@@ -11,107 +11,132 @@ from typing import Any
 
 from ...base.errors import RecoveryError
 from ...checkpoints import Checkpoint
-from .agreement import Damage, agree
-from .generations import Era, eras_of, settle
-from .gradient_shards import Shares
-from .group_recovery import RankRecovery
-from .journal_access import run_id_of
-from .journal_summary import holdings_of, journals_beside, read_eras, since_of, timelines_in, unused
-from .landing import Attempt, SharedState
-from .timeline_ids import of_one_past
+from .decision.agreement import Damage, agree
+from .decision.generations import Generation, choose_target, group_by_generation
+from .gradient_shards import GradientShards
+from .group_recovery import GroupRecovery
+from .group_state import GroupState
+from .journal_access import read_run_id
+from .outcome import RankAttempt
+from .summary.common_history import keep_common_history
+from .summary.journal_log import (
+    find_unused_timelines,
+    list_journals,
+    read_generations,
+    read_timeline_use,
+    summarize_generations,
+)
+from .summary.journal_summary import JournalSummary
+from .summary.recorded_environment import get_first_timeline
 
 
-class Alone:
-    """Stands for the other ranks where nobody but one reader is there: what they hold is read from their folders.
+class SingleReader:
+    """A `Transport` of a single process, which answers for the other ranks from what their folders hold.
+
+    Args:
+        folder: the journal of one rank.
+        step: the step that is to be recovered; None for the newest one.
+        checkpoint: the name of the checkpoint that recovery is to start from; None for any.
 
     Attributes:
-        era: what is read: the newest in which the reader's journal has a part, or that of `checkpoint`, or of `step`.
-        world: how many trained together in it.
-        rank: of the reader's journal, or of the first one there if it has no part in it.
-        left: ranks whose journals are beside, and which do not train any more.
+        generation: the generation that is read: that of `checkpoint`, or of `step`, or the newest one in which the journal has
+            a part.
+        world: the number of processes that trained together in it.
+        rank: the rank of the journal, or the first rank of the generation if the journal has no part in it.
+        stopped_ranks: ranks whose journals exist and which do not train any more.
     """
 
     def __init__(self, folder: Path, *, step: int | None = None, checkpoint: str | None = None) -> None:
         folder = folder.resolve()
-        beside = journals_beside(folder)
-        self._timelines = [timelines_in(path) for _, path in beside]
-        self._unused = unused(self._timelines)
-        known = [holding for rank, path in beside for holding in
-                 holdings_of(read_eras(path, self._unused), rank, path, run_id_of(path) or "", self._unused)]  # fmt: skip
-        eras = eras_of(of_one_past(known)[0])
-        if not eras:
-            raise RecoveryError(f"{folder}: it holds nothing yet")
-        newest = max((h.since for h in known if h.folder == str(folder) and not h.is_empty), default=eras[0].since)
+        journals = list_journals(folder)
+        self._timeline_uses = [read_timeline_use(path) for _, path in journals]
+        self._unused = find_unused_timelines(self._timeline_uses)
+        known = [summary for rank, path in journals for summary in self._summarize(rank, path)]
+        generations = group_by_generation(keep_common_history(known)[0])
+        if not generations:
+            raise RecoveryError(f"{folder}: the journal is empty; there is nothing to recover")
+        own = [one.first_timeline for one in known if one.folder == str(folder) and not one.is_empty]
+        newest = max(own, default=generations[0].first_timeline)
         if checkpoint is not None:
             with Checkpoint(folder / "checkpoints" / checkpoint) as found:
-                newest = since_of(found.manifest["environment"])
-        self.era = _chosen([era for era in eras if era.since <= newest], step)
-        self.world = self.era.world
-        self.left = [rank for rank, _ in beside if rank >= eras[0].world]
-        own = [holding.rank for holding in self.era.holdings if holding.folder == str(folder)]
-        held = [holding.rank for holding in self.era.holdings if not holding.is_empty]
-        self.rank = own[0] if own else held[0]
+                newest = get_first_timeline(found.manifest["environment"])
+        self.generation = _choose_generation([one for one in generations if one.first_timeline <= newest], step)
+        self.world = self.generation.world
+        self.stopped_ranks = [rank for rank, _ in journals if rank >= generations[0].world]
+        ranks = [summary.rank for summary in self.generation.summaries if summary.folder == str(folder)]
+        held = [summary.rank for summary in self.generation.summaries if not summary.is_empty]
+        self.rank = ranks[0] if ranks else held[0]
 
-    def of(self, rank: int) -> Alone:
-        """The same for another rank's journal."""
+    def _summarize(self, rank: int, path: Path) -> list[JournalSummary]:
+        logs = read_generations(path, self._unused)
+        return summarize_generations(logs, rank, path, read_run_id(path) or "", self._unused)
+
+    def for_rank(self, rank: int) -> SingleReader:
+        """Return a reader of another rank's journal in the same generation."""
         other = copy.copy(self)
         other.rank = rank
         return other
 
     def gather(self, value: Any) -> Sequence[Any]:
-        """What all ranks would say, if only this one has something to say."""
-        if "holdings" in value:
-            return [{**value, "holdings": [holding.packed()]} for holding in self.era.holdings]
+        """Return what the ranks would answer if only the reader's rank had something to report."""
+        if "summaries" in value:
+            return [{**value, "summaries": [summary.pack()]} for summary in self.generation.summaries]
         if "empty" in value:
-            return self._timelines
-        if "strays" in value:  # what lies where it was looked for is all that there is
+            return self._timeline_uses
+        if "misplaced" in value:  # this process has looked in every place that there is
             return []
-        if "far" in value:
+        if "unreadable" in value:
             return [value]
-        return [value if rank == self.rank else Attempt().packed() for rank in range(self.world)]
+        return [value if rank == self.rank else RankAttempt().pack() for rank in range(self.world)]
 
     def broadcast(self, blob: bytes, source: int) -> bytes:
-        """There is nobody who could send anything."""
-        raise AssertionError(f"rank {source} is not there")
+        """Raise AssertionError: no other process can send anything."""
+        raise AssertionError(f"rank {source} does not run")
 
     def send(self, blob: bytes, to: int) -> None:
-        """There is nobody who could take anything."""
-        raise AssertionError(f"rank {to} is not there")
+        """Raise AssertionError: no other process can receive anything."""
+        raise AssertionError(f"rank {to} does not run")
 
     def receive(self, source: int) -> bytes:
-        """There is nobody who could send anything."""
-        raise AssertionError(f"rank {source} is not there")
+        """Raise AssertionError: no other process can send anything."""
+        raise AssertionError(f"rank {source} does not run")
 
-    def recovery(self, state: SharedState) -> RankRecovery:
-        """The recovery of the reader's rank."""
-        own = self.era.holdings[self.rank]
-        return RankRecovery(Path(own.folder), self.rank, self.world, own.run_id, state, self)
+    def make_recovery(self, state: GroupState) -> GroupRecovery:
+        """Return the recovery of the reader's rank."""
+        own = self.generation.summaries[self.rank]
+        return GroupRecovery(Path(own.folder), self.rank, self.world, own.run_id, state, self)
 
-    def shares(self) -> Shares:
-        """The journals of the others."""
-        return Shares({holding.rank: Path(holding.folder) for holding in self.era.holdings
-                       if holding.rank != self.rank and not holding.is_empty}, self.era.since,
-                      self._unused)  # fmt: skip
+    def open_shards(self) -> GradientShards:
+        """Return the journals of the other ranks, which hold the other gradient shards."""
+        others = [one for one in self.generation.summaries if one.rank != self.rank and not one.is_empty]
+        folders = {summary.rank: Path(summary.folder) for summary in others}
+        return GradientShards(folders, self.generation.first_timeline, self._unused)
 
-    def newest(self) -> int:
-        """The step at which all would land."""
-        agreement = agree(self.era.holdings, Damage())
+    def find_newest_step(self) -> int:
+        """Return the step at which all ranks would resume.
+
+        Raises:
+            RecoveryError: there is no boundary that all ranks can reach.
+        """
+        agreement = agree(self.generation.summaries, Damage())
         return 0 if agreement is None else agreement.step
 
-    def newest_from(self, step: int) -> int:
-        """The step to which the log leads from the checkpoints of a step: as far as no share was pruned."""
-        holdings = [replace(holding, anchors=tuple(anchor for anchor in holding.anchors if anchor.step == step))
-                    for holding in self.era.holdings]  # fmt: skip
+    def find_newest_step_from(self, step: int) -> int:
+        """Return the step to which the log leads from the checkpoints of a step, as far as no gradient shard was pruned."""
+        summaries = [
+            replace(summary, checkpoints=tuple(ref for ref in summary.checkpoints if ref.step == step))
+            for summary in self.generation.summaries
+        ]
         with suppress(RecoveryError):
-            agreement = agree(holdings, Damage())
+            agreement = agree(summaries, Damage())
             return step if agreement is None else agreement.step
         return step
 
 
-def _chosen(eras: Sequence[Era], step: int | None) -> Era:
-    """The era in which a recovery would land."""
+def _choose_generation(generations: Sequence[Generation], step: int | None) -> Generation:
+    """Return the generation in which a recovery would end."""
     try:
-        settled = settle(eras, Damage(), step)
-    except RecoveryError:  # the newest one's own words say why
-        return eras[0]
-    return eras[0] if settled is None else settled.era
+        target = choose_target(generations, Damage(), step)
+    except RecoveryError:  # recovery of the newest generation raises it again and says why
+        return generations[0]
+    return generations[0] if target is None else target.generation

@@ -1,1 +1,1 @@
-"""From the store: whole journals, and sound copies of damaged files."""
+"""Downloads: whole journals, and intact copies of damaged files."""

@@ -1,4 +1,4 @@
-"""Read segments and checkpoints from a store; each byte is compared with the digest that was taken when it was sent."""
+"""Download of segments and checkpoints. Every byte is compared with the digest that was taken when it was uploaded."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from ...base.atomic_files import make_folder, sync_folder
 from ...base.errors import CorruptObject
 from ...catalog import SegmentRow
 from ...stores import Store
-from ..inventory.manifest import Shipped
+from ..manifest import ShippedItem
 
 
-def fetch_item(store: Store, one: Shipped, journal: Path, *, is_allocated: bool = False) -> int:
-    """Read of one segment or checkpoint the files that are not there as they were sent; gives the bytes read.
+def fetch_item(store: Store, item: ShippedItem, journal: Path, *, is_preallocated: bool = False) -> int:
+    """Download the files of one segment or checkpoint that are missing here or differ; return the number of bytes read.
 
     Args:
-        store: where from.
-        one: what is read.
+        store: where to read from.
+        item: the segment or checkpoint.
         journal: the journal's folder.
-        is_allocated: whether a segment's file gets the size that it had, not only the bytes that it used.
+        is_preallocated: True to give a segment's file its preallocated size, not only the bytes that it used.
 
     Raises:
-        CorruptObject: the store has it no more, or something else; what was there before is there still.
-        OSError: the disk is full or fails; the same.
-        StoreUnavailable: the store does not answer; the same.
+        CorruptObject: the store has lost an object, or it differs. The file that was here before is unchanged.
+        OSError: the disk is full or fails. The file that was here before is unchanged.
+        StoreUnavailable: the store does not answer. The file that was here before is unchanged.
     """
-    row = one.row
-    folder = journal / "log" if isinstance(row, SegmentRow) else journal / "checkpoints" / one.objects.name
-    size = row.size if isinstance(row, SegmentRow) and is_allocated else 0
+    row = item.row
+    folder = journal / "log" if isinstance(row, SegmentRow) else journal / "checkpoints" / item.objects.name
+    size = row.size if isinstance(row, SegmentRow) and is_preallocated else 0
     make_folder(folder)
     nbytes = 0
     try:
-        for name, parts in one.objects.files.items():
-            if not _is_there(folder / name, parts, size):
+        for name, parts in item.objects.files.items():
+            if not _is_intact(folder / name, parts, size):
                 nbytes += _fetch_file(store, folder / name, parts, size)
     except BaseException:
         if not isinstance(row, SegmentRow):
-            with suppress(OSError):  # it holds something
+            with suppress(OSError):  # the folder is not empty
                 folder.rmdir()
         raise
     if nbytes:
@@ -51,13 +51,14 @@ def fetch_item(store: Store, one: Shipped, journal: Path, *, is_allocated: bool 
     return nbytes
 
 
-def _is_there(path: Path, parts: Sequence[Sequence[Any]], size: int) -> bool:
+def _is_intact(path: Path, parts: Sequence[Sequence[Any]], size: int) -> bool:
+    """Return True if a file has the size and the content that were uploaded."""
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size >= size and all(
                 _digest(file, nbytes) == digest for _, nbytes, digest in parts
             )
-    except OSError:  # a disk that cannot read it has it no more
+    except OSError:  # what the disk cannot read is as good as missing
         return False
 
 
@@ -72,8 +73,8 @@ def _digest(file: BinaryIO, nbytes: int) -> str:
     return found.hexdigest()
 
 
-class _Checked:
-    """A file that is written and knows the digest of what was written."""
+class _DigestWriter:
+    """A file for writing that computes the digest of what is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest, self.nbytes = file, xxhash.xxh3_128(), 0
@@ -92,12 +93,12 @@ def _fetch_file(store: Store, path: Path, parts: Sequence[Sequence[Any]], size: 
     try:
         with temporary.open("wb") as file:
             for name, nbytes, digest in parts:
-                into = _Checked(file)
+                into = _DigestWriter(file)
                 store.get(name, cast(BinaryIO, into))
                 if into.nbytes != nbytes:
-                    raise CorruptObject(f"{store.url}/{name}", f"it has {into.nbytes} bytes instead of {nbytes}")
+                    raise CorruptObject(f"{store.url}/{name}", f"expected {nbytes} bytes, found {into.nbytes}")
                 if into.digest.hexdigest() != digest:
-                    raise CorruptObject(f"{store.url}/{name}", "its checksum differs")
+                    raise CorruptObject(f"{store.url}/{name}", "the checksum of its content differs")
             nbytes = file.tell()
             file.truncate(max(size, nbytes))
             file.flush()

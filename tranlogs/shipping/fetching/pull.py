@@ -1,7 +1,8 @@
-"""Bring a journal back from a store: the newest sound checkpoint, and the log that leads on from it.
+"""Download of a journal from a store: the newest intact checkpoint, and the log after it.
 
-Everything is written beside the journal's folder and renamed into place at the end, so a pull that dies leaves no journal
-that looks whole; what it had is used by the next one. Each byte is compared with the digest that was taken when it was sent.
+Files are written to a folder beside the journal's, which is renamed at the end: a pull that dies leaves nothing that looks
+like
+a journal, and the next pull uses what it had. Every byte is compared with the digest that was taken when it was uploaded.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from ...base.atomic_files import make_folder, sync_folder
 from ...base.errors import CorruptObject, NotARun, UsageError
 from ...base.failpoints import hit
 from ...catalog import Catalog, CheckpointRow, SegmentRow, StoreRow, Watermarks, segment_key, timeline_key
-from ...catalog.lineage import is_on, lineage
-from ...recovery.facts import open_for_reading
+from ...catalog.lineage import is_on_lineage, trace_lineage
+from ...recovery.facts import read_facts
 from ...recovery.history import build_history
 from ...recovery.plan import plan_recovery
-from ...stores import STALL_SECONDS, PatientStore, Store, open_store, split_url
-from ..inventory.listing import places_in
-from ..inventory.manifest import Manifest, Shipped, manifest_names, read_first_sound, writer_of
-from ..sending.plan import chain_from, look_of, reach
+from ...stores import STALL_SECONDS, Store, TimeoutStore, open_store, split_url
+from ..inventory.listing import find_prefixes
+from ..items.plan import find_chain, find_recoverable_step, list_contents
+from ..manifest import Manifest, ShippedItem, manifest_names, parse_manifest_name, read_first_sound
 from .fetch import fetch_item
 
 _log = logging.getLogger(__name__)
@@ -35,20 +36,20 @@ Progress = Callable[[str, int, int], None]
 
 _SUFFIX = ".pulling"
 _THREADS = 4
-_LOOKS_MAX = 3  # a manifest can become old while its objects are read
+_ATTEMPTS_MAX = 3  # objects of a manifest may be deleted while they are read, once a newer one is there
 
 
 @dataclass(slots=True)
-class Pulled:
-    """What a pull brought.
+class PullResult:
+    """What a pull has fetched.
 
     Attributes:
-        folder: of the journal.
-        step: that recovery from it comes to.
-        steps_lost: steps that the store should have had, and that could not be read.
-        checkpoint_step: of the checkpoint.
-        nbytes: read from the store.
-        notes: what could not be had, one sentence each.
+        folder: the journal's folder.
+        step: the step that recovery from it reaches.
+        steps_lost: number of steps that the store's manifest names and that could not be read.
+        checkpoint_step: step of the checkpoint.
+        nbytes: bytes read from the store.
+        notes: what could not be read, one sentence each.
     """
 
     folder: Path
@@ -60,125 +61,135 @@ class Pulled:
 
 
 def find_run(url: str) -> tuple[str, list[str]]:
-    """From the address of a run, or of a folder that holds one, to that of the store around it, and the run's journals there:
-    "RUN/rank0" and so on.
+    """Split the address of a run; return the store's address, and the run's journals in it ("RUN/rank0" and so on).
+
+    The address may also be that of a folder that contains one run.
 
     Raises:
-        StoreRefused, StoreUnavailable: as `open_store` and the store say.
-        UsageError: there is no run, or several.
+        StoreRefused: the address is wrong, see `open_store`.
+        StoreUnavailable: the store does not answer.
+        UsageError: the store holds no run there, or several.
     """
     base, name = split_url(url)
-    with PatientStore(open_store(base), STALL_SECONDS) as store:
-        store.demand_place()
-        found = set(places_in(store, name))
-    runs = {place.rpartition("/")[0] for place in found}
+    with TimeoutStore(open_store(base), STALL_SECONDS) as store:
+        store.check_root()
+        found = set(find_prefixes(store, name))
+    runs = {prefix.rpartition("/")[0] for prefix in found}
     if not found:
-        raise UsageError(f"{url}: the store holds no run there")
+        raise UsageError(f"{url}: the store holds no run there; `tranlogs store list URL` lists the runs of a store")
     if len(runs) > 1:
         names = ", ".join(sorted(run.removeprefix(f"{name}/") for run in runs))
         raise UsageError(
-            f"{url} holds several runs: {names}. Give the address of one of them; `tranlogs store list` shows them"
+            f"{url} holds several runs: {names}. Give the address of one of them; `tranlogs store list` lists them"
         )
     if "" in runs:
-        raise UsageError(f"{url} is one rank of a run; give the address of the run, {base}")
-    if runs != {name}:  # the address of the folder around the run
-        base, found = url, {place.removeprefix(f"{name}/") for place in found}
-    return base, sorted(found, key=lambda place: (len(place), place))
+        raise UsageError(f"{url} is one rank of a run; give the address of the run: {base}")
+    if runs != {name}:  # the address of a folder that contains the run
+        base, found = url, {prefix.removeprefix(f"{name}/") for prefix in found}
+    return base, sorted(found, key=lambda prefix: (len(prefix), prefix))
 
 
-def pull(store: Store, place: str, folder: Path, *, everything: bool = False, progress: Progress | None = None) -> Pulled:
-    """Bring the journal at `place` to `folder`, where none may be yet.
+def pull(store: Store, prefix: str, folder: Path, *, everything: bool = False, progress: Progress | None = None) -> PullResult:
+    """Fetch the journal at `prefix` into `folder`, which must not exist.
 
     Args:
-        store: where from.
-        place: the journal's place there, "RUN/rank0".
-        folder: of the journal, RUN/rank0.
-        everything: all that the store has, instead of what recovery to the newest step needs.
-        progress: called with ("pull", bytes done, bytes in all).
+        store: where to read from.
+        prefix: the journal's place in the store, "RUN/rank0".
+        folder: the journal's folder, RUN/rank0.
+        everything: True to fetch all that the store holds, not only what recovery to the newest step needs.
+        progress: called with ("pull", bytes done, total bytes).
 
     Raises:
-        UsageError: a journal is there already.
-        NotARun: the store has none.
-        CorruptObject: no checkpoint of it can be read.
+        UsageError: the folder exists.
+        NotARun: the store holds no such journal.
+        CorruptObject: none of the journal's checkpoints can be read.
         StoreUnavailable: the store does not answer.
     """
     if folder.exists():
-        raise UsageError(f"{folder} is there already; pull into another run folder, or move it away")
-    names = manifest_names(store, place)
+        raise UsageError(f"{folder} exists already; pull into another run folder, or move this one away")
+    names = manifest_names(store, prefix)
     newest, _, notes = read_first_sound(store, names)
-    for _ in range(_LOOKS_MAX):
+    for _ in range(_ATTEMPTS_MAX):
         manifest = newest
         if manifest is None:
-            why = f"the store {store.url} holds no journal at {place}" + "".join(f"; {note}" for note in notes)
+            why = f"the store {store.url} holds no journal at {prefix}" + "".join(f"; {note}" for note in notes)
             raise NotARun(folder, why, "Give the address of a run in it: URL/RUN")
-        pulled = Pulled(folder, notes=notes)
-        brought = _fetch(store, manifest, folder, everything, progress, pulled)
-        if brought.here and not pulled.steps_lost:
+        result = PullResult(folder, notes=notes)
+        fetched = _fetch(store, manifest, folder, everything, progress, result)
+        if fetched.local and not result.steps_lost:
             break
-        names = manifest_names(store, place)
-        newest, _, notes = read_first_sound(store, names)  # what is missing may have been given up meanwhile
+        names = manifest_names(store, prefix)
+        newest, _, notes = read_first_sound(store, names)  # objects may be missing because a newer manifest does not name them
         if newest is not None and newest.number == manifest.number:
             break
     assert manifest is not None
     if not manifest.checkpoints:
-        raise NotARun(folder, f"no checkpoint of it has come to the store {store.url} yet", "")
-    if not brought.here:
-        raise CorruptObject(f"{store.url}/{place}", "no checkpoint of it can be read: " + "; ".join(pulled.notes))
-    _finish(store, manifest, writer_of(names[0])[0], folder, brought, pulled)
-    return pulled
+        raise NotARun(folder, f"the store {store.url} holds no checkpoint of it yet", "")
+    if not fetched.local:
+        raise CorruptObject(f"{store.url}/{prefix}", "none of its checkpoints can be read: " + "; ".join(result.notes))
+    _publish_journal(store, manifest, parse_manifest_name(names[0])[0], folder, fetched, result)
+    return result
 
 
 @dataclass(slots=True)
-class _Brought:
-    """What the journal begins with.
+class _Fetched:
+    """The items from which the journal starts.
 
     Attributes:
-        here: what it has, nothing if no checkpoint could be read.
-        there: what the store has of its past: all that was not found to be unreadable, and leads no further than it has come.
+        local: items that were fetched; empty if no checkpoint could be read.
+        stored: items that the store holds of the journal's history: all that were not found to be unreadable, and that do not
+            extend past the step that was reached.
     """
 
-    here: list[Shipped] = field(default_factory=list)
-    there: list[Shipped] = field(default_factory=list)
+    local: list[ShippedItem] = field(default_factory=list)
+    stored: list[ShippedItem] = field(default_factory=list)
 
 
-def _fetch(store: Store, manifest: Manifest, folder: Path, everything: bool, progress: Progress | None,
-           pulled: Pulled) -> _Brought:  # fmt: skip
-    """Read what is needed into the folder beside."""
+def _fetch(
+    store: Store, manifest: Manifest, folder: Path, everything: bool, progress: Progress | None, result: PullResult
+) -> _Fetched:
+    """Download what is needed into the folder beside the journal's."""
     target = folder.with_name(folder.name + _SUFFIX)
     make_folder(target / "log")
     make_folder(target / "checkpoints")
-    _forget_others(target, manifest)
-    limits, items = look_of(manifest).limits, list(manifest.shipped.values())
-    reading = _Reading(store, target, progress, pulled)
+    _delete_unnamed(target, manifest)
+    limits, items = list_contents(manifest).limits, list(manifest.shipped.values())
+    reader = _ItemReader(store, target, progress, result)
     if everything:
-        reading.read(items)
-    checkpoints = [one.row for one in manifest.checkpoints if isinstance(one.row, CheckpointRow) and is_on(one.row, limits)]
-    wanted = reach(checkpoints, manifest.segments, manifest.timelines, limits)
+        reader.read(items)
+    checkpoints = [
+        item.row for item in manifest.checkpoints if isinstance(item.row, CheckpointRow) and is_on_lineage(item.row, limits)
+    ]
+    expected = find_recoverable_step(checkpoints, manifest.segments, manifest.timelines, limits)
     for row in sorted(checkpoints, key=lambda row: row.sequence, reverse=True):
-        way = chain_from(row, manifest.segments, manifest.timelines, limits)
-        reading.read([manifest.shipped[row.name], *way])
-        if row.name in reading.unreadable:
-            pulled.notes.append(f"the checkpoint of step {row.step} cannot be read; an older one is used if there is one")
+        chain = find_chain(row, manifest.segments, manifest.timelines, limits)
+        reader.read([manifest.shipped[row.name], *chain])
+        if row.name in reader.unreadable:
+            result.notes.append(f"the checkpoint of step {row.step} cannot be read; an older one is used if there is one")
             continue
-        while not reading.read(way):
-            sound = [one for one in manifest.segments if one.objects.name not in reading.unreadable]
-            way = chain_from(row, sound, manifest.timelines, limits)
-        pulled.checkpoint_step, pulled.step = row.step, reach([row], way, manifest.timelines, limits)
-        pulled.steps_lost = max(wanted - pulled.step, 0)
-        end = max([row.sequence, *(one.objects.boundary_sequence for one in way)])
-        there = [one for one in items if one.objects.name not in reading.unreadable
-                 and (one in way or not pulled.steps_lost or not _leads_past(one, end))]  # fmt: skip
-        return _Brought([one for one in there if one.objects.name in reading.done], there)
-    return _Brought()
+        while not reader.read(chain):
+            sound = [item for item in manifest.segments if item.objects.name not in reader.unreadable]
+            chain = find_chain(row, sound, manifest.timelines, limits)
+        result.checkpoint_step, result.step = row.step, find_recoverable_step([row], chain, manifest.timelines, limits)
+        result.steps_lost = max(expected - result.step, 0)
+        end = max([row.sequence, *(item.objects.boundary_sequence for item in chain)])
+        stored = [
+            item
+            for item in items
+            if item.objects.name not in reader.unreadable
+            and (item in chain or not result.steps_lost or not _extends_past(item, end))
+        ]
+        return _Fetched([item for item in stored if item.objects.name in reader.done], stored)
+    return _Fetched()
 
 
-def _leads_past(one: Shipped, end: int) -> bool:
-    """Whether it is of what could not be had: the journal goes on before it."""
-    return isinstance(one.row, SegmentRow) and one.objects.end_sequence > end
+def _extends_past(item: ShippedItem, end: int) -> bool:
+    """Return True if an item belongs to the part of the log that could not be read, before which the journal now continues."""
+    return isinstance(item.row, SegmentRow) and item.objects.end_sequence > end
 
 
-def _forget_others(target: Path, manifest: Manifest) -> None:
-    """Of what an earlier attempt left, keep what this manifest names."""
+def _delete_unnamed(target: Path, manifest: Manifest) -> None:
+    """Delete what an earlier pull left and this manifest does not name."""
     for path in [*(target / "log").iterdir(), *(target / "checkpoints").iterdir()]:
         if path.name not in manifest.shipped:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -187,56 +198,60 @@ def _forget_others(target: Path, manifest: Manifest) -> None:
 
 
 @dataclass(slots=True)
-class _Reading:
-    """Reads items into a folder, each once.
+class _ItemReader:
+    """Downloads items into a folder, each once.
 
     Attributes:
-        done: names of those that were read whole.
-        unreadable: of those that could not be.
+        done: names of the items that were read in full.
+        unreadable: names of the items that could not be read.
     """
 
     store: Store
     target: Path
     progress: Progress | None
-    pulled: Pulled
+    result: PullResult
     done: set[str] = field(default_factory=set)
     unreadable: set[str] = field(default_factory=set)
 
-    def read(self, items: Sequence[Shipped]) -> bool:
-        """Read what was not tried yet; whether all of it is there."""
-        todo = [one for one in items if one.objects.name not in self.done | self.unreadable]
-        total, at = sum(one.nbytes for one in todo), 0
+    def read(self, items: Sequence[ShippedItem]) -> bool:
+        """Read the items that were not tried yet; return True if all of them are here now."""
+        todo = [item for item in items if item.objects.name not in self.done | self.unreadable]
+        total, at = sum(item.nbytes for item in todo), 0
         with ThreadPoolExecutor(_THREADS, "tranlogs-pull") as pool:
-            for one, result in [(one, pool.submit(fetch_item, self.store, one, self.target)) for one in todo]:
+            for item, result in [(item, pool.submit(fetch_item, self.store, item, self.target)) for item in todo]:
                 try:
-                    self.pulled.nbytes += result.result()
-                    self.done.add(one.objects.name)
+                    self.result.nbytes += result.result()
+                    self.done.add(item.objects.name)
                 except CorruptObject as error:
-                    self.pulled.notes.append(str(error))
-                    self.unreadable.add(one.objects.name)
+                    self.result.notes.append(str(error))
+                    self.unreadable.add(item.objects.name)
                 except BaseException:
                     pool.shutdown(cancel_futures=True)
                     raise
-                at += one.nbytes
+                at += item.nbytes
                 if self.progress is not None:
                     self.progress("pull", at, total)
-        return self.done.issuperset(one.objects.name for one in items)
+        return self.done.issuperset(item.objects.name for item in items)
 
 
-def _judge(target: Path, pulled: Pulled) -> None:
-    """Ask recovery itself how far it comes with what was brought."""
-    facts = open_for_reading(target)
-    limits = lineage(facts.timelines, facts.timeline)
+def _check_recovery(target: Path, result: PullResult) -> None:
+    """Plan a recovery of what was fetched, and correct the result if it reaches less far."""
+    facts = read_facts(target)
+    limits = trace_lineage(facts.timelines, facts.timeline)
     plan = plan_recovery(facts.checkpoints, build_history(facts.segments, limits), limits, timeline=facts.timeline)
-    if plan.position.step < pulled.step:
-        pulled.notes.append(f"the log that was brought ends at step {plan.position.step}, not at {pulled.step}")
-        pulled.steps_lost += pulled.step - plan.position.step
-        pulled.step = plan.position.step
+    if plan.position.step < result.step:
+        result.notes.append(f"expected the fetched log to end at step {result.step}, it ends at step {plan.position.step}")
+        result.steps_lost += result.step - plan.position.step
+        result.step = plan.position.step
 
 
-def _finish(store: Store, manifest: Manifest, seen: int, folder: Path, brought: _Brought, pulled: Pulled) -> None:
-    """The catalog of what was brought, and the rename that makes it a journal; `seen` is the number of the newest manifest: it
-    can be another one, which cannot be read, and in the place of which this journal goes on."""
+def _publish_journal(
+    store: Store, manifest: Manifest, number: int, folder: Path, fetched: _Fetched, result: PullResult
+) -> None:
+    """Write the catalog of what was fetched, and rename the folder to the journal's name.
+
+    `number` is that of the newest manifest, which may be unreadable; this journal continues in its place.
+    """
     target = folder.with_name(folder.name + _SUFFIX)
     catalog = Catalog.open(target, writable=True)
     try:
@@ -244,18 +259,18 @@ def _finish(store: Store, manifest: Manifest, seen: int, folder: Path, brought: 
             tables.put("run", manifest.run)
             for timeline in manifest.timelines:
                 tables.put(timeline_key(timeline.number), timeline)
-            for one in brought.here:
-                if isinstance(one.row, SegmentRow):
-                    size = (target / "log" / one.row.file).stat().st_size
-                    tables.put(segment_key(one.row.ordinal), replace(one.row, state="sealed", size=size, used_bytes=size))
+            for item in fetched.local:
+                if isinstance(item.row, SegmentRow):
+                    size = (target / "log" / item.row.file).stat().st_size
+                    tables.put(segment_key(item.row.ordinal), replace(item.row, state="sealed", size=size, used_bytes=size))
                 else:
-                    tables.put(f"checkpoint/{one.row.name}", one.row)
-            for one in brought.there:
-                tables.put(f"shipped/{one.objects.name}", one.objects)
-            tables.put("store", StoreRow(store.url, secrets.token_hex(8), seen, manifest.at))
-        _judge(target, pulled)
+                    tables.put(f"checkpoint/{item.row.name}", item.row)
+            for item in fetched.stored:
+                tables.put(f"shipped/{item.objects.name}", item.objects)
+            tables.put("store", StoreRow(store.url, secrets.token_hex(8), number, manifest.at))
+        _check_recovery(target, result)
         with catalog.transaction() as tables:
-            tables.put("watermarks", Watermarks(pulled.step, pulled.step, pulled.step, pulled.step, manifest.at))
+            tables.put("watermarks", Watermarks(result.step, result.step, result.step, result.step, manifest.at))
     finally:
         catalog.close()
     (target / "catalog.lmdb-lock").unlink(missing_ok=True)
@@ -263,4 +278,4 @@ def _finish(store: Store, manifest: Manifest, seen: int, folder: Path, brought: 
     hit("pull.publish")
     os.rename(target, folder)  # commit point
     sync_folder(folder.parent)
-    _log.info("%s: pulled from %s, up to step %d", folder, store.url, pulled.step)
+    _log.info("%s: pulled from %s, up to step %d", folder, store.url, result.step)

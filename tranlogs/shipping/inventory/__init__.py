@@ -1,1 +1,1 @@
-"""What a store holds of a journal: the manifest, its history, and what has become durable."""
+"""What a store holds of a journal: the manifest, its history, and which objects have become durable."""

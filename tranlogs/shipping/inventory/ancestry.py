@@ -1,9 +1,10 @@
-"""Of what a store holds of a run, what is a journal's own past: a folder that was brought back from a backup, or a machine that
-another one has overtaken, has another future than what lies there.
+"""Selection of the items in a store that belong to a journal's own history.
 
-Names say nothing: a segment that was prepared ahead is filled by both futures, and a checkpoint of the same step has the same
-name in both. So content is compared: by its digests with what this journal's catalog says was sent, or by the chain of the log
-with what lies here. The one holds for what was pruned here since, the other where the catalog does not know.
+A folder that was restored from a backup, or a machine that another one has overtaken, has another future than the store. Names
+do not tell: a segment that was prepared ahead is filled in both futures, and checkpoints of one step have the same name in
+both. So content is compared: its digests with those that the journal's catalog has recorded, or the chain of the local log
+with
+that in the store. The first still works for what was pruned here since, the second if the catalog does not know.
 """
 
 from __future__ import annotations
@@ -12,53 +13,57 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...catalog import CheckpointRow, SegmentRow, ShippedRow
-from ..sending.plan import Look
-from ..sending.source import read_chain
-from .manifest import Shipped
+from ..items.plan import JournalContents
+from ..items.source import read_chain
+from ..manifest import ShippedItem
 
 
-def own_past(shipped: Mapping[str, Shipped], look: Look, known: Mapping[str, ShippedRow], log: Path) -> dict[str, Shipped]:
-    """Of what a manifest names, what belongs to this journal.
+def select_own_history(
+    shipped: Mapping[str, ShippedItem], contents: JournalContents, known: Mapping[str, ShippedRow], log: Path
+) -> dict[str, ShippedItem]:
+    """Return the items of a manifest that belong to this journal.
 
     Args:
-        shipped: what it names.
-        look: what the journal's catalog lists.
-        known: what that says was sent, by name.
+        shipped: the items that the manifest names.
+        contents: what the journal's catalog lists.
+        known: what the catalog says was shipped, by name.
         log: the folder of the segments.
 
     Raises:
         CannotRead: a segment cannot be read for want of file handles, memory or rights.
     """
-    rows: dict[str, SegmentRow | CheckpointRow] = {row.name: row for row in look.checkpoints}
-    rows |= {row.file: row for row in look.segments if row.state in ("sealed", "open")}
-    return {name: one for name, one in shipped.items() if _is_own(one, rows.get(name), known.get(name), log)}
+    rows: dict[str, SegmentRow | CheckpointRow] = {row.name: row for row in contents.checkpoints}
+    rows |= {row.file: row for row in contents.segments if row.state in ("sealed", "open")}
+    return {name: item for name, item in shipped.items() if _is_own(item, rows.get(name), known.get(name), log)}
 
 
-def _is_own(one: Shipped, mine: SegmentRow | CheckpointRow | None, sent: ShippedRow | None, log: Path) -> bool:
-    theirs = one.row
-    if isinstance(mine, CheckpointRow):
-        return isinstance(theirs, CheckpointRow) and (mine.sequence, mine.chain) == (theirs.sequence, theirs.chain)
-    if isinstance(mine, SegmentRow) and not (isinstance(theirs, SegmentRow) and _has_extent(mine, theirs)):
+def _is_own(item: ShippedItem, local: SegmentRow | CheckpointRow | None, sent: ShippedRow | None, log: Path) -> bool:
+    stored = item.row
+    if isinstance(local, CheckpointRow):
+        return isinstance(stored, CheckpointRow) and (local.sequence, local.chain) == (stored.sequence, stored.chain)
+    if isinstance(local, SegmentRow) and not (isinstance(stored, SegmentRow) and _has_extent(local, stored)):
         return False
-    if sent is not None and _content(sent) == _content(one.objects):
+    if sent is not None and _content(sent) == _content(item.objects):
         return True
-    return isinstance(mine, SegmentRow) and _is_same_log(mine, one.objects, log)
+    return isinstance(local, SegmentRow) and _is_same_log(local, item.objects, log)
 
 
-def _has_extent(mine: SegmentRow, theirs: SegmentRow) -> bool:
-    is_sealed = mine.state == "sealed"  # of what is open the catalog does not know how far it goes
-    return mine.segment_id == theirs.segment_id and (not is_sealed or mine.last_sequence == theirs.last_sequence)
+def _has_extent(local: SegmentRow, stored: SegmentRow) -> bool:
+    is_sealed = local.state == "sealed"  # the catalog does not know where an open segment ends
+    return local.segment_id == stored.segment_id and (not is_sealed or local.last_sequence == stored.last_sequence)
 
 
 def _content(objects: ShippedRow) -> dict[str, list[list[object]]]:
     return {file: [list(part[1:]) for part in parts] for file, parts in objects.files.items()}
 
 
-def _is_same_log(mine: SegmentRow, objects: ShippedRow, log: Path) -> bool:
-    """Whether a segment here has the entry in which the store's ends: its digest stands for all before it. Where a sealed one
-    is damaged there, nothing else is known: it is taken for the same."""
+def _is_same_log(local: SegmentRow, objects: ShippedRow, log: Path) -> bool:
+    """Return True if the local segment contains the entry with which the store's copy ends: its digest covers all before it.
+
+    If a sealed segment is damaged there, it is taken for the same: nothing else is known.
+    """
     try:
-        chain = read_chain(log / mine.file, mine, objects.end_sequence)
+        chain = read_chain(log / local.file, local, objects.end_sequence)
     except OSError:
         chain = None
-    return chain == objects.end_chain or (chain is None and mine.state == "sealed")
+    return chain == objects.end_chain or (chain is None and local.state == "sealed")

@@ -1,4 +1,4 @@
-"""Whether what arrived has become durable: asked, never assumed."""
+"""Durability of shipped items: the store is asked whether each is durable, which is never assumed."""
 
 from __future__ import annotations
 
@@ -8,133 +8,138 @@ from dataclasses import dataclass, field, replace
 from ...base.clock import Clock
 from ...base.errors import StoreUnavailable
 from ...stores import ObjectStatus, Store
-from .manifest import Shipped
+from ..manifest import ShippedItem
 
-_ASKED_MAX = 64  # parts a turn
-_AGAIN_SECONDS_MIN, _AGAIN_SECONDS_MAX = 15.0, 600.0  # between attempts to make copies that are missing
+_CALLS_MAX = 64  # in one turn
+_RESEND_SECONDS_MIN, _RESEND_SECONDS_MAX = 15.0, 600.0  # between two resends of an item that lacks copies
 
 
 @dataclass(slots=True)
-class Found:
-    """What has changed.
+class DurabilityChange:
+    """What has changed since the store was asked last.
 
     Attributes:
-        changed: items that are durable now, that are lost, or that are there again.
-        lost: items that are gone for good.
-        away: those that are lost now, and that a machine which comes back may bring again.
-        error: why the store could not be asked about all.
+        changed: items that have become durable, or lost, or are there again.
+        lost: names of the items that are gone for good.
+        unreachable: names of the items that are lost now, and that come back if their machine does.
+        error: why the store could not be asked about every item.
     """
 
-    changed: dict[str, Shipped] = field(default_factory=dict)
+    changed: dict[str, ShippedItem] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
-    away: list[str] = field(default_factory=list)
+    unreachable: list[str] = field(default_factory=list)
     error: StoreUnavailable | None = None
 
 
 @dataclass(slots=True)
-class _Thin:
+class _UnderReplicated:
     """An item that fewer machines hold than should."""
 
     next_at: float
-    pause: float = _AGAIN_SECONDS_MIN
-    sent_at: float | None = None  # of the objects that are being replaced now
+    pause: float = _RESEND_SECONDS_MIN
+    sent_at: float | None = None  # upload time of the objects that a resend is replacing now
 
 
-class Durability:
-    """Of one journal's objects."""
+class DurabilityTracker:
+    """Follows which items of one journal are durable, lost, or held by too few machines."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
-        self._durable: set[str] = set()  # objects of items that are not yet
-        self._hastened: dict[str, float] = {}  # when, by item
-        self._thin: dict[str, _Thin] = {}
+        self._durable: set[str] = set()  # durable objects of items that are not durable as a whole
+        self._requested_at: dict[str, float] = {}  # by item: when the store was asked to make it durable
+        self._under_replicated: dict[str, _UnderReplicated] = {}
 
     @property
-    def thin_count(self) -> int:
-        """Items that are not durable yet and that fewer machines hold than should."""
-        return len(self._thin)
+    def under_replicated_count(self) -> int:
+        """The number of items that are not durable yet and that fewer machines hold than should."""
+        return len(self._under_replicated)
 
-    def look(self, shipped: Mapping[str, Shipped], persist_seconds: float) -> Found:
-        """Ask the store about what is not durable yet, the oldest first."""
-        found, asked = Found(), 0
-        waiting = [(name, one) for name, one in shipped.items() if not one.objects.is_durable]
-        waiting.sort(key=lambda item: item[1].objects.is_lost)  # at last what may never come back
+    def update(self, shipped: Mapping[str, ShippedItem], persist_seconds: float) -> DurabilityChange:
+        """Ask the store about the items that are not durable yet, the oldest first."""
+        found, calls = DurabilityChange(), 0
+        waiting = [(name, item) for name, item in shipped.items() if not item.objects.is_durable]
+        waiting.sort(key=lambda item: item[1].objects.is_lost)  # lost items last: they may never come back
         try:
-            for name, one in waiting:
-                if asked < _ASKED_MAX:
-                    asked += self._ask(name, one, persist_seconds, found)
-        except StoreUnavailable as error:  # what is known by now counts
+            for name, item in waiting:
+                if calls < _CALLS_MAX:
+                    calls += self._ask(name, item, persist_seconds, found)
+        except StoreUnavailable as error:  # what was learnt before counts
             found.error = error
-        for name in self._thin.keys() - shipped.keys():
-            del self._thin[name]
+        for name in self._under_replicated.keys() - shipped.keys():
+            del self._under_replicated[name]
         return found
 
-    def asked(self, one: Shipped) -> Shipped:
-        """An item with what the store says of it now.
+    def read_durability(self, item: ShippedItem) -> ShippedItem:
+        """Return an item with what the store says of it now.
 
         Raises:
-            StoreUnavailable: it does not answer.
+            StoreUnavailable: the store does not answer.
         """
-        statuses = (self._store.stat(name) for name in one.names())
+        statuses = (self._store.stat(name) for name in item.names())
         is_durable = all(status is not None and status.is_complete and status.is_durable for status in statuses)
-        return replace(one, objects=replace(one.objects, is_durable=is_durable))
+        return replace(item, objects=replace(item.objects, is_durable=is_durable))
 
-    def _ask(self, name: str, one: Shipped, persist_seconds: float, found: Found) -> int:
-        """Ask about one item; gives how many calls that took."""
-        there: list[ObjectStatus] = []
-        for part, nbytes, _ in (part for parts in one.objects.files.values() for part in parts):
+    def _ask(self, name: str, item: ShippedItem, persist_seconds: float, found: DurabilityChange) -> int:
+        """Ask about one item; return the number of calls that this took."""
+        statuses: list[ObjectStatus] = []
+        for part, nbytes, _ in (part for parts in item.objects.files.values() for part in parts):
             if part in self._durable:
                 continue
             status = self._store.stat(part)
             if status is None or not status.is_complete or status.nbytes != nbytes:
                 found.lost.append(name)
-                return len(there) + 1
-            there.append(status)
+                return len(statuses) + 1
+            statuses.append(status)
             if status.is_durable:
                 self._durable.add(part)
-        if any(status.is_lost and not status.copies for status in there):
-            self._note_away(name, one, found)
+        if any(status.is_lost and not status.copies for status in statuses):
+            self._note_unreachable(name, item, found)
         else:
-            self._judge(name, one, there, persist_seconds, found)
-        return len(there)
+            self._judge(name, item, statuses, persist_seconds, found)
+        return len(statuses)
 
-    def _note_away(self, name: str, one: Shipped, found: Found) -> None:
-        self._hastened.pop(name, None)  # it is hastened as soon as it is there again
-        self._thin.pop(name, None)
-        if not one.objects.is_lost:
-            found.away.append(name)
-            found.changed[name] = replace(one, objects=replace(one.objects, is_lost=True))
+    def _note_unreachable(self, name: str, item: ShippedItem, found: DurabilityChange) -> None:
+        self._requested_at.pop(name, None)  # asked for again as soon as the item is back
+        self._under_replicated.pop(name, None)
+        if not item.objects.is_lost:
+            found.unreachable.append(name)
+            found.changed[name] = replace(item, objects=replace(item.objects, is_lost=True))
 
-    def _judge(self, name: str, one: Shipped, there: list[ObjectStatus], persist_seconds: float, found: Found) -> None:
-        is_durable = all(status.is_durable for status in there)
-        if is_durable or one.objects.is_lost:
-            found.changed[name] = replace(one, objects=replace(one.objects, is_durable=is_durable, is_lost=False))
+    def _judge(
+        self, name: str, item: ShippedItem, statuses: list[ObjectStatus], persist_seconds: float, found: DurabilityChange
+    ) -> None:
+        is_durable = all(status.is_durable for status in statuses)
+        if is_durable or item.objects.is_lost:
+            found.changed[name] = replace(item, objects=replace(item.objects, is_durable=is_durable, is_lost=False))
         if is_durable:
-            self._durable.difference_update(one.names())
-            self._thin.pop(name, None)
+            self._durable.difference_update(item.names())
+            self._under_replicated.pop(name, None)
             return
-        if any(status.copies is not None and status.copies < self._store.copies_wanted for status in there):
-            self._thin.setdefault(name, _Thin(self._clock.monotonic() + _AGAIN_SECONDS_MIN))
+        if any(status.copies is not None and status.copies < self._store.copies_wanted for status in statuses):
+            self._under_replicated.setdefault(name, _UnderReplicated(self._clock.monotonic() + _RESEND_SECONDS_MIN))
         else:
-            self._thin.pop(name, None)
+            self._under_replicated.pop(name, None)
         now = self._clock.now()
-        is_forgotten = name not in self._hastened and any(status.is_forgotten or status.is_lost for status in there)
-        if is_forgotten or now - self._hastened.get(name, one.objects.at) > persist_seconds:
-            self._hastened[name] = now
-            for part in one.names():
+        is_forgotten = name not in self._requested_at and any(status.is_forgotten or status.is_lost for status in statuses)
+        if is_forgotten or now - self._requested_at.get(name, item.objects.at) > persist_seconds:
+            self._requested_at[name] = now
+            for part in item.names():
                 if part not in self._durable:
-                    self._store.hasten(part)
+                    self._store.request_durability(part)
 
-    def due_again(self, shipped: Mapping[str, Shipped]) -> list[str]:
-        """Items to be sent again now, for the copies that they lack; less and less often while that does not help."""
+    def due_for_resend(self, shipped: Mapping[str, ShippedItem]) -> list[str]:
+        """Return the items to send again now because they lack copies.
+
+        The pause before each resend doubles as long as resending does not help.
+        """
         now, due = self._clock.monotonic(), []
-        for name, thin in self._thin.items():
+        for name, entry in self._under_replicated.items():
             at = shipped[name].objects.at if name in shipped else None
-            if thin.sent_at is None:
-                thin.sent_at = at if now >= thin.next_at else None
-            elif thin.sent_at != at:  # they have arrived; whether that helped is seen when the store is asked next
-                thin.pause = min(2 * thin.pause, _AGAIN_SECONDS_MAX)
-                thin.next_at, thin.sent_at = now + thin.pause, None
-            if thin.sent_at is not None:
+            if entry.sent_at is None:
+                entry.sent_at = at if now >= entry.next_at else None
+            elif entry.sent_at != at:  # the resend has arrived; the next answer of the store tells whether it helped
+                entry.pause = min(2 * entry.pause, _RESEND_SECONDS_MAX)
+                entry.next_at, entry.sent_at = now + entry.pause, None
+            if entry.sent_at is not None:
                 due.append(name)
         return due

@@ -1,1 +1,1 @@
-"""To the store: what is sent next, and the threads that send it."""
+"""Uploads: what to send next, and the threads that send it."""

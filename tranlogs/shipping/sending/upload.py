@@ -1,4 +1,4 @@
-"""One item on its way to the store: its parts are sent by any thread, in any order, each until the store has it."""
+"""The upload of one item. Its parts are sent by any thread, in any order, each until the store holds it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ...base.errors import StoreRefused, StoreUnavailable
 from ...base.failpoints import hit
 from ...catalog import CheckpointRow, SegmentRow, ShippedRow
 from ...stores import Store
-from ..inventory.manifest import OBJECTS, Shipped
-from .source import Piece, PieceFile, Source, open_checkpoint, open_segment
-from .throttle import Throttle
+from ..items.source import FilePart, PartReader, UploadSource, open_checkpoint, open_segment
+from ..items.throttle import Throttle
+from ..manifest import OBJECTS, ShippedItem
 
 
 class Upload:
-    """See the module.
+    """A segment or checkpoint that is being uploaded.
 
     Attributes:
-        row: what is sent.
+        row: its catalog row.
         name: its name in the manifest.
     """
 
@@ -29,82 +29,83 @@ class Upload:
         self.row, self._journal = row, journal
         self.name = row.file if isinstance(row, SegmentRow) else row.name
         self._lock = threading.Lock()
-        self._source: Source | None = None
+        self._source: UploadSource | None = None
         self._is_opening = False
-        self._todo: list[tuple[int, Piece]] = []
-        self._under_way = 0
+        self._todo: list[tuple[int, FilePart]] = []
+        self._in_flight = 0
         self._parts: dict[int, tuple[str, list[Any]]] = {}
         self._count = 0
         self._is_closed = False
 
     def open(self) -> None:
-        """Open and verify what is sent.
+        """Open and verify the item's files.
 
         Raises:
-            CorruptRecord, CorruptCheckpoint, OSError: it is damaged, or not there any more.
+            CorruptRecord, CorruptCheckpoint: the item is damaged.
+            OSError: the item cannot be opened, or was deleted.
         """
         if isinstance(self.row, SegmentRow):
             source = open_segment(self._journal / "log", self.row)
         else:
             source = open_checkpoint(self._journal / "checkpoints", self.row)
         with self._lock:
-            self._source, self._todo = source, list(enumerate(source.pieces()))
+            self._source, self._todo = source, list(enumerate(source.parts()))
             self._count = len(self._todo)
             self._close_if_idle()
 
     def claim_opening(self) -> bool:
-        """Whether the caller is to open it: once."""
+        """Return True to the first caller, which must call `open`."""
         with self._lock:
             is_first, self._is_opening = not self._is_opening, True
             return is_first
 
-    def claim(self) -> tuple[int, Piece] | None:
-        """A piece to send; None where there is none now."""
+    def claim(self) -> tuple[int, FilePart] | None:
+        """Return a part to send, and its number; None if there is none now."""
         with self._lock:
             if not self._todo or self._is_closed:
                 return None
-            self._under_way += 1
+            self._in_flight += 1
             return self._todo.pop(0)
 
-    def send(self, claimed: tuple[int, Piece], store: Store, place: str, writer: str, throttle: Throttle) -> int:
-        """Send a piece under a name of its own, and look whether the store has it; gives its bytes.
+    def send(self, claimed: tuple[int, FilePart], store: Store, prefix: str, writer: str, throttle: Throttle) -> int:
+        """Send a part as an object under a name of its own, check that the store holds it, and return its size.
 
         Raises:
-            StoreUnavailable, StoreRefused, LogUnavailable: it was not sent; it is to be claimed again.
+            StoreUnavailable, StoreRefused, LogUnavailable: it was not sent, and can be claimed again.
         """
-        number, piece = claimed
+        number, part = claimed
         folder = "log" if isinstance(self.row, SegmentRow) else "checkpoints"
-        stem = self.name if isinstance(self.row, SegmentRow) else f"{self.name}/{piece.file}"
-        name = f"{place}/{OBJECTS}/{folder}/{stem}.{number:05d}-{writer[:8]}{secrets.token_hex(4)}"
+        stem = self.name if isinstance(self.row, SegmentRow) else f"{self.name}/{part.file}"
+        name = f"{prefix}/{OBJECTS}/{folder}/{stem}.{number:05d}-{writer[:8]}{secrets.token_hex(4)}"
         try:
-            content = PieceFile(piece, throttle)
-            store.put(name, cast(BinaryIO, content), piece.nbytes)
+            content = PartReader(part, throttle)
+            store.put(name, cast(BinaryIO, content), part.nbytes)
             hit("ship.sent")
             status, digest = store.stat(name), content.digest()
-            if digest is None or status is None or not status.is_complete or status.nbytes != piece.nbytes:
-                raise StoreUnavailable(store.url, f"{name} was written, and is not there as it was written ({status})")
-        except BaseException:  # whatever it was, the piece is to be claimed again
+            if digest is None or status is None or not status.is_complete or status.nbytes != part.nbytes:
+                raise StoreUnavailable(store.url, f"{name} was written, but the store does not hold it in full ({status})")
+        except BaseException:  # whatever happened, the part must be claimed again
             with self._lock:
-                self._under_way -= 1
+                self._in_flight -= 1
                 self._todo.insert(0, claimed)
                 self._close_if_idle()
             with suppress(StoreUnavailable, StoreRefused):
                 store.delete(name)
             raise
         with self._lock:
-            self._under_way -= 1
-            self._parts[number] = piece.file, [name, piece.nbytes, digest]
+            self._in_flight -= 1
+            self._parts[number] = part.file, [name, part.nbytes, digest]
             self._close_if_idle()
-        return piece.nbytes
+        return part.nbytes
 
     @property
     def is_complete(self) -> bool:
-        """Whether the store has all of it."""
+        """True if the store holds every part."""
         with self._lock:
             return self._source is not None and len(self._parts) == self._count
 
-    def shipped(self, now: float) -> Shipped:
-        """What the manifest says of it."""
+    def to_item(self, now: float) -> ShippedItem:
+        """Return the item as the manifest describes it."""
         assert self.is_complete
         assert self._source is not None
         files: dict[str, list[list[Any]]] = {}
@@ -112,19 +113,19 @@ class Upload:
             file, part = self._parts[number]
             files.setdefault(file, []).append(part)
         source = self._source
-        return Shipped(self.row, ShippedRow(self.name, files, at=now, **source.places))
+        return ShippedItem(self.row, ShippedRow(self.name, files, at=now, **source.chain_ends))
 
     def close(self) -> None:
-        """Send no more of it; its files are let go as soon as nobody reads them."""
+        """Send no more parts, and close the files as soon as no thread reads them."""
         with self._lock:
             self._is_closed = True
             self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if self._is_closed and self._source is not None and not self._under_way:
+        if self._is_closed and self._source is not None and not self._in_flight:
             self._source.close()
 
-    def sent(self) -> list[str]:
-        """The names of its objects so far."""
+    def sent_objects(self) -> list[str]:
+        """Return the names of the objects that were sent so far."""
         with self._lock:
             return [part[0] for _, part in self._parts.values()]

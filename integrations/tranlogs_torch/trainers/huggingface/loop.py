@@ -126,12 +126,12 @@ class Loop:
             raise
 
     def _recover(self, logged: LoggedOptimizer, resume_from_checkpoint: str | None) -> None:
-        trainer, session = self.trainer, logged.session
-        if resume_from_checkpoint is not None and session.journal.is_fresh:
+        trainer, training_run = self.trainer, logged.training_run
+        if resume_from_checkpoint is not None and training_run.journal.is_fresh:
             raise UsageError(f"{self.run} is a fresh run, and train(resume_from_checkpoint={str(resume_from_checkpoint)!r}) is "
                              "to begin in the middle of another one: finish that one as it was begun, or give the model its "
                              "weights (from_pretrained) and call train() without")  # fmt: skip
-        position = session.auxiliary.loader(plain_loader(self._loader), kind=TrainerPosition)
+        position = training_run.auxiliary.loader(plain_loader(self._loader), kind=TrainerPosition)
         assert isinstance(position, TrainerPosition)
         self._position, self._progress = position, Progress(trainer)
         logged.track(trainer=self._progress, scheduler=trainer.lr_scheduler)

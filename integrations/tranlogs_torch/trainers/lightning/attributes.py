@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .base import TranLogsCallback
+
 _PLAIN = (bool, int, float, str, type(None))
 _NOT_OURS = frozenset({"training"})  # the mode, which Lightning sets
 
@@ -35,11 +37,9 @@ def write(trainer: Any, recorded: Attributes) -> None:
 
 def _owners(trainer: Any) -> dict[str, Any]:
     """The module, and callbacks that are not Lightning's or ours: these have `state_dict`."""
-    from .callback import TranLogsLightningCallback
-
     found = {"module": trainer.lightning_module}
     for number, one in enumerate(trainer.callbacks):
-        if not isinstance(one, TranLogsLightningCallback) and not type(one).__module__.startswith("lightning."):
+        if not isinstance(one, TranLogsCallback) and not type(one).__module__.startswith("lightning."):
             found[f"callback{number}"] = one
     return found
 

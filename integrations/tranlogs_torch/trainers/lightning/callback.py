@@ -15,12 +15,13 @@ from tranlogs.recovery import RecoveryReport
 from ...optimizer import LoggedOptimizer
 from ..position import TrainerPosition
 from . import hooks, private
+from .base import TranLogsCallback
 from .progress import Progress
 
 private.check_lightning()
 
 
-class TranLogsLightningCallback(pl.Callback):  # type: ignore[misc]
+class TranLogsLightningCallback(TranLogsCallback):
     """Logs every step of `Trainer.fit`; run the same script again after a crash, and training goes on at the batch.
 
         trainer = pl.Trainer(max_epochs=20, callbacks=[TranLogsLightningCallback("runs/digits")])
@@ -86,7 +87,7 @@ class TranLogsLightningCallback(pl.Callback):  # type: ignore[misc]
         logged = LoggedOptimizer(first, self._run, model, **self._settings)
         try:
             for number, other in enumerate(others, start=1):
-                logged.also(other, name=f"optimizer{number}")
+                logged.add_optimizer(other, name=f"optimizer{number}")
             self._recover(trainer, logged)
         except BaseException:
             logged.close()
@@ -107,12 +108,12 @@ class TranLogsLightningCallback(pl.Callback):  # type: ignore[misc]
         private.before_iterating(trainer, self._look_at_loaders)
         private.before_training(trainer, self._counters_are_set)
         if self._is_resumed and progress.averaged:
-            logged.session._doubt(
+            logged.training_run.report.warn(
                 f"the metrics that are averaged over an epoch begin anew in its middle ({', '.join(progress.averaged)}): what "
                 "depends on them at the end of this epoch (a checkpoint, a scheduler) may be otherwise", False
             )  # fmt: skip
         for doubt in hooks.doubts(trainer) if self._is_resumed else ():
-            logged.session._doubt(doubt, False)
+            logged.training_run.report.warn(doubt, False)
         if self._verbose and self._is_resumed and trainer.is_global_zero:
             print(f"TranLogs: {self._run} goes on at step {trainer.global_step}: {logged.report}", flush=True)
 
@@ -123,7 +124,7 @@ class TranLogsLightningCallback(pl.Callback):  # type: ignore[misc]
         if len(found) != 1:
             raise UsageError(f"{self._run}: one training loader can be resumed, and there are {len(found)}: combine the data "
                              "sets behind one DataLoader")  # fmt: skip
-        position = self.optimizer.session.auxiliary.loader(found[0], kind=_Position)
+        position = self.optimizer.training_run.auxiliary.loader(found[0], kind=_Position)
         assert isinstance(position, _Position)
         if self._position not in (None, position):
             raise UsageError(

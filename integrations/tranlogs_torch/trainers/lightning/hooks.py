@@ -7,6 +7,8 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch import callbacks as known
 
+from .base import TranLogsCallback
+
 _BASES = (pl.LightningModule, pl.LightningDataModule, pl.Callback)
 _SHOWS = (known.ProgressBar, known.LearningRateMonitor, known.DeviceStatsMonitor, known.ModelSummary, known.ThroughputMonitor)
 _TRACKED = (known.GradientAccumulationScheduler, known.ModelCheckpoint, known.EarlyStopping)  # what they set comes back
@@ -18,11 +20,9 @@ def doubts(trainer: Any) -> list[str]:
     Args:
         trainer: whose module, data module and callbacks are looked at.
     """
-    from .callback import TranLogsLightningCallback
-
     found = []
     for one in (trainer.lightning_module, trainer.datamodule, *trainer.callbacks):
-        if one is None or isinstance(one, (TranLogsLightningCallback, *_SHOWS, *_TRACKED)):
+        if one is None or isinstance(one, (TranLogsCallback, *_SHOWS, *_TRACKED)):
             continue
         name = type(one).__name__
         if _has_own(one, "on_save_checkpoint"):

@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import torch
 
 from . import attributes, private
+from .base import TranLogsCallback
 
 
 class Progress:
@@ -69,9 +70,7 @@ class Progress:
         self._begun = {}
 
     def _others(self) -> list[Any]:
-        from .callback import TranLogsLightningCallback
-
-        return [one for one in self._trainer.callbacks if not isinstance(one, TranLogsLightningCallback)]
+        return [one for one in self._trainer.callbacks if not isinstance(one, TranLogsCallback)]
 
 
 def _plain(value: Any) -> Any:

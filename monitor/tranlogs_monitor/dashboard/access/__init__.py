@@ -1,1 +1,1 @@
-"""Who may read the dashboard, and the address that it listens on."""
+"""Access to the dashboard: who may read it, and the address on which it listens."""

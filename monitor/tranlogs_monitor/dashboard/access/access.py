@@ -1,15 +1,16 @@
-"""Who may read the dashboard: a decision from the address that it is served on.
+"""The decision who may read the dashboard, from the address on which it is served.
 
 | address | token | `--no-auth` | Host header must be local | token required |
 |---|---|---|---|---|
-| loopback | made at random | either | yes | no |
+| loopback | random | either | yes | no |
 | loopback | given | no | yes | yes |
 | loopback | given | yes | yes | no |
 | any other | either | no | no | yes |
 | any other | either | yes | no | no |
 
-Only programs of this machine reach a loopback address. A web page in one of its browsers is such a program: the page's owner
-can let a name point to 127.0.0.1 and read what is served there (DNS rebinding). The Host header then carries that name.
+Only programs on this machine reach a loopback address. A web page in a local browser is such a program: the page's owner can
+let a
+name point to 127.0.0.1 and read what is served there (DNS rebinding). The Host header then contains that name.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ class Access:
     """The rules for requests.
 
     Attributes:
-        hosts: what a Host header may name, apart from the port; None for anything.
-        token: what a request must carry; None for nothing.
+        hosts: names that a Host header may contain, apart from the port; None for any.
+        token: the token that a request must carry; None for none.
     """
 
     hosts: frozenset[str] | None
     token: Token | None
 
     def allows_host(self, header: str | None) -> bool:
-        """True if a request with this Host header is answered (pure)."""
+        """Return True if a request with this Host header is answered (pure)."""
         if self.hosts is None:
             return True
         found = _HOST.fullmatch(header or "")
@@ -48,8 +49,8 @@ def access_on(address: str, token: Token, *, has_auth: bool) -> Access:
     """Decide who may read what is served on an address (pure).
 
     Args:
-        address: the numeric address that the server listens on.
-        token: given by the operator, or made at random.
+        address: the numeric address on which the server listens.
+        token: given by the operator, or random.
         has_auth: False for `--no-auth`.
     """
     if not is_loopback(address):
@@ -59,19 +60,19 @@ def access_on(address: str, token: Token, *, has_auth: bool) -> Access:
 
 
 def is_loopback(address: str) -> bool:
-    """True if only programs on this machine reach a numeric address."""
+    """Return True if only programs on this machine reach a numeric address."""
     parsed = _parsed(address)
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return (mapped or parsed).is_loopback
 
 
 def is_unspecified(address: str) -> bool:
-    """True for 0.0.0.0 and ::, which stand for all addresses of this machine."""
+    """Return True for 0.0.0.0 and ::, which stand for all addresses of this machine."""
     return _parsed(address).is_unspecified
 
 
 def in_url(address: str) -> str:
-    """Return a numeric address as a URL and a Host header write it."""
+    """Return a numeric address in the form of URLs and Host headers."""
     return f"[{address}]" if ":" in address else address
 
 

@@ -1,4 +1,4 @@
-"""ASGI middleware that refuses requests by the rules of `Access`, before anything else looks at them."""
+"""ASGI middleware that refuses requests by the rules of `Access`, before any other code sees them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .access import Access
 from .tokens import Token
 
-_FOREIGN_HOST = "This server answers to localhost, 127.0.0.1 and [::1] only, and the Host header names another host.\n"
+_FOREIGN_HOST = "This server answers to localhost, 127.0.0.1 and [::1] only; the Host header names another host.\n"
 _NO_TOKEN = "A token is required: open the address with ?token=TOKEN once, or send the header 'Authorization: Bearer TOKEN'.\n"
 
 
 class Guard:
-    """Passes a request on if its Host header and its token are right, and answers 421 or 401 if not.
+    """Passes a request on if its Host header and its token are valid, and answers 421 or 401 otherwise.
 
-    A right `?token=` is answered with a cookie, which stands for the token from then on.
+    A valid `?token=` is answered with a cookie, which replaces the token from then on.
 
     Args:
-        app: what the request is passed on to.
+        app: the application behind the guard.
         access: the rules.
     """
 
@@ -40,7 +40,7 @@ class Guard:
 
 
 def _carries(request: Request, token: Token) -> bool:
-    """True if the Authorization header or the cookie is right."""
+    """Return True if the Authorization header or the cookie is valid."""
     scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
     is_bearer = scheme.lower() == "bearer" and token.matches(credentials.strip())
     return is_bearer or token.matches_cookie(request.cookies.get(token.cookie_name, ""))

@@ -1,4 +1,4 @@
-"""The address that the dashboard is served on: read from the command line, and listened on."""
+"""The address on which the dashboard listens, from the command line."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _BACKLOG = 128
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Read ":9464" (this machine only), "9464", "0.0.0.0:9464" or "[::1]:9464".
+    """Parse ":9464" (this machine only), "9464", "0.0.0.0:9464" or "[::1]:9464".
 
     Raises:
-        UsageError: it is not an address.
+        UsageError: the text is not an address.
     """
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise UsageError(f"--http {text!r}: give a port like :9464, or an address like 0.0.0.0:9464")
+        raise UsageError(f"--http must be a port like :9464 or an address like 0.0.0.0:9464, got {text!r}")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """Return a socket that listens on an address; a name is looked up, and its IPv4 address preferred.
+    """Return a socket that listens on an address. A host name is looked up, and its IPv4 address is preferred.
 
     Raises:
         UsageError: the address is not one of this machine, or the port is taken or not allowed.

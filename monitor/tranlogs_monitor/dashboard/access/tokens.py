@@ -1,7 +1,8 @@
-"""The token that a request must carry: from a file, from the environment, or made at random.
+"""The token that a request must carry: from a file, from the environment, or random.
 
-A browser sends the token once in the address, and a cookie after that. The cookie holds a digest that is keyed with the token:
-browsers send it to all ports of the host, and the servers there do not learn the token from it.
+A browser sends the token once in the address, and a cookie after that. The cookie contains a digest that is keyed with the
+token:
+browsers send cookies to all ports of a host, and the servers there do not learn the token from it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Token:
 
     Attributes:
         value: the secret itself.
-        source: where it was read, like "--token-file /etc/token"; "" if it was made at random.
+        source: where it was read, like "--token-file /etc/token"; "" if it is random.
     """
 
     value: str = field(repr=False)
@@ -35,25 +36,25 @@ class Token:
 
     @property
     def is_random(self) -> bool:
-        """True if it was made at random."""
+        """True if the token was made at random."""
         return not self.source
 
     def matches(self, candidate: str) -> bool:
-        """Compare in constant time."""
+        """Compare with the token, in constant time."""
         return hmac.compare_digest(candidate.encode(), self.value.encode())
 
     @property
     def cookie_name(self) -> str:
-        """Name of the cookie; it differs between tokens, because browsers share cookies between the ports of a host."""
+        """The name of the cookie. It differs between tokens, because browsers share cookies between the ports of a host."""
         return f"tranlogs-{self._digest('name')[:12]}"
 
     @property
     def cookie_value(self) -> str:
-        """What the cookie holds instead of the token."""
+        """The content of the cookie, from which the token cannot be derived."""
         return self._digest("value")
 
     def matches_cookie(self, candidate: str) -> bool:
-        """Compare with `cookie_value` in constant time."""
+        """Compare with `cookie_value`, in constant time."""
         return hmac.compare_digest(candidate.encode(), self.cookie_value.encode())
 
     def _digest(self, purpose: str) -> str:
@@ -61,10 +62,10 @@ class Token:
 
 
 def choose_token(file: Path | None, environment: Mapping[str, str]) -> Token:
-    """Return the token of the file, else the one of the environment, else a random one.
+    """Return the token of the file, or else that of the environment, or else a random one.
 
     Raises:
-        UsageError: the file cannot be read, or its token or that of the environment cannot be used.
+        UsageError: the file cannot be read, or the token cannot be used.
     """
     if file is not None:
         return _checked(_read(file), f"--token-file {file}")
@@ -84,7 +85,9 @@ def _read(file: Path) -> str:
 def _checked(text: str, source: str) -> Token:
     value = text.strip()
     if not value:
-        raise UsageError(f"{source}: it is empty; give a token, or leave it out to have one made")
+        raise UsageError(
+            f"{source}: expected a token, found nothing; write one there, or leave the setting out for a random one"
+        )
     if not all("!" <= character <= "~" for character in value):
         raise UsageError(f"{source}: a token must be one line of ASCII letters, digits and punctuation, without spaces")
     return Token(value, source)

@@ -1,1 +1,1 @@
-"""The pages: facts of journals, filled into templates."""
+"""The pages: facts about journals, filled into templates."""

@@ -1,4 +1,4 @@
-"""What the page is made of: the last evaluation of each journal, and the history that its catalog keeps."""
+"""The journals that pages show: the last evaluation of each, and the history in its catalog."""
 
 from __future__ import annotations
 
@@ -10,66 +10,70 @@ from tranlogs.base.errors import TranLogsError
 from tranlogs.catalog import Catalog, EvaluationRow
 
 from ...settings import Settings
-from ...watching.watch import Seen
+from ...watching.watch import Evaluation
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A journal.
+class JournalView:
+    """A journal as pages show it.
 
     Attributes:
-        name: its folder, as the monitor was given it.
-        seen: its last evaluation that went well; None if none has.
-        history: the evaluations that its catalog keeps, oldest first.
-        problem: why the one after `seen` did not go well.
+        name: its folder, as it was given to the monitor.
+        evaluation: the last evaluation that succeeded; None if none has.
+        history: the evaluations in its catalog, oldest first.
+        problem: why a later evaluation failed; "" if none has.
     """
 
     name: str
-    seen: Seen | None = None
+    evaluation: Evaluation | None = None
     history: tuple[EvaluationRow, ...] = ()
     problem: str = ""
 
 
 class Board:
-    """Written by the daemon's thread, which alone reads catalogs; read by those of the server.
+    """The journals of all pages. The daemon's thread writes it and alone reads catalogs; the server's threads read it.
 
-    Attributes:
+    Args:
         settings: the daemon's.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._lock = threading.Lock()
-        self._shown: dict[str, Shown] = {}
+        self._views: dict[str, JournalView] = {}
 
-    def note(self, folder: Path, seen: Seen | str) -> None:
-        """A journal was evaluated; or why it could not be."""
+    def note(self, folder: Path, evaluation: Evaluation | str) -> None:
+        """Record an evaluation of a journal, or why it failed."""
         name = str(folder)
-        before = self._shown.get(name, Shown(name))
-        now = Shown(name, seen, _history(folder) or before.history) if isinstance(seen, Seen) else replace(before, problem=seen)
+        before = self._views.get(name, JournalView(name))
+        now = (
+            JournalView(name, evaluation, _read_history(folder) or before.history)
+            if isinstance(evaluation, Evaluation)
+            else replace(before, problem=evaluation)
+        )
         with self._lock:
-            self._shown[name] = now
+            self._views[name] = now
 
     def forget(self, folder: Path) -> None:
-        """A journal is not watched any more."""
+        """Drop a journal that is not watched any more."""
         with self._lock:
-            self._shown.pop(str(folder), None)
+            self._views.pop(str(folder), None)
 
-    def journals(self) -> list[Shown]:
-        """All of them, by name."""
+    def journals(self) -> list[JournalView]:
+        """Return all journals, by name."""
         with self._lock:
-            return [self._shown[name] for name in sorted(self._shown)]
+            return [self._views[name] for name in sorted(self._views)]
 
-    def journal(self, name: str) -> Shown | None:
-        """One of them; the only one under any name that is empty."""
+    def journal(self, name: str) -> JournalView | None:
+        """Return the journal of that name; with an empty name, the only journal if there is one; else None."""
         with self._lock:
-            if not name and len(self._shown) == 1:
-                return next(iter(self._shown.values()))
-            return self._shown.get(name)
+            if not name and len(self._views) == 1:
+                return next(iter(self._views.values()))
+            return self._views.get(name)
 
 
-def _history(folder: Path) -> tuple[EvaluationRow, ...]:
-    """What the catalog keeps; nothing where it cannot be read now."""
+def _read_history(folder: Path) -> tuple[EvaluationRow, ...]:
+    """Return the evaluations in a catalog; none if it cannot be read now."""
     try:
         catalog = Catalog.open(folder)
     except (TranLogsError, OSError):

@@ -1,4 +1,4 @@
-"""The log as a row of squares, coloured by value and protection, with the checkpoints among them as diamonds."""
+"""The log as a row of squares, coloured by value and protection, with checkpoints among them as diamonds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow, SegmentRow
 
-from ...watching.watch import Seen
+from ...watching.watch import Evaluation
 
 _CELLS_MAX = 360
 _TABLE_ROWS_MAX = 100
@@ -16,12 +16,12 @@ _LEVELS = 10  # of colour
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LogSymbol:
     """A square or a diamond.
 
     Attributes:
         kind: its classes in static/page.css.
-        words: what it stands for.
+        words: its meaning.
     """
 
     kind: str
@@ -29,13 +29,13 @@ class Mark:
 
 
 LEGEND = (
-    Mark("cell free v10", "worth much"),
-    Mark("cell free v1", "worth little, goes first"),
-    Mark("cell protected v8", "protected"),
-    Mark("cell open", "being written, or ready"),
-    Mark("cell retired", "given up"),
-    Mark("diamond", "checkpoint"),
-    Mark("diamond anchor", "recovery begins here"),
+    LogSymbol("cell free v10", "high value"),
+    LogSymbol("cell free v1", "low value, pruned first"),
+    LogSymbol("cell protected v8", "protected"),
+    LogSymbol("cell open", "being written, or ready"),
+    LogSymbol("cell retired", "pruned"),
+    LogSymbol("diamond", "checkpoint"),
+    LogSymbol("diamond anchor", "recovery starts here"),
 )
 
 
@@ -45,11 +45,11 @@ class SegmentLine:
 
     Attributes:
         ordinal: its number.
-        first_step: the first step that it holds.
+        first_step: the first step that it contains.
         last_step: the last one.
-        size: its bytes on disk.
-        value: its value at the last evaluation; None if it has none yet.
-        standing: whether it is protected, may go, or goes, and why.
+        size: bytes on disk.
+        value: value at the last evaluation; None if it has none yet.
+        standing: whether it is protected, can be pruned, or was pruned, and why.
     """
 
     ordinal: int
@@ -65,47 +65,61 @@ class Log:
     """The log of a journal, as its page shows it.
 
     Attributes:
-        marks: squares and diamonds, oldest first.
-        segments: the newest sealed segments, the newest one first.
-        sealed: the number of all sealed segments.
-        protected: the number of those that recovery to the newest step needs.
-        legend: the meaning of the colours.
+        symbols: squares and diamonds, oldest first.
+        segments: the newest sealed segments, newest first.
+        sealed: number of all sealed segments.
+        protected: number of those that recovery to the newest step needs.
+        legend: meaning of the colours.
     """
 
-    marks: list[Mark]
+    symbols: list[LogSymbol]
     segments: list[SegmentLine]
     sealed: int
     protected: int
-    legend: tuple[Mark, ...] = LEGEND
+    legend: tuple[LogSymbol, ...] = LEGEND
 
 
-def log_of(seen: Seen) -> Log:
+def describe_log(evaluation: Evaluation) -> Log:
     """Return what the page shows of a journal's log."""
-    sealed = sorted((row for row in seen.rows.segments if row.state == "sealed"), key=lambda row: row.ordinal, reverse=True)
-    lines = [SegmentLine(row.ordinal, row.base_step + 1, row.last_step, row.size, seen.worth.of(row.ordinal),
-                         _standing(seen, row)) for row in sealed[:_TABLE_ROWS_MAX]]  # fmt: skip
-    return Log(marks_of(seen), lines, len(sealed), sum(seen.protected.values()))
+    sealed = sorted(
+        (row for row in evaluation.rows.segments if row.state == "sealed"), key=lambda row: row.ordinal, reverse=True
+    )
+    lines = [
+        SegmentLine(
+            row.ordinal,
+            row.base_step + 1,
+            row.last_step,
+            row.size,
+            evaluation.worth.of(row.ordinal),
+            _standing(evaluation, row),
+        )
+        for row in sealed[:_TABLE_ROWS_MAX]
+    ]
+    return Log(log_symbols(evaluation), lines, len(sealed), sum(evaluation.protected.values()))
 
 
-def marks_of(seen: Seen) -> list[Mark]:
-    """Return segments and checkpoints in the order of the log, oldest first; a square holds several segments of a long log."""
-    segments = sorted(seen.rows.segments, key=lambda row: row.ordinal)
+def log_symbols(evaluation: Evaluation) -> list[LogSymbol]:
+    """Return segments and checkpoints in the order of the log, oldest first.
+
+    In a long log, a square stands for several segments.
+    """
+    segments = sorted(evaluation.rows.segments, key=lambda row: row.ordinal)
     size = -(-len(segments) // _CELLS_MAX) or 1
     groups = _grouped(segments, size)
-    checkpoints = sorted(seen.rows.checkpoints, key=lambda row: row.sequence)
-    marks: list[Mark] = []
+    checkpoints = sorted(evaluation.rows.checkpoints, key=lambda row: row.sequence)
+    marks: list[LogSymbol] = []
     for group in groups:
         while checkpoints and group[0].state != "ready" and checkpoints[0].sequence <= group[0].base_sequence:
-            marks.append(_diamond(seen, checkpoints.pop(0)))
-        marks.append(_square(seen, group))
+            marks.append(_diamond(evaluation, checkpoints.pop(0)))
+        marks.append(_square(evaluation, group))
     last = max((i for i, group in enumerate(groups) if group[0].state in ("sealed", "open")), default=-1)
     place = len(marks) - (len(groups) - 1 - last)
-    marks[place:place] = [_diamond(seen, row) for row in checkpoints]
+    marks[place:place] = [_diamond(evaluation, row) for row in checkpoints]
     return marks
 
 
 def _grouped(segments: Sequence[SegmentRow], size: int) -> list[list[SegmentRow]]:
-    """Divide neighbours that are in the same state into groups of at most `size`."""
+    """Divide neighbours in the same state into groups of at most `size`."""
     groups: list[list[SegmentRow]] = []
     for row in segments:
         if groups and len(groups[-1]) < size and groups[-1][0].state == row.state:
@@ -115,32 +129,34 @@ def _grouped(segments: Sequence[SegmentRow], size: int) -> list[list[SegmentRow]
     return groups
 
 
-def _square(seen: Seen, group: Sequence[SegmentRow]) -> Mark:
+def _square(evaluation: Evaluation, group: Sequence[SegmentRow]) -> LogSymbol:
     first = group[0]
     if first.state != "sealed":
         kind = "cell retired" if first.state == "retired" else "cell open"
-        words = {"open": "is being written", "ready": "is ready to be written", "retired": "was given up"}[first.state]
-        return Mark(kind, f"segment {first.ordinal}: {words}, {format_bytes(sum(row.size for row in group))}")
-    values = [seen.worth.of(row.ordinal) or 0.0 for row in group]
+        words = {"open": "is being written", "ready": "is ready to be written", "retired": "was pruned"}[first.state]
+        return LogSymbol(kind, f"segment {first.ordinal}: {words}, {format_bytes(sum(row.size for row in group))}")
+    values = [evaluation.worth.of(row.ordinal) or 0.0 for row in group]
     value = sum(values) / len(values)
-    goes = first.file in seen.pruning.reasons
-    is_protected = any(seen.protected.get(row.ordinal, True) for row in group)
-    kind = "retired" if goes else "protected" if is_protected else "free"
+    reason = first.file in evaluation.pruning.reasons
+    is_protected = any(evaluation.protected.get(row.ordinal, True) for row in group)
+    kind = "retired" if reason else "protected" if is_protected else "free"
     name = f"segment {first.ordinal}" if len(group) == 1 else f"segments {first.ordinal} to {group[-1].ordinal}"
-    words = f"{name}: steps {first.base_step + 1:,} to {group[-1].last_step:,}, value {value:.2f}, {_standing(seen, first)}"
-    return Mark(f"cell {kind} v{round(min(value, 1.0) * _LEVELS)}", words)
+    words = (
+        f"{name}: steps {first.base_step + 1:,} to {group[-1].last_step:,}, value {value:.2f}, {_standing(evaluation, first)}"
+    )
+    return LogSymbol(f"cell {kind} v{round(min(value, 1.0) * _LEVELS)}", words)
 
 
-def _diamond(seen: Seen, row: CheckpointRow) -> Mark:
-    is_anchor = seen.anchor is not None and row.name == seen.anchor.name
-    goes = seen.pruning.reasons.get(row.name)
+def _diamond(evaluation: Evaluation, row: CheckpointRow) -> LogSymbol:
+    is_anchor = evaluation.anchor is not None and row.name == evaluation.anchor.name
+    reason = evaluation.pruning.reasons.get(row.name)
     words = f"checkpoint of step {row.step:,}, {format_bytes(row.nbytes)}"
-    words += f", goes: {goes}" if goes else ", recovery begins here" if is_anchor else ""
-    return Mark("diamond anchor" if is_anchor else "diamond gone" if goes else "diamond", words)
+    words += f", pruned: {reason}" if reason else ", recovery starts here" if is_anchor else ""
+    return LogSymbol("diamond anchor" if is_anchor else "diamond gone" if reason else "diamond", words)
 
 
-def _standing(seen: Seen, row: SegmentRow) -> str:
-    why = seen.pruning.reasons.get(row.file)
+def _standing(evaluation: Evaluation, row: SegmentRow) -> str:
+    why = evaluation.pruning.reasons.get(row.file)
     if why is not None:
-        return f"given up: {why}"
-    return "protected" if seen.protected.get(row.ordinal, True) else "may go"
+        return f"pruned: {why}"
+    return "protected" if evaluation.protected.get(row.ordinal, True) else "can be pruned"

@@ -1,4 +1,4 @@
-"""What the charts draw, as JSON: columns over the times of the evaluations."""
+"""The numbers that the charts draw, as JSON: columns over the times of evaluations."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from tranlogs.catalog import EvaluationRow
 from tranlogs.retention.evaluation import worth_of
 from tranlogs.retention.exposure import has_store
 
-from .board import Shown
+from .board import JournalView
 
 _VALUE_CURVES_MAX = 24
 
 
-def curves(shown: Shown) -> dict[str, Any]:
-    """Watermarks (steps), bytes, and values of segments, of each evaluation.
+def curves(view: JournalView) -> dict[str, Any]:
+    """Return watermarks (steps), bytes, and values of segments, for each evaluation.
 
-    A journal without a store has no `archived` and `persisted`, one without a budget no `budget`. Of many segments some are
-    chosen, evenly; a segment has null where it was not there, or not sealed.
+    A journal without a store has no `archived` and `persisted`, one without a budget no `budget`. Of many segments, some are
+    chosen
+    evenly. A segment has null where it did not exist or was not sealed.
     """
-    history, names = shown.history, ["committed", "synced"]
-    if any(has_store(row, None if shown.seen is None else shown.seen.rows.store) for row in history):
+    history, names = view.history, ["committed", "synced"]
+    if any(has_store(row, None if view.evaluation is None else view.evaluation.rows.store) for row in history):
         names += ["archived", "persisted"]
     nbytes: dict[str, list[int | None]] = {
         "total": [row.log_bytes + row.checkpoint_bytes for row in history],
@@ -31,12 +32,15 @@ def curves(shown: Shown) -> dict[str, Any]:
     }
     if any(row.budget_bytes is not None for row in history):
         nbytes["budget"] = [row.budget_bytes for row in history]
-    checkpoints = [] if shown.seen is None else sorted(row.created_at for row in shown.seen.rows.checkpoints)
+    checkpoints = [] if view.evaluation is None else sorted(row.created_at for row in view.evaluation.rows.checkpoints)
     return {
-        "journal": shown.name, "times": [row.at for row in history],
+        "journal": view.name,
+        "times": [row.at for row in history],
         "steps": {name: [getattr(row, name) for row in history] for name in names},
-        "bytes": nbytes, "values": _values(history), "checkpoints": checkpoints,
-    }  # fmt: skip
+        "bytes": nbytes,
+        "values": _values(history),
+        "checkpoints": checkpoints,
+    }
 
 
 def _values(history: Sequence[EvaluationRow]) -> list[dict[str, Any]]:

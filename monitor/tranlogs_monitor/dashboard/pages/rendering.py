@@ -1,4 +1,4 @@
-"""Templates (templates/*.html) filled with facts.
+"""Templates (templates/*.html), filled with facts.
 
 Every value is escaped when it enters a template. No template turns that off (`safe`, `autoescape`), which a test checks.
 """
@@ -20,7 +20,7 @@ def render(template: str, **facts: Any) -> bytes:
     """Fill a template.
 
     Args:
-        template: the name of a file in templates/.
+        template: name of a file in templates/.
         facts: the values that the template refers to; a missing one is an error.
     """
     return _ENVIRONMENT.get_template(template).render(facts).encode()

@@ -1,4 +1,4 @@
-"""Facts for the sections of one journal's page; the templates put them into sentences and tables."""
+"""Facts for the sections of a journal's page; templates put them into sentences and tables."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tranlogs.retention.exposure import Exposure, History, has_store, seconds_between
 
-from ...watching.state import Level
-from ...watching.watch import Seen
+from ...watching.watch import Evaluation
+from .journal_state import Level
 
 _TITLES = {"process": "If the process dies", "machine": "If the machine loses power", "site": "If the site or its disk is gone"}
 _MEANINGS = {
@@ -53,8 +53,8 @@ class WatermarkLine:
     Attributes:
         name: the watermark.
         step: the newest step that has reached it.
-        steps_behind: the distance to `committed`; None for `committed` itself.
-        seconds_behind: the time that those steps took; None if it is not known.
+        steps_behind: distance to `committed`; None for `committed` itself.
+        seconds_behind: the time that these steps took; None if unknown.
         meaning: what a step survives that has reached the watermark.
     """
 
@@ -65,29 +65,36 @@ class WatermarkLine:
     meaning: str
 
 
-def watermark_lines(seen: Seen, history: History) -> list[WatermarkLine]:
-    """Return the watermarks, those of the store only if there is one."""
-    marks = seen.rows.marks
-    names = ["committed", "synced", *(["archived", "persisted"] if has_store(marks, seen.rows.store) else [])]
-    meanings = _MEANINGS | ({"synced": "to memory only (tmpfs)"} if seen.in_memory else {})
+def watermark_lines(evaluation: Evaluation, history: History) -> list[WatermarkLine]:
+    """Return the watermarks; those of the store only if there is a store."""
+    marks = evaluation.rows.marks
+    names = ["committed", "synced", *(["archived", "persisted"] if has_store(marks, evaluation.rows.store) else [])]
+    meanings = _MEANINGS | ({"synced": "to memory only (tmpfs)"} if evaluation.in_memory else {})
     lines = []
     for name in names:
         step, is_first = getattr(marks, name), name == "committed"
-        lines.append(WatermarkLine(name, step, None if is_first else marks.committed - step,
-                                   None if is_first else seconds_between(history, step), meanings[name]))  # fmt: skip
+        lines.append(
+            WatermarkLine(
+                name,
+                step,
+                None if is_first else marks.committed - step,
+                None if is_first else seconds_between(history, step),
+                meanings[name],
+            )
+        )
     return lines
 
 
-def watermark_notes(seen: Seen) -> list[str]:
-    """Return sentences about the store, and about a run that syncs its checkpoints only."""
-    marks, store = seen.rows.marks, seen.rows.store
+def watermark_notes(evaluation: Evaluation) -> list[str]:
+    """Return sentences about the store, and about a run that syncs only its checkpoints."""
+    marks, store = evaluation.rows.marks, evaluation.rows.store
     notes = [] if store is None else [f"The store is {store.url}."]
     if store is not None and store.url.startswith("file:"):
-        notes.append("It is a folder, and survives the site if it lies on another one.")
+        notes.append("It is a folder, and survives the loss of the site only if it is at another site.")
     if not has_store(marks, store):
-        notes.append("No store: nothing is kept away from this machine.")
+        notes.append("There is no store: nothing is kept outside this machine.")
     if marks.committed and not marks.synced:
-        notes.append('Of this run only checkpoints are synced (durability="process").')
+        notes.append('Only checkpoints of this run are synced (durability="process").')
     return notes
 
 
@@ -104,9 +111,9 @@ class Space:
     checkpoint_bytes: int
 
 
-def space_of(seen: Seen) -> Space:
-    """Return the bytes that a journal takes."""
-    return Space(sum(row.size for row in seen.rows.segments), sum(row.nbytes for row in seen.rows.checkpoints))
+def space_of(evaluation: Evaluation) -> Space:
+    """Return the bytes that a journal takes on disk."""
+    return Space(sum(row.size for row in evaluation.rows.segments), sum(row.nbytes for row in evaluation.rows.checkpoints))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +121,10 @@ class CheckpointLine:
     """One row of the table of checkpoints.
 
     Attributes:
-        step: the step of the checkpoint.
-        size: its bytes.
+        step: step of the checkpoint.
+        size: bytes on disk.
         taken_at: when it was taken, in seconds since 1970.
-        note: that recovery begins there, or why it goes; "" for neither.
+        note: that recovery starts there, or why it was pruned; "" for neither.
     """
 
     step: int
@@ -126,12 +133,12 @@ class CheckpointLine:
     note: str
 
 
-def checkpoint_lines(seen: Seen) -> list[CheckpointLine]:
-    """Return the newest checkpoints, the newest one first."""
-    newest = sorted(seen.rows.checkpoints, key=lambda row: (row.timeline, row.sequence), reverse=True)[:_CHECKPOINTS_MAX]
+def checkpoint_lines(evaluation: Evaluation) -> list[CheckpointLine]:
+    """Return the newest checkpoints, newest first."""
+    newest = sorted(evaluation.rows.checkpoints, key=lambda row: (row.timeline, row.sequence), reverse=True)[:_CHECKPOINTS_MAX]
     lines = []
     for row in newest:
-        is_anchor = seen.anchor is not None and row.name == seen.anchor.name
-        note = "sound: recovery begins here" if is_anchor else seen.pruning.reasons.get(row.name, "")
+        is_anchor = evaluation.anchor is not None and row.name == evaluation.anchor.name
+        note = "intact: recovery starts here" if is_anchor else evaluation.pruning.reasons.get(row.name, "")
         lines.append(CheckpointLine(row.step, row.nbytes, row.created_at, note))
     return lines

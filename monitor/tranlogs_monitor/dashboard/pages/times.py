@@ -1,4 +1,4 @@
-"""Moments and durations in the words of the page."""
+"""Moments and durations in the words of the pages."""
 
 from __future__ import annotations
 

@@ -1,0 +1,45 @@
+"""What a run records of its data, and how data differ from what was recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import private
+from ..state.fingerprint import digest
+from .source import Source
+
+_GLANCED_ROWS = 64
+
+
+def describe_data(adapter: Any, source: Source) -> dict[str, Any]:
+    """What must be as it was for a recorded place to mean the same batches, as plain values."""
+    inputs = getattr(adapter, "_inputs", None)
+    return {
+        "kind": type(source).__name__, "batch_size": getattr(adapter, "batch_size", None), "batches": adapter.num_batches,
+        "samples": getattr(adapter, "_num_samples", None), "content": None if inputs is None else _glance(inputs),
+    }  # fmt: skip
+
+
+def other_data(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs, one sentence each."""
+    words = {"batch_size": "batch size", "batches": "number of batches", "samples": "number of samples"}
+    found = [f"the {word} of the data was {recorded[key]}, now it is {now[key]}: other batches follow than the run had"
+             for key, word in words.items() if recorded.get(key) is not None and recorded[key] != now[key]]  # fmt: skip
+    if not found and recorded.get("content") is not None and recorded["content"] != now["content"]:
+        found.append("the arrays hold other values than in the run: other batches follow than it had")
+    return found
+
+
+def _glance(inputs: Any) -> int | None:
+    """Digest of a few rows of each array, and of its shape."""
+    parts: list[Any] = []
+    try:
+        for leaf in private.tree.flatten(inputs):
+            count = len(leaf)
+            rows = sorted({int(i) for i in np.linspace(0, count - 1, min(count, _GLANCED_ROWS))})
+            parts += [tuple(leaf.shape), *(digest(np.asarray(leaf[i])) for i in rows)]
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError):  # pandas, sparse: by their sizes alone
+        return None
+    return digest(np.frombuffer(repr(parts).encode(), np.uint8)) >> 1

@@ -1,0 +1,40 @@
+"""Choose the source of the batches of a fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tranlogs.base.errors import UsageError
+
+from .. import private
+from ..backends import Backend
+from .arrays import Arrays
+from .consumed import Consumed
+from .py_dataset import PyDatasetBatches
+from .source import DataOrder, Doubt, OwnOrder, Source
+
+
+def make_source(epoch_iterator: Any, backend: Backend, *, seed: int, data_order: DataOrder, doubt: Doubt,
+                strategy: Any = None) -> Source:  # fmt: skip
+    """The source of a fit's batches."""
+    adapter = epoch_iterator.data_adapter
+    if data_order not in ("tranlogs", "keras"):
+        raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
+    if isinstance(adapter, private.ArrayDataAdapter):
+        if data_order == "tranlogs" or not adapter._shuffle:
+            return Arrays(adapter, backend, OwnOrder(seed), strategy)
+        if backend.name == "tensorflow" and private.get_random_seed() is None:
+            doubt('data_order="keras" shuffles with TensorFlow\'s own generator, which cannot be repeated without a seed: call '
+                  'keras.utils.set_random_seed(...), or use data_order="tranlogs"', False)  # fmt: skip
+        return Consumed(epoch_iterator, backend, doubt)
+    if isinstance(adapter, private.PyDatasetAdapter):
+        own = OwnOrder(seed) if data_order == "tranlogs" or not adapter.shuffle else None
+        return PyDatasetBatches(epoch_iterator, backend, own, doubt)
+    if isinstance(adapter, private.TFDatasetAdapter) and backend.name == "tensorflow":
+        from .tf_dataset import TFDatasetBatches
+        from .tf_doubts import doubts_about
+
+        for text in doubts_about(adapter._dataset):
+            doubt(text, False)
+        return TFDatasetBatches(epoch_iterator)
+    return Consumed(epoch_iterator, backend, doubt)

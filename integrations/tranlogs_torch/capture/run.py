@@ -1,0 +1,109 @@
+"""What the hooks of an optimizer need of the run that they log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from tranlogs.journal import Journal
+from tranlogs.log.layout import Payload
+from tranlogs.log.writer import Tensor
+
+from ..ddp.gradient_ranges import Portion
+from ..state.auxiliary import Auxiliary
+from ..state.fingerprint import Digests
+from ..state.state import TorchState
+from .staging import Staging
+
+
+class HookedOptimizer(Protocol):
+    """An optimizer of the run.
+
+    Attributes:
+        name: in the run.
+        inner: the optimizer that takes the steps of this process.
+        outer: the one around it, which has all parameters; itself if there is none.
+    """
+
+    name: str
+    inner: torch.optim.Optimizer
+    outer: torch.optim.Optimizer
+
+
+class GradientDivider(Protocol):
+    """Decides which part of the gradients this rank logs.
+
+    Attributes:
+        rank: of this process.
+        world: number of processes.
+        copies: on how many ranks each gradient is logged.
+    """
+
+    rank: int
+    world: int
+    copies: int
+
+    def share(self, hooks: HookedOptimizer, named: Sequence[tuple[str, torch.Tensor]]) -> list[Portion] | None:
+        """Return the portions of a step's gradients that this rank logs; None for all of them."""
+        ...
+
+
+class LoggedRun(Protocol):
+    """A run to which steps are logged.
+
+    Attributes:
+        run: folder of the run.
+        journal: takes the records.
+        state: the parameters and optimizers.
+        auxiliary: what boundaries commit besides.
+        modules: by prefix.
+        staging: brings gradients of a GPU to the host; None where all tensors are on the CPU.
+    """
+
+    run: Path
+    journal: Journal
+    auxiliary: Auxiliary
+    modules: dict[str, torch.nn.Module]
+    staging: Staging | None
+
+    @property
+    def state(self) -> TorchState:
+        """The parameters and optimizers."""
+        ...
+
+    @property
+    def coordinator(self) -> GradientDivider | None:
+        """Connects the processes that train together; None for one process."""
+        ...
+
+    @property
+    def is_active(self) -> bool:
+        """True if steps of this process are logged."""
+        ...
+
+    def before_step(self) -> None:
+        """Log what something wrote to the state since the last look."""
+        ...
+
+    def after_step(self) -> None:
+        """Count a step that was logged."""
+        ...
+
+    def digests(self) -> Digests:
+        """Return the fingerprint of the parameters after the step that is being logged."""
+        ...
+
+    def has_changed(self) -> bool:
+        """Return True if something wrote to the state since the last look."""
+        ...
+
+    def saw_scaler(self, scaler: object) -> None:
+        """Note that a GradScaler calls the optimizer's step."""
+        ...
+
+    def after_image(self, tensors: list[Tensor], *, every_step: bool) -> Payload | None:
+        """Return the payload of an after-image; None if it cannot be brought from a device."""
+        ...

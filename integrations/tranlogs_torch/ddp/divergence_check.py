@@ -1,0 +1,49 @@
+"""Whether processes that each log everything have the same parameters: gradients may be summed by hand.
+
+Nothing says that they step together, so nobody waits: each leaves a note of its parameters at every tenth step or so, and
+looks for those of the others at its next boundaries. The step at which all were last equal stands in each boundary: if a
+journal is lost then, another one can stand for it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from ..distributed.notes import Board
+
+_NOTE = "state"
+_EVERY_STEPS = 10
+
+
+class Likeness:
+    """See the module.
+
+    Attributes:
+        step: at which all were last seen to be equal; -1 for never, or since they were seen to differ.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self.step = -1
+        self._noted_at = 0
+        self._mine = ""  # the note to which others' are awaited
+        self._differs = False
+
+    def look(self, step: int, digest: str) -> int:
+        """At a boundary: leave a note if it is time for one, and compare; gives `step` back."""
+        with suppress(RuntimeError):  # the store is gone, and with it the group: the next step says so
+            if self._mine and self._board.is_full(_NOTE):
+                self._compare()
+            if digest and not self._differs and step // _EVERY_STEPS > self._noted_at // _EVERY_STEPS:
+                self._noted_at, self._mine = step, f"{step} {digest}"
+                self._board.write(_NOTE, self._mine)
+        return self.step
+
+    def _compare(self) -> None:
+        said = self._board.read(_NOTE)
+        steps = [int(note.split()[0]) for note in said.values()]
+        if max(steps) > self._noted_at:  # one is ahead, and its former note is gone
+            self._mine = ""
+        elif min(steps) == self._noted_at:
+            self._differs = len(set(said.values())) > 1
+            self.step, self._mine = (-1 if self._differs else self._noted_at), ""

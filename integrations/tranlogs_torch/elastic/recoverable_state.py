@@ -1,0 +1,29 @@
+"""A state that ranks recover together, perhaps over another number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tranlogs.recovery.group.journal_access import Transport
+
+from ..replay.replayable_state import ReplayableState
+from .adoption import adopt
+from .resharding import Taking
+
+
+class RecoverableState(ReplayableState):
+    """The state of a PyTorch run, with what ranks exchange while they recover."""
+
+    def new_part(self) -> RecoverableState:
+        """Return a state for what another process recorded."""
+        raise NotImplementedError
+
+    def assemble(self, parts: dict[int, Any], owners: Mapping[int, int], rank: int, transport: Transport) -> dict[str, Any]:
+        """Fill this rank's parts of all tensors from those that the former ranks' journals gave."""
+        return Taking(self, parts, owners, rank, transport).take()
+
+    def adopt(self, sources: Sequence[Path], rank: int, *, is_start: bool) -> list[str]:
+        """Take the state of a rank whose journal is lost from the checkpoints of others."""
+        return adopt(self, sources, rank, self.built if is_start else None)

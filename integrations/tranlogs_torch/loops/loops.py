@@ -1,0 +1,176 @@
+"""The loops that `LoggedOptimizer` gives out: `steps`, `batches` and `epochs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader
+
+from tranlogs.base.errors import UsageError
+
+from ..data.position import Epoch, LoaderPosition
+from ..data.rng import get_rng
+from ..state.backup import StateBackup
+from .parts import RunParts
+from .user_loop import UserLoops
+
+
+class Boundaries(Protocol):
+    """What commits the units of a run."""
+
+    def begin(self) -> None:
+        """Begin a fresh run."""
+        ...
+
+    def boundary(self, asking: object = None) -> None:
+        """Commit what came since the last boundary."""
+        ...
+
+    def note_writes(self) -> None:
+        """Log what was written and by no step."""
+        ...
+
+    def is_as_recovered(self) -> bool:
+        """Return True if nothing was logged since the recovery."""
+        ...
+
+    def find_other_writes(self) -> list[str]:
+        """Return the names of optimizers whose state or groups were written."""
+        ...
+
+
+class Loops:
+    """The loops of a run that are running.
+
+    While code per epoch runs again for an epoch that was left in its middle, the state is kept aside; it is set back when the
+    loop is opened in which the run stood.
+
+    Args:
+        parts: of the run.
+        boundaries: commits units.
+        user_loops: the script's own loops over tracked loaders.
+
+    Attributes:
+        running: the loops, the outermost first.
+    """
+
+    def __init__(self, parts: RunParts, boundaries: Boundaries, user_loops: UserLoops) -> None:
+        self._parts, self._boundaries, self._user_loops = parts, boundaries, user_loops
+        self.running: list[object] = []
+        self._backup: StateBackup | None = None
+
+    @contextmanager
+    def _looping(self, loop: object) -> Iterator[None]:
+        if self._parts.journal.is_closed:
+            raise UsageError(
+                f"{self._parts.settings.run}: the run is closed, nothing would be logged. Make a new LoggedOptimizer to go on"
+            )
+        self._boundaries.begin()
+        self.note_early_writes()
+        if not self.running:
+            self._user_loops.leave()
+        self.running.append(loop)
+        try:
+            yield
+        finally:
+            self.running.remove(loop)
+
+    def note_early_writes(self) -> None:
+        """Report what was written between the recovery and the first batch: the uninterrupted run wrote nothing there."""
+        parts = self._parts
+        if not self._boundaries.is_as_recovered() or self.running or parts.journal.is_suspended:
+            return
+        names = parts.writes.parameters(parts.journal.step) + parts.writes.optimizers()
+        report = parts.report.current
+        if names and report is not None and report.step:
+            parts.report.warn(
+                f"{names[0]} was written between recover() and the first batch: training goes on from what was written there, "
+                "not from what was recovered",
+                False,
+            )
+        for what in parts.auxiliary.changed_hyper():
+            parts.report.warn(
+                f"{what} was changed between recover() and the first batch, and training goes on with what it is now", False
+            )
+
+    def steps(self, until: int) -> Iterator[int]:
+        """Yield the number of each turn of a loop without a loader, from 0; a boundary follows each."""
+        turns, auxiliary = object(), self._parts.auxiliary
+        with self._looping(turns):
+            if auxiliary.count < until or not self._user_loops.is_led:
+                auxiliary.open_loop()
+            while auxiliary.count < until:
+                auxiliary.count += 1
+                yield auxiliary.count - 1
+                self._boundaries.boundary(turns)
+
+    def batches(self, loader: DataLoader[Any], until: int | None) -> Iterator[Any]:
+        """Yield the batches of a loader over all epochs."""
+        position = self._parts.auxiliary.loader(loader)
+        with self._looping(position):
+            yield from position.batches(until)
+
+    def epochs(self, count: int, loader: DataLoader[Any] | None) -> Iterator[Epoch]:
+        """Yield the epochs that are left, each to be iterated over for its batches."""
+        auxiliary = self._parts.auxiliary
+        if loader is None and not auxiliary.loaders:
+            raise UsageError("epochs(...) needs a loader: track(loader=...) first, or epochs(count, loader)")
+        position = next(iter(auxiliary.loaders.values())) if loader is None else auxiliary.loader(loader)
+        with self._looping(position):
+            position.enter()
+            is_left = position.epoch < count or not self._user_loops.has_skipped
+            if position.batch == 0 and is_left:  # else what comes before the batches runs again, and its draws do not count
+                auxiliary.open_loop()
+            while position.epoch < count:
+                number = position.epoch
+                self._enter_epoch(position)
+                yield Epoch.of(position)
+                if position.epoch == number:
+                    raise UsageError(
+                        f"epoch {number} was not iterated to its end: `for batch in epoch:` must run without break"
+                    )
+                self._boundaries.boundary()  # the epoch's own code ran
+
+    def _enter_epoch(self, position: LoaderPosition) -> None:
+        """Prepare for the script's code before the epoch's loop; in the middle of an epoch that code runs again."""
+        if position.batch == 0:
+            position.entered = get_rng()
+        elif position.is_pending:
+            self._parts.auxiliary.open_loop()
+            self.remember()
+            self._parts.auxiliary.set_entered(position)
+
+    def remember(self) -> None:
+        """Keep the state aside: code per epoch is about to run again, and what it does is to be undone."""
+        if self._backup is None:
+            self._boundaries.note_writes()
+            self._backup = StateBackup(self._parts.state, self._parts.auxiliary)
+
+    def opening(self, position: LoaderPosition) -> None:
+        """Note that a loop over a loader is about to be opened."""
+        if self._backup is not None and (not self.running or self.running[0] is position):
+            self.go_live()
+        self._parts.auxiliary.open_loop()
+
+    @property
+    def runs_again(self) -> bool:
+        """True while the script's code before the loop in which the run stood runs once more."""
+        return self._backup is not None or self._parts.auxiliary.is_waiting
+
+    def go_live(self) -> None:
+        """Set the state back: the loop in which the run stood is about to be opened."""
+        backup, self._backup = self._backup, None
+        if backup is not None:
+            if self._boundaries.find_other_writes():
+                self._parts.report.warn(
+                    "code that runs once an epoch, before its loop, changes an optimizer's state or its groups, and it ran "
+                    "again: take the epochs from optimizer.epochs(...), which leaves finished ones out, and make the change "
+                    "depend on epoch.batch == 0",
+                    True,
+                )
+            backup.set_back()
+            self._parts.auxiliary.set_positions_back()
+            self._parts.writes.remember(self._parts.journal.step)
+        self._parts.auxiliary.open_loop()

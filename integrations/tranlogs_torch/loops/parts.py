@@ -1,0 +1,63 @@
+"""What the recovery, the loops and the boundaries of a run share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tranlogs.journal import Journal
+from tranlogs.training.report import LiveReport
+from tranlogs.training.resources import RunResources
+from tranlogs.training.settings import RunSettings
+
+from ..capture.foreign_writes import ForeignWriteDetector
+from ..capture.optimizer_hooks import OptimizerHooks
+from ..offline.live_state import LiveState
+from ..state import environment
+from ..state.auxiliary import Auxiliary
+from ..state.scalars import ScalarHistory
+from .coordinator import Coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """The parts of a run in this process.
+
+    Attributes:
+        settings: of the run.
+        resources: journal, monitor, shipping and the handler of signals.
+        modules: by prefix.
+        state: parameters, optimizers and buffers.
+        hooks: of the optimizers, by name.
+        writes: finds writes that no step made.
+        auxiliary: what boundaries commit besides.
+        coordinator: connects the processes that train together; None for one process.
+        environment: what rounding depends on, as it is now.
+        scalars: that the loop has logged.
+        report: of the recovery, with what became known since.
+    """
+
+    settings: RunSettings
+    resources: RunResources
+    modules: dict[str, torch.nn.Module]
+    state: LiveState
+    hooks: dict[str, OptimizerHooks]
+    writes: ForeignWriteDetector
+    auxiliary: Auxiliary
+    coordinator: Coordinator | None
+    environment: dict[str, Any]
+    scalars: ScalarHistory
+    report: LiveReport
+
+    @property
+    def journal(self) -> Journal:
+        """The journal of this process."""
+        return self.resources.journal
+
+    def describe_environment(self) -> None:
+        """Record what rounding depends on, as it is now: a script may set its threads after it made the optimizer."""
+        self.environment.update(environment.describe(self.state.optimizers))
+        if self.coordinator is not None:
+            self.coordinator.describe(self.environment)

@@ -1,0 +1,267 @@
+"""Recovery of a run in the process that trains it, and the begin of a fresh run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
+from tranlogs.recovery import RecoveryReport
+from tranlogs.recovery.group.outcome import GroupRecovered
+from tranlogs.recovery.group.summary.timeline_ids import extend_timeline_ids, new_timeline_id
+from tranlogs.recovery.recover import Progress, Recovered, recover
+from tranlogs.recovery.verdict import make_report
+
+from ..distributed.process_group import demand_group
+from ..elastic.world_size import is_of_many, recover_alone, settle_in
+from ..interop import Built, Start, StartFrom, find_start
+from ..sharding import fsdp
+from ..sharding.zero_optimizer import bring_in
+from ..state import environment
+from ..state.caveats import caveats, verdict
+from .parts import RunParts
+
+_log = logging.getLogger("tranlogs")
+
+
+class Recovery:
+    """Brings a run back to its newest boundary, or begins it.
+
+    Args:
+        parts: of the run.
+        on_landed: called when the state is that of a boundary behind the first step.
+
+    Attributes:
+        has_begun: True once steps are logged.
+    """
+
+    def __init__(self, parts: RunParts, on_landed: Callable[[], None]) -> None:
+        self._parts, self._on_landed = parts, on_landed
+        self.has_begun = False
+        self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
+        self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
+        self._origin_notes: list[str] | None = None  # of what a fresh run started from
+
+    # Recovering.
+
+    def recover(self, step: int | None, progress: Progress | None, start_from: StartFrom | str | Path | None) -> RecoveryReport:
+        """Bring everything back to the newest boundary, or to `step`; a fresh run starts from what is given or was imported."""
+        parts, journal, state, coordinator = self._parts, self._parts.journal, self._parts.state, self._parts.coordinator
+        demand_group(parts.settings.run, was_alone=coordinator is None)
+        start = time.monotonic()
+        fsdp.reshard(parts.modules)  # what was gathered from the shards before is not what they are going to be
+        state.refresh()  # a group may have been added since
+        origin = find_start(parts.settings.run, start_from)
+        self._demand_alike()
+        if step is not None:
+            journal.holds.hold()
+        if coordinator is not None:
+            coordinator.demand_same_start(origin.identity if origin else "", is_fresh=journal.is_fresh)
+        if origin is not None and journal.is_fresh and origin.identity:
+            self._load(origin, progress)  # what others have of a journal that was lost comes over it
+        landing = self._land(step, progress)
+        if landing is None and coordinator is None:
+            found = recover(journal.paths.folder, state, step=step, progress=progress, spare=parts.resources.spare)
+        else:
+            found = None if landing is None else landing.recovered
+        if landing is not None:
+            parts.environment.update(since=landing.first_timeline, past=landing.timeline_ids)
+        if found is None:
+            return self._begin_fresh(step, origin, progress, is_first=landing is None)
+        parts.describe_environment()
+        if landing is not None:
+            self._landed = settle_in(state, landing, self._landed)
+            if coordinator is not None:
+                coordinator.take_over(self._landed)
+        self._continue_from(found, landing)
+        if landing is not None:
+            self._land_together(landing, found)
+        self._recovered = found, time.monotonic() - start
+        parts.report.current = self._report_of(*self._recovered)
+        return parts.report.current
+
+    def _land(self, step: int | None, progress: Progress | None) -> GroupRecovered | None:
+        """Recover together with the other ranks, or what several ranks recorded."""
+        parts, spare = self._parts, self._parts.resources.spare
+        if parts.coordinator is None:
+            if is_of_many(parts.journal.paths.folder):
+                return recover_alone(parts.journal, parts.state, step, progress, spare)
+            return None
+        parts.coordinator.doubts()  # refuses what cannot be, before anything is touched
+        return parts.coordinator.recover(parts.journal, parts.auxiliary.read(), step, progress, spare)
+
+    def _begin_fresh(
+        self, step: int | None, origin: Start | None, progress: Progress | None, *, is_first: bool
+    ) -> RecoveryReport:
+        parts = self._parts
+        if step not in (None, 0):
+            raise UsageError(f"{parts.settings.run}: step {step} cannot be recovered: the run holds nothing yet")
+        if origin is not None and self._origin_notes is None:
+            self._load(origin, progress)
+        report = parts.report.current = RecoveryReport(notes=tuple(self._origin_notes or ()))
+        self.begin(is_first=is_first)
+        return report
+
+    def _continue_from(self, found: Recovered, landing: GroupRecovered | None) -> None:
+        """Let the journal, the loaders and the watch for writes go on from where the state is now."""
+        parts, journal = self._parts, self._parts.journal
+        is_new, number = (found.plan.has_later, None) if landing is None else (landing.is_new, landing.timeline)
+        journal.continue_from(
+            found.position,
+            new_timeline=is_new,
+            number=number,
+            damaged=found.damaged,
+            checkpoint=found.plan.checkpoint,
+            log_bytes=found.log_bytes,
+        )
+        if found.replayed:
+            journal.recovery_speed.observe_replay(found.seconds_replay / found.replayed)
+        journal.recovery_speed.load_seconds = found.seconds_load
+        parts.scalars.extend(found.scalars)
+        self.has_begun = True
+        parts.state.refresh()
+        parts.writes.remember(journal.step)
+        for hooks in parts.hooks.values() if found.position.step else ():
+            hooks.mark_called()
+        if found.position.sequence:  # not the checkpoint before the first step, where the script is at the same place again
+            parts.auxiliary.reopen()
+        self._on_landed()
+
+    def _load(self, origin: Start, progress: Progress | None) -> None:
+        """Load what a fresh run starts from into what was built."""
+        parts, state = self._parts, self._parts.state
+        state.given = {which: state.given_now(which) for which in parts.hooks}
+        optimizers = {name: hooks.inner for name, hooks in parts.hooks.items()}
+        names = {name: state.group_names(name) for name in parts.hooks}
+        self._origin_notes = origin.load(Built(parts.modules, optimizers, names, parts.auxiliary.tracked), progress)
+
+    def _land_together(self, landing: GroupRecovered, found: Recovered) -> None:
+        """Do what all ranks do before any of them goes on."""
+        parts, coordinator, caveats_found = self._parts, self._parts.coordinator, landing.caveats
+        bring_in(parts.state.outers.values())
+        body = {**self._landed, "scalars": parts.scalars.pack()}
+        is_any_lost = landing.is_journal_lost if coordinator is None else any(coordinator.told_by_all(landing.is_journal_lost))
+        begins = landing.starts_generation or is_any_lost  # a disk that is lost next costs nothing more
+        if landing.is_new and not landing.is_resharded:  # in all journals, before the first record: else a crash could leave
+            parts.journal.start()  # steps of two histories
+            if coordinator is not None:  # nothing is in any of them before it is begun in all: else it never was
+                coordinator.told_by_all(True)
+        if begins and coordinator is not None:
+            coordinator.mirror(body)
+        if landing.is_resharded:
+            self._begin_resharded(body)
+        elif begins:
+            parts.journal.checkpoint(parts.state.snapshot(body), wait=True)
+        if coordinator is not None:
+            step = found.position.step
+            caveats_found += [
+                *coordinator.doubts(),
+                *coordinator.prime(body, step, step if begins else found.plan.checkpoint.step),
+            ]
+            caveats_found = coordinator.joined(caveats_found)
+        parts.report.caveats += [(text, False) for text in caveats_found]
+        found.notes += landing.notes
+        self._landed = {}  # it may be large
+
+    def _begin_resharded(self, body: dict[str, Any]) -> None:
+        """Begin with a checkpoint. Until all ranks have theirs, only the former journals together hold the whole state.
+
+        Raises:
+            RecoveryError: one could not be written; the run is as it was.
+        """
+        parts = self._parts
+        with parts.journal.holds.held():
+            parts.journal.start()
+            is_written = parts.journal.checkpoint(parts.state.snapshot(body), wait=True)
+            written = [is_written] if parts.coordinator is None else parts.coordinator.told_by_all(is_written)
+            if not all(written):
+                raise RecoveryError(
+                    f"{parts.settings.run}: rank {written.index(False)} could not write the checkpoint that it begins with, "
+                    "and without it what follows would be lost. The run is as it was: start again when its disk can be written"
+                )
+
+    # The report.
+
+    def set_auxiliary(self, body: dict[str, Any]) -> None:
+        """Set the auxiliary state of a boundary; called by the state while it is recovered."""
+        self._landed = body
+        self._parts.state.is_shared = bool(body.get("ddp", {}).get("is_divided"))
+        self._parts.auxiliary.write(body)
+        if "scalars" in body:
+            self._parts.scalars.unpack(body["scalars"])
+
+    def refresh_report(self) -> None:
+        """Make the report again: what was missing then may be tracked now."""
+        if self._recovered is not None and self._parts.auxiliary.has_landed:
+            self._parts.report.current = self._report_of(*self._recovered)
+
+    def _report_of(self, found: Recovered, seconds: float) -> RecoveryReport:
+        parts, state, auxiliary = self._parts, self._parts.state, self._parts.auxiliary
+        exact, notes = verdict(state, found)
+        compared = environment.compare(state.recorded_environment, parts.environment)
+        others = [*auxiliary.caveats(), *caveats(state, found.body)]
+        where = next(iter(auxiliary.read_data().values()), {"taken": auxiliary.count, "epoch": 0})
+        return make_report(
+            found,
+            exact=parts.report.verdict(exact, others),
+            notes=[*parts.journal.notes, *found.notes, *state.notes, *compared, *notes, *parts.report.texts, *others],
+            batch=where["taken"],
+            epoch=where["epoch"],
+            seconds=seconds,
+            timeline=parts.journal.timeline,
+        )
+
+    # Beginning.
+
+    def _demand_alike(self) -> None:
+        """Refuse settings that differ between processes which train together."""
+        parts = self._parts
+        if parts.coordinator is not None:
+            logs = {f"log of optimizer {name!r}": hooks.log for name, hooks in parts.hooks.items()}
+            parts.coordinator.demand_alike({"durability": parts.settings.durability, **logs})
+
+    def begin(self, *, is_first: bool = True) -> None:
+        """Begin a fresh run with a checkpoint of what was built.
+
+        Args:
+            is_first: whether all ranks begin.
+
+        Raises:
+            NotRecovered: the run is not fresh, and `recover()` was not called.
+        """
+        parts, journal, state, coordinator = self._parts, self._parts.journal, self._parts.state, self._parts.coordinator
+        if self.has_begun or not journal.is_writer:
+            return
+        run = parts.settings.run
+        if not journal.is_fresh:
+            raise NotRecovered(run, journal.catalog.watermarks().committed)
+        demand_group(run, was_alone=coordinator is None)
+        if self._origin_notes is None and find_start(run, None) is not None:
+            raise UsageError(f"{run}: weights were imported for this run, which recover() loads: call it before the loop")
+        self._demand_alike()
+        self.has_begun = True
+        parts.describe_environment()
+        state.refresh()
+        state.given = state.given or {which: state.given_now(which) for which in parts.hooks}
+        parts.writes.remember(journal.step)
+        if coordinator is not None and is_first:
+            parts.environment["past"] = extend_timeline_ids((), 0, coordinator.told_by_all(new_timeline_id())[0])
+        journal.start()
+        body = parts.auxiliary.read()
+        if coordinator is not None:
+            for doubt in coordinator.doubts():
+                _log.warning("%s: %s", run, doubt)
+            body["scalars"] = parts.scalars.pack()
+            if not is_first:  # the others go on from what they have, and say this as they land, and that they have begun
+                bring_in(state.outers.values())
+                coordinator.told_by_all(True)
+                coordinator.told_by_all(True)
+            coordinator.mirror(body)
+        journal.checkpoint(state.snapshot(body), wait=True)
+        if coordinator is not None:
+            if not is_first:
+                coordinator.prime({}, 0, 0)
+            coordinator.joined([])

@@ -1,0 +1,100 @@
+"""Optimizers that for a while, or from now on, hold other tensors in the place of their parameters.
+
+Steps on DTensors are redone on the plain parts that this process holds: the same bits, without meshes and other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..sharding.shards import is_alike, like
+from ..tensors.placement import empty_of, is_dtensor, local
+from .fingerprint import Fingerprint
+
+Convert = Callable[[str, str, Any], Any]  # a parameter's name, a key of its state, the value
+
+
+class Exchangeable(Protocol):
+    """Parameters by name, and the optimizers that hold them.
+
+    Attributes:
+        parameters: by name.
+        optimizers: by name.
+        logged_members: ids of the parameters in each group, as the log knows them.
+        fingerprint: of the first parameters.
+    """
+
+    parameters: dict[str, torch.Tensor]
+    optimizers: dict[str, torch.optim.Optimizer]
+    logged_members: dict[str, list[list[int]]]
+    fingerprint: Fingerprint
+
+    def use(self, parameters: dict[str, torch.Tensor], covered: int | None = None) -> None:
+        """Take these for the parameters; fingerprints cover the first `covered` of them."""
+        ...
+
+
+@contextmanager
+def unwrapped(state: Exchangeable) -> Iterator[None]:
+    """In the place of DTensors the plain tensors in them, gradients and optimizer state included; of another's nothing."""
+    wrapped = {name: p for name, p in state.parameters.items() if is_dtensor(p) or empty_of(p) is not None}
+    if not wrapped:
+        yield
+        return
+    known: dict[tuple[str, str], torch.Tensor] = {}  # DTensors of the optimizers' state
+
+    def unwrap(name: str, key: str, value: Any) -> Any:
+        if is_dtensor(value):
+            known[name, key] = value
+            return local(value)
+        return value
+
+    def wrap(name: str, key: str, value: Any) -> Any:
+        before = known.get((name, key))
+        if before is not None and local(before) is value:
+            return before
+        return like(wrapped[name], value) if torch.is_tensor(value) and is_alike(key, value, wrapped[name]) else value
+
+    exchange(state, {name: _plain(p) for name, p in wrapped.items()}, unwrap)
+    try:
+        yield
+    finally:
+        for name, parameter in wrapped.items():
+            gradient = state.parameters[name].grad
+            parameter.grad = None if gradient is None else like(parameter, gradient)
+        exchange(state, wrapped, wrap)
+
+
+def _plain(parameter: torch.Tensor) -> nn.Parameter:
+    made = nn.Parameter(local(parameter).detach(), requires_grad=parameter.requires_grad)
+    wanted = getattr(parameter, "grad_dtype", None)
+    if wanted not in (None, parameter.dtype):
+        made.grad_dtype = wanted
+    if empty_of(parameter) is None:
+        made.grad = None if parameter.grad is None else local(parameter.grad)
+    return made
+
+
+def exchange(state: Exchangeable, others: Mapping[str, torch.Tensor], convert: Convert) -> None:
+    """Put other tensors in the place of parameters, by name, in the state and in its optimizers."""
+    names = {id(state.parameters[name]): name for name in others}
+    ids = {id(state.parameters[name]): id(other) for name, other in others.items()}
+    for optimizer in state.optimizers.values():
+        for group in optimizer.param_groups:
+            group["params"][:] = [others[names[id(p)]] if id(p) in names else p for p in group["params"]]
+        held: list[tuple[Any, Any]] = list(optimizer.state.items())
+        optimizer.state.clear()
+        for parameter, kept in held:
+            name = names.get(id(parameter))
+            if name is None or not isinstance(kept, dict):
+                optimizer.state[parameter] = kept
+            else:
+                optimizer.state[others[name]] = {key: convert(name, key, value) for key, value in kept.items()}
+    for groups in state.logged_members.values():
+        groups[:] = [[ids.get(number, number) for number in group] for group in groups]
+    state.use({name: others.get(name, p) for name, p in state.parameters.items()}, len(state.fingerprint.tensors))

@@ -1,0 +1,87 @@
+"""Where the part of a parameter lies that this process holds, for plain tensors: who lays parameters out tells it here.
+
+A parameter of which this process holds nothing that counts may still be whole in its memory: a copy of what another one trains.
+
+Private name of torch that this module uses: `DTensor._local_tensor`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+
+from tranlogs.base.types import Piece
+
+
+class Place(NamedTuple):
+    """Where a part lies: the shape of the whole, and the part's box or flat range."""
+
+    whole: tuple[int, ...]
+    piece: Piece
+
+
+NOTHING = Piece("flat", (0,), (0,))
+
+
+class Layout(NamedTuple):
+    """How a parameter lies over the processes.
+
+    Attributes:
+        place: of this process's part; None if it holds all of it.
+        mesh: names, shape and ranks of the processes, as plain values.
+        words: say the same on all of them, and something else wherever a part is another one.
+        empty: what this process holds of a parameter that is another's, though a copy of it is in memory.
+    """
+
+    place: Place | None
+    mesh: dict[str, Any]
+    words: str
+    empty: torch.Tensor | None = None
+
+
+KNOWN: dict[int, tuple[weakref.ref[torch.Tensor], Layout]] = {}  # no attributes: a pickled model would carry them along
+
+
+def tell(parameter: torch.Tensor, layout: Layout) -> None:
+    """Note how a parameter lies."""
+    number = id(parameter)
+    KNOWN[number] = weakref.ref(parameter, lambda _: KNOWN.pop(number, None)), layout
+
+
+def forget(parameter: torch.Tensor) -> None:
+    """It is an ordinary one again."""
+    KNOWN.pop(id(parameter), None)
+
+
+def layout_of(parameter: torch.Tensor) -> Layout | None:
+    """How a parameter lies; None for an ordinary one."""
+    found = KNOWN.get(id(parameter))
+    return found[1] if found is not None and found[0]() is parameter else None
+
+
+def empty_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """What this process holds of another's parameter; None for its own."""
+    layout = layout_of(parameter)
+    return None if layout is None else layout.empty
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Whether it is a DTensor."""
+    return hasattr(tensor, "_local_tensor")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor, as a plain one that shares its memory: nothing of what is another's."""
+    empty = empty_of(tensor) if KNOWN else None  # it is asked for each tensor at each step
+    return in_memory(tensor) if empty is None else empty
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is in this process's memory, also a copy of what is another's."""
+    inner: Any = getattr(tensor, "_local_tensor", None)
+    if inner is None:
+        return tensor
+    held: torch.Tensor = inner.wait() if hasattr(inner, "wait") else inner  # a collective may be on its way
+    return held

@@ -1,0 +1,86 @@
+"""The structure of the product: imports point downwards only, and no folder is too long to be looked over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from experiments.structure_picture import imports_of, read_modules
+
+FILES_MAX = 13  # of a folder, besides __init__.py
+
+Graph = Mapping[str, set[str]]
+
+
+def read_imports() -> dict[str, set[str]]:
+    """Return which modules each module imports; imports inside functions and under TYPE_CHECKING count."""
+    modules = read_modules()
+    return {name: set(imports_of(name, path, modules)) - {name} for name, path in modules.items()}
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """Return the names that import each other in a circle (Tarjan's strongly connected components)."""
+    found: list[list[str]] = []
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    waiting: list[str] = []
+
+    def visit(name: str) -> None:
+        numbers[name] = lowest[name] = len(numbers)
+        waiting.append(name)
+        for other in sorted(graph[name]):
+            if other not in numbers:
+                visit(other)
+            if other in waiting:
+                lowest[name] = min(lowest[name], lowest[other])
+        if lowest[name] == numbers[name]:
+            place = waiting.index(name)
+            component = sorted(waiting[place:])
+            del waiting[place:]
+            if len(component) > 1:
+                found.append(component)
+
+    for name in graph:
+        if name not in numbers:
+            visit(name)
+    return found
+
+
+def merged(graph: Graph, box_of: Callable[[str], str]) -> dict[str, set[str]]:
+    """Return the graph of boxes of modules."""
+    boxes: dict[str, set[str]] = {}
+    for name, others in graph.items():
+        box = box_of(name)
+        boxes.setdefault(box, set()).update({box_of(other) for other in others} - {box})
+    return boxes
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"d"}}
+    assert circles(graph) == [["a", "b", "c"]]
+    assert circles(merged({"a.x": {"b.y"}, "b.y": set(), "b.z": {"a.x"}}, lambda name: name[0])) == [["a", "b"]]
+
+
+def test_no_module_imports_another_in_a_circle() -> None:
+    assert circles(read_imports()) == []
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_no_package_imports_another_in_a_circle(depth: int) -> None:
+    """A package and what lies in it count as one box down to a depth; a module beside packages is a box of its own."""
+    graph = read_imports()
+    packages = {name for name, path in read_modules().items() if path.name == "__init__.py"}
+
+    def box_of(name: str) -> str:
+        parts = name.split(".")
+        box = ".".join(parts[: depth + 1])
+        return f"{box} itself" if box == name and name in packages else box  # its __init__ names what others in it define
+
+    assert circles(merged(graph, box_of)) == []
+
+
+def test_no_folder_has_more_files_than_a_reader_can_look_over() -> None:
+    counts = Counter(path.parent for path in read_modules().values() if path.name != "__init__.py")
+    assert {str(folder): count for folder, count in counts.items() if count > FILES_MAX} == {}

@@ -1,0 +1,1 @@
+"""Segment files: written, prepared ahead, aged and deleted."""

@@ -1,0 +1,188 @@
+"""Prepares the next segment in the background, so that rolling costs the training thread nothing.
+
+A retired file is recycled where there is one, else a fresh file is allocated. The catalog knows a prepared segment
+(`ready`) before its first entry can be written, so recovery looks into it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ...base.atomic_files import is_disk_full
+from ...base.clock import Clock
+from ...base.config import SPARE_FILES_MAX
+from ...base.errors import LogUnavailable, error_text
+from ...base.failpoints import hit
+from ...base.threads import WaitableLock, start
+from ...catalog import Catalog, SegmentRow, segment_key
+from . import segment_file as files
+
+
+class Preallocator:
+    """One segment ahead. `take` hands it out and starts the next one.
+
+    Args:
+        keep_free: bytes of the disk that no fresh file may take.
+        on_full: called, in the preallocator's thread, when the disk has no space for a file.
+    """
+
+    def __init__(self, folder: Path, catalog: Catalog, clock: Clock, size: int, *,
+                 keep_free: Callable[[], int] = lambda: 0, on_full: Callable[[], None] = lambda: None) -> None:  # fmt: skip
+        self._folder, self._catalog, self._clock = folder, catalog, clock
+        self._keep_free, self._on_full = keep_free, on_full
+        self.size = size
+        self._changed = WaitableLock()
+        self._ready: files.SegmentFile | None = None
+        self._failure: BaseException | None = None
+        self._wanted, self._stopped = True, False
+        self._most_used = 0  # segments that were in use when a checkpoint last retired some
+        rows = catalog.segments()
+        self._known = {row.ordinal for row in rows if row.state == "retired"}
+        self._ordinal = max((row.ordinal for row in rows), default=0)
+        self._thread = threading.Thread(target=self._work, name="tranlogs-prepare", daemon=True)
+        try:
+            start(self._thread)
+        except BaseException:  # refused, or Ctrl-C while it waits for the thread, which must not go on for nobody
+            with suppress(RuntimeError):  # it was not started
+                self.stop()
+            raise
+
+    def take(self, bytes_min: int = 0) -> files.SegmentFile:
+        """The prepared segment, at least `bytes_min` large; waits for one.
+
+        Raises:
+            LogUnavailable: it could not be made.
+        """
+        with self._changed:
+            self.size = max(self.size, bytes_min)
+            if self._failure is not None:  # of an attempt that may be long ago: by now the disk may have space
+                self._failure = None
+                self._ask()
+            while True:
+                while self._ready is None and self._failure is None and not self._stopped:
+                    self._changed.wait()
+                failure, self._failure = self._failure, None
+                if self._stopped or failure is not None:
+                    self._ask()
+                    raise LogUnavailable(error_text(failure) if failure else "the log is closed") from failure
+                taken, self._ready = self._ready, None
+                assert taken is not None
+                self._ask()
+                if taken.size >= bytes_min:
+                    return taken
+                self._discard(taken)
+
+    def _ask(self) -> None:
+        self._wanted = True
+        self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the thread and give back what was prepared and not used."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._thread.join()
+        if self._ready is not None:
+            self._discard(self._ready)
+            self._ready = None
+
+    def _discard(self, segment: files.SegmentFile) -> None:
+        segment.close()
+        segment.path.unlink(missing_ok=True)
+        with self._catalog.transaction() as tables:
+            tables.delete(segment_key(segment.ordinal))
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._stopped or (self._wanted and self._ready is None and self._failure is None)):
+                    self._changed.wait()
+                if self._stopped:
+                    return
+                self._wanted = False
+                size = self.size
+            try:
+                made = self._prepare(size)
+                with self._changed:
+                    self._ready = made
+                    self._changed.notify_all()
+            except Exception as error:  # told to the training thread, which decides
+                if is_disk_full(error):
+                    self._on_full()
+                with self._changed:
+                    self._failure = error
+                    self._changed.notify_all()
+
+    def _prepare(self, size: int) -> files.SegmentFile:
+        self._ordinal += 1
+        segment_id = files.new_segment_id()
+        path = self._folder / files.segment_name(self._ordinal, segment_id)
+        used, made = self._recycled(path, segment_id, size)
+        if made is None:
+            self._check_space(path, size)
+            made = files.create(path, self._ordinal, segment_id, size)
+        row = SegmentRow(self._ordinal, f"{segment_id:016x}", path.name, made.size, "ready", created_at=self._clock.now())
+        try:
+            with self._catalog.transaction() as tables:
+                tables.put(segment_key(row.ordinal), row)
+                if used is not None:
+                    tables.delete(segment_key(used.ordinal))
+            self._delete_surplus(size)
+        except (LogUnavailable, OSError):
+            made.close()
+            path.unlink(missing_ok=True)
+            raise
+        return made
+
+    def _check_space(self, path: Path, size: int) -> None:
+        kept = self._keep_free()
+        if kept and shutil.disk_usage(self._folder).free < size + kept:
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise LogUnavailable(f"{path}: no segment of {size} bytes can be made beside {kept} bytes for a checkpoint: "
+                                 f"{full}") from full  # fmt: skip
+
+    def _retired(self) -> list[SegmentRow]:
+        return [row for row in self._catalog.segments() if row.state == "retired"]
+
+    def _recycled(self, path: Path, segment_id: int, size: int) -> tuple[SegmentRow | None, files.SegmentFile | None]:
+        """A retired file of the right size that nobody reads, made empty; its old row is still in the catalog."""
+        for row in self._retired():
+            if row.size == size and (self._folder / row.file).exists():
+                made = files.recycle(self._folder / row.file, path, self._ordinal, segment_id, size)
+                if made is not None:
+                    return row, made
+        return None, None
+
+    def _delete_surplus(self, size: int) -> None:
+        """Delete retired files of other sizes, and of this one those that will not be needed soon.
+
+        A checkpoint retires the segments of a whole interval at once. The next interval takes as many again, so there are as
+        many files as before it, in use or spare: a fresh one costs the writer several times what a used one does, and the
+        disk may be full by then.
+        """
+        rows = self._catalog.segments()
+        retired = [row for row in rows if row.state == "retired"]
+        live = len(rows) - len(retired)
+        known, self._known = self._known, {row.ordinal for row in retired}
+        if fresh := self._known - known:
+            self._most_used = live + len(fresh)
+        most = max(SPARE_FILES_MAX, self._most_used - live)
+        spares = [row for row in retired if row.size == size and (self._folder / row.file).exists()]
+        for row in retired:
+            if row not in spares[-most:]:
+                delete_segment(self._folder, row)
+                with self._catalog.transaction() as tables:
+                    tables.delete(segment_key(row.ordinal))
+
+
+def delete_segment(folder: Path, row: SegmentRow) -> None:
+    """Delete a retired segment's file."""
+    assert row.state == "retired", "retire in the catalog first, delete bytes after"
+    hit("log.unlink")
+    (folder / row.file).unlink(missing_ok=True)

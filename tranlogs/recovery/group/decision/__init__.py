@@ -1,0 +1,1 @@
+"""The step from which a group resumes: pure decisions over summaries."""

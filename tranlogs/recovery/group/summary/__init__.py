@@ -1,0 +1,1 @@
+"""What one rank's journal holds, as plain values that ranks exchange."""

@@ -1,0 +1,279 @@
+"""The log of one rank's journal, split into generations, and its summary for the other ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ....base.errors import CorruptCheckpoint, CorruptRecord
+from ....catalog import CheckpointRow
+from ....catalog.lineage import Limits, is_on_lineage, trace_lineage
+from ....checkpoints import Checkpoint
+from ....log.reader import SegmentReader
+from ....log.record import EntryKind
+from ...facts import Facts, read_facts
+from ...history import History, Link, ScannedSegment, build_history
+from .journal_summary import CheckpointRef, JournalSummary, LogRange
+from .recorded_environment import get_copies, get_first_timeline, get_world, is_replicated, is_sharded
+from .timeline_ids import TimelineIds, get_timeline_ids
+
+
+@dataclass(slots=True)
+class JournalLog:
+    """The part of one generation in a journal.
+
+    Attributes:
+        facts: what was read of the journal.
+        limits: the timelines of the generation that lead to the newest one, each with its last sequence number.
+        history: the chained entries on these timelines.
+        checkpoints: the checkpoints on these timelines.
+        environment: the environment that the newest checkpoint or segment recorded.
+        earlier_limits: the timelines of earlier generations that the generation continues.
+    """
+
+    facts: Facts
+    limits: Limits
+    history: History
+    checkpoints: list[CheckpointRow] = field(default_factory=list)
+    environment: dict[str, Any] = field(default_factory=dict)
+    earlier_limits: Limits = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path, first_timeline: int, ignored: Collection[int] = ()) -> JournalLog:
+        """Read the part of one generation in a journal; an empty one if the journal has no part in it.
+
+        Args:
+            folder: the folder of the journal.
+            first_timeline: the timeline that started the generation.
+            ignored: timelines that do not count.
+        """
+        found = read_generations(folder, ignored)
+        matching = (log for log in found if log.first_timeline == first_timeline and not log.is_empty)
+        return next(matching, cls(replace(found[0].facts, segments=[]), {}, History()))
+
+    @classmethod
+    def from_facts(cls, facts: Facts, folder: Path, limits: Limits | None = None) -> JournalLog:
+        """Return the part of the newest generation that the facts about a journal show.
+
+        Args:
+            facts: what was read of the journal.
+            folder: the folder of the journal.
+            limits: the lineage, if a later generation has limited it.
+        """
+        log = cls(facts, limits or trace_lineage(facts.timelines, facts.timeline), History())
+        log._fill()
+        log.environment = _read_checkpoint_environment(folder, [row.name for row in log.checkpoints])
+        log.environment = log.environment or log._read_segment_environment()
+        if log.first_timeline > 1:
+            log.earlier_limits = {number: limit for number, limit in log.limits.items() if number < log.first_timeline}
+            log.limits = {number: limit for number, limit in log.limits.items() if number >= log.first_timeline}
+            log._fill()
+        return log
+
+    def _fill(self) -> None:
+        self.history = build_history(self.facts.segments, self.limits)
+        self.checkpoints = [row for row in self.facts.checkpoints if is_on_lineage(row, self.limits)]
+
+    @property
+    def first_timeline(self) -> int:
+        """The timeline that started the generation."""
+        return get_first_timeline(self.environment)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to recover from."""
+        return not self.checkpoints and not self.history.runs
+
+    def summarize(self, rank: int, folder: Path, run_id: str) -> JournalSummary:
+        """Return the summary that the other ranks need."""
+        place = str(folder.resolve())
+        if self.is_empty:
+            return JournalSummary(rank, place, run_id, timeline=self.facts.timeline)
+        world = get_world(self.environment)
+        body = self._read_newest_boundary() if world > 1 else {}
+        replicated = world == 1 or is_replicated(self.environment)
+        refs = (
+            CheckpointRef(row.step, row.name, _find_boundary_number(self.history.runs, row), self._find_range_index(row))
+            for row in self.checkpoints
+        )
+        return JournalSummary(
+            rank,
+            place,
+            run_id,
+            world=world,
+            is_replicated=replicated,
+            timeline=self.facts.timeline,
+            ranges=tuple(_summarize_range(run) for run in self.history.runs),
+            checkpoints=tuple(refs),
+            first_timeline=self.first_timeline,
+            copies=get_copies(self.environment),
+            is_sharded=is_sharded(self.environment),
+            timeline_ids=self._read_timeline_ids(),
+            exhausted_at=self._find_exhaustion(body),
+            has_full_records=replicated and bool(body.get("ddp", {}).get("is_divided")) and self._ends_with_full_record(),
+            last_equal_step=int(body.get("equal", -1)),
+        )
+
+    def _read_newest_boundary(self) -> dict[str, Any]:
+        """Return the body of the newest boundary; {} if it cannot be read."""
+        last = self._find_newest(EntryKind.BOUNDARY)
+        return {} if last is None else _read_body(last)
+
+    def _find_exhaustion(self, body: Mapping[str, Any]) -> int:
+        """Return the step at which the rank ran out of data while others went on, if its log ends there; else -1."""
+        last = self._find_newest(EntryKind.BOUNDARY)
+        return last.step if last is not None and last is self.history.runs[-1][-1] and "left" in body else -1
+
+    def _ends_with_full_record(self) -> bool:
+        """Return True if the newest record holds all that its step needs."""
+        last = self._find_newest(EntryKind.STEP)
+        body = {} if last is None else _read_body(last)
+        return bool(body) and "share" not in body
+
+    def _find_newest(self, kind: EntryKind) -> Link | None:
+        """Return the last entry of a kind in the newest run of chained entries; None if it has none."""
+        run = self.history.runs[-1] if self.history.runs else []
+        return next((link for link in reversed(run) if link.kind == kind), None)
+
+    def _read_timeline_ids(self) -> TimelineIds:
+        """Return the ids that the newest timeline with an entry lists; it may be newer than the newest checkpoint."""
+        newest = max((row.timeline for row in self.checkpoints), default=0)
+        return get_timeline_ids(self._read_segment_environment(newest) or self.environment)
+
+    def _read_segment_environment(self, after_timeline: int = 0) -> dict[str, Any]:
+        """Return the environment that the newest segment with an entry records; {} if there is none.
+
+        Args:
+            after_timeline: only segments of later timelines count.
+        """
+        for segment in sorted(self.facts.segments, key=lambda segment: -segment.row.ordinal):
+            if segment.row.timeline <= after_timeline:
+                continue
+            heads = [location for location in segment.locations if location.head.kind == EntryKind.SEGMENT]
+            if segment.row.timeline not in self.limits or len(segment.locations) == len(heads):
+                continue
+            for location in heads:
+                with contextlib.suppress(CorruptRecord, OSError), SegmentReader(segment.path) as reader:
+                    return dict(reader.decode(location).body()["environment"])
+        return {}
+
+    def _find_range_index(self, row: CheckpointRow) -> int:
+        """Return the index of the range that continues after a checkpoint; -1 if none does."""
+        links = self.history.after(row.sequence, int(row.chain, 16))
+        return next((i for i, run in enumerate(self.history.runs) if links and run[-1] is links[-1]), -1)
+
+
+def read_generations(folder: Path, ignored: Collection[int] = ()) -> list[JournalLog]:
+    """Read a journal and return its generations, the newest first. Some may be empty.
+
+    The facts of the first generation are those of the whole journal.
+
+    Args:
+        folder: the folder of the journal.
+        ignored: timelines that do not count.
+    """
+    facts = read_facts(folder)
+    facts = replace(facts, timelines=[row for row in facts.timelines if row.number not in ignored])
+    found = [JournalLog.from_facts(facts, folder)]
+    while True:
+        newest = found[-1]
+        start = min(newest.limits) if newest.is_empty else newest.first_timeline
+        earlier = newest.earlier_limits
+        older = [row for row in facts.timelines if row.number in earlier or (not earlier and row.number < start)]
+        if not older:
+            break
+        numbers = {row.number for row in older}
+        segments = [segment for segment in facts.segments if segment.row.timeline in numbers]
+        facts = replace(facts, timelines=older, segments=segments)
+        found.append(JournalLog.from_facts(facts, folder, earlier))
+    return found
+
+
+def summarize_generations(
+    logs: Sequence[JournalLog], rank: int, folder: Path, run_id: str, ignored: Collection[int] = ()
+) -> list[JournalSummary]:
+    """Return the summaries of a journal's generations, the newest first: at least one, which may be empty."""
+    held = [log for log in logs if not log.is_empty] or logs[:1]
+    newest = max([logs[0].facts.timeline, *ignored])
+    has_empty_timeline = bool(ignored) or (logs[0].is_empty and held[0] is not logs[0])
+    summaries = [log.summarize(rank, folder, run_id) for log in held]
+    return [replace(one, timeline=newest, has_empty_timeline=has_empty_timeline) for one in summaries]
+
+
+def read_timeline_use(folder: Path) -> dict[str, list[int]]:
+    """Return the timelines of which a journal holds an entry or a checkpoint ("used"), and those that it only started."""
+    facts = read_facts(folder)
+    used = {row.timeline for row in facts.checkpoints}
+    used |= {segment.row.timeline for segment in facts.segments if _has_records(segment)}
+    return {"used": sorted(used), "empty": [row.number for row in facts.timelines if row.number not in used]}
+
+
+def find_unused_timelines(uses: Iterable[Mapping[str, Sequence[int]]]) -> frozenset[int]:
+    """Return the newest timelines of which no journal holds anything: a crash interrupted their start."""
+    everywhere = list(uses)
+    last = max((number for one in everywhere for number in one["used"]), default=1)
+    return frozenset(number for one in everywhere for number in one["empty"] if number > last)
+
+
+def list_journals(folder: Path) -> list[tuple[int, Path]]:
+    """Return the journals of a run, by rank, given the folder of one of them."""
+    found = ((path.name[4:], path) for path in folder.resolve().parent.glob("rank*"))
+    return sorted((int(number), path) for number, path in found if number.isdigit() and (path / "log").is_dir())
+
+
+def enumerate_boundaries(run: Collection[Link]) -> Iterator[tuple[int, Link]]:
+    """Yield the index and the link of each boundary in a run of entries."""
+    return ((i, link) for i, link in enumerate(run) if link.kind == EntryKind.BOUNDARY)
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    """Return the environment that the newest readable checkpoint of a journal records, or else its log; {} if it is empty."""
+    names = sorted((path.name for path in (folder / "checkpoints").glob("step-*")), key=_parse_timeline_and_step)
+    found = _read_checkpoint_environment(folder, names)
+    return found or next((log.environment for log in read_generations(folder) if log.environment), {})
+
+
+def _parse_timeline_and_step(name: str) -> tuple[str, str]:
+    """Return the sort key of a checkpoint's name. The timeline comes first: after a rewind, newer steps are smaller."""
+    step, _, rest = name.removeprefix("step-").partition("-")
+    return rest.partition("-")[0], step
+
+
+def _read_checkpoint_environment(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Return the environment of the last of the named checkpoints that can be opened; {} if none can."""
+    for name in reversed(names):
+        with contextlib.suppress(CorruptCheckpoint), Checkpoint(folder / "checkpoints" / name) as checkpoint:
+            return dict(checkpoint.manifest["environment"])
+    return {}
+
+
+def _read_body(link: Link) -> dict[str, Any]:
+    """Return the body of an entry; {} if it cannot be read."""
+    earlier = [location for location in link.segment.locations if location.head.sequence < link.sequence]
+    with contextlib.suppress(CorruptRecord, OSError), SegmentReader(link.segment.path, earlier) as reader:
+        return dict(reader.decode(link.location).body())
+    return {}
+
+
+def _has_records(segment: ScannedSegment) -> bool:
+    return any(location.head.kind != EntryKind.SEGMENT for location in segment.locations)
+
+
+def _summarize_range(run: list[Link]) -> LogRange:
+    steps = [link.step for link in run if link.kind == EntryKind.STEP]
+    counts: dict[int, int] = {0: 0} if run[0].sequence == 1 else {}
+    for _, link in enumerate_boundaries(run):
+        counts[link.step] = counts.get(link.step, 0) + 1
+    after = steps[0] - 1 if steps else run[0].step
+    return LogRange(after, steps[-1] if steps else after, counts)
+
+
+def _find_boundary_number(runs: list[list[Link]], row: CheckpointRow) -> int:
+    """Return which of the boundaries at its step a checkpoint was taken at, from 1; 0 if the log does not hold it."""
+    for run in runs:
+        if any(link.sequence == row.sequence for _, link in enumerate_boundaries(run)):
+            return sum(link.step == row.step and link.sequence <= row.sequence for _, link in enumerate_boundaries(run))
+    return 0

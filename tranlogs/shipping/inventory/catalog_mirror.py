@@ -1,0 +1,168 @@
+"""The part of a journal's catalog that says what its store holds, so that `status`, the monitor's values and recovery know it
+without asking the store.
+
+The catalog follows the store: it is never ahead of the newest manifest.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...base.clock import Clock
+from ...base.config import CATALOG_SECONDS
+from ...base.errors import CorruptCatalog, LogUnavailable
+from ...base.failpoints import hit
+from ...catalog import (
+    Catalog,
+    CheckpointRow,
+    CommonRow,
+    FollowedCatalog,
+    SegmentRow,
+    ShippedRow,
+    StoreRow,
+    Tables,
+    TimelineRow,
+    Watermarks,
+)
+from ...journal.opening import JournalPaths
+from ..items.plan import JournalContents
+
+_log = logging.getLogger(__name__)
+
+_SEAL_LEASE_SECONDS = 60.0  # a request to seal lapses unless it is renewed
+
+
+class CatalogMirror:
+    """Reads a journal's catalog, and writes there what is known of the store. One thread calls it.
+
+    Args:
+        paths: the journal's.
+        url: address of the store.
+        clock: the catalog's.
+
+    Attributes:
+        row: the store's row; None until it was read or written.
+        marks: the watermarks `archived` and `persisted`.
+    """
+
+    def __init__(self, paths: JournalPaths, url: str, clock: Clock) -> None:
+        self._catalog = FollowedCatalog(paths.folder, writable=True)
+        self._url, self._clock = url, clock
+        self._location = f"{socket.gethostname()}:{os.path.realpath(paths.folder)}"
+        self._written: dict[str, ShippedRow] = {}
+        self._sealing_until = 0.0
+        self.row: StoreRow | None = None
+        self.marks = (0, 0)
+
+    def close(self) -> None:
+        """Close the catalog."""
+        self._catalog.close()
+
+    def current(self) -> Catalog:
+        """Return the catalog, opened again if its file was replaced."""
+        return self._catalog.current()
+
+    @property
+    def opened(self) -> int:
+        """How often the catalog was opened: a new number means another file."""
+        return self._catalog.opened
+
+    def read_contents(self) -> JournalContents:
+        """Return what the catalog lists now."""
+
+        def read(tables: Tables) -> JournalContents:
+            checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
+            common = tables.get("common", CommonRow)
+            world = 1 if common is None else common.world
+            return JournalContents(
+                tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow), world
+            )
+
+        found: JournalContents = self.current().read(read)
+        return found
+
+    def read_store_row(self, catalog: Catalog) -> StoreRow | None:
+        """Return the row of this store; None if there is none.
+
+        It names a new writer if the folder was copied or moved since the row was written.
+        """
+        row: StoreRow | None = catalog.read(lambda tables: tables.get("store", StoreRow))
+        if row is None or not self._is_of_this_store(row) or not row.writer:
+            return None
+        row = replace(row, url=self._url)
+        if row.host and row.host != self._location:
+            row = replace(row, writer=secrets.token_hex(8))
+        return row
+
+    def begin(self, catalog: Catalog, row: StoreRow, known: Mapping[str, ShippedRow]) -> None:
+        """Write the store's row when the journal is attached to the store; `known` are the rows `shipped/` that are there."""
+        self.row = replace(row, problem="", host=self._location)
+        self._written = dict(known)
+        with catalog.transaction() as tables:
+            tables.put("store", self.row)
+
+    def request_seals(self, age_seconds: float) -> None:
+        """Ask the trainer to seal segments of that age; the request lapses unless it is renewed."""
+        now = self._clock.now()
+        if now < self._sealing_until - _SEAL_LEASE_SECONDS / 2:
+            return
+        with self.current().transaction() as tables:
+            tables.put_request("seal", {"age_seconds": age_seconds, "until": now + _SEAL_LEASE_SECONDS})
+        self._sealing_until = now + _SEAL_LEASE_SECONDS
+
+    def write(self, rows: dict[str, ShippedRow], row: StoreRow, marks: tuple[int, int], contents: JournalContents) -> None:
+        """Write what the store holds, unless that is what the catalog says already.
+
+        Args:
+            rows: the shipped items by name.
+            row: the store's row.
+            marks: the watermarks `archived` and `persisted`.
+            contents: what the catalog listed when they were computed.
+        """
+        if rows == self._written and marks == self.marks and row == self.row:
+            return
+        archived, persisted = marks
+        hit("ship.marks")
+        with self.current().transaction() as tables:
+            if tables.rows("timeline/", TimelineRow) != list(contents.timelines):
+                return  # the run was rewound meanwhile: the next turn computes the marks again
+            before = tables.get("watermarks", Watermarks) or Watermarks()
+            # If the trainer died, the catalog may not know how far its log goes: what was archived was committed.
+            committed, synced = max(before.committed, archived), max(before.synced, persisted)
+            tables.put(
+                "watermarks", replace(before, committed=committed, synced=synced, archived=archived, persisted=persisted)
+            )
+            for name in self._written.keys() - rows.keys():
+                tables.delete(f"shipped/{name}")
+            for name, item in rows.items():
+                if self._written.get(name) != item:
+                    tables.put(f"shipped/{name}", item)
+            self.row = replace(row, at=self._clock.now())
+            tables.put("store", self.row)
+        self._written, self.marks = rows, marks
+
+    def write_problem(self, problem: str) -> None:
+        """Write why shipping does not proceed; "" if it does."""
+        try:
+            if self.row is None or self.row.problem != problem:
+                catalog = self.current()
+                row = catalog.read(lambda tables: tables.get("store", StoreRow))
+                if row is None or not self._is_of_this_store(row):
+                    row = StoreRow(self._url, "", host=self._location)
+                self.row = replace(row, problem=problem)
+                with catalog.transaction() as tables:
+                    tables.put("store", self.row)
+        except (CorruptCatalog, LogUnavailable, OSError) as error:
+            _log.debug("could not write the store's problem to the catalog: %s", error)
+
+    def _is_of_this_store(self, row: StoreRow) -> bool:
+        """Return True if a row is of this store: options in the address (?replication=2) do not make it another one."""
+        return row.url.partition("?")[0] == self._url.partition("?")[0]
+
+
+assert CATALOG_SECONDS < _SEAL_LEASE_SECONDS, "a trainer must see a request before it lapses"

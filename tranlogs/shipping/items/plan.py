@@ -1,0 +1,238 @@
+"""Decisions over rows (pure): what to send next, how far the store has come, and what it need not keep."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...catalog import CheckpointRow, CommonRow, SegmentRow, TimelineRow
+from ...catalog.lineage import Limits, is_on_lineage
+from ...retention.budget import trace_newest_lineage
+from ...retention.keep_policy import RetentionPolicy
+from ...retention.prune import plan_retirement
+from ..manifest import Manifest, ShippedItem
+
+
+@dataclass(frozen=True, slots=True)
+class JournalContents:
+    """What a catalog or a manifest lists.
+
+    Attributes:
+        segments: the segments.
+        checkpoints: the published checkpoints.
+        timelines: the timelines.
+        world: number of journals that the run has.
+    """
+
+    segments: Sequence[SegmentRow]
+    checkpoints: Sequence[CheckpointRow]
+    timelines: Sequence[TimelineRow]
+    world: int = 1
+
+    @property
+    def limits(self) -> Limits:
+        """The timelines that lead to the newest one, and where each was left."""
+        return trace_newest_lineage(self.checkpoints, self.timelines)
+
+    @property
+    def step(self) -> int:
+        """The newest step of sealed segments and checkpoints on the newest timeline or those that lead to it."""
+        limits = self.limits
+        found = [row.step for row in self.checkpoints if is_on_lineage(row, limits)]
+        found += [row.last_step for row in self.segments if row.state == "sealed" and limits.get(row.timeline, -1) is None]
+        return max(found, default=0)
+
+
+def list_contents(manifest: Manifest) -> JournalContents:
+    """Return what a manifest lists, in the form of a catalog's contents."""
+    segments = [item.row for item in manifest.segments if isinstance(item.row, SegmentRow)]
+    return JournalContents(
+        segments, [item.row for item in manifest.checkpoints if isinstance(item.row, CheckpointRow)], manifest.timelines
+    )
+
+
+def plan_uploads(
+    contents: JournalContents,
+    shipped: Mapping[str, ShippedItem],
+    keep: RetentionPolicy,
+    excluded: Collection[str] = (),
+    common: CommonRow | None = None,
+) -> list[SegmentRow | CheckpointRow]:
+    """Return what to send, the most urgent first.
+
+    The log goes in order, since only a log without holes takes recovery further. A checkpoint goes first if the store has
+    none, or
+    if it is smaller than the log before it that is still to be sent: that takes recovery further sooner.
+
+    Args:
+        contents: what the catalog lists.
+        shipped: what the store holds, by name.
+        keep: which checkpoints the store keeps; nothing is sent that it would drop at once.
+        excluded: names of items that cannot be sent.
+        common: step that all journals of the run have in the store; None if this is the only journal.
+    """
+    limits = contents.limits
+    local = {row.name: row for row in contents.checkpoints}
+    shipped = {name: item for name, item in shipped.items() if not item.objects.is_lost and _is_of(item, local.get(name))}
+    known = {item.row.name: item.row for item in shipped.values() if isinstance(item.row, CheckpointRow)}
+    known |= {row.name: row for row in contents.checkpoints}
+    ours = sorted((row for row in known.values() if is_on_lineage(row, limits)), key=lambda row: row.sequence)
+    kept = plan_retirement(keep, ours, (), common=common)
+    staying = [row for row in ours if row not in kept.checkpoints]
+    horizon = min((row.sequence for row in staying), default=0)
+    here = {row.name for row in contents.checkpoints}
+    checkpoints = [row for row in staying if row.name in here and row.name not in shipped and row.name not in excluded]
+    segments = [
+        row
+        for row in contents.segments
+        if _is_wanted(row, limits, horizon) and row.file not in shipped and row.file not in excluded
+    ]
+    segments.sort(key=lambda row: (row.base_sequence, row.ordinal))
+    if not checkpoints:
+        return [*segments]
+    newest = checkpoints[-1]
+    has_one = any(name in shipped for name in (row.name for row in staying))
+    before = sum(row.used_bytes for row in segments if row.last_sequence <= newest.sequence)
+    rest = [row for row in reversed(checkpoints) if row is not newest]
+    if not has_one or before > newest.nbytes:
+        behind = [row for row in segments if row.last_sequence > newest.sequence]
+        return [newest, *behind, *(row for row in segments if row not in behind), *rest]
+    return [*segments, newest, *rest]
+
+
+def _is_of(item: ShippedItem, local: CheckpointRow | None) -> bool:
+    """Return True if the store's checkpoint is this journal's, and not one of the same name from another history."""
+    return local is None or (isinstance(item.row, CheckpointRow) and item.row.chain == local.chain)
+
+
+def _is_wanted(row: SegmentRow, limits: Limits, horizon: int) -> bool:
+    limit = limits.get(row.timeline, -1)
+    return row.state == "sealed" and row.last_sequence > horizon and (limit is None or row.base_sequence < limit)
+
+
+def find_chain(
+    start: CheckpointRow, segments: Sequence[ShippedItem], timelines: Sequence[TimelineRow], limits: Limits
+) -> list[ShippedItem]:
+    """Return the segments that follow a checkpoint, in the order of the log, along the chain that leads furthest.
+
+    Each segment is linked to the one before by the digest that its first entry names. Sequence numbers alone are not enough:
+    after
+    a crash the log continues from its newest boundary, beside entries with the same numbers.
+    """
+    ours = [item for item in segments if limits.get(_row(item).timeline, -1) != -1]
+    parents = {row.number: (row.parent, row.fork_sequence) for row in timelines if row.number in limits and row.parent}
+    forks = [item for item in ours if parents.get(_row(item).timeline, (0, -1))[1] == _row(item).base_sequence]
+    ends: dict[tuple[int, str], list[ShippedItem]] = {}
+    for item in ours:
+        ends.setdefault((_row(item).base_sequence, item.objects.base_chain), []).append(item)
+    best: dict[str, tuple[int, ShippedItem | None]] = {}
+    for item in sorted(ours, key=lambda item: (_row(item).base_sequence, _row(item).ordinal), reverse=True):
+        best[item.objects.name] = _furthest(item, ends, forks, parents, limits, best)
+    firsts = sorted((item for item in ours if _begins(item, start)), key=lambda item: -_row(item).base_sequence)
+    chosen: ShippedItem | None = max(firsts, key=lambda item: best[item.objects.name][0], default=None)
+    found = []
+    while chosen is not None:
+        found.append(chosen)
+        chosen = best[chosen.objects.name][1]
+    return found
+
+
+def _row(item: ShippedItem) -> SegmentRow:
+    assert isinstance(item.row, SegmentRow)
+    return item.row
+
+
+def _begins(item: ShippedItem, start: CheckpointRow) -> bool:
+    """Return True if a checkpoint lies in a segment, or just before it."""
+    if _row(item).base_sequence == start.sequence:
+        return item.objects.base_chain == start.chain
+    is_same = _row(item).timeline == start.timeline
+    return is_same and _row(item).base_sequence < start.sequence <= item.objects.boundary_sequence
+
+
+def _furthest(
+    item: ShippedItem,
+    ends: dict[tuple[int, str], list[ShippedItem]],
+    forks: Sequence[ShippedItem],
+    parents: dict[int, tuple[int, int]],
+    limits: Limits,
+    best: dict[str, tuple[int, ShippedItem | None]],
+) -> tuple[int, ShippedItem | None]:
+    """Return the sequence number that the log reaches by way of a segment, and the next segment on that way."""
+    row, objects = _row(item), item.objects
+    limit = limits[row.timeline]
+    follows = [
+        *ends.get((objects.end_sequence, objects.end_chain), []),
+        *ends.get((objects.boundary_sequence, objects.boundary_chain), []),
+    ]
+    own = objects.boundary_sequence
+    if limit is not None:  # the timeline was left for another one, at a boundary
+        own = min(own, limit)
+        follows = [other for other in follows if _row(other).timeline != row.timeline or _row(other).base_sequence < limit]
+        follows += [
+            other
+            for other in forks
+            if parents[_row(other).timeline][0] == row.timeline
+            and row.base_sequence < _row(other).base_sequence <= objects.boundary_sequence
+        ]
+    found: tuple[int, ShippedItem | None] = own, None
+    for other in follows:
+        furthest = best.get(other.objects.name, (0, None))[0]
+        if other is not item and furthest > found[0]:
+            found = furthest, other
+    return found
+
+
+def find_recoverable_step(
+    checkpoints: Sequence[CheckpointRow], segments: Sequence[ShippedItem], timelines: Sequence[TimelineRow], limits: Limits
+) -> int:
+    """Return the newest step that recovery from these items reaches; 0 if there is no checkpoint."""
+    ours = [row for row in checkpoints if is_on_lineage(row, limits)]
+    if not ours:
+        return 0
+    start = max(ours, key=lambda row: row.sequence)
+    step = start.step
+    for item in find_chain(start, segments, timelines, limits):
+        limit = limits.get(_row(item).timeline)
+        if limit is None or item.objects.boundary_sequence <= limit:
+            step = max(step, item.objects.boundary_step)
+        else:  # a timeline was left within this segment, at a boundary
+            step = max(
+                step, *(row.fork_step for row in timelines if row.parent == _row(item).timeline and row.number in limits)
+            )
+    return step
+
+
+def find_stored_step(manifest: Manifest, contents: JournalContents) -> int:
+    """Return the newest step that the store holds on the newest timeline: by a manifest, without the items that are lost."""
+    there = [item for item in manifest.shipped.values() if not item.objects.is_lost]
+    segments = [item for item in there if isinstance(item.row, SegmentRow)]
+    return find_recoverable_step(
+        [item.row for item in there if isinstance(item.row, CheckpointRow)], segments, contents.timelines, contents.limits
+    )
+
+
+def plan_expiry(
+    shipped: Mapping[str, ShippedItem], keep: RetentionPolicy, timelines: Sequence[TimelineRow], common: CommonRow | None = None
+) -> list[str]:
+    """Return the names of the items that the store need not keep.
+
+    These are the checkpoints that the policy drops, and the log before the oldest kept one. Only durable items count as kept.
+    An item
+    that is not durable stays in any case, unless it is lost and would expire otherwise.
+
+    Args:
+        shipped: what the store holds, by name.
+        keep: the retention policy.
+        timelines: the run's timelines.
+        common: step that all journals of the run have in the store. The newest checkpoint up to it stays: ranks recover
+            together.
+    """
+    durable = [item.row for item in shipped.values() if item.objects.is_durable]
+    checkpoints = [row for row in durable if isinstance(row, CheckpointRow)]
+    lost = [item.row for item in shipped.values() if item.objects.is_lost]
+    segments = [row for row in (*durable, *lost) if isinstance(row, SegmentRow)]
+    expired = plan_retirement(keep, checkpoints, segments, timelines, common)
+    kept = [row.sequence for row in checkpoints if row not in expired.checkpoints]
+    useless = [row for row in lost if isinstance(row, CheckpointRow) and kept and row.sequence < min(kept)]
+    return [row.name for row in (*expired.checkpoints, *useless)] + [row.file for row in expired.segments]

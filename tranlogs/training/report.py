@@ -1,0 +1,55 @@
+"""The report of a recovery, updated while training continues."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from ..recovery import RecoveryReport
+
+_log = logging.getLogger("tranlogs")
+
+
+class LiveReport:
+    """The report of `recover()`, with the caveats that became known since.
+
+    A caveat is a reason why it is not known whether the resume is exact, or why the resume is certainly not exact.
+
+    Args:
+        run: folder of the run.
+
+    Attributes:
+        current: the report as it is now; None before the recovery.
+        caveats: texts, each with True if it means that the resume is not exact.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self.current: RecoveryReport | None = None
+        self.caveats: list[tuple[str, bool]] = []
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the caveats."""
+        return [text for text, _ in self.caveats]
+
+    def warn(self, text: str, is_wrong: bool) -> None:
+        """Log a caveat, and add it to the report."""
+        _log.warning("%s: %s", self._run, text)
+        self.caveats.append((text, is_wrong))
+        report = self.current or RecoveryReport()
+        exact = False if is_wrong else None if report.exact else report.exact
+        self.current = replace(report, exact=exact, notes=tuple(dict.fromkeys([*report.notes, text])))
+
+    def verdict(self, exact: bool | None, others: Iterable[str]) -> bool | None:
+        """Return whether the recovery is exact, given the caveats.
+
+        Args:
+            exact: result of comparing the replayed steps.
+            others: further reasons why exactness is not known.
+        """
+        if any(is_wrong for _, is_wrong in self.caveats):
+            return False
+        return None if exact and (self.caveats or any(True for _ in others)) else exact

@@ -1,0 +1,92 @@
+"""What a run keeps open while it trains: its journal, a monitor, shipping to a store, and the signal handler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..base.config import JournalConfig
+from ..encoding.tree import Adapt
+from ..journal import Journal, JournalPaths
+from ..journal.embedded_monitor import shipping_store, start_embedded_monitor
+from ..journal.ownership.takeover import end_former_ranks
+from ..journal.process.shutdown import ShutdownHandler
+from ..recovery.progress import progress_bar
+from ..shipping import ReplacementSource, fetch_missing_journal, start_shipping
+from .settings import RunSettings
+
+
+class RunResources:
+    """The journal that this process writes, and the services beside it.
+
+    A journal that is missing here and is in the store is fetched first. Rank 0 also fetches the journals of ranks beyond the
+    current
+    number of processes, because they hold gradient shards that recovery needs.
+
+    Args:
+        settings: settings of the run.
+        framework: name of the framework, as in the entry points `tranlogs.frameworks`.
+        environment: what rounding depends on. The caller fills it before anything is written.
+        adapt: encodes the framework's own objects.
+        rank: rank of this process.
+        world: number of processes that train together.
+        writer: the writer to use if the settings name none.
+        segment_bytes: size of a log file if the settings name none; None for the default.
+
+    Raises:
+        RunInUse: another process writes the journal.
+        UsageError: a setting or the folder is wrong.
+        StoreUnavailable: the journal is missing here, and the store does not answer.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        framework: str,
+        environment: dict[str, Any],
+        adapt: Adapt,
+        rank: int = 0,
+        world: int = 1,
+        writer: str = "direct",
+        segment_bytes: int | None = None,
+    ) -> None:
+        chosen: dict[str, Any] = {"durability": settings.durability, "writer": settings.writer or writer}
+        if settings.segment_bytes or segment_bytes:
+            chosen["segment_bytes"] = settings.segment_bytes or segment_bytes
+        self.config = JournalConfig(**chosen)
+        url, is_own = shipping_store(settings.monitor, settings.store)
+        with progress_bar() as progress:
+            was_fetched = fetch_missing_journal(url, JournalPaths.of(settings.run, rank), progress) is not None
+            former = world
+            while rank == 0 and was_fetched:
+                was_fetched = fetch_missing_journal(url, JournalPaths.of(settings.run, former), progress) is not None
+                former += 1
+        take_over = settings.grace_seconds if settings.takes_over else None
+        self.journal = Journal.open(
+            settings.run,
+            rank=rank,
+            framework=framework,
+            environment=environment,
+            config=self.config,
+            policy=settings.policy,
+            retention=settings.retention,
+            take_over=take_over,
+        )
+        if rank == 0 and take_over is not None:
+            end_former_ranks(settings.run, world, take_over)
+        self.journal.adapt = adapt
+        self._monitor = start_embedded_monitor(settings.monitor, self.journal.paths)
+        self._shipping = start_shipping(url if is_own else None, self.journal.paths)
+        self.spare = ReplacementSource(self.journal.paths, url)
+        self._shutdown = ShutdownHandler(self.journal, self._shipping.wait, settings.on_signal, settings.grace_seconds)
+
+    def close(self, seconds: float | None = None) -> None:
+        """Close the journal, and wait until the store holds it.
+
+        Args:
+            seconds: how long to wait at most; None to wait as long as shipping proceeds.
+        """
+        self._monitor.close()
+        self.journal.close()
+        self._shipping.close(self.journal.committed, seconds)
+        self._shutdown.close()

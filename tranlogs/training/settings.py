@@ -1,0 +1,102 @@
+"""The settings of a run that all integrations share, validated once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from ..base.errors import UsageError
+from ..journal.embedded_monitor import parse_monitor
+from ..journal.ownership.takeover import is_takeover_wanted
+from ..journal.process.shutdown import OnSignal, check_shutdown_settings
+from ..retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
+from .fingerprint import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """The settings that a user chooses for a run, whatever the framework.
+
+    Attributes:
+        run: folder of the run.
+        policy: when a checkpoint is taken.
+        retention: which checkpoints are kept.
+        durability: "machine" or "process".
+        fingerprint: "auto", "full" or "sample".
+        segment_bytes: size of a log file; None for one that fits the model.
+        writer: "direct" or "thread"; None for the integration's choice.
+        monitor: the monitor to start; None for no monitor.
+        store: URL of the store to which the run is shipped; None for no store.
+        on_signal: what SIGTERM does: "seal", or None for nothing.
+        grace_seconds: time from the signal to the end of the process.
+        takes_over: True to end another process that writes the run.
+    """
+
+    run: Path
+    policy: CheckpointPolicy
+    retention: RetentionPolicy
+    durability: str
+    fingerprint: Mode
+    segment_bytes: int | None
+    writer: str | None
+    monitor: Monitor | None
+    store: str | None
+    on_signal: OnSignal | None
+    grace_seconds: float
+    takes_over: bool
+
+    @classmethod
+    def checked(
+        cls,
+        run: Any,
+        *,
+        checkpoint_every: Any,
+        keep: Any,
+        durability: Any,
+        fingerprint: Any,
+        segment_bytes: int | None,
+        writer: Any,
+        monitor: Any,
+        budget: Any,
+        store: Any,
+        on_signal: Any,
+        grace_seconds: Any,
+        take_over: bool | None,
+        processes: int = 1,
+    ) -> RunSettings:
+        """Validate the settings as a user has written them, and return them.
+
+        Args:
+            processes: number of the run's processes on this machine, which share the budget. The other arguments are as users
+                write them.
+
+        Raises:
+            UsageError: a setting is wrong; the message names it.
+        """
+        if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):
+            raise UsageError(f"run must be the folder of the run, got {run!r}")
+        _check_choice("durability", durability, ("machine", "process"))
+        _check_choice("fingerprint", fingerprint, get_args(Mode))
+        _check_choice("writer", writer, ("direct", "thread", None))
+        return cls(
+            Path(run),
+            as_policy(checkpoint_every),
+            as_retention(keep),
+            durability,
+            fingerprint,
+            segment_bytes,
+            writer,
+            parse_monitor(monitor, budget, store, among=processes),
+            store,
+            on_signal,
+            check_shutdown_settings(on_signal, grace_seconds),
+            is_takeover_wanted(take_over),
+        )
+
+
+def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        *first, last = (f'"{choice}"' if choice is not None else "None" for choice in choices)
+        raise UsageError(f"{name} must be {', '.join(first)} or {last}, got {value!r}")
