@@ -47,7 +47,7 @@ _ONLY_IN_CATALOG: dict[str, type[Any]] = {
 
 @dataclass(slots=True)
 class JournalFiles:
-    """What the files of a journal say of themselves.
+    """Rows that the files of a journal describe.
 
     Attributes:
         segments: the rows of segments.

@@ -11,7 +11,7 @@
     │   └── CannotRead             this process lacks file handles, memory or rights; the file may well be sound
     ├── DataError                  bytes on disk are not what was written
     │   ├── CorruptRecord          a record in the middle of the log differs from what was written
-    │   │   └── MissingShare       another rank's share of a record is not there, or damaged
+    │   │   └── MissingShard       another rank's gradient shard of a record is missing or damaged
     │   ├── CorruptCheckpoint      a checkpoint's file is missing or differs from its manifest
     │   ├── CorruptCatalog         the catalog cannot be read
     │   ├── CorruptObject          an object in a store is missing or is not what was sent
@@ -40,7 +40,7 @@ __all__ = [
     "CorruptRecord",
     "DataError",
     "LogUnavailable",
-    "MissingShare",
+    "MissingShard",
     "NotARun",
     "NotRecovered",
     "RecoveryError",
@@ -178,12 +178,12 @@ class CorruptRecord(DataError):
         super().__init__(path, f"{where}{why}. Run `tranlogs verify` on the run")
 
 
-class MissingShare(CorruptRecord):
-    """A record was divided over several ranks, and `rank`'s share of it cannot be read."""
+class MissingShard(CorruptRecord):
+    """A record was divided over several ranks, and the gradient shard of `rank` cannot be read."""
 
     def __init__(self, path: object, rank: int, why: str, *, step: int) -> None:
         self.rank = rank
-        super().__init__(path, f"rank {rank}'s share: {why}", step=step)
+        super().__init__(path, f"gradient shard of rank {rank}: {why}", step=step)
 
 
 class CorruptCheckpoint(DataError):

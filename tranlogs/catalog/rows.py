@@ -137,7 +137,7 @@ class EvaluationRow:
 
 @dataclass(frozen=True, slots=True)
 class PrunedRow:
-    """What monitors have pruned so far. Holes in the log up to `sequence` are no damage."""
+    """Totals of what monitors have pruned so far. Holes in the log up to `sequence` are no damage."""
 
     sequence: int = 0
     segments: int = 0
@@ -147,7 +147,7 @@ class PrunedRow:
 
 @dataclass(frozen=True, slots=True)
 class CommonRow:
-    """What the ranks of a group know of each other's checkpoints.
+    """Common progress of a group, as far as the ranks know of each other's checkpoints.
 
     Attributes:
         step: no rank's newest checkpoint is older than this step, as of the last exchange.
@@ -165,7 +165,7 @@ class StoreRow:
     Attributes:
         url: the URL of the store.
         writer: the name of this journal in the store. A copy of the run on another machine has another name.
-        number: the number of the last manifest that was published, or whose number was found taken.
+        number: the number of the last manifest that was published, or that another writer had published.
         at: the time of the last change, in seconds since 1970.
         problem: why shipping cannot continue; "" if it can.
         objects_bytes: bytes of the journal's objects in the store.
@@ -184,7 +184,7 @@ class StoreRow:
 
     @property
     def copies_missing(self) -> str:
-        """What lacks copies, in words; "" if nothing does."""
+        """Files that lack copies, in words; "" if no file does."""
         if not self.under_replicated:
             return ""
         what = count(self.under_replicated, "file")

@@ -1,7 +1,7 @@
 """Derived checkpoints: where one can be made from an earlier checkpoint and the log after it, and writing it.
 
-The place is the last boundary of the last sealed segment. A sealed segment is never written again, so a trainer that goes on
-writing is not disturbed.
+The place is the last boundary of the last sealed segment. A sealed segment is never written again, so a trainer that
+continues to write is not disturbed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IRRELEVANT_TO_ROUNDING = ("tranlogs", "python", "past")  # entries of the envir
 
 @dataclass(frozen=True, slots=True)
 class DerivedTarget:
-    """Where a derived checkpoint can be made.
+    """Place at which a derived checkpoint can be made.
 
     Attributes:
         position: the position of its boundary.

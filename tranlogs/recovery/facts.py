@@ -25,7 +25,7 @@ SegmentFilter = Callable[[Sequence[SegmentRow], Limits], Collection[int]]
 
 @dataclass(slots=True)
 class CatalogContents:
-    """What a catalog lists.
+    """Contents of a catalog.
 
     Attributes:
         segments: the rows of all segments.
@@ -85,10 +85,10 @@ def read_facts(folder: Path, *, index_use: IndexUse = "always", choose: SegmentF
 
     Args:
         folder: the folder of the journal.
-        index_use: which segments are looked up in the index of the log: all; those that are not sealed or lack records
-            ("unless sealed"); those that lack records ("if broken"). The other segments are scanned, and a record whose
-            description is damaged in its segment is not replaced by the copy in the index. The index is checked in full
-            before it is opened.
+        index_use: which segments are looked up in the index of the log: "always" = all segments; "unless sealed" = segments
+            that are not sealed or lack records; "if broken" = segments that lack records. The other segments are scanned, and
+            a record whose description is damaged in its segment is not replaced by the copy in the index. The index is
+            checked in full before it is opened.
         choose: returns the ordinals of the segments to read; None for all segments.
 
     Raises:

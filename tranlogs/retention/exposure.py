@@ -23,7 +23,7 @@ CommitHistory = Sequence[tuple[float, int]]  # seconds since 1970, and the newes
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """What one kind of accident would cost.
+    """Cost of one kind of accident.
 
     Attributes:
         scope: what dies.

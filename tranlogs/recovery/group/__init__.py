@@ -1,1 +1,1 @@
-"""Recovery of ranks that train together: summaries of journals, agreement on one step, and each rank's way there."""
+"""Recovery of ranks that train together: exchange of summaries, agreement on one boundary, and replay on each rank."""

@@ -2,7 +2,7 @@
 
 Under data parallelism the gradients of a step are the same on all ranks, so each rank logs a range of their elements: its
 shard. The body of such a record says so: `share` = (rank, number of ranks), and `copies` = 2 if the record also holds the next
-rank's shard. To redo the step, a rank reads the journals of the others. Reading takes no lock of theirs and blocks nobody.
+rank's shard. To redo the step, a rank reads the journals of the others. Reading takes no lock and blocks no writer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import CorruptRecord, MissingShare
+from ...base.errors import CorruptRecord, MissingShard
 from ...base.types import ITEMSIZE, AnyArray, Array, Bytes
 from ...log.entry import Entry
 from ...log.reader import SegmentReader
@@ -46,15 +46,15 @@ class PeerJournal:
         """Return the record of a step. This is cheap if steps are asked for in order.
 
         Raises:
-            MissingShare: the record is missing or damaged.
+            MissingShard: the record is missing or damaged.
         """
         link = self._links.get(step)
         if link is None:
-            raise MissingShare(self.folder, self.rank, "it is not in the log", step=step)
+            raise MissingShard(self.folder, self.rank, "it is not in the log", step=step)
         try:
             return self._open_reader(link).decode(link.location)
         except (CorruptRecord, OSError) as error:
-            raise MissingShare(self.folder, self.rank, str(error), step=step) from None
+            raise MissingShard(self.folder, self.rank, str(error), step=step) from None
 
     def _open_reader(self, link: Link) -> SegmentReader:
         ordinal = link.segment.row.ordinal
@@ -99,7 +99,7 @@ class GradientShards:
             decode: decodes the body of another rank's record.
 
         Raises:
-            MissingShare: a shard is missing, is damaged, or belongs to another history.
+            MissingShard: a shard is missing, is damaged, or belongs to another history.
         """
         if "share" not in body or isinstance(entry, JoinedEntry):
             return entry
@@ -109,7 +109,7 @@ class GradientShards:
             if other != rank:
                 try:
                     parts[other] = self._read_shard(other, entry, body, decode)
-                except MissingShare as error:
+                except MissingShard as error:
                     missing[other] = error
         for other, failure in missing.items():
             if body.get("copies", 1) == 1 or (other - 1) % world not in parts:
@@ -119,7 +119,7 @@ class GradientShards:
     def _read_shard(self, rank: int, own: Entry, body: dict[str, Any], decode: Decode) -> Entry:
         step, digests = own.step, own.digests
         if rank not in self._folders:
-            raise MissingShare(f"rank {rank}", rank, "the journal of that rank is missing", step=step)
+            raise MissingShard(f"rank {rank}", rank, "the journal of that rank is missing", step=step)
         if rank not in self._peers:
             self._peers[rank] = PeerJournal(rank, self._folders[rank], self._first_timeline, self._ignored)
         peer = self._peers[rank]
@@ -127,12 +127,12 @@ class GradientShards:
         try:
             theirs = decode(entry)
         except CorruptRecord as error:
-            raise MissingShare(peer.folder, rank, str(error), step=step) from None
+            raise MissingShard(peer.folder, rank, str(error), step=step) from None
         if tuple(theirs.get("share", ())) != (rank, body["share"][1]):
-            raise MissingShare(peer.folder, rank, "the record of that rank holds no shard of this step", step=step)
+            raise MissingShard(peer.folder, rank, "the record of that rank holds no shard of this step", step=step)
         if theirs["fingerprint"] == body["fingerprint"] and entry.digests != digests:
             why = "the parameters of that rank after this step differ from those of the rank that reads its shard"
-            raise MissingShare(peer.folder, rank, why, step=step)
+            raise MissingShard(peer.folder, rank, why, step=step)
         return entry
 
 

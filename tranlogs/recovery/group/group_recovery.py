@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base.errors import CorruptCheckpoint, MissingShare, RecoveryError, UsageError
+from ...base.errors import CorruptCheckpoint, MissingShard, RecoveryError, UsageError
 from ...log.record import EntryKind
 from ..plan import Plan
 from ..protocol import ReplacementSource
@@ -398,7 +398,7 @@ class GroupRecovery:
 def _note_damage(damage: DamagedEntry, owner: int, attempt: RankAttempt) -> None:
     """Note damage in the journal of a rank, or in the journal of another rank whose shard it needs."""
     link, error = damage.link, damage.error
-    if isinstance(error, MissingShare) and error.step is not None:
+    if isinstance(error, MissingShard) and error.step is not None:
         attempt.damage.shards.add((error.rank, error.step))
     elif link.kind == EntryKind.BOUNDARY:
         attempt.damage.boundaries.add((owner, link.step))

@@ -1,1 +1,1 @@
-"""The step from which a group resumes: pure decisions over summaries."""
+"""Decisions of a group: the generation and the boundary at which all ranks resume (pure, over summaries)."""

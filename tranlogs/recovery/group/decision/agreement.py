@@ -50,7 +50,7 @@ class Agreement:
         bases: the checkpoint that each rank loads; None for a rank that starts with its initial state.
         lost: ranks whose journals are lost or do not count.
         timeline: the newest timeline of all journals.
-        is_forked: True if the newest timelines of the journals differ, or if a journal starts anew.
+        is_forked: True if the newest timelines of the journals differ, or if a journal was lost.
         lost_with_copies: the lost ranks whose shards and state the preceding rank has copies of.
         lost_behind: the lost ranks whose journals exist and end earlier than the others.
         short_journals: ranks whose journals end earlier than the others and count, each with its last step.
@@ -83,7 +83,7 @@ class Agreement:
 
 @dataclass(slots=True)
 class Damage:
-    """What could not be read in earlier attempts.
+    """Damage that earlier attempts have met.
 
     Attributes:
         checkpoints: damaged checkpoints, by rank and name.

@@ -23,7 +23,7 @@ from .agreement import Agreement, Damage, agree
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one number of processes trained.
+    """Part of a run that one number of processes trained.
 
     Attributes:
         first_timeline: the timeline that started the generation.
@@ -53,7 +53,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class GroupTarget:
-    """Where all ranks resume.
+    """Generation and boundary at which all ranks resume.
 
     Attributes:
         generation: the generation that is recovered.

@@ -1,1 +1,1 @@
-"""What one rank's journal holds, as plain values that ranks exchange."""
+"""Summaries of journals: plain values that ranks exchange."""

@@ -1,4 +1,4 @@
-"""Which part of each journal belongs to the history of the group (pure). The table is in timeline_ids.py."""
+"""Selection of the part of each journal that belongs to the history of the group (pure). timeline_ids.py has the table."""
 
 from __future__ import annotations
 

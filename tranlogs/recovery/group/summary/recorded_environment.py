@@ -1,4 +1,4 @@
-"""What the recorded environment of a checkpoint or a segment says about the processes that trained together (pure)."""
+"""Recorded environment of a checkpoint or a segment: what it says about the processes that trained together (pure)."""
 
 from __future__ import annotations
 
