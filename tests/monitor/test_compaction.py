@@ -191,7 +191,7 @@ def test_a_change_of_the_environment_is_refused(run: ToyTrainer, tmp_path: Path)
     again.recover()
     again.train(25)
     again.journal.close()
-    with pytest.raises(RecoveryError, match=r"in another environment after its checkpoint of step 0 \(threads\)"):
+    with pytest.raises(RecoveryError, match=r"in another environment after its checkpoint of step 0 \(threads differ\)"):
         plan_derived_checkpoint(copy / "rank0")
 
 
