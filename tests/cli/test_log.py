@@ -92,7 +92,7 @@ def test_step_in_words(cli: Cli, run: Path) -> None:
 def test_a_step_that_is_not_in_the_log_is_refused(cli: Cli, run: Path, step: int) -> None:
     called = cli("log", run, "--step", step)
     assert called.code == 2
-    assert f"it holds steps 1 to {STEPS}" in called.err
+    assert f"the log holds steps 1 to {STEPS}" in called.err
 
 
 def test_a_record_that_is_damaged_in_its_file_is_shown_from_the_index(cli: Cli, run: Path) -> None:

@@ -58,9 +58,9 @@ def test_once_prunes_and_the_run_replays_to_the_same_bits(cli: Cli, run: Path, t
         (["--high", "0.5", "--low", "0.8"], "0 < low <= high <= 1"),
         (["--alpha-newer", "7"], "alpha newer must be a number from 0 to 1, got 7.0"),
         (["--max-checkpoints", "0"], "checkpoints_max must be at least 1, got 0"),
-        (["--token-file", "token"], "--token-file and --no-auth are for the page: give --http, too"),
-        (["--no-auth"], "--token-file and --no-auth are for the page: give --http, too"),
-        (["--http", ":0", "--token-file", "token", "--no-auth"], "--token-file asks for a token, and --no-auth for none"),
+        (["--token-file", "token"], "--token-file and --no-auth require --http"),
+        (["--no-auth"], "--token-file and --no-auth require --http"),
+        (["--http", ":0", "--token-file", "token", "--no-auth"], "--token-file and --no-auth exclude each other"),
     ],
 )
 def test_wrong_settings_are_usage_errors(cli: Cli, run: Path, arguments: list[str], said: str) -> None:
@@ -82,7 +82,7 @@ def test_the_daemon_logs_json_and_ends_at_sigterm(run: Path) -> None:
         assert daemon.stderr is not None
         served, line = (json.loads(daemon.stderr.readline()) for _ in range(2))
         assert line["level"] == "info"
-        assert line["message"].endswith("is watched")
+        assert line["message"].endswith(": watching")
         url = served["message"].removeprefix("the page is at ")
         metrics = ""
         while "tranlogs_watched{" not in metrics:

@@ -50,7 +50,7 @@ def test_what_people_see(cli: Cli, run: Path, tmp_path: Path) -> None:
 def test_a_store_shows_what_it_holds(cli: Cli, run: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()
-    assert "no runs are there" in cli("store", "list", store).out
+    assert "the store holds no runs" in cli("store", "list", store).out
     cli("push", run, store)
     shutil.copytree(run, tmp_path / "other")
     cli("push", tmp_path / "other", store, "--take-over")
@@ -104,7 +104,7 @@ def test_damage_in_the_store_is_named_and_the_exit_code_is_1(cli: Cli, run: Path
     ("url", "said"),
     [
         ("nothing://there", "store nothing://there: Protocol not known"),
-        ("file://host/path", "a file store has no host"),
+        ("file://host/path", "the address of a folder has no host"),
         ("/proc/tranlogs/store", "/proc/tranlogs"),
     ],
 )

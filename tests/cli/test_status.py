@@ -79,7 +79,7 @@ def test_a_run_that_holds_nothing_yet_is_no_problem(cli: Cli, tmp_path: Path) ->
     LoggedOptimizer(optim.SGD(nn.Linear(2, 2).parameters()), tmp_path / "run").close()
     called = cli("status", tmp_path / "run")
     assert called.code == 0
-    assert "the run holds nothing yet" in called.out
+    assert "the run is still empty" in called.out
 
 
 def test_timelines_are_shown_once_there_are_two(cli: Cli, run: Path) -> None:
@@ -147,7 +147,7 @@ def test_watch_in_a_terminal_shows_the_last_look_in_place(cli: Cli, run: Path, m
 def test_an_interval_of_nothing_is_refused(cli: Cli, run: Path) -> None:
     called = cli("status", run, "--watch", "--interval", "0")
     assert called.code == 2
-    assert "--interval 0" in called.err
+    assert "--interval must be positive, got 0" in called.err
 
 
 def test_what_would_be_lost_now(cli: Cli, run: Path) -> None:
@@ -181,7 +181,7 @@ def test_what_a_monitor_has_seen_is_shown(cli: Cli, run: Path) -> None:
     assert rank["monitor"]["is_alive"] is False
     called = cli("status", run)
     out = " ".join(called.out.split())
-    assert "nobody now; evaluated" in out
+    assert "none now; evaluated" in out
     assert "of 100.0 MiB (" in out
     protected = sum(row["protected"] for row in evaluation["segments"])
     assert f"{len(sealed) - protected} segments may go, {protected} protected" in out.replace("1 segment ", "1 segments ")

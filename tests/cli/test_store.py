@@ -12,7 +12,7 @@ from .conftest import Cli
 def test_a_sound_store(cli: Cli, tmp_path: Path) -> None:
     called = cli("store", "check", tmp_path / "store", "--size", "1MiB")
     assert called.code == 0
-    for words in ("round trip", "MiB/s", "usable", "what is read is what was written"):
+    for words in ("round trip", "MiB/s", "usable", "the content that is read equals the content that was written"):
         assert words in called.out
     called = cli("store", "check", tmp_path / "store", "--size", "1MiB", "--json")
     assert called.code == 0

@@ -93,7 +93,7 @@ def test_replay_names_the_first_step_that_differs(cli: Cli, run: Path, monkeypat
     assert called.code == 1
     (problem,) = called.json["problems"]
     assert problem["step"] == 1
-    assert "differs from what the run recorded" in problem["what"]
+    assert "differs from the run's fingerprint" in problem["what"]
 
 
 def test_replay_without_the_framework_says_what_to_install(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

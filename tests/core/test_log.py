@@ -461,9 +461,8 @@ def test_a_record_that_refers_to_a_damaged_one_is_read_from_the_index_or_refused
             assert entry.read_all().view(np.int64).tolist() == [step] * 5
     with SegmentReader(first.segment.path, uses_index=False) as reader:
         for location in scan(first.segment.path, first.segment.row.number)[2:]:
-            with pytest.raises(
-                CorruptRecord, match=rf"step {location.head.step}: it refers to the record at byte {first.location.offset}"
-            ):
+            why = rf"step {location.head.step}: it refers to the record at byte {first.location.offset}"
+            with pytest.raises(CorruptRecord, match=why):
                 reader.decode(location)
 
 

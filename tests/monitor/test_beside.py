@@ -152,7 +152,7 @@ def test_a_process_prunes_and_ends_when_the_run_is_closed(run: ToyTrainer) -> No
     run.journal.close()
     wait_until(lambda: not is_watched(paths.folder), "its end")
     wait_until(lambda: not is_running(monitor.pid), "its end")
-    assert "is watched" in (paths.folder / "monitor.log").read_text()
+    assert ": watching" in (paths.folder / "monitor.log").read_text()
 
 
 def is_running(pid: int) -> bool:

@@ -191,7 +191,7 @@ def test_a_change_of_the_environment_is_refused(run: ToyTrainer, tmp_path: Path)
     again.recover()
     again.train(25)
     again.journal.close()
-    with pytest.raises(RecoveryError, match=r"in another environment after its checkpoint of step 0 \(threads\)"):
+    with pytest.raises(RecoveryError, match=r"in another environment after its checkpoint of step 0 \(threads differ\)"):
         plan_derived_checkpoint(copy / "rank0")
 
 
@@ -357,7 +357,7 @@ def test_a_refusal_is_said_once_and_the_trainer_is_asked_instead(
         watching.finish()
         clock.advance(1000)
     watching.close()
-    assert caplog.text.count("no checkpoint can be made from the log behind the one of step 0") == 1
+    assert caplog.text.count("cannot derive a checkpoint from the log after step 0") == 1
     assert "needed: a doubt" in caplog.text
     assert checkpoints(run.journal.paths.folder) == [0]
     assert run.journal.catalog.read(lambda tables: tables.request("checkpoint")) is not None
@@ -372,7 +372,7 @@ def test_a_child_that_is_killed_leaves_nothing_and_is_tried_again(
     monkeypatch.setenv("TRANLOGS_FAILPOINTS", f"{point}=kill")
     watching.evaluate()
     watching.finish()
-    assert "its process was ended by SIGKILL; it is tried again" in caplog.text
+    assert "its process was killed by SIGKILL; trying again later" in caplog.text
     assert {path.name for path in run.journal.paths.checkpoints.iterdir()} == {
         row.name for row in run.journal.catalog.checkpoints()
     }
@@ -389,7 +389,7 @@ def test_a_child_that_is_killed_leaves_nothing_and_is_tried_again(
 
 def test_one_that_takes_too_long_is_ended(run: ToyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     compacted(tmp_path / "run", Compaction(1, seconds_max=0.01))
-    assert "its process was ended by SIGKILL" in caplog.text
+    assert "its process was killed by SIGKILL" in caplog.text
     assert checkpoints(run.journal.paths.folder) == [0]
 
 
@@ -405,7 +405,7 @@ def test_the_child_ends_with_its_daemon(run: ToyTrainer, tmp_path: Path) -> None
     watching = daemon(tmp_path / "run")
     watching.evaluate()
     assert watching._compactor is not None
-    making = watching._compactor._making
+    making = watching._compactor._job
     assert making is not None
     watching.close()
     assert making.process.returncode is not None

@@ -150,7 +150,7 @@ def test_an_optimizer_that_torch_does_not_have_must_be_named(tmp_path: Path, cap
                "--compact", "--compact-after", "1B", "--optimizer", "tests.torch.test_offline:Foreign"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert "checkpoint of step 9 made from the log" in done.stderr
+    assert "derived the checkpoint of step 9 from the log" in done.stderr
     assert checkpoints(tmp_path / "run/rank0") == [0, 9]
 
 
@@ -188,4 +188,4 @@ def test_state_on_another_device_is_refused_before_anything_is_done(
     monkeypatch.setattr(environment, "describe", lambda optimizers: {**describe(optimizers), "devices": ["cuda"]})
     replace(CASES["SGD"], options=(("checkpoint_every", 100),)).train(tmp_path / "run")
     compacted(tmp_path / "run")
-    assert "its state lies on cuda: steps can be redone on the trainer's own device only" in caplog.text
+    assert "its state is on cuda, and steps can be redone on the trainer's own device only" in caplog.text

@@ -38,9 +38,9 @@ def test_a_run_with_a_monitor_of_its_own_is_left_to_it(memory_path: Path, caplog
     evaluate(watching)
     evaluate(watching)
     assert sorted(seen) == ["a", "a", "c", "c"]
-    said = [one.message for one in caplog.records if "is not watched" in one.message]
+    said = [one.message for one in caplog.records if "cannot watch: " in one.message]
     assert len(said) == 1, "it is said once"
-    assert "b/rank0: is not watched" in said[0]
+    assert "b/rank0: cannot watch" in said[0]
     lock.release()
     evaluate(watching)
     assert seen[4:].count("b") == 1
@@ -52,7 +52,7 @@ def test_a_run_that_was_named_and_has_a_monitor_is_refused(memory_path: Path) ->
     lock = OwnerLock(memory_path / "a/rank0", "monitor")
     for root in (memory_path / "a", memory_path / "a/rank0"):
         watching = daemon(root, [])
-        with pytest.raises(UsageError, match="a monitor runs already"):
+        with pytest.raises(UsageError, match="monitors it"):
             watching.evaluate()
         watching.close()
     lock.release()
@@ -74,7 +74,7 @@ def test_a_folder_that_cannot_be_listed_for_a_moment_keeps_its_journals(
     away[0] = True
     evaluate(watching)
     assert seen == ["a", "a"]
-    assert "cannot be looked at now: not now" in caplog.text
+    assert "cannot be read now: not now" in caplog.text
     watching.close()
 
 
@@ -83,7 +83,7 @@ def test_nothing_to_watch_yet_is_said_once(memory_path: Path, caplog: pytest.Log
     watching = daemon(memory_path / "runs", seen)
     evaluate(watching)
     evaluate(watching)
-    assert caplog.text.count("no run is in") == 1
+    assert caplog.text.count("no run found yet") == 1
     trained(memory_path / "runs/a", 2)
     evaluate(watching)
     assert seen == ["a"]

@@ -92,7 +92,7 @@ def test_a_store_is_seen(run: ToyTrainer, served: tuple[Metrics, int]) -> None:
     assert found["tranlogs_store_under_replicated",] == shipped_items(store)
     store.fails = lambda method, name: True
     made = archiver(paths.folder.parent, store)
-    made.turn()
+    made.run_once()
     made.close()
     metrics.note(paths.folder, watch.evaluate())
     assert samples(asked(port, "/metrics")[1])["tranlogs_store_ok",] == 0

@@ -101,7 +101,7 @@ def test_the_numbers_on_the_page_are_the_catalogs(run: ToyTrainer, watched: Jour
         "[...document.querySelectorAll('[data-segment]')].map((row) => [row.dataset.segment, row.cells[3].textContent, "
         "row.cells[4].textContent])")}  # fmt: skip
     assert {n: value for n, (value, _) in shown.items()} == {n: f"{v:.3f}" for n, v in read_values(rows[-1]).as_dict().items()}
-    assert sorted(standing for _, standing in shown.values()) == ["may go"] * 4 + ["protected"] * 2
+    assert sorted(standing for _, standing in shown.values()) == ["can be pruned"] * 4 + ["protected"] * 2
     drawn = browser.value("[...charts.keys()].map((name) => [name, charts.get(name).data])")
     assert {name: len(data[0]) for name, data in drawn} == {"steps": 20, "bytes": 20, "values": 20}
     assert dict(drawn)["steps"][-1] == [row.committed for row in rows]
@@ -202,12 +202,12 @@ def test_several_journals_have_a_row_each_and_problems_come_first(
     copy.close()
     board.note(tmp_path / "z-broken" / "rank0", "the catalog is missing")
     browser.open(f"http://127.0.0.1:{port}/")
-    assert text(browser, ".hero h2") == "2 of 3 journals want looking after."
+    assert text(browser, ".hero h2") == "2 of 3 journals need attention."
     names = browser.value("[...document.querySelectorAll('.row strong')].map((one) => one.textContent)")
     assert names == [str(tmp_path / name / "rank0") for name in ("z-broken", "a & b <c>", "run")]
     browser.value("document.querySelectorAll('.row')[1].click()")
     browser.wait_for("document.readyState === 'complete' && document.querySelector('#headline') !== null && charts.size === 0")
-    assert text(browser, "#headline").endswith("died without closing the run; the next one goes on after step 31.")
+    assert text(browser, "#headline").endswith("died without closing the run; the next one will continue after step 31.")
     assert text(browser, "h1") == names[1]
     assert browser.complaints == []
 
@@ -233,4 +233,4 @@ def test_answers_are_read_only_and_tell_browsers_to_ask_nobody_else(watched: Jou
     ):
         assert asked(port, path)[0].status == 404
     board.forget(watched.paths.folder)
-    assert "Nothing is watched yet" in asked(port, "/")[1]
+    assert "No journal is watched yet" in asked(port, "/")[1]

@@ -96,7 +96,7 @@ def test_a_token_of_a_file_is_required_and_not_printed(
         assert port is not None
         assert ask(port, "/metrics", Authorization="Bearer of-the-environment").status == 401
         assert ask(port, "/metrics", Authorization="Bearer of-the-file").status == 200
-    assert f"asks for the token of --token-file {tmp_path}/token" in lines[0]
+    assert f"requires the token of --token-file {tmp_path}/token" in lines[0]
     assert "of-the-file" not in "".join(lines)
 
 

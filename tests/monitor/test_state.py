@@ -44,20 +44,20 @@ def test_a_run_that_was_closed_is_idle(run: ToyTrainer) -> None:
     state = describe_state(JournalView("run", seen_at(run.journal.paths.folder)))
     assert (state.level, state.headline) == (
         "idle",
-        "No process trains. The run was closed. The next one goes on after step 31.",
+        "No process is training. The run was closed. The next one will continue after step 31.",
     )
 
 
 def test_a_run_whose_trainer_died_wants_attention(run: ToyTrainer, tmp_path: Path) -> None:
     state = describe_state(JournalView("run", seen_at(killed(run, tmp_path / "copy") / "rank0")))
     assert state.level == "attention"
-    assert state.headline.endswith("died without closing the run; the next one goes on after step 31.")
+    assert state.headline.endswith("died without closing the run; the next one will continue after step 31.")
 
 
 def test_a_budget_that_is_too_small_wants_attention(run: ToyTrainer) -> None:
     state = describe_state(JournalView("run", seen_at(run, budget=Budget(2 * MIB))))
     assert state.level == "attention"
-    assert re.fullmatch(r"What recovery needs is above the budget \(\S+ MiB\): its trainer is asked .*", state.headline)
+    assert re.fullmatch(r"The data that recovery needs exceed the budget \(\S+ MiB\): its trainer was asked .*", state.headline)
 
 
 def test_a_damaged_checkpoint_is_a_problem_and_comes_first(run: ToyTrainer) -> None:
@@ -66,7 +66,7 @@ def test_a_damaged_checkpoint_is_a_problem_and_comes_first(run: ToyTrainer) -> N
     seen = seen_at(run, budget=Budget(2 * MIB))
     state = describe_state(JournalView("run", seen))
     assert state.level == "problem"
-    assert state.headline == "The checkpoint of step 20 is damaged; recovery begins at the one of step 10."
+    assert state.headline == "The checkpoint of step 20 is damaged; recovery starts from the one of step 10."
     assert len(state.more) == 1
     assert current_exposures(seen, [])[1].safe_step == 10, "what is damaged saves nothing"
 
@@ -85,7 +85,7 @@ def test_what_is_old_is_said_to_be(run: ToyTrainer) -> None:
     state = describe_state(JournalView("run", seen_at(run), problem="it is damaged"))
     assert (state.level, state.headline) == (
         "problem",
-        "The journal cannot be read now, and what follows is old: it is damaged",
+        "The journal cannot be read now, and the rest of this page is old: it is damaged",
     )
 
 
@@ -116,7 +116,7 @@ def test_the_store_is_shown_once_there_is_one(run: ToyTrainer) -> None:
     assert set(curves(shown)["steps"]) == {"committed", "synced", "archived", "persisted"}
     page = journal_page(JournalView("run", seen), now=seen.at, interval_seconds=10, has_others=False).decode()
     assert "step-persisted" not in page
-    assert "No store: nothing is kept away from this machine." in page
+    assert "There is no store: nothing is kept outside this machine." in page
 
 
 def test_a_run_of_months_makes_no_larger_page(run: ToyTrainer) -> None:

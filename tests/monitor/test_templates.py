@@ -21,7 +21,7 @@ from tranlogs_monitor.dashboard.pages.rendering import render
 __all__ = ["run"]
 
 NAME = 'runs/<script>alert(1)</script>\'" onload="x/{{ 7 * 7 }}/&amp;'
-TEMPLATES = files("tranlogs_monitor") / "templates"
+TEMPLATES = files("tranlogs_monitor.dashboard.pages") / "templates"
 
 
 class Elements(HTMLParser):

@@ -233,6 +233,6 @@ def test_a_request_that_fails_is_logged_and_the_next_one_is_answered(
     assert answer.headers["Cache-Control"] == "no-store"
     assert "division" not in answer.body
     (record,) = caplog.records
-    assert record.getMessage() == "/data.json could not be answered"
+    assert record.getMessage() == "could not answer the request for /data.json"
     assert record.exc_info is not None
     assert ask(local.port, "/data.json").status == 200

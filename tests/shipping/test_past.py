@@ -55,7 +55,7 @@ def test_a_folder_restored_from_a_backup_takes_of_the_store_what_it_shares_with_
     try:
         assert drain(made).archived == 12, "what lies behind its end is another past"
         assert (marks(run).committed, marks(run).archived, marks(run).persisted) == (12, 12, 12)
-        assert "up to step 25, does not count any more" in caplog.text
+        assert "up to step 25, is superseded" in caplog.text
         assert shared <= set(store.objects), "it is not sent again"
         state = trained_otherwise(run, 22)
         assert drain(made).archived == 22
