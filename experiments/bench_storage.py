@@ -32,7 +32,7 @@ from tranlogs.catalog import Catalog, EvaluationRow
 from tranlogs.log import writer as log
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
-from tranlogs.retention.evaluation import worth_of
+from tranlogs.retention.evaluation import read_values
 
 _BUDGETS = (16, 32, 48)  # MiB
 _SIZES = (7, 1400, 11_200)  # 100 KB of gradients a step
@@ -167,7 +167,7 @@ def _curves(course: Course, start: float) -> list[tuple[list[float], list[float]
     """Values over time of some segments that were pruned, evenly chosen."""
     curves: dict[int, tuple[list[float], list[float]]] = {}
     for row in course.evaluations:
-        worth = worth_of(row)
+        worth = read_values(row)
         for ordinal, value in worth.as_dict().items():
             at, values = curves.setdefault(ordinal, ([], []))
             at.append(row.at - start)

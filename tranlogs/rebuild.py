@@ -1,4 +1,4 @@
-"""What the segments and checkpoints of a journal say of themselves, and a catalog made from that."""
+"""Rebuilding of a catalog from the segments and checkpoints of a journal, which describe themselves."""
 
 from __future__ import annotations
 
@@ -34,52 +34,71 @@ from .log.record import EntryKind, Location
 from .log.scanner import scan
 from .log.segments.segment_file import parse_segment_name
 
-# What no file but the catalog says; the requests of a monitor are made anew by it.
+# Rows that only the catalog holds. Requests are not among them: a monitor makes them again.
 _ONLY_IN_CATALOG: dict[str, type[Any]] = {
-    "run": RunRow, "watermarks": Watermarks, "incident/": Incident, "timeline/": TimelineRow, "store": StoreRow,
+    "run": RunRow,
+    "watermarks": Watermarks,
+    "incident/": Incident,
+    "timeline/": TimelineRow,
+    "store": StoreRow,
     "common": CommonRow,
-}  # fmt: skip
+}
 
 
 @dataclass(slots=True)
 class JournalFiles:
-    """What the files of a journal say of themselves; `notes` has what is damaged, one sentence each."""
+    """What the files of a journal say of themselves.
+
+    Attributes:
+        segments: the rows of segments.
+        checkpoints: the rows of checkpoints.
+        timelines: the timelines that they name, by number.
+        runs: the runs that they name.
+        unreadable: the names of segment files that cannot be read.
+        notes: what is damaged, one sentence each.
+    """
 
     segments: list[SegmentRow] = field(default_factory=list)
     checkpoints: list[CheckpointRow] = field(default_factory=list)
     timelines: dict[int, TimelineRow] = field(default_factory=lambda: {1: TimelineRow(1)})
     runs: list[RunRow] = field(default_factory=list)
-    unreadable: set[str] = field(default_factory=set)  # names of files
+    unreadable: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
 
 def read_files(folder: Path, listed: Collection[str] = ()) -> JournalFiles:
-    """Read a journal's files, but those whose names are `listed` already.
+    """Read the segments and checkpoints of a journal.
+
+    Args:
+        folder: the folder of the journal.
+        listed: names of segment files and checkpoint folders to leave out.
 
     Raises:
-        UnknownFormat: a newer version wrote one of them.
+        UnknownFormat: a newer version wrote one of the files.
         CannotRead: a folder cannot be listed.
     """
     found = JournalFiles()
-    _read_checkpoints(folder / "checkpoints", listed, found)  # first: they tell the timeline of a segment that does not
+    _read_checkpoints(
+        folder / "checkpoints", listed, found
+    )  # first: they give the timeline of a segment whose first entry is damaged
     _read_segments(folder / "log", listed, found)
     return found
 
 
 def is_superseded(row: CheckpointRow, listed: Collection[CheckpointRow]) -> bool:
-    """Whether a checkpoint that the catalog does not list is older than one that it does: by that one the log was pruned."""
+    """Return True if an unlisted checkpoint is older than a listed one: the log may have been pruned up to the listed one."""
     return any(other.timeline == row.timeline and other.sequence > row.sequence for other in listed)
 
 
 def read_segment(path: Path, timeline: int = 1) -> SegmentRow | None:
-    """The row of one segment file; None where no entry of it can be found.
+    """Return the row of one segment file; None if no entry can be found in it.
 
     Args:
         path: the file.
-        timeline: the one that it is taken for where its first entry, which says it, is damaged.
+        timeline: the timeline to assume if the first entry, which names it, is damaged.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
     found = JournalFiles()
     row = _read_segment(path, timeline, found)
@@ -89,35 +108,35 @@ def read_segment(path: Path, timeline: int = 1) -> SegmentRow | None:
 
 
 def rebuild_catalog(folder: Path) -> list[str]:
-    """Put a broken catalog aside (its file is kept) and write a new one. The caller holds the owner lock.
+    """Rename a broken catalog, so that it is kept, and write a new one. The caller must hold the lock of the journal.
 
     Returns:
         What was done, one sentence each.
 
     Raises:
-        UnknownFormat: a newer version wrote the run; nothing was changed.
+        UnknownFormat: a newer version wrote the run. Nothing was changed.
     """
     path, notes = folder / CATALOG_NAME, []
-    kept, found = _salvaged(folder), read_files(folder)
+    kept, found = _salvage_rows(folder), read_files(folder)
     if path.exists():
         aside = folder / f"{CATALOG_NAME}.broken-{time.time_ns()}"
         os.rename(path, aside)
-        notes.append(f"the catalog that was there is kept as {aside.name}, and a new one was written")
+        notes.append(f"the broken catalog is kept as {aside.name}, and a new one was written")
     path.with_name(path.name + "-lock").unlink(missing_ok=True)
     catalog = Catalog.open(folder, writable=True)
     try:
-        with catalog.transaction() as tables:  # all in one: a crash before its end leaves a catalog to be rebuilt again
+        with catalog.transaction() as tables:  # one transaction: a crash before its end leaves a catalog that is rebuilt again
             for timeline in found.timelines.values():
                 tables.put(timeline_key(timeline.number), timeline)
             for row in found.segments:
                 tables.put(segment_key(row.ordinal), row)
             if found.checkpoints:
-                sync_folder(folder / "checkpoints")  # a crash may have come before their names were kept
+                sync_folder(folder / "checkpoints")  # a crash may have come before the names of the folders were durable
             for checkpoint in found.checkpoints:
                 tables.put(f"checkpoint/{checkpoint.name}", checkpoint)
             if found.runs:
                 tables.put("run", found.runs[0])
-            if len(list(folder.parent.glob("rank*"))) > 1:  # not even one's newest checkpoint need be one that all have
+            if len(list(folder.parent.glob("rank*"))) > 1:  # of a group, no checkpoint is known to be on all ranks
                 tables.put("common", CommonRow(0))
             for key, content in kept.items():
                 tables.put(key, content)
@@ -127,11 +146,11 @@ def rebuild_catalog(folder: Path) -> list[str]:
     return notes + found.notes
 
 
-def _salvaged(folder: Path) -> dict[str, Any]:
-    """The sound rows of a broken catalog that nothing else could give; none where it cannot be opened safely."""
+def _salvage_rows(folder: Path) -> dict[str, Any]:
+    """Return the sound rows of a broken catalog that no other file holds; {} if it cannot be opened safely."""
     kept: dict[str, Any] = {}
 
-    def look(tables: Tables) -> None:
+    def read_rows(tables: Tables) -> None:
         for prefix, kind in _ONLY_IN_CATALOG.items():
             for key in tables.keys(prefix):
                 try:
@@ -142,7 +161,7 @@ def _salvaged(folder: Path) -> dict[str, Any]:
     try:
         catalog = Catalog.open(folder)
         try:
-            catalog.read(look)
+            catalog.read(read_rows)
         finally:
             catalog.close()
     except CorruptCatalog:
@@ -151,10 +170,10 @@ def _salvaged(folder: Path) -> dict[str, Any]:
 
 
 def list_files(folder: Path, pattern: str) -> list[Path]:
-    """What lies in a folder: `glob` would take one that may not be listed for an empty one.
+    """Return the files in a folder that match a pattern, sorted. `glob` would report a folder without read access as empty.
 
     Raises:
-        CannotRead: it cannot be listed.
+        CannotRead: the folder cannot be listed.
     """
     try:
         return sorted(folder / name for name in os.listdir(folder) if fnmatch(name, pattern))
@@ -171,7 +190,7 @@ def _read_segments(folder: Path, listed: Collection[str], found: JournalFiles) -
             continue
         row = _read_segment(path, timeline, found)
         if row is not None:
-            timeline = row.timeline  # a later segment is of the same timeline or a newer one
+            timeline = row.timeline  # a later segment belongs to the same timeline or to a newer one
             found.segments.append(row)
 
 
@@ -184,33 +203,43 @@ def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow 
         locations, stat = scan(path, segment_id), path.stat()
     except OSError as error:
         found.unreadable.add(path.name)
-        found.notes.append(f"{path}: it cannot be read ({error.strerror})")
+        found.notes.append(f"{path}: the segment cannot be read ({error.strerror})")
         return None
     if not locations:
         return None
     first, last = locations[0].head, locations[-1].head
     is_whole = first.kind == EntryKind.SEGMENT
-    body = _body(path, locations[0]) if is_whole else None
+    body = _read_first_body(path, locations[0]) if is_whole else None
     if body is not None:
         try:
             timeline = int(body["timeline"])
-            found.timelines[timeline] = _timeline(timeline, body)
-            found.runs.append(RunRow(body["run_id"], body["rank"], body["created_at"], framework=body["framework"]))
+            found.timelines[timeline] = _make_timeline(timeline, body)
+            found.runs.append(_make_run(body))
         except (KeyError, TypeError, ValueError):
             body = None
     if body is None:
         heads = {(location.head.sequence, f"{location.head.digest:016x}") for location in locations}
         timeline = max((row.timeline for row in found.checkpoints if (row.sequence, row.chain) in heads), default=timeline)
-        found.notes.append(f"{path}: its first entry is damaged; the segment was taken for one of timeline {timeline}")
-    return SegmentRow(  # open, as far as one can know: whoever writes next makes its bytes durable and seals it
-        ordinal, f"{segment_id:016x}", path.name, stat.st_size, "open", timeline,
-        first.sequence if is_whole else first.sequence - 1, first.step,
-        last.sequence, last.step, max(location.end for location in locations), stat.st_mtime, stat.st_mtime,
-    )  # fmt: skip
+        found.notes.append(f"{path}: the first entry of the segment is damaged; timeline {timeline} is assumed")
+    return SegmentRow(
+        ordinal=ordinal,
+        segment_id=f"{segment_id:016x}",
+        file=path.name,
+        size=stat.st_size,
+        state="open",  # the next writer makes its bytes durable and seals it
+        timeline=timeline,
+        base_sequence=first.sequence if is_whole else first.sequence - 1,
+        base_step=first.step,
+        last_sequence=last.sequence,
+        last_step=last.step,
+        used_bytes=max(location.end for location in locations),
+        sealed_at=stat.st_mtime,
+        created_at=stat.st_mtime,
+    )
 
 
-def _body(path: Path, first: Location) -> dict[str, Any] | None:
-    """What a segment's first entry says; None where it is damaged."""
+def _read_first_body(path: Path, first: Location) -> dict[str, Any] | None:
+    """Return the body of a segment's first entry; None if it is damaged."""
     try:
         with SegmentReader(path, uses_index=False) as reader:
             body = reader.decode(first).body()
@@ -226,13 +255,17 @@ def _read_checkpoints(folder: Path, listed: Collection[str], found: JournalFiles
         try:
             with Checkpoint(path) as checkpoint:
                 found.checkpoints.append(checkpoint.row(path.name))
-                found.timelines.setdefault(checkpoint.timeline, _timeline(checkpoint.timeline, checkpoint.manifest))
                 about = checkpoint.manifest
+                found.timelines.setdefault(checkpoint.timeline, _make_timeline(checkpoint.timeline, about))
                 if "run_id" in about:
-                    found.runs.append(RunRow(about["run_id"], about["rank"], about["created_at"], framework=about["framework"]))
+                    found.runs.append(_make_run(about))
         except CorruptCheckpoint as error:
             found.notes.append(str(error))
 
 
-def _timeline(number: int, about: dict[str, Any]) -> TimelineRow:
+def _make_timeline(number: int, about: dict[str, Any]) -> TimelineRow:
     return TimelineRow(number, about.get("parent", 0), about.get("fork_sequence", 0), about.get("fork_step", 0))
+
+
+def _make_run(about: dict[str, Any]) -> RunRow:
+    return RunRow(about["run_id"], about["rank"], about["created_at"], framework=about["framework"])

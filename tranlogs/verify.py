@@ -1,9 +1,9 @@
-"""Check a run: every checksum, every chain, every frame of the log, every byte of the checkpoints, catalog against files.
+"""Verification of a journal: every checksum, every chain, every byte of log and checkpoints, and the catalog against the files.
 
-All is read by plain reads; of the catalog LMDB sees only what a walk over its structure has passed. So no content ends the
-process, and none raises: what is wrong comes as a `Problem`. What recovery can no longer reach (entries behind the place
-where another timeline left theirs, or that a power cut tore off) is not looked at, and entries before the oldest checkpoint
-may be missing. The run may be written meanwhile: a file that was retired while it was read is no problem.
+Files are read by plain reads, and LMDB opens a catalog only after a check of its structure. So no content can end the process
+or raise: damage is reported as a `Problem`. Entries that recovery cannot reach any more are not checked: those after the fork
+of another timeline, and those that a power cut tore off. Entries before the oldest checkpoint may be missing. The run may be
+written meanwhile: a file that is retired while it is read is no problem.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ from .recovery.history import History, Link, ScannedSegment, build_history
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something differs from what was written: in which file, and of which step and tensor where that can be told."""
+    """Damage to a file.
+
+    Attributes:
+        path: the file.
+        what: what differs from what was written.
+        step: the step that is affected; None if it is unknown.
+        tensor: the tensor that is affected; None if it is unknown, or if no single one is.
+    """
 
     path: Path
     what: str
@@ -45,7 +52,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A part of a file that was read, whether it was sound or not."""
+    """A part of a file that was checked, whether it is sound or not.
+
+    Attributes:
+        path: the file.
+        nbytes: the bytes that were checked.
+        entries: the number of entries in them.
+        tensors: the number of tensors in them.
+    """
 
     path: Path
     nbytes: int
@@ -57,7 +71,7 @@ Finding = Problem | Checked
 
 
 def verify_journal(folder: Path) -> Iterator[Finding]:
-    """Check one journal, given its folder."""
+    """Check the journal in a folder. Yield what was checked and what is damaged."""
     try:
         yield from _verify(folder)
     except UnknownFormat as error:
@@ -76,15 +90,15 @@ def _verify(folder: Path) -> Iterator[Finding]:
     found = read_unlisted(folder, known)
     if known.names:
         for row in found.segments:
-            yield Problem(catalog, f"segment {row.file}, up to step {row.last_step}, is not in it")
+            yield Problem(catalog, f"it does not list segment {row.file}, which reaches step {row.last_step}")
     yield from _verify_checkpoints(folder, known)
     yield from _verify_index(folder, known)
-    _add(known, found)
+    _add_unlisted(known, found)
     yield from _verify_written_log(folder, known)
 
 
-def _add(known: CatalogContents, found: JournalFiles) -> None:
-    """Take what files say of themselves for what the catalog does not list."""
+def _add_unlisted(known: CatalogContents, found: JournalFiles) -> None:
+    """Add what the files say of themselves to what the catalog lists."""
     known.segments += found.segments
     known.checkpoints += [row for row in found.checkpoints if not is_superseded(row, known.checkpoints)]
     known.timelines += [row for row in found.timelines.values() if row.number not in {row.number for row in known.timelines}]
@@ -99,7 +113,7 @@ def _read_every_row(folder: Path) -> None:
 
 
 def _is_gone(folder: Path, row: SegmentRow | CheckpointRow) -> bool:
-    """Whether the file of a row was given up since the row was read: the run is being written."""
+    """Return True if the file of a row was retired after the row was read, by a trainer or a monitor."""
     try:
         now = read_catalog(folder)
     except CorruptCatalog:
@@ -128,18 +142,18 @@ def _verify_checkpoints(folder: Path, known: CatalogContents) -> Iterator[Findin
 def _verify_checkpoint(path: Path, row: CheckpointRow | None) -> Iterator[Finding]:
     try:
         with Checkpoint(path) as checkpoint:
-            said = (checkpoint.step, checkpoint.sequence, checkpoint.chain, checkpoint.timeline)
-            if row is not None and said != (row.step, row.sequence, int(row.chain, 16), row.timeline):
-                yield Problem(path / MANIFEST, "it is not of the checkpoint that the catalog names", row.step)
+            identity = (checkpoint.step, checkpoint.sequence, checkpoint.chain, checkpoint.timeline)
+            if row is not None and identity != (row.step, row.sequence, int(row.chain, 16), row.timeline):
+                yield Problem(path / MANIFEST, "it describes another checkpoint than the one that the catalog lists", row.step)
             for nbytes, damage in checkpoint.verify():
                 yield Checked(path, nbytes, tensors=1)
                 if damage is not None:
-                    yield _of_checkpoint(damage, checkpoint.step)
+                    yield _make_checkpoint_problem(damage, checkpoint.step)
     except CorruptCheckpoint as damage:
-        yield _of_checkpoint(damage, None if row is None else row.step)
+        yield _make_checkpoint_problem(damage, None if row is None else row.step)
 
 
-def _of_checkpoint(damage: CorruptCheckpoint, step: int | None) -> Problem:
+def _make_checkpoint_problem(damage: CorruptCheckpoint, step: int | None) -> Problem:
     return Problem(Path(str(damage.path)), damage.why, step, damage.tensor)
 
 
@@ -147,7 +161,7 @@ def _of_checkpoint(damage: CorruptCheckpoint, step: int | None) -> Problem:
 
 
 def _verify_index(folder: Path, known: CatalogContents) -> Iterator[Finding]:
-    """The index, against the segments. What is missing in it is no problem: it is added when the run goes on."""
+    """Compare the index with the segments. Records that it lacks are no problem: they are added when the run continues."""
     path = folder / "log" / INDEX_NAME
     if not known.run_id or not path.exists():
         return
@@ -161,7 +175,7 @@ def _verify_index(folder: Path, known: CatalogContents) -> Iterator[Finding]:
     try:
         for row in known.segments:
             if row.state != "retired":
-                yield from _compared(index, folder / "log" / row.file, row)
+                yield from _compare_index(index, folder / "log" / row.file, row)
         yield Checked(path, path.stat().st_size)
     except CorruptCatalog as error:
         yield Problem(path, error.why)
@@ -169,9 +183,9 @@ def _verify_index(folder: Path, known: CatalogContents) -> Iterator[Finding]:
         index.close()
 
 
-def _compared(index: LogIndex, path: Path, row: SegmentRow) -> Iterator[Finding]:
-    """Records that the index has otherwise than the segment."""
-    indexed = index.locations(row.number)  # first: what is written meanwhile is in the segment only
+def _compare_index(index: LogIndex, path: Path, row: SegmentRow) -> Iterator[Finding]:
+    """Yield the records in which the index differs from a segment."""
+    indexed = index.locations(row.number)  # read first: records that are written meanwhile are in the segment only
     try:
         found = {one.head.sequence: one for one in scan(path, row.number) if one.head.kind != EntryKind.SEGMENT}
     except OSError:
@@ -183,30 +197,32 @@ def _compared(index: LogIndex, path: Path, row: SegmentRow) -> Iterator[Finding]
             and there is not None
             and (there.offset, there.head) != (location.offset, location.head)
         ):
-            yield Problem(index.path, f"record {location.head.sequence} is another one in {path.name}", location.head.step)
+            yield Problem(
+                index.path, f"record {location.head.sequence} differs from the one in {path.name}", location.head.step
+            )
         elif location.description is not None and checksum_of(location.description) != location.head.description_sum:
             yield Problem(index.path, f"the description of record {location.head.sequence} is damaged", location.head.step)
     newest = max(found, default=-1)
     lost = [one.head for one in indexed if one.head.sequence > newest and one.head.kind != EntryKind.SEGMENT]
-    if lost and row.state != "sealed":  # of a sealed one the catalog says where it ends
-        yield Problem(path, f"record {lost[0].sequence} and those behind it are in the index and not in the file", lost[0].step)
+    if lost and row.state != "sealed":  # where a sealed segment ends is known from the catalog
+        yield Problem(path, f"record {lost[0].sequence} and later ones are in the index, but not in the file", lost[0].step)
 
 
 def _verify_written_log(folder: Path, known: CatalogContents) -> Iterator[Finding]:
-    """The log, and again what seems wrong with a segment that is not sealed: while its pages were read, others were written."""
+    """Check the log, and check unsealed segments that seem damaged again: they may have been written while they were read."""
     unsealed = {folder / "log" / row.file for row in known.segments if row.state in ("open", "ready")}
-    is_doubtful = False
+    needs_second_look = False
     for finding in _verify_log(folder, known):
         if isinstance(finding, Problem) and finding.path in unsealed:
-            is_doubtful = True
+            needs_second_look = True
         else:
             yield finding
-    if is_doubtful:
+    if needs_second_look:
         try:
             again = read_catalog(folder)
         except CorruptCatalog:
             again = CatalogContents()
-        _add(again, read_unlisted(folder, again))
+        _add_unlisted(again, read_unlisted(folder, again))
         yield from (one for one in _verify_log(folder, again) if isinstance(one, Problem) and one.path in unsealed)
 
 
@@ -221,13 +237,13 @@ def _verify_log(folder: Path, known: CatalogContents) -> Iterator[Finding]:
         segment = scan_segment(path, row, notes, newest)
         if segment is not None:
             segments.append(segment)
-        for what in _of_file(path, row):
+        for what in _check_file(path, row):
             if not _is_gone(folder, row):
                 yield Problem(path, what)
     segments = [segment for segment in segments if segment.row.timeline in limits]
     history = build_history(segments, limits)
-    links = _by_segment(history)
-    needed = _needed(segments, limits, min((row.sequence for row in _published(known, limits)), default=0))
+    links = _group_by_segment(history)
+    needed = _find_needed(segments, limits, min((row.sequence for row in _list_published(known, limits)), default=0))
     for segment in segments:
         for finding in _verify_segment(segment, links.get(segment.row.file, []), needed[segment.row.file]):
             if isinstance(finding, Problem) and _is_gone(folder, segment.row):
@@ -236,33 +252,33 @@ def _verify_log(folder: Path, known: CatalogContents) -> Iterator[Finding]:
     yield from _verify_history(folder, known, history, limits)
 
 
-def _of_file(path: Path, row: SegmentRow) -> Iterator[str]:
+def _check_file(path: Path, row: SegmentRow) -> Iterator[str]:
     try:
         size = path.stat().st_size
         os.close(os.open(path, os.O_RDONLY))
     except OSError as error:
         if row.state != "ready":
-            yield f"the catalog lists it, and it cannot be read ({error.strerror})"
+            yield f"the catalog lists it, but it cannot be read ({error.strerror})"
         return
-    if size != row.size and not (row.state in ("ready", "open") and size > row.size):  # a long record made it larger
-        yield f"{size} bytes instead of {row.size}"
+    if size != row.size and not (row.state in ("ready", "open") and size > row.size):  # a long record may have enlarged it
+        yield f"it has {size} bytes, expected {row.size}"
 
 
-def _by_segment(history: History) -> dict[str, list[Link]]:
+def _group_by_segment(history: History) -> dict[str, list[Link]]:
     links: dict[str, list[Link]] = {}
     for link in itertools.chain.from_iterable(history.runs):
         links.setdefault(link.segment.row.file, []).append(link)
     return links
 
 
-def _published(known: CatalogContents, limits: Limits) -> list[CheckpointRow]:
+def _list_published(known: CatalogContents, limits: Limits) -> list[CheckpointRow]:
     return [row for row in known.checkpoints if row.state == "published" and is_on_lineage(row, limits)]
 
 
-def _needed(segments: list[ScannedSegment], limits: Limits, oldest: int) -> dict[str, range]:
-    """For each segment the numbers of the entries that recovery from the oldest checkpoint on must find in it."""
+def _find_needed(segments: list[ScannedSegment], limits: Limits, oldest: int) -> dict[str, range]:
+    """Return for each segment the sequence numbers that a recovery from the oldest checkpoint must find in it."""
     needed: dict[str, range] = {}
-    later: int | None = None  # where the next segment goes on
+    later: int | None = None  # the base of the next segment
     for segment in sorted(segments, key=lambda segment: -segment.row.ordinal):
         row, heads = segment.row, [location.head for location in segment.locations]
         last = row.last_sequence if row.state == "sealed" else max((head.sequence for head in heads), default=0)
@@ -275,7 +291,7 @@ def _needed(segments: list[ScannedSegment], limits: Limits, oldest: int) -> dict
 
 
 def _verify_segment(segment: ScannedSegment, links: list[Link], needed: range) -> Iterator[Finding]:
-    places: dict[int, bool] = {}  # of arrays that several boundaries share
+    places: dict[int, bool] = {}  # by offset, whether an array is sound; several boundaries may share one
     first = segment.locations[0] if segment.locations else None
     before = first.head if first is not None and first.head.kind == EntryKind.SEGMENT else None
     if before is None and needed:
@@ -287,16 +303,16 @@ def _verify_segment(segment: ScannedSegment, links: list[Link], needed: range) -
                 yield from _verify_first(reader, first, segment.row)
             for link in links:
                 if before is not None and link.sequence != before.sequence + 1 and link.sequence > needed.start:
-                    yield _missing(segment, before, link.sequence - 1)
+                    yield _make_missing_problem(segment, before, link.sequence - 1)
                 yield from _verify_entry(reader, link, places)
                 before = link.location.head
     except (CorruptRecord, OSError) as error:
         yield Problem(segment.path, f"it cannot be opened ({error})")
     if before is not None and needed and before.sequence < needed[-1]:
-        yield _missing(segment, before, needed[-1])
+        yield _make_missing_problem(segment, before, needed[-1])
 
 
-def _missing(segment: ScannedSegment, before: Head, last: int) -> Problem:
+def _make_missing_problem(segment: ScannedSegment, before: Head, last: int) -> Problem:
     first = before.sequence + 1
     what = f"entry {first} is damaged or missing" if first == last else f"entries {first} to {last} are damaged or missing"
     return Problem(segment.path, what, before.step + (before.kind in (EntryKind.SEGMENT, EntryKind.BOUNDARY)))
@@ -308,9 +324,9 @@ def _verify_first(reader: SegmentReader, location: Location, row: SegmentRow) ->
     except CorruptRecord as damage:
         yield Problem(reader.path, f"its first entry: {damage.why}")
         return
-    said = (body.get("ordinal"), body.get("timeline")) if isinstance(body, dict) else None
-    if said != (row.ordinal, row.timeline):
-        yield Problem(reader.path, f"it says it is segment {said}, the catalog says {(row.ordinal, row.timeline)}")
+    found, listed = (body.get("ordinal"), body.get("timeline")) if isinstance(body, dict) else None, (row.ordinal, row.timeline)
+    if found != listed:
+        yield Problem(reader.path, f"its first entry names ordinal and timeline {found}, the catalog lists {listed}")
 
 
 def _verify_entry(reader: SegmentReader, link: Link, places: dict[int, bool]) -> Iterator[Finding]:
@@ -339,23 +355,23 @@ def _verify_entry(reader: SegmentReader, link: Link, places: dict[int, bool]) ->
 
 
 def _verify_history(folder: Path, known: CatalogContents, history: History, limits: Limits) -> Iterator[Finding]:
-    checkpoints = _published(known, limits)
+    checkpoints = _list_published(known, limits)
     if history.runs and not checkpoints:
         yield Problem(folder / "checkpoints", "there is no checkpoint to recover from")
         return
     starts = {(row.sequence, int(row.chain, 16)) for row in checkpoints}
-    oldest = max(min((row.sequence for row in checkpoints), default=0), known.pruned)  # before it, holes are no damage
+    oldest = max(min((row.sequence for row in checkpoints), default=0), known.pruned)  # holes before it are no damage
     before: Link | None = None
     for run in history.runs:
         first = run[0]
         is_start = (first.sequence - 1, first.location.head.chain) in starts or first.sequence - 1 <= oldest
-        is_in_file = before is not None and before.segment is first.segment  # said with the segment
+        is_in_file = before is not None and before.segment is first.segment  # reported with the segment
         rows = [row for row in known.segments if row.state != "retired"]
         if not is_start and not is_in_file and not any(_is_gone(folder, row) for row in rows):
-            what = f"entries before {first.sequence} are not in the log: it cannot be reached from a checkpoint"
+            what = f"entries before {first.sequence} are missing from the log: no checkpoint leads to it"
             yield Problem(first.segment.path, what, first.step)
         before = run[-1]
     steps = [link.step for run in history.runs for link in run if link.kind == EntryKind.BOUNDARY]
     last = max(steps + [row.step for row in checkpoints], default=0)
     if last < known.watermarks.committed:
-        yield Problem(folder / "log", f"it ends at step {last}, and step {known.watermarks.committed} had been committed")
+        yield Problem(folder / "log", f"it ends at step {last}, but step {known.watermarks.committed} had been committed")

@@ -202,7 +202,7 @@ def test_with_too_few_workers_there_are_fewer_copies_which_are_made_up_for(
     with closing(archiver(run, twice)) as made:
         alluxio.wait(lambda: made.run_once().archived == 15 and under_replicated(run) > 0, "archived, with fewer copies")
         assert copies_of(twice, run) == {1}
-        assert "with fewer copies than asked for" in " ".join(tranlogs("status", run).split())
+        assert "with fewer copies than wanted" in " ".join(tranlogs("status", run).split())
         alluxio.restart("worker-1")
         alluxio.wait(lambda: made.run_once().archived == 15 and under_replicated(run) == 0, "made up for")
         assert copies_of(twice, run) == {2}

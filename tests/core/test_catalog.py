@@ -325,7 +325,7 @@ def test_rows_of_another_file_are_not_taken_for_those_of_this_one(catalog: Catal
     assert catalog.read(ordinals) == [0]
     other.close()
     os.replace(other.path, catalog.path)
-    catalog._is_doubtful = True
+    catalog._needs_reopening = True
     assert catalog.read(ordinals) == [1]
 
 

@@ -74,7 +74,7 @@ def test_a_policy_object_of_one_s_own_is_taken() -> None:
     "written", [0, -1, True, None, 1.5, "", "often", "10 parsecs", "rto=5MiB", "0s", "0 steps", "-5min", []]
 )
 def test_what_is_no_policy_is_refused(written: Any) -> None:
-    with pytest.raises(UsageError, match="checkpoint_every="):
+    with pytest.raises(UsageError, match="checkpoint_every must be"):
         as_policy(written)
 
 
@@ -113,7 +113,7 @@ def test_a_clean_up_strategy_deletes_what_it_says() -> None:
 
 @pytest.mark.parametrize("written", [None, True, "3", 0, -1])
 def test_what_is_no_retention_is_refused(written: Any) -> None:
-    with pytest.raises(UsageError, match=r"keep=|at least 1"):
+    with pytest.raises(UsageError, match="keep must be"):
         as_retention(written)
 
 

@@ -135,7 +135,7 @@ def test_missing_end_of_a_sealed_segment_is_named(run: Path) -> None:
     overwrite(path, location.offset, b"\0" * HEAD.size)
     problems = problems_of(run)
     assert [problem.path for problem in problems] == [path, run / "rank0" / "log"]
-    assert problems[1].what == "it ends at step 65, and step 66 had been committed"
+    assert problems[1].what == "it ends at step 65, but step 66 had been committed"
 
 
 @pytest.mark.parametrize("with_index", [True, False])
@@ -206,7 +206,7 @@ def test_stale_catalog_is_named(run: Path) -> None:
     catalog.write_bytes(stale)
     problems = problems_of(run)
     assert {problem.path for problem in problems} == {catalog}
-    assert "up to step 70, is not in it" in problems[-1].what
+    assert "which reaches step 70" in problems[-1].what
 
 
 def test_abandoned_entries_are_no_problem(run: Path) -> None:

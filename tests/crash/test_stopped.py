@@ -137,7 +137,7 @@ def test_a_stopped_reader_stalls_nobody(trainer: ToyTrainer, memory_path: Path, 
     with stopped(READER, run) as process:
         held = list((run / "rank0" / "log").glob("*.seg"))
         train(trainer, 140)
-        messages = [record.getMessage() for record in caplog.records if "holds an old state" in record.getMessage()]
+        messages = [record.getMessage() for record in caplog.records if "holds an old snapshot" in record.getMessage()]
         assert messages
         assert all(str(process.pid) in message for message in messages)
         assert path.stat().st_size > MIB // 4

@@ -110,7 +110,7 @@ def test_the_state_is_that_of_the_others_bit_for_bit(chain: Chain) -> None:
 
 def test_what_is_not_as_it_was_is_said_by_name(chain: Chain) -> None:
     notes = chain.told[5]["notes"]
-    assert any("4 processes recorded the run, and 3 processes go on from step 23" in note for note in notes)
+    assert any("4 processes recorded the run, and 3 processes continue it from step 23" in note for note in notes)
     assert any("those of rank 3 end" in note for note in notes)
     assert any("of the epoch (180 samples) is divided among 3" in note for note in notes)
 

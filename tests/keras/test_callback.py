@@ -150,7 +150,7 @@ def test_a_layer_that_writes_its_weights_later_falls_back_to_weights(torch: Lab,
 def test_wrong_settings_are_named(torch: Lab, tmp_path: Path) -> None:
     found = torch.value("refusals", folder=str(tmp_path))
     assert 'log="all"' in found["log"].replace("'", '"')
-    assert "checkpoint_every=" in found["checkpoint_every"]
+    assert "checkpoint_every must be" in found["checkpoint_every"]
     assert "run must be the folder of the run, got None" in found["run"]
     assert "this callback has logged another model's fit" in found["models"]
     assert "BackupAndRestore" in found["backup"]

@@ -1,4 +1,4 @@
-"""A monitor that a trainer brings along: settings, threads and processes; none of them touches training."""
+"""A monitor that a trainer starts: settings, threads and processes; none of them touches training."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_settings_as_users_write_them() -> None:
     ("monitor", "budget", "why"),
     [
         (None, "1GiB", "is kept by a monitor"),
-        ("fork", None, 'use "thread", "process"'),
+        ("fork", None, 'must be "thread", "process"'),
         ("thread", "much", "give a size"),
-        ("thread", 0, "at least a byte"),
+        ("thread", 0, "at least 1 byte"),
         (Monitor(), "1GiB", "given twice"),
     ],
 )

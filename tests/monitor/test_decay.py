@@ -9,7 +9,7 @@ import pytest
 
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import CheckpointRow, SegmentRow, Watermarks
-from tranlogs.retention.value_decay import LIFE_SECONDS_UNKNOWN, Decay, Worth, evaluate, life_of
+from tranlogs.retention.value_decay import LIFE_SECONDS_UNKNOWN, Decay, SegmentValues, estimate_life_seconds, evaluate
 
 PLAIN = Decay(100.0, covered=0.5, newer=0.125, archived=0.25, persisted=0.0625)
 NOTHING = Watermarks()
@@ -25,7 +25,7 @@ def checkpoint(step: int, at: float) -> CheckpointRow:
     return CheckpointRow(f"step-{step}", step, step * 2, "00", 1, 500, at)
 
 
-def values(worth: Worth) -> dict[int, float]:
+def values(worth: SegmentValues) -> dict[int, float]:
     return worth.as_dict()
 
 
@@ -85,14 +85,14 @@ def test_open_and_retired_segments_have_no_value() -> None:
     rows = [replace(segment(1, 0.0), state="retired"), segment(2, 0.0), replace(segment(3, 0.0), state="open")]
     worth = evaluate(PLAIN, rows, [], NOTHING, None, 0.0)
     assert values(worth) == {2: 1.0}
-    assert (worth.of(2), worth.of(1), worth.of(3)) == (1.0, None, None)
+    assert (worth.get(2), worth.get(1), worth.get(3)) == (1.0, None, None)
 
 
 def test_the_life_of_a_log_is_the_median_interval_between_checkpoints() -> None:
     at = [0.0, 10.0, 30.0, 40.0]
-    assert life_of(Decay(), [checkpoint(i + 1, t) for i, t in enumerate(at)]) == 10.0
-    assert life_of(Decay(), [checkpoint(1, 0.0)]) == LIFE_SECONDS_UNKNOWN
-    assert life_of(Decay(7.0), [checkpoint(1, 0.0)]) == 7.0
+    assert estimate_life_seconds(Decay(), [checkpoint(i + 1, t) for i, t in enumerate(at)]) == 10.0
+    assert estimate_life_seconds(Decay(), [checkpoint(1, 0.0)]) == LIFE_SECONDS_UNKNOWN
+    assert estimate_life_seconds(Decay(7.0), [checkpoint(1, 0.0)]) == 7.0
 
 
 def test_frequent_evaluations_tend_to_an_exponential() -> None:

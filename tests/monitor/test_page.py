@@ -21,7 +21,7 @@ from tranlogs.base.config import MIB
 from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import EvaluationRow, Incident, Watermarks
 from tranlogs.retention.budget import Budget, bytes_on_disk
-from tranlogs.retention.evaluation import worth_of
+from tranlogs.retention.evaluation import read_values
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.server import WebServer
@@ -100,7 +100,7 @@ def test_the_numbers_on_the_page_are_the_catalogs(run: ToyTrainer, watched: Jour
     shown = {int(n): (value, standing) for n, value, standing in browser.value(
         "[...document.querySelectorAll('[data-segment]')].map((row) => [row.dataset.segment, row.cells[3].textContent, "
         "row.cells[4].textContent])")}  # fmt: skip
-    assert {n: value for n, (value, _) in shown.items()} == {n: f"{v:.3f}" for n, v in worth_of(rows[-1]).as_dict().items()}
+    assert {n: value for n, (value, _) in shown.items()} == {n: f"{v:.3f}" for n, v in read_values(rows[-1]).as_dict().items()}
     assert sorted(standing for _, standing in shown.values()) == ["can be pruned"] * 4 + ["protected"] * 2
     drawn = browser.value("[...charts.keys()].map((name) => [name, charts.get(name).data])")
     assert {name: len(data[0]) for name, data in drawn} == {"steps": 20, "bytes": 20, "values": 20}

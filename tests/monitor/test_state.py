@@ -15,8 +15,8 @@ from tests.support.toy import ToyTrainer
 from tranlogs.base.config import MIB
 from tranlogs.catalog import CheckpointRow, EvaluationRow, SegmentRow, StoreRow, TimelineRow, Watermarks
 from tranlogs.retention.budget import Budget
-from tranlogs.retention.evaluation import packed
-from tranlogs.retention.value_decay import Worth
+from tranlogs.retention.evaluation import pack_array
+from tranlogs.retention.value_decay import SegmentValues
 from tranlogs_monitor.dashboard.pages.board import JournalView
 from tranlogs_monitor.dashboard.pages.curves import curves
 from tranlogs_monitor.dashboard.pages.journal_state import commit_history, current_exposures, describe_state
@@ -94,7 +94,7 @@ def test_lag_in_seconds_is_taken_from_the_history(run: ToyTrainer) -> None:
     seen = replace(seen, rows=replace(seen.rows, marks=Watermarks(130, 120)))
     shown = JournalView("run", seen, (EvaluationRow(1, seen.at - 100, 30, 30), EvaluationRow(2, seen.at, 130, 120)))
     machine = current_exposures(seen, commit_history(shown, seen))[1]
-    assert machine.in_words() == "10 steps (about 10 s)"
+    assert machine.describe() == "10 steps (about 10 s)"
     page = journal_page(shown, now=seen.at, interval_seconds=10, has_others=False).decode()
     assert '<td id="lag-synced">10</td><td>10 s</td>' in page
 
@@ -124,12 +124,12 @@ def test_a_run_of_months_makes_no_larger_page(run: ToyTrainer) -> None:
     sealed = [
         SegmentRow(i, f"{i:016x}", f"{i}.seg", MIB, "sealed", 1, i * 10, i * 10, i * 10 + 10, i * 10 + 10) for i in range(many)
     ]
-    worth = Worth(1e9, np.arange(many), np.linspace(0, 1, many))
+    worth = SegmentValues(1e9, np.arange(many), np.linspace(0, 1, many))
     checkpoint = CheckpointRow("step-1", 100_000, 100_000, "", 1, 1, 0.0)
     seen = seen_at(run)
     seen = replace(seen, worth=worth, anchor=checkpoint, protected={i: i >= 10_000 for i in range(many)},
                    rows=replace(seen.rows, segments=sealed, checkpoints=[checkpoint], timelines=[TimelineRow(1)]))  # fmt: skip
-    row = EvaluationRow(1, 1e9, ordinals=packed(worth.ordinals, "<i8"), values=packed(worth.values, "<f8"))
+    row = EvaluationRow(1, 1e9, ordinals=pack_array(worth.ordinals, "<i8"), values=pack_array(worth.values, "<f8"))
     page = journal_page(JournalView("run", seen, (row,)), now=1e9, interval_seconds=10, has_others=False)
     shown = page.decode().partition('<div class="cells">')[2].partition("</div>")[0]
     assert 300 <= shown.count('class="cell') <= 361

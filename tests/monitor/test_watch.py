@@ -22,7 +22,7 @@ from tranlogs.cli.reading.runs import find_journals
 from tranlogs.journal import JournalPaths, opening
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
-from tranlogs.retention.evaluation import worth_of
+from tranlogs.retention.evaluation import read_values
 from tranlogs.retention.value_decay import Decay
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import Settings
@@ -151,7 +151,7 @@ def test_values_go_on_from_evaluation_to_evaluation_and_daemon_to_daemon(run: To
     assert second == {ordinal: value * 0.5 for ordinal, value in first.items()}
     rows = run.journal.catalog.read(lambda tables: tables.rows("evaluation/", EvaluationRow))
     assert [row.number for row in rows] == [1, 2, 3]
-    assert worth_of(rows[2]).as_dict() == second
+    assert read_values(rows[2]).as_dict() == second
     assert rows[2].log_bytes > 0
     assert rows[2].committed == 31
 

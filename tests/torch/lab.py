@@ -95,7 +95,7 @@ class Attempt:
 
 
 def with_plain_loops(optimizer: torch.optim.Optimizer) -> Any:
-    """A plain optimizer with `batches`, `epochs`, `steps`, `clip_grad_norm_` and `note`, written in the plainest way."""
+    """A plain optimizer with `batches`, `epochs`, `steps`, `clip_grad_norm_` and `log_scalars`, written in the plainest way."""
     plain: Any = optimizer
     plain.batches, plain.epochs, plain.steps = _batches, _epochs, range
     plain.clip_grad_norm_ = partial(_clip, optimizer)

@@ -275,7 +275,7 @@ def test_write_that_escapes_is_found_and_named_by_replay(tmp_path: Path) -> None
     (report,) = again.reports
     assert report.exact is False
     assert report.first_divergent_step == 4
-    assert any("step 4, in weight" in note for note in report.notes)
+    assert any("step 4 is the first redone step that differs, in weight" in note for note in report.notes)
 
 
 def test_sample_visits_every_byte_in_time() -> None:

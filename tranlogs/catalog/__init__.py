@@ -1,7 +1,7 @@
-"""The catalog: which segments, checkpoints and timelines a journal has, how far its watermarks are, who writes it."""
+"""The catalog of a journal: its segments, checkpoints, timelines and watermarks, and the run that it belongs to."""
 
 from .catalog import CATALOG_NAME, Catalog
-from .reopening import FollowedCatalog
+from .reopening import ReopeningCatalog
 from .rows import (
     CheckpointRow,
     CommonRow,
@@ -21,7 +21,22 @@ from .rows import (
 from .tables import Tables
 
 __all__ = [
-    "CATALOG_NAME", "Catalog", "CheckpointRow", "CommonRow", "EvaluationRow", "FollowedCatalog", "Incident", "PrunedRow",
-    "RunRow", "SegmentRow", "ShippedRow", "StoreRow", "Tables", "TimelineRow", "Watermarks", "evaluation_key",
-    "segment_key", "timeline_key",
-]  # fmt: skip
+    "CATALOG_NAME",
+    "Catalog",
+    "CheckpointRow",
+    "CommonRow",
+    "EvaluationRow",
+    "Incident",
+    "PrunedRow",
+    "ReopeningCatalog",
+    "RunRow",
+    "SegmentRow",
+    "ShippedRow",
+    "StoreRow",
+    "Tables",
+    "TimelineRow",
+    "Watermarks",
+    "evaluation_key",
+    "segment_key",
+    "timeline_key",
+]

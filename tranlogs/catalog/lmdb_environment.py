@@ -1,4 +1,4 @@
-"""Open a catalog's file with LMDB, which aborts the process over some damaged ones: what it never sees unchecked."""
+"""LMDB environments, checked before LMDB opens them: it aborts the process over some damaged files."""
 
 from __future__ import annotations
 
@@ -18,36 +18,41 @@ from ..base.errors import CannotRead, CorruptCatalog, LogUnavailable
 
 
 def verify_file(path: Path) -> None:
-    """Check the structure of an LMDB file without mapping it: LMDB would abort the process over a damaged one.
+    """Check the structure of an LMDB file without mapping it.
+
+    A file that is being written can look damaged for a moment, so the check is repeated before it fails.
 
     Raises:
         CannotRead: file handles, memory or rights are missing.
-        CorruptCatalog: it is damaged. A live catalog can look so for a moment, so it is looked at several times.
+        CorruptCatalog: the file is damaged.
     """
     problem = ""
     for _ in range(5):
         try:
-            problems = lmdb.verify.verify(str(path)) or _odd_metas(path)  # type: ignore[no-untyped-call]
+            problems = lmdb.verify.verify(str(path)) or _check_meta_pages(path)  # type: ignore[no-untyped-call]
             if not problems:
                 return
             problem = str(problems[0])
         except MemoryError:
             raise
-        except Exception as error:  # VerifyError, and whatever else the content makes of a walk over it
+        except Exception as error:  # VerifyError, and whatever else damaged content raises in a walk over it
             if isinstance(error, OSError):
                 CannotRead.raise_for(path, error)
             problem = str(error)
         if path.exists() and path.stat().st_size == 0:
             break
-    raise CorruptCatalog(path, f"it is damaged ({problem})")
+    raise CorruptCatalog(path, f"the structure of the file is damaged ({problem})")
 
 
 _META = struct.Struct("<40xIH46xH50xQ")  # LMDB's meta page: page size, flags of free list and tree, transaction number
-_FLAGS_MASK = 0x7F  # what changes how keys and values are read, or where the file is mapped
+_FLAGS_MASK = 0x7F  # flags that change how keys and values are read, or where the file is mapped
 
 
-def _odd_metas(path: Path) -> list[str]:
-    """What the structure allows and LMDB aborts over, or silently takes an older state for: a catalog never has it."""
+def _check_meta_pages(path: Path) -> list[str]:
+    """Return problems of the meta pages that a check of the structure passes, one sentence each.
+
+    LMDB aborts the process over them, or silently falls back to an older state. A sound catalog never has them.
+    """
     with path.open("rb") as file:
         head = file.read(_META.size)
         file.seek(_META.unpack(head)[0])
@@ -57,13 +62,13 @@ def _odd_metas(path: Path) -> list[str]:
         if (free & _FLAGS_MASK, main & _FLAGS_MASK) != (0x08, 0):
             found.append(f"the flags of its trees are {free:#x} and {main:#x}")
     numbers = [number for *_, number in metas]
-    if abs(numbers[0] - numbers[1]) > 1:  # they are written in turn
-        found.append(f"its last transactions are {numbers}")
+    if abs(numbers[0] - numbers[1]) > 1:  # LMDB writes the two pages in turn
+        found.append(f"the transaction numbers of its two meta pages are {numbers}")
     return found
 
 
-def reading(env: lmdb.Environment) -> Iterator[str]:
-    """The processes that are reading now."""
+def list_readers(env: lmdb.Environment) -> Iterator[str]:
+    """Yield the ids of the processes that have a read transaction open."""
     for line in str(env.readers()).splitlines()[1:]:
         pid, _, transaction = line.split()[:3]
         if transaction != "-":
@@ -73,10 +78,10 @@ def reading(env: lmdb.Environment) -> Iterator[str]:
 _DAMAGE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
 
 
-def reserve(path: Path, env: lmdb.Environment) -> None:
-    """Allocate what the next transactions need, so that a full disk does not keep a monitor from giving space back.
+def reserve_space(path: Path, env: lmdb.Environment) -> None:
+    """Allocate the space that the next transactions need, so that a monitor can free space even on a full disk.
 
-    LMDB writes behind what the file holds, and looks for its end nowhere. A disk that has no space for it now is no error.
+    LMDB writes after its last page, wherever the file ends. It is no error if the disk has no space to reserve now.
     """
     end = (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"]) + CATALOG_BYTES_RESERVED
     with suppress(OSError):
@@ -90,25 +95,31 @@ def reserve(path: Path, env: lmdb.Environment) -> None:
 
 
 def open_environment(path: Path, writable: bool, map_bytes: int) -> lmdb.Environment:
+    """Open an LMDB file. With `writable`, create it if it does not exist.
+
+    Raises:
+        CorruptCatalog: the file is damaged or, without `writable`, cannot be opened.
+        LogUnavailable: the file cannot be opened for writing (full disk, missing rights).
+    """
     options: dict[str, Any] = {"subdir": False, "map_size": map_bytes, "max_dbs": 0, "lib_version": 0}
     try:
         if writable:
             allocate_lock_file(path)
             env = lmdb.open(str(path), sync=True, lock=True, **options)
             try:
-                env.reader_check()  # processes that were killed while they read
-                sync_folder(path.parent)  # a file that was made just now, or by a process that did not come so far
+                env.reader_check()  # frees the slots of readers that were killed
+                sync_folder(path.parent)  # the file may be new, or from a process that was killed before this line
             except BaseException:
                 env.close()
                 raise
             return env
         try:
             return lmdb.open(str(path), readonly=True, lock=True, **options)
-        except (lmdb.Error, OSError):  # no permission to write the lock file: nobody can be writing beside us, then
+        except (lmdb.Error, OSError):  # the lock file cannot be written, so no other process can be writing either
             return lmdb.open(str(path), readonly=True, lock=False, **options)
     except _DAMAGE as error:
         raise CorruptCatalog(path, f"it cannot be opened ({error})") from error
     except (lmdb.Error, OSError) as error:
-        if writable:  # a full disk, a missing right: nothing that a rebuilt catalog would cure
+        if writable:  # a full disk or a missing right, which a rebuilt catalog would not cure
             raise LogUnavailable(f"{path}: it cannot be opened ({error})") from error
         raise CorruptCatalog(path, f"it cannot be opened ({error})") from error

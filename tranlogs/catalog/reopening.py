@@ -1,4 +1,4 @@
-"""A catalog that is used for months: opened anew where a trainer has put another file in its place."""
+"""Catalog for long-lived readers: opened again when a trainer has replaced its file."""
 
 from __future__ import annotations
 
@@ -8,36 +8,40 @@ from pathlib import Path
 from .catalog import CATALOG_NAME, Catalog
 
 
-class FollowedCatalog:
-    """The catalog of a journal, whichever file it is now. One thread calls it.
+class ReopeningCatalog:
+    """The catalog of a journal, in whichever file it is now. Only one thread may use it.
+
+    Args:
+        folder: the folder of the journal.
+        writable: True to open the catalog for writing.
 
     Attributes:
-        opened: how many files it has been so far.
+        open_count: the number of files that were opened so far. A change tells that the catalog was replaced.
     """
 
     def __init__(self, folder: Path, *, writable: bool) -> None:
         self._folder, self._writable = folder, writable
         self._catalog: Catalog | None = None
         self._inode = 0
-        self.opened = 0
+        self.open_count = 0
 
     def current(self) -> Catalog:
-        """The catalog.
+        """Return the catalog, opened again if its file was replaced.
 
         Raises:
-            CorruptCatalog, LogUnavailable: it cannot be opened now.
-            OSError: there is none.
+            CorruptCatalog, LogUnavailable: the catalog cannot be opened now.
+            OSError: the journal has no catalog.
         """
         inode = os.stat(self._folder / CATALOG_NAME).st_ino
         if self._catalog is not None and inode != self._inode:
             self.close()
         if self._catalog is None:
             self._catalog, self._inode = Catalog.open(self._folder, writable=self._writable), inode
-            self.opened += 1
+            self.open_count += 1
         return self._catalog
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the catalog. `current` opens it again."""
         if self._catalog is not None:
             self._catalog.close()
             self._catalog = None

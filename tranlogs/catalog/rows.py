@@ -1,4 +1,4 @@
-"""The rows of a catalog: what is known of segments, checkpoints and timelines, and under which keys."""
+"""Rows of a catalog, and their keys."""
 
 from __future__ import annotations
 
@@ -13,17 +13,34 @@ SegmentState = Literal["ready", "open", "sealed", "retired"]
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """A segment. `ready` = prepared, maybe written to since; `retired` = its file may be reused or deleted."""
+    """A segment of the log.
+
+    Attributes:
+        ordinal: the place of the segment in the order of segments.
+        segment_id: the id of the segment, in 16 hex digits. A recycled file gets a new one.
+        file: the name of the file.
+        size: bytes of the file, which is preallocated.
+        state: "ready" = prepared, and perhaps written to since this row was written; "open"; "sealed"; "retired" = the file
+            may be recycled or deleted.
+        timeline: the timeline that the segment belongs to; 0 until it is opened.
+        base_sequence: the sequence number of the entry before the first one.
+        base_step: the step of that entry.
+        last_sequence: the sequence number of the last entry; 0 until the segment is sealed.
+        last_step: the step of the last entry; 0 until the segment is sealed.
+        used_bytes: bytes that hold entries; 0 until the segment is sealed.
+        sealed_at: the time of sealing, in seconds since 1970.
+        created_at: the time of creation, in seconds since 1970.
+    """
 
     ordinal: int
-    segment_id: str  # 16 hex digits
+    segment_id: str
     file: str
     size: int
     state: SegmentState
     timeline: int = 0
-    base_sequence: int = 0  # the entry before its first
+    base_sequence: int = 0
     base_step: int = 0
-    last_sequence: int = 0  # set when sealed, as are the next three
+    last_sequence: int = 0
     last_step: int = 0
     used_bytes: int = 0
     sealed_at: float = 0.0
@@ -37,7 +54,19 @@ class SegmentRow:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """A published checkpoint; `chain` is the digest that the entry after it names."""
+    """A checkpoint.
+
+    Attributes:
+        name: the name of the folder.
+        step: the step of the checkpoint.
+        sequence: the sequence number of the entry after which it was taken.
+        chain: the digest of that entry, in hex; the next entry names it as its predecessor.
+        timeline: the timeline that the checkpoint belongs to.
+        nbytes: bytes of the folder.
+        created_at: the time of creation, in seconds since 1970.
+        seconds: the time that writing took.
+        state: "published", or "retired" = the folder may be deleted.
+    """
 
     name: str
     step: int
@@ -46,13 +75,13 @@ class CheckpointRow:
     timeline: int
     nbytes: int
     created_at: float
-    seconds: float = 0.0  # what writing it took
+    seconds: float = 0.0
     state: Literal["published", "retired"] = "published"
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """A timeline and where it left its parent; timeline 1 has none."""
+    """A timeline, and the entry at which it forks from its parent. Timeline 1 has no parent."""
 
     number: int
     parent: int = 0
@@ -63,7 +92,7 @@ class TimelineRow:
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Step numbers, each at most the one before; `committed` here trails the log (read it there)."""
+    """The watermarks: step numbers, each at most the previous one. `committed` trails the log, which has the exact value."""
 
     committed: int = 0
     synced: int = 0
@@ -72,13 +101,13 @@ class Watermarks:
     at: float = 0.0
 
     def at_most(self, step: int) -> Watermarks:
-        """Of a run that was wound back to a step."""
+        """Return the watermarks of a run that was rewound to a step."""
         return Watermarks(step, min(self.synced, step), min(self.archived, step), min(self.persisted, step), self.at)
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Logging was suspended for a time: why, from which step to which."""
+    """A time in which logging was suspended: the reason, and the steps and times of its start and end (None while it lasts)."""
 
     number: int
     why: str
@@ -90,7 +119,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """What the monitor saw at one of its evaluations, for curves; arrays are base64 of little-endian numbers."""
+    """An evaluation by the monitor, from which curves are drawn. Arrays are base64 of little-endian numbers."""
 
     number: int
     at: float
@@ -101,14 +130,14 @@ class EvaluationRow:
     log_bytes: int = 0
     checkpoint_bytes: int = 0
     budget_bytes: int | None = None
-    ordinals: str = ""  # <i8, of sealed segments
-    values: str = ""  # <f8, of each
-    protected: str = ""  # u1, of each
+    ordinals: str = ""  # <i8: the ordinals of sealed segments
+    values: str = ""  # <f8: their values
+    protected: str = ""  # u1: 1 for a protected segment
 
 
 @dataclass(frozen=True, slots=True)
 class PrunedRow:
-    """What monitors have given up so far: holes in the log up to `sequence` are no damage."""
+    """What monitors have pruned so far. Holes in the log up to `sequence` are no damage."""
 
     sequence: int = 0
     segments: int = 0
@@ -118,9 +147,11 @@ class PrunedRow:
 
 @dataclass(frozen=True, slots=True)
 class CommonRow:
-    """Of a journal among several: no rank's newest checkpoint is older than this step, as far as all have told each other.
+    """What the ranks of a group know of each other's checkpoints.
 
-    `world` is how many journals these are; 0 where that is not known.
+    Attributes:
+        step: no rank's newest checkpoint is older than this step, as of the last exchange.
+        world: the number of journals in the group; 0 if it is not known.
     """
 
     step: int
@@ -129,10 +160,17 @@ class CommonRow:
 
 @dataclass(frozen=True, slots=True)
 class StoreRow:
-    """The store that the journal is shipped to, and how that goes.
+    """The store that the journal is shipped to, and the state of shipping.
 
-    `writer` names this journal in it: another copy of the run, on another machine, has another. `number` is that of the
-    last manifest that was published, or whose place was taken. `problem` says why shipping does not go on, "" if it does.
+    Attributes:
+        url: the URL of the store.
+        writer: the name of this journal in the store. A copy of the run on another machine has another name.
+        number: the number of the last manifest that was published, or whose number was found taken.
+        at: the time of the last change, in seconds since 1970.
+        problem: why shipping cannot continue; "" if it can.
+        objects_bytes: bytes of the journal's objects in the store.
+        under_replicated: segments and checkpoints that are not durable yet and have fewer copies than wanted.
+        host: the machine and folder that `writer` stands for. A copy of the journal elsewhere is another writer.
     """
 
     url: str
@@ -141,29 +179,43 @@ class StoreRow:
     at: float = 0.0
     problem: str = ""
     objects_bytes: int = 0
-    under_replicated: int = 0  # segments and checkpoints that are not durable yet and have fewer copies than wanted
-    host: str = ""  # the machine and folder that `writer` names: a copy of the journal is another writer
+    under_replicated: int = 0
+    host: str = ""
 
     @property
     def copies_missing(self) -> str:
-        """What lacks copies, in words; nothing if nothing does."""
+        """What lacks copies, in words; "" if nothing does."""
         if not self.under_replicated:
             return ""
         what = count(self.under_replicated, "file")
-        return f"{what} not durable yet, with fewer copies than asked for; made up for when there are workers again"
+        return (
+            f"{what} not durable yet, with fewer copies than wanted; the missing copies are made when enough workers are back"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ShippedRow:
-    """A segment or checkpoint that the store holds: its parts there by file, each [name, bytes, xxh3_128 in hex].
+    """A segment or a checkpoint that the store holds. Digests are 16 hex digits.
 
-    Of a segment also where its chain comes from (`base_chain`, the digest that its first entry names), and where another
-    segment can go on from: its last entry, or after a crash its newest boundary. Digests are 16 hex digits.
+    Another segment continues a segment at its last entry or, after a crash, at its newest boundary.
+
+    Attributes:
+        name: the name of the segment's file or of the checkpoint's folder.
+        files: the objects in the store, by file; each is [name, bytes, xxh3_128 in hex].
+        boundary_step: the step of the newest boundary in a segment.
+        boundary_sequence: the sequence number of that boundary.
+        boundary_chain: the digest of that boundary.
+        base_chain: the digest of the entry before a segment's first one.
+        end_sequence: the sequence number of a segment's last entry.
+        end_chain: the digest of that entry.
+        is_durable: True if the store calls all objects durable.
+        at: the time of shipping, in seconds since 1970.
+        is_lost: True if the store does not hold the objects any more, or not at present. The row does not count then.
     """
 
-    name: str  # of the segment's file, or the checkpoint's folder
+    name: str
     files: dict[str, list[list[Any]]]
-    boundary_step: int = 0  # the newest boundary in a segment
+    boundary_step: int = 0
     boundary_sequence: int = 0
     boundary_chain: str = ""
     base_chain: str = ""
@@ -171,12 +223,12 @@ class ShippedRow:
     end_chain: str = ""
     is_durable: bool = False
     at: float = 0.0
-    is_lost: bool = False  # the store has it no more, or not now: it does not count
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """What the journal is part of."""
+    """The run that the journal is part of."""
 
     run_id: str
     rank: int
@@ -186,23 +238,46 @@ class RunRow:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-Row = TypeVar("Row", SegmentRow, CheckpointRow, TimelineRow, Watermarks, Incident, EvaluationRow, PrunedRow, CommonRow,
-              StoreRow, ShippedRow, RunRow)  # fmt: skip
+Row = TypeVar(
+    "Row",
+    SegmentRow,
+    CheckpointRow,
+    TimelineRow,
+    Watermarks,
+    Incident,
+    EvaluationRow,
+    PrunedRow,
+    CommonRow,
+    StoreRow,
+    ShippedRow,
+    RunRow,
+)
 
 KINDS: dict[str, type[Any]] = {
-    "segment/": SegmentRow, "checkpoint/": CheckpointRow, "timeline/": TimelineRow, "incident/": Incident,
-    "evaluation/": EvaluationRow, "pruned": PrunedRow, "common": CommonRow, "store": StoreRow, "shipped/": ShippedRow,
-    "watermarks": Watermarks, "run": RunRow,
-}  # fmt: skip
+    "segment/": SegmentRow,
+    "checkpoint/": CheckpointRow,
+    "timeline/": TimelineRow,
+    "incident/": Incident,
+    "evaluation/": EvaluationRow,
+    "pruned": PrunedRow,
+    "common": CommonRow,
+    "store": StoreRow,
+    "shipped/": ShippedRow,
+    "watermarks": Watermarks,
+    "run": RunRow,
+}
 
 
 def segment_key(ordinal: int) -> str:
+    """Return the key of a segment's row."""
     return f"segment/{ordinal:010d}"
 
 
 def evaluation_key(number: int) -> str:
+    """Return the key of an evaluation's row."""
     return f"evaluation/{number:010d}"
 
 
 def timeline_key(number: int) -> str:
+    """Return the key of a timeline's row."""
     return f"timeline/{number:06d}"

@@ -27,7 +27,7 @@ from ..base.config import CATALOG_BYTES_RESERVED, FORMAT_VERSION, INDEX_BYTES, I
 from ..base.errors import CorruptCatalog, LogUnavailable
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
-from ..catalog.lmdb_environment import open_environment, reserve, verify_file
+from ..catalog.lmdb_environment import open_environment, reserve_space, verify_file
 from .record import HEAD, Location, unpack_head
 
 INDEX_NAME = "records.lmdb"
@@ -185,7 +185,7 @@ class LogIndex:
         """Allocate space ahead, so that records that go into recycled segments are indexed on a full disk, too."""
         used = (int(self._env.info()["last_pgno"]) + 1) * self._page_bytes
         if used + CATALOG_BYTES_RESERVED // 2 > self._allocated:
-            reserve(self.path, self._env)
+            reserve_space(self.path, self._env)
             self._allocated = os.stat(self.path).st_size
 
     def forget_all_but(self, kept: Iterable[int]) -> bool:

@@ -1,4 +1,4 @@
-"""When to take a checkpoint and which ones to keep: pure decisions, given facts."""
+"""Policies on when to take a checkpoint and which checkpoints to keep: pure decisions over facts."""
 
 from .checkpoint_policy import CheckpointFacts, CheckpointPolicy, EveryBytes, EverySeconds, EverySteps, RecoveryTime, as_policy
 from .keep_policy import KeepAll, KeepEvery, KeepLatest, RetentionPolicy, as_retention

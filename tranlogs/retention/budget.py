@@ -1,10 +1,10 @@
-"""What goes when space is short: a pure decision over the catalog's rows.
+"""Pruning to a budget: which segments and checkpoints are deleted (pure, over the catalog's rows).
 
-Protected is what recovery to the newest step needs: the *anchor* (the newest checkpoint that was read back and found
-sound), all of the log behind it, and what is not sealed. Protected data never go. Of the rest, what a rule on age or
-number gives up goes in any case; above the high watermark of the budget segments follow in ascending value, then older
-checkpoints, oldest first, until usage is below the low watermark. If that is not enough a new checkpoint is wanted, behind
-which there will be more to give up.
+Protected data are what recovery to the newest step needs: the *anchor* (the newest checkpoint that was read back and found
+sound), all of the log after it, and segments that are not sealed. Protected data are never pruned. Of the other data, those
+that exceed a limit on age or number are always pruned. Above the high watermark of the budget, segments are pruned in
+ascending order of value, then older checkpoints, oldest first, until usage is below the low watermark. If that is not enough,
+the trainer is asked for a new checkpoint, which makes more of the log prunable.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Budget:
     """Limits for one journal.
 
     Attributes:
-        nbytes: on disk, of segments and checkpoints; None for no limit.
-        high: pruning begins above this share of it ...
-        low: ... and ends below this one.
-        age_seconds_max: of sealed segments and checkpoints.
-        segments_max: sealed segments that may be kept.
-        checkpoints_max: checkpoints that may be kept.
+        nbytes: bytes on disk, of segments and checkpoints; None for no limit.
+        high: the high watermark: pruning starts above this share of `nbytes`.
+        low: the low watermark: pruning ends below this share of `nbytes`.
+        age_seconds_max: the highest age of sealed segments and checkpoints; None for no limit.
+        segments_max: the number of sealed segments to keep; None for no limit.
+        checkpoints_max: the number of checkpoints to keep; None for no limit.
     """
 
     nbytes: int | None = None
@@ -39,24 +39,24 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high <= 1:
-            raise UsageError(f"watermarks low={self.low}, high={self.high}: 0 < low <= high <= 1 is wanted")
+            raise UsageError(f"low and high must satisfy 0 < low <= high <= 1, got low={self.low}, high={self.high}")
         for name, least in (("nbytes", 1), ("segments_max", 0), ("checkpoints_max", 1), ("age_seconds_max", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise UsageError(f"{name}={value}: at least {least}")
+                raise UsageError(f"{name} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What is to go, and why.
+    """Segments and checkpoints to prune.
 
     Attributes:
-        segments: that go.
-        checkpoints: that go.
-        reasons: a sentence for each, by file or name.
-        bytes_before: on disk, of the journal.
-        bytes_after: when all that has gone.
-        wants_checkpoint: whether only protected data are left above the budget.
+        segments: the segments to prune.
+        checkpoints: the checkpoints to prune.
+        reasons: the reason for each, by the name of the file or folder.
+        bytes_before: bytes on disk of the journal before pruning.
+        bytes_after: bytes on disk after pruning.
+        wants_checkpoint: True if protected data alone exceed the budget.
     """
 
     segments: tuple[SegmentRow, ...] = ()
@@ -68,75 +68,91 @@ class Pruning:
 
 
 def bytes_on_disk(segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow]) -> int:
-    """What a journal takes: segment files have their full size from the beginning."""
+    """Return the bytes that a journal takes. Segment files are preallocated: they have their full size from the start."""
     return sum(row.size for row in segments) + sum(row.nbytes for row in checkpoints)
 
 
 def trace_newest_lineage(checkpoints: Sequence[CheckpointRow], timelines: Sequence[TimelineRow]) -> Limits:
-    """The timelines that lead to the newest one."""
+    """Return the timelines that lead to the newest one."""
     return trace_lineage(timelines, max([row.timeline for row in checkpoints] + [row.number for row in timelines], default=1))
 
 
 def is_protected(row: SegmentRow, anchor: CheckpointRow | None, limits: Limits) -> bool:
-    """Whether recovery to the newest step may need a segment."""
+    """Return True if recovery to the newest step may need a segment."""
     if row.state == "retired":
         return False
     if anchor is None or row.state != "sealed":
         return True
     if row.last_sequence <= anchor.sequence:
         return False
-    limit = limits.get(row.timeline, -1)  # of a timeline that was left behind only what came before the fork counts
+    limit = limits.get(row.timeline, -1)  # on an abandoned timeline only segments before the fork count
     return limit is None or row.base_sequence < limit
 
 
-def plan_pruning(budget: Budget, segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow],
-                 timelines: Sequence[TimelineRow], values: Mapping[int, float], *, anchor: CheckpointRow | None,
-                 now: float) -> Pruning:  # fmt: skip
-    """Decide what goes (pure).
+def plan_pruning(
+    budget: Budget,
+    segments: Sequence[SegmentRow],
+    checkpoints: Sequence[CheckpointRow],
+    timelines: Sequence[TimelineRow],
+    values: Mapping[int, float],
+    *,
+    anchor: CheckpointRow | None,
+    now: float,
+) -> Pruning:
+    """Decide what to prune.
 
     Args:
-        budget: limits.
-        segments: all rows, retired ones too: their files are still there.
-        checkpoints: the published ones.
-        timelines: all.
-        values: of sealed segments, by ordinal; one that is missing counts as worth most.
-        anchor: the newest sound checkpoint on the newest trace_lineage; None if there is none: then nothing goes.
-        now: seconds since 1970.
+        budget: the limits.
+        segments: the rows of all segments, including retired ones, whose files still exist.
+        checkpoints: the published checkpoints.
+        timelines: all timelines.
+        values: the values of sealed segments, by ordinal. A segment without one counts as worth most.
+        anchor: the newest sound checkpoint on the newest lineage; None if there is none. Nothing is pruned then.
+        now: the time, in seconds since 1970.
     """
     limits = trace_newest_lineage(checkpoints, timelines)
-    assert anchor is None or is_on_lineage(anchor, limits), "an anchor lies on the way to the newest timeline"
+    assert anchor is None or is_on_lineage(anchor, limits), "the anchor lies on the newest lineage"
     before = bytes_on_disk(segments, checkpoints)
     free = [row for row in segments if row.state == "sealed" and not is_protected(row, anchor, limits)]
     free.sort(key=lambda row: (values.get(row.ordinal, 1.0), row.ordinal))
-    older = [] if anchor is None else [row for row in checkpoints if row.name != anchor.name and _is_older(row, anchor, limits)]
+    older = (
+        [] if anchor is None else [row for row in checkpoints if row.name != anchor.name and _is_prunable(row, anchor, limits)]
+    )
     older.sort(key=lambda row: (is_on_lineage(row, limits), row.sequence, row.timeline))
-    reasons = _by_rules(budget, segments, checkpoints, free, older, now)
+    reasons = _apply_limits(budget, segments, checkpoints, free, older, now)
     after = before - sum(row.size for row in free if row.file in reasons) - sum(r.nbytes for r in older if r.name in reasons)
-    after -= sum(row.size for row in segments if row.state == "retired")  # their files go, too, where space is short
+    after -= sum(row.size for row in segments if row.state == "retired")  # their files are deleted, too, when space is short
     wants = False
     if budget.nbytes is not None and after > budget.high * budget.nbytes:
         low = budget.low * budget.nbytes
         for segment in free:
             if after > low and segment.file not in reasons:
-                reasons[segment.file] = f"over budget, and worth {values.get(segment.ordinal, 1.0):.3f}"
+                reasons[segment.file] = f"over budget, and its value is {values.get(segment.ordinal, 1.0):.3f}"
                 after -= segment.size
         for checkpoint in older:
             if after > low and checkpoint.name not in reasons:
                 reasons[checkpoint.name] = "over budget, and a newer checkpoint is sound"
                 after -= checkpoint.nbytes
         wants = after > budget.high * budget.nbytes
-    return Pruning(tuple(row for row in free if row.file in reasons), tuple(row for row in older if row.name in reasons),
-                   reasons, before, after, wants)  # fmt: skip
+    pruned_segments = tuple(row for row in free if row.file in reasons)
+    pruned_checkpoints = tuple(row for row in older if row.name in reasons)
+    return Pruning(pruned_segments, pruned_checkpoints, reasons, before, after, wants)
 
 
-def _is_older(row: CheckpointRow, anchor: CheckpointRow, limits: Limits) -> bool:
-    """A newer one than the anchor is not known to be sound yet, and stays."""
+def _is_prunable(row: CheckpointRow, anchor: CheckpointRow, limits: Limits) -> bool:
+    """Return True if a checkpoint may be pruned. One newer than the anchor is kept: it is not known to be sound yet."""
     return not is_on_lineage(row, limits) or row.sequence <= anchor.sequence
 
 
-def _by_rules(budget: Budget, segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow],
-              free: Sequence[SegmentRow], older: Sequence[CheckpointRow], now: float) -> dict[str, str]:  # fmt: skip
-    """What age and number give up, of what may go."""
+def _apply_limits(
+    budget: Budget,
+    segments: Sequence[SegmentRow],
+    checkpoints: Sequence[CheckpointRow],
+    free: Sequence[SegmentRow],
+    older: Sequence[CheckpointRow],
+    now: float,
+) -> dict[str, str]:
+    """Return the prunable segments (`free`) and checkpoints (`older`) that exceed a limit on age or number, with reasons."""
     reasons: dict[str, str] = {}
     age = budget.age_seconds_max
     if age is not None:

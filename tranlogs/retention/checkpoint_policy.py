@@ -1,4 +1,4 @@
-"""When a checkpoint is due, from facts about the run. Clocks and measurements come in as facts."""
+"""Policies on when a checkpoint is due (pure). Clocks and measurements come in as facts."""
 
 from __future__ import annotations
 
@@ -12,24 +12,32 @@ from ..base.quantities import BYTES, SECONDS
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """What a policy decides on, all since the last checkpoint was taken."""
+    """Facts on which a policy decides.
+
+    Attributes:
+        steps: steps since the last checkpoint was taken.
+        seconds: time since then.
+        log_bytes: bytes of log since then.
+        replay_seconds_per_step: the measured time to redo one step.
+        load_seconds: the measured time to load a checkpoint.
+    """
 
     steps: int
     seconds: float
     log_bytes: int
-    replay_seconds_per_step: float  # measured: what redoing one step costs
-    load_seconds: float  # measured: what reading a checkpoint costs
+    replay_seconds_per_step: float
+    load_seconds: float
 
 
 class CheckpointPolicy(Protocol):
-    """Decides when a checkpoint is due. Any object with this method will do."""
+    """Policy that decides when a checkpoint is due. Any object with this method will do."""
 
     def is_due(self, facts: CheckpointFacts) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class EverySteps:
-    """Every so many optimizer steps."""
+    """A checkpoint every `steps` optimizer steps."""
 
     steps: int
 
@@ -39,7 +47,7 @@ class EverySteps:
 
 @dataclass(frozen=True, slots=True)
 class EverySeconds:
-    """Every so many seconds."""
+    """A checkpoint every `seconds` seconds."""
 
     seconds: float
 
@@ -49,7 +57,7 @@ class EverySeconds:
 
 @dataclass(frozen=True, slots=True)
 class EveryBytes:
-    """Whenever the log since the last checkpoint has so many bytes."""
+    """A checkpoint whenever the log since the last one has `nbytes` bytes."""
 
     nbytes: int
 
@@ -59,7 +67,7 @@ class EveryBytes:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryTime:
-    """So often that loading and replaying stay within `seconds`."""
+    """Checkpoints so often that loading one and replaying the log after it take at most `seconds`."""
 
     seconds: float
 
@@ -70,17 +78,17 @@ class RecoveryTime:
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """None but the first, and those that are asked for: a monitor makes them from the log (`tranlogs monitor --compact`)."""
+    """No checkpoint but the first one and those that are requested: a monitor derives them (`tranlogs monitor --compact`)."""
 
     def is_due(self, facts: CheckpointFacts) -> bool:
         return False
 
 
 def as_policy(every: Any) -> CheckpointPolicy:
-    """A policy from what users write: 500 (steps), "10min", "256MiB", "rto=30s", "never", or a policy object.
+    """Return the policy for what users write: 500 (steps), "10min", "256MiB", "rto=30s", "never", or a policy object.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: `every` is none of these.
     """
     if isinstance(every, int) and not isinstance(every, bool) and every > 0:
         return EverySteps(every)
@@ -100,6 +108,6 @@ def as_policy(every: Any) -> CheckpointPolicy:
             if unit in ("step", "steps") and not target and number >= 1:
                 return EverySteps(int(number))
     raise UsageError(
-        f'checkpoint_every={every!r}: give steps (500), a time ("10min"), a size of log ("256MiB"), '
-        'a recovery time ("rto=30s"), "never" or an object with is_due(facts)'
+        'checkpoint_every must be steps (500), a time ("10min"), a size of log ("256MiB"), a recovery time ("rto=30s"), '
+        f'"never" or an object with is_due(facts), got {every!r}'
     )

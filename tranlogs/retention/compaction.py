@@ -1,4 +1,4 @@
-"""Whether a checkpoint is worth making from the log (pure): how much sealed log lies behind the newest one."""
+"""Decision whether to derive a checkpoint from the log: how much sealed log follows the newest checkpoint (pure)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from ..catalog.lineage import Limits, trace_lineage
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """When a monitor makes checkpoints from the log.
+    """Settings of a monitor that derives checkpoints from the log.
 
     Attributes:
-        after_bytes: of sealed log behind the newest checkpoint; None for as many as that checkpoint has.
-        seconds_max: that making one may take; it is given up then.
+        after_bytes: bytes of sealed log after the newest checkpoint that make a derived one worthwhile; None for as many
+            bytes as that checkpoint has.
+        seconds_max: the longest time that deriving one may take. It is given up then.
         optimizers: classes that may be imported for it, as for `tranlogs replay --optimizer`.
     """
 
@@ -26,20 +27,21 @@ class Compaction:
 
     def __post_init__(self) -> None:
         if self.seconds_max <= 0:
-            raise UsageError(f"seconds_max={self.seconds_max}: more than 0")
+            raise UsageError(f"seconds_max must be positive, got {self.seconds_max}")
 
-    def is_worth_it(self, behind: int, anchor: CheckpointRow) -> bool:
-        """Whether `behind` bytes of sealed log behind the checkpoint `anchor` are enough."""
-        return behind >= max(1, anchor.nbytes if self.after_bytes is None else self.after_bytes)
+    def is_due(self, bytes_after: int, anchor: CheckpointRow) -> bool:
+        """Return True if `bytes_after` bytes of sealed log after the checkpoint `anchor` make a derived one worthwhile."""
+        return bytes_after >= max(1, anchor.nbytes if self.after_bytes is None else self.after_bytes)
 
 
-def sealed_behind(segments: Sequence[SegmentRow], anchor: CheckpointRow, timelines: Sequence[TimelineRow]) -> int:
-    """Bytes of the sealed segments that lie wholly behind a checkpoint, on the way to the newest timeline."""
+def count_sealed_bytes_after(segments: Sequence[SegmentRow], anchor: CheckpointRow, timelines: Sequence[TimelineRow]) -> int:
+    """Return the bytes of the sealed segments that lie wholly after a checkpoint, on the lineage of the newest timeline."""
     limits = trace_lineage(timelines, max((row.number for row in timelines), default=1))
-    behind = (row for row in segments if row.state == "sealed" and row.base_sequence >= anchor.sequence)
-    return sum(row.used_bytes for row in behind if row.last_sequence > row.base_sequence and _is_on(row, limits))
+    later = (row for row in segments if row.state == "sealed" and row.base_sequence >= anchor.sequence)
+    return sum(row.used_bytes for row in later if row.last_sequence > row.base_sequence and _starts_on(row, limits))
 
 
-def _is_on(row: SegmentRow, limits: Limits) -> bool:
+def _starts_on(row: SegmentRow, limits: Limits) -> bool:
+    """Return True if a segment starts on a lineage."""
     limit = limits.get(row.timeline, -1)
     return limit is None or row.base_sequence < limit

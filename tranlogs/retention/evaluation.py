@@ -1,4 +1,4 @@
-"""The rows in which a monitor writes down its evaluations: values of segments as base64 of little-endian numbers."""
+"""Rows in which a monitor stores its evaluations: values of segments as base64 of little-endian numbers."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ import numpy as np
 import numpy.typing as npt
 
 from ..catalog import EvaluationRow, Tables
-from .value_decay import Worth
+from .value_decay import SegmentValues
 
 _PREFIX = "evaluation/"
 
 
-def packed(array: npt.NDArray[Any], dtype: str) -> str:
-    """An array for a row."""
+def pack_array(array: npt.NDArray[Any], dtype: str) -> str:
+    """Return an array as text for a row."""
     return base64.b64encode(np.asarray(array, dtype).tobytes()).decode()
 
 
-def unpacked(text: str, dtype: str) -> npt.NDArray[Any]:
-    """The inverse."""
+def unpack_array(text: str, dtype: str) -> npt.NDArray[Any]:
+    """Return the array that `pack_array` turned into text."""
     return np.frombuffer(base64.b64decode(text), dtype)
 
 
-def worth_of(row: EvaluationRow) -> Worth:
-    """The values that a row holds."""
-    return Worth(row.at, unpacked(row.ordinals, "<i8").astype(np.int64), unpacked(row.values, "<f8").astype(np.float64),
-                 row.archived, row.persisted)  # fmt: skip
+def read_values(row: EvaluationRow) -> SegmentValues:
+    """Return the values that a row holds."""
+    ordinals = unpack_array(row.ordinals, "<i8").astype(np.int64)
+    values = unpack_array(row.values, "<f8").astype(np.float64)
+    return SegmentValues(row.at, ordinals, values, row.archived, row.persisted)
 
 
-def protected_of(row: EvaluationRow) -> dict[int, bool]:
-    """Whether each sealed segment was protected, by ordinal."""
-    return dict(zip(unpacked(row.ordinals, "<i8").tolist(), unpacked(row.protected, "u1").astype(bool).tolist()))
+def read_protected(row: EvaluationRow) -> dict[int, bool]:
+    """Return whether each sealed segment was protected, by ordinal."""
+    protected = unpack_array(row.protected, "u1").astype(bool)
+    return dict(zip(unpack_array(row.ordinals, "<i8").tolist(), protected.tolist()))
 
 
-def last_row(tables: Tables) -> EvaluationRow | None:
-    """The newest evaluation."""
-    return next(newest_rows(tables), None)
+def read_newest_row(tables: Tables) -> EvaluationRow | None:
+    """Return the newest evaluation; None if there is none."""
+    return next(read_rows_newest_first(tables), None)
 
 
-def newest_rows(tables: Tables) -> Iterator[EvaluationRow]:
-    """Evaluations, the newest first."""
+def read_rows_newest_first(tables: Tables) -> Iterator[EvaluationRow]:
+    """Yield the evaluations, the newest first."""
     for key in reversed(tables.keys(_PREFIX)):
         row = tables.get(key, EvaluationRow)
         if row is not None:

@@ -1,11 +1,11 @@
-"""What would be lost now if the process, the machine or the site died: a pure decision over watermarks.
+"""Exposure: what would be lost now if the process, the machine or the site died (pure, from the watermarks).
 
-    the process   nothing finished: what is committed lies in the kernel's memory, or on disk
-    the machine   steps after `synced`; a published checkpoint is on disk, too, whatever `durability` is. A run in memory
-                  (tmpfs) goes with it, but for what is in a store
-    the site      steps after `persisted`; after `archived` where the store calls nothing durable; all without a store
+    the process   no finished step: committed steps are in the kernel's memory or on disk
+    the machine   steps after `synced`. A published checkpoint is on disk, too, whatever `durability` is. A run in memory
+                  (tmpfs) is lost as a whole, except for what is in a store
+    the site      steps after `persisted`; after `archived` if the store calls nothing durable; everything if there is no store
 
-Seconds are of training, not of waiting: how long the steps that would be gone took.
+Seconds are training time: how long the steps that would be lost took, without the time in which training waited.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ..base.quantities import count, format_seconds
 from ..catalog import EvaluationRow, Incident, StoreRow, Watermarks
 
 Scope = Literal["process", "machine", "site"]
-History = Sequence[tuple[float, int]]  # seconds since 1970 and the step that was committed then, oldest first
+CommitHistory = Sequence[tuple[float, int]]  # seconds since 1970, and the newest committed step at that time; oldest first
 
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """What one accident would cost.
+    """What one kind of accident would cost.
 
     Attributes:
         scope: what dies.
-        safe_step: the newest step that would be left.
-        steps: finished ones that would be gone.
-        seconds: of training that those took; None where it is not known.
-        is_at_least: whether it is more than `steps`: logging is suspended, and nobody counts.
-        nothing_left: why nothing at all would be left; "" if something would.
+        safe_step: the newest step that would remain.
+        steps: the number of finished steps that would be lost.
+        seconds: the training time that those took; None if it is unknown.
+        is_at_least: True if more than `steps` may be lost: logging is suspended, and finished steps are not counted.
+        nothing_left: why everything would be lost; "" if something would remain.
     """
 
     scope: Scope
@@ -41,8 +41,8 @@ class Exposure:
     is_at_least: bool = False
     nothing_left: str = ""
 
-    def in_words(self) -> str:
-        """What would be lost: "3 steps (about 0.4 s)"."""
+    def describe(self) -> str:
+        """Return what would be lost, in words: "3 steps (about 0.4 s)"."""
         if self.nothing_left:
             return f"everything: {self.nothing_left}"
         if not self.steps:
@@ -51,24 +51,31 @@ class Exposure:
         return f"{'at least ' if self.is_at_least else ''}{count(self.steps, 'step')}{time}"
 
 
-def exposures(marks: Watermarks, *, checkpoint_step: int = 0, history: History = (), incidents: Sequence[Incident] = (),
-              store: StoreRow | None = None, in_memory: bool = False) -> tuple[Exposure, Exposure, Exposure]:  # fmt: skip
-    """For the process, the machine and the site (pure).
+def estimate_exposures(
+    marks: Watermarks,
+    *,
+    checkpoint_step: int = 0,
+    history: CommitHistory = (),
+    incidents: Sequence[Incident] = (),
+    store: StoreRow | None = None,
+    in_memory: bool = False,
+) -> tuple[Exposure, Exposure, Exposure]:
+    """Return what the death of the process, of the machine and of the site would cost.
 
     Args:
         marks: the watermarks.
-        checkpoint_step: of the newest checkpoint on the way to the newest step.
-        history: what was committed when.
-        incidents: of logging; one that is not over means that steps are finished which are in no log.
-        store: that the run is shipped to.
-        in_memory: the run lies on a tmpfs.
+        checkpoint_step: the step of the newest checkpoint on the newest lineage.
+        history: which steps were committed when.
+        incidents: times in which logging was suspended. During an open incident, steps finish that are in no log.
+        store: the store that the run is shipped to; None if there is none.
+        in_memory: True if the run lies on a tmpfs.
     """
     committed, is_suspended = marks.committed, any(incident.to_step is None for incident in incidents)
     on_disk = min(max(marks.synced, checkpoint_step), committed)
     stored = min(marks.persisted or marks.archived, committed)
 
     def exposure(scope: Scope, safe: int, nothing_left: str = "") -> Exposure:
-        return Exposure(scope, safe, committed - safe, seconds_between(history, safe), is_suspended, nothing_left)
+        return Exposure(scope, safe, committed - safe, estimate_seconds_since(history, safe), is_suspended, nothing_left)
 
     gone = "there is no store" if not has_store(marks, store) else "" if stored else "the store has no step yet"
     machine = exposure("machine", on_disk)
@@ -78,24 +85,24 @@ def exposures(marks: Watermarks, *, checkpoint_step: int = 0, history: History =
 
 
 def has_store(marks: Watermarks | EvaluationRow, store: StoreRow | None = None) -> bool:
-    """Whether the run is archived anywhere."""
+    """Return True if the run is shipped to a store."""
     return store is not None or bool(marks.archived or marks.persisted)
 
 
-def seconds_between(history: History, step: int) -> float | None:
-    """How long training took from a step to the newest one; None where the history does not reach back so far.
+def estimate_seconds_since(history: CommitHistory, step: int) -> float | None:
+    """Return how long training took from a step to the newest one; None if the history does not reach back that far.
 
-    Between two looks steps are taken to come evenly. After a rewind only what came since counts.
+    Steps between two entries of the history are assumed to be evenly spaced. After a rewind, only later entries count.
     """
     start = max((i for i in range(1, len(history)) if history[i][1] < history[i - 1][1]), default=0)
     rise = history[start:]
     if not rise or step < rise[0][1]:
         return None
-    return _reached(rise, rise[-1][1]) - _reached(rise, step)
+    return _estimate_commit_time(rise, rise[-1][1]) - _estimate_commit_time(rise, step)
 
 
-def _reached(rise: History, step: int) -> float:
-    """When a step was committed."""
+def _estimate_commit_time(rise: CommitHistory, step: int) -> float:
+    """Return the time at which a step was committed."""
     at = next((i for i, (_, committed) in enumerate(rise) if committed >= step), len(rise) - 1)
     if at == 0:
         return rise[0][0]

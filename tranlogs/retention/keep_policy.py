@@ -1,6 +1,6 @@
-"""Which checkpoints to keep. The log behind the oldest kept one goes with the others.
+"""Policies on which checkpoints to keep (pure). The log before the oldest kept checkpoint is deleted with the others.
 
-The newest checkpoint is always kept, whatever a policy says. A user's own policy is an object with
+The newest checkpoint is always kept, whatever a policy says. A user-defined policy is an object with
 `kept(steps) -> steps`, a plain function of that form, or one with DLRover's `clean_up(step, delete_func)`.
 """
 
@@ -14,12 +14,14 @@ from ..base.errors import UsageError
 
 
 class RetentionPolicy(Protocol):
-    """Decides which checkpoints stay."""
+    """Policy that decides which checkpoints are kept."""
 
     def kept(self, steps: Sequence[int]) -> Collection[int]:
-        """Of the steps that have a checkpoint, oldest first, those to keep.
+        """Return the steps whose checkpoints are to be kept.
 
-        They ascend, but for those that a rewind left behind: these come first, until they go.
+        Args:
+            steps: the steps that have a checkpoint, oldest first. They ascend, except for those that a rewind has abandoned:
+                these come first, until they are deleted.
         """
         ...
 
@@ -32,7 +34,7 @@ class KeepLatest:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise UsageError(f"KeepLatest({self.count}): at least 1")
+            raise UsageError(f"KeepLatest: count must be at least 1, got {self.count}")
 
     def kept(self, steps: Sequence[int]) -> Collection[int]:
         return steps[-self.count :]
@@ -50,7 +52,7 @@ class KeepEvery:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise UsageError(f"KeepEvery({self.steps}): at least 1")
+            raise UsageError(f"KeepEvery: steps must be at least 1, got {self.steps}")
 
     def kept(self, steps: Sequence[int]) -> Collection[int]:
         return {step for step in steps if step % self.steps == 0} | set(steps[-self.latest :] if self.latest else ())
@@ -58,7 +60,7 @@ class KeepEvery:
 
 @dataclass(frozen=True, slots=True)
 class KeepAll:
-    """Keep everything."""
+    """Keep all checkpoints."""
 
     def kept(self, steps: Sequence[int]) -> Collection[int]:
         return steps
@@ -66,6 +68,8 @@ class KeepAll:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
+    """A policy given as a function from steps to the steps to keep."""
+
     function: Callable[[Sequence[int]], Collection[int]]
 
     def kept(self, steps: Sequence[int]) -> Collection[int]:
@@ -74,7 +78,7 @@ class _Function:
 
 @dataclass(frozen=True, slots=True)
 class _CleanUp:
-    """DLRover's interface: `clean_up(step, delete_func)` is told each new step and calls `delete_func(step)`."""
+    """A policy with DLRover's interface: `clean_up(step, delete_func)` gets each new step and calls `delete_func(step)`."""
 
     strategy: Any
 
@@ -86,21 +90,26 @@ class _CleanUp:
 
 
 def when_full(policy: RetentionPolicy) -> RetentionPolicy | None:
-    """What is kept while the disk is full: of a number of checkpoints the newest. None where a policy means others to stay.
+    """Return the policy that applies while the disk is full; None if the same one applies then.
 
-    A policy that wraps another one tells by a `when_full` of its own.
+    A policy may have a method `when_full` that returns it. `KeepLatest` keeps only the newest checkpoint. A policy that keeps
+    certain checkpoints for other uses has no such method.
     """
-    told = getattr(policy, "when_full", None)
-    return told() if callable(told) else None
+    method = getattr(policy, "when_full", None)
+    return method() if callable(method) else None
 
 
 def as_retention(keep: Any) -> RetentionPolicy:
-    """A policy from what users write: a number, a policy, a function, or a `clean_up` object."""
+    """Return the policy for what users write: a number, a policy, a function, or an object with `clean_up`.
+
+    Raises:
+        UsageError: `keep` is none of these.
+    """
     if isinstance(keep, bool) or keep is None:
-        raise UsageError(f"keep={keep!r}: give a number, KeepLatest(n), KeepEvery(steps), KeepAll() or a function")
+        raise UsageError(_describe_choices(keep))
     if isinstance(keep, int):
         if keep < 1:
-            raise UsageError(f"keep={keep}: at least one checkpoint must stay")
+            raise UsageError(f"keep must be at least 1, got {keep}: recovery needs a checkpoint")
         return KeepLatest(keep)
     if hasattr(keep, "kept"):
         return keep  # type: ignore[no-any-return]
@@ -108,4 +117,8 @@ def as_retention(keep: Any) -> RetentionPolicy:
         return _CleanUp(keep)
     if callable(keep):
         return _Function(keep)
-    raise UsageError(f"keep={keep!r}: give a number, KeepLatest(n), KeepEvery(steps), KeepAll() or a function")
+    raise UsageError(_describe_choices(keep))
+
+
+def _describe_choices(keep: Any) -> str:
+    return f"keep must be a number, KeepLatest(n), KeepEvery(steps), KeepAll() or a function, got {keep!r}"

@@ -1,4 +1,4 @@
-"""What a user chooses for a monitor that the trainer brings along (`tranlogs.journal.embedded_monitor` starts it)."""
+"""Settings of an embedded monitor, which the trainer starts (`tranlogs.journal.embedded_monitor`)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..base.quantities import parse_bytes, parse_seconds
 
 @dataclass(frozen=True, slots=True)
 class Monitor:
-    """A monitor that a trainer brings along.
+    """Settings of a monitor that the trainer starts.
 
     Attributes:
-        mode: "thread" ends with the trainer's process. "process" outlives it, seals what a killed trainer left, and ends by
-            itself once the trainer has closed the run, or is dead and nothing is left to do.
+        mode: "thread" ends with the trainer's process. "process" outlives it, seals the segment that a killed trainer left
+            open, and ends by itself once the trainer has closed the run, or is dead and nothing is left to do.
         budget: bytes on disk for this rank, like "20GiB"; None prunes nothing.
-        compact: whether it makes checkpoints from the log, so that the trainer need not stop for them.
-        store: URL that sealed segments and checkpoints are shipped to.
-        interval: between two evaluations, like "10s".
+        compact: True to derive checkpoints from the log, so that the trainer need not stop for them.
+        store: URL of the store to which sealed segments and checkpoints are shipped.
+        interval: time between two evaluations, like "10s".
     """
 
     mode: Literal["thread", "process"] = "thread"
@@ -30,18 +30,18 @@ class Monitor:
 
     def __post_init__(self) -> None:
         if self.mode not in ("thread", "process"):
-            raise UsageError(f'monitor={self.mode!r}: use "thread", "process", or a Monitor(...)')
+            raise UsageError(f'monitor must be "thread", "process" or a Monitor(...), got {self.mode!r}')
         if self.budget_bytes is not None and self.budget_bytes < 1:
-            raise UsageError(f"budget={self.budget!r}: at least a byte")
+            raise UsageError(f"budget must be at least 1 byte, got {self.budget!r}")
         if self.interval_seconds <= 0:
-            raise UsageError(f"interval={self.interval!r}: more than nothing")
+            raise UsageError(f"interval must be positive, got {self.interval!r}")
 
     @property
     def budget_bytes(self) -> int | None:
-        """The budget as a number."""
+        """The budget in bytes; None for no limit."""
         return self.budget if self.budget is None or isinstance(self.budget, int) else parse_bytes(self.budget, "budget")
 
     @property
     def interval_seconds(self) -> float:
-        """The interval as a number."""
+        """The interval in seconds."""
         return parse_seconds(self.interval, "interval")

@@ -1,13 +1,12 @@
-"""Apply a retention policy: retire in the catalog in one transaction, delete bytes after.
+"""Pruning: segments and checkpoints are retired in the catalog in one transaction, and their bytes are deleted after it.
 
-A segment goes when every entry of it lies behind the oldest checkpoint that is kept: no recovery that starts at a kept
-checkpoint reads it. The newest checkpoint, and so all that recovery to the newest step needs, always stays.
+A segment is retired when all its entries precede the oldest kept checkpoint: no recovery that starts at a kept checkpoint
+reads it. The newest checkpoint is always kept, and so is all that recovery to the newest step needs.
 
-Of a journal among several, so does the newest checkpoint that is no newer than what all ranks have: should one of them die
-before it has the newest, all go back to where each can be.
+In a group of ranks, the newest checkpoint that is no newer than what every rank has is kept, too. If a rank dies before its
+newest checkpoint is published, all ranks go back to one that each of them has.
 
-After a rewind, checkpoints that are not on the way to the newest timeline help no recovery any more: a policy sees them
-as the oldest.
+After a rewind, checkpoints that are not on the newest lineage serve no recovery: a policy sees them as the oldest.
 """
 
 from __future__ import annotations
@@ -30,22 +29,38 @@ Decide = Callable[[Sequence[SegmentRow], Sequence[CheckpointRow], Sequence[Timel
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """What a policy gives up."""
+    """Checkpoints and segments that a policy does not keep."""
 
     checkpoints: tuple[CheckpointRow, ...]
     segments: tuple[SegmentRow, ...]
 
 
-def plan_retirement(policy: RetentionPolicy, checkpoints: Sequence[CheckpointRow], segments: Sequence[SegmentRow],
-                    timelines: Sequence[TimelineRow] = (), common: CommonRow | None = None) -> Retirement:  # fmt: skip
-    """Decide which checkpoints and segments go (pure)."""
+def plan_retirement(
+    policy: RetentionPolicy,
+    checkpoints: Sequence[CheckpointRow],
+    segments: Sequence[SegmentRow],
+    timelines: Sequence[TimelineRow] = (),
+    common: CommonRow | None = None,
+) -> Retirement:
+    """Decide which checkpoints and segments to retire (pure).
+
+    Args:
+        policy: decides which checkpoints are kept.
+        checkpoints: the published checkpoints.
+        segments: all segments.
+        timelines: all timelines.
+        common: the step up to which every rank of the group has checkpoints; None for a single rank.
+
+    Raises:
+        TypeError: the policy returned None.
+    """
     limits = trace_newest_lineage(checkpoints, timelines)
     oldest_first = sorted(checkpoints, key=lambda row: (is_on_lineage(row, limits), row.sequence, row.timeline))
     if not oldest_first:
         return Retirement((), ())
     chosen: Collection[int] | None = policy.kept([row.step for row in oldest_first])
-    if chosen is None:  # a `return` was forgotten
-        raise TypeError("the retention policy's kept() gave None instead of steps")
+    if chosen is None:
+        raise TypeError("the retention policy's kept() must return steps, got None; is a `return` missing?")
     wanted = Counter(chosen)
     needed = [oldest_first[-1].step]
     if common is not None:
@@ -56,23 +71,23 @@ def plan_retirement(policy: RetentionPolicy, checkpoints: Sequence[CheckpointRow
     for step in needed:
         wanted[step] += not wanted[step]
     kept = []
-    for row in reversed(oldest_first):  # of two with the same step, the one that is not left behind
+    for row in reversed(oldest_first):  # of two with the same step, the one on the newest lineage is kept
         if wanted[row.step]:
             wanted[row.step] -= 1
             kept.append(row)
     horizon = min(row.sequence for row in kept)
-    gone = tuple(row for row in oldest_first if row not in kept)
-    behind = tuple(row for row in segments if row.state == "sealed" and row.last_sequence <= horizon)
-    return Retirement(gone, behind)
+    retired = tuple(row for row in oldest_first if row not in kept)
+    covered = tuple(row for row in segments if row.state == "sealed" and row.last_sequence <= horizon)
+    return Retirement(retired, covered)
 
 
 def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retirement:
-    """Apply a policy to a journal. Retired segment files stay for the pipeline to recycle."""
+    """Apply a policy to a journal. Files of retired segments are kept: the log recycles them."""
     common = catalog.read(lambda tables: tables.get("common", CommonRow))
     plan = plan_retirement(policy, catalog.checkpoints(), catalog.segments(), catalog.timelines(), common)
     if plan.checkpoints or plan.segments:
         hit("log.retire")
-        with catalog.transaction() as tables:  # commit point: from here on nobody plans with them
+        with catalog.transaction() as tables:  # commit point: from here on no plan uses them
             for checkpoint in plan.checkpoints:
                 tables.put(f"checkpoint/{checkpoint.name}", replace(checkpoint, state="retired"))
             for segment in plan.segments:
@@ -82,13 +97,17 @@ def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retiremen
 
 
 def prune(catalog: Catalog, decide: Decide, is_held: Callable[[Tables], bool] = lambda tables: False) -> Pruning:
-    """Decide what goes and retire it, in one transaction: nothing that the decision is based on changes in between.
+    """Decide what to prune and retire it, in one transaction, so that the facts do not change between the two.
 
-    Nothing goes while a trainer that has recovered, and not begun to write, holds it.
+    If protected data alone exceed the budget, the trainer is asked for a checkpoint in the same transaction.
 
-    If only protected data are left above the budget, the trainer is asked for a checkpoint in the same transaction.
+    Args:
+        catalog: the catalog of the journal.
+        decide: the decision, given segments, published checkpoints and timelines.
+        is_held: True while a trainer that has recovered, and has not started to write, still needs the data. Nothing is
+            pruned then.
     """
-    with catalog.transaction() as tables:  # commit point: from here on nobody plans with what goes
+    with catalog.transaction() as tables:  # commit point: from here on no plan uses what is retired
         if is_held(tables):
             return Pruning()
         checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
@@ -102,18 +121,22 @@ def prune(catalog: Catalog, decide: Decide, is_held: Callable[[Tables], bool] = 
         if plan.checkpoints or plan.segments:
             before = tables.get("pruned", PrunedRow) or PrunedRow()
             nbytes = sum(row.size for row in plan.segments) + sum(row.nbytes for row in plan.checkpoints)
-            tables.put("pruned", PrunedRow(
-                max([before.sequence, *(row.last_sequence for row in plan.segments)]), before.segments + len(plan.segments),
-                before.checkpoints + len(plan.checkpoints), before.nbytes + nbytes))  # fmt: skip
+            total = PrunedRow(
+                max([before.sequence, *(row.last_sequence for row in plan.segments)]),
+                before.segments + len(plan.segments),
+                before.checkpoints + len(plan.checkpoints),
+                before.nbytes + nbytes,
+            )
+            tables.put("pruned", total)
         newest = max((row.step for row in checkpoints), default=0)
         asked = tables.request("checkpoint")
         if plan.wants_checkpoint and (asked is None or asked.get("step", 0) <= newest):
-            tables.put_request("checkpoint", {"step": newest + 1, "why": "over budget, and only protected data are left"})
+            tables.put_request("checkpoint", {"step": newest + 1, "why": "protected data alone exceed the budget"})
     return plan
 
 
 def delete_retired(catalog: Catalog, folder: Path) -> None:
-    """Delete the retired checkpoints, those included that an earlier attempt left."""
+    """Delete all retired checkpoints, including those that an earlier attempt could not delete."""
     for row in catalog.read(lambda tables: tables.rows("checkpoint/", CheckpointRow)):
         if row.state == "retired":
             delete_checkpoint(catalog, folder, row)
@@ -124,14 +147,14 @@ def delete_checkpoint(catalog: Catalog, folder: Path, row: CheckpointRow) -> Non
     hit("checkpoint.delete")
     shutil.rmtree(folder / row.name, ignore_errors=True)
     if (folder / row.name).exists():
-        return  # tried again when the run is opened next
-    sync_folder(folder)  # else a power cut could leave half of it without a row
+        return  # the row is kept: `delete_retired` tries again when the run is opened next
+    sync_folder(folder)  # else a power cut could leave half of the folder, without a row
     with catalog.transaction() as tables:
         tables.delete(f"checkpoint/{row.name}")
 
 
 def set_aside(catalog: Catalog, folder: Path, name: str) -> None:
-    """Take a damaged checkpoint out of the catalog, so that it does not count as one that is kept; its bytes stay."""
+    """Remove a damaged checkpoint from the catalog, so that it does not count as a kept one. Its bytes are kept."""
     with catalog.transaction() as tables:
         tables.delete(f"checkpoint/{name}")
     if (folder / name).exists():

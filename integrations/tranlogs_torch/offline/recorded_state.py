@@ -41,7 +41,7 @@ class RecordedState(RecoverableState):
         self.restored: frozenset[str] = frozenset()
         self.body: dict[str, Any] = {}
 
-    def part(self) -> RecordedState:
+    def new_part(self) -> RecordedState:
         """Return another state of the same optimizers' classes, to be restored."""
         return RecordedState(self._classes)
 

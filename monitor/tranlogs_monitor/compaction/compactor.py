@@ -26,7 +26,7 @@ from tranlogs.catalog import Catalog, CheckpointRow, SegmentRow, TimelineRow
 from tranlogs.checkpoints.derived import DerivedCheckpoint, delete_derived, publish
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.budget import Pruning
-from tranlogs.retention.compaction import Compaction, sealed_behind
+from tranlogs.retention.compaction import Compaction, count_sealed_bytes_after
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,9 @@ class Compactor:
         """Return a pruning plan that does not ask the trainer for a checkpoint, if one can be derived instead."""
         journal = self._journals.setdefault(folder, _Journal())
         can = anchor is not None and self._may_try(journal, anchor) and not journal.failures
-        journal.is_urgent = bool(plan.wants_checkpoint and can and anchor and sealed_behind(segments, anchor, timelines))
+        journal.is_urgent = bool(
+            plan.wants_checkpoint and can and anchor and count_sealed_bytes_after(segments, anchor, timelines)
+        )
         return replace(plan, wants_checkpoint=False) if journal.is_urgent else plan
 
     def consider(
@@ -102,8 +104,8 @@ class Compactor:
         self._waiting.pop(paths.folder, None)
         if anchor is None or not self._may_try(journal, anchor):
             return
-        behind = sealed_behind(segments, anchor, timelines)
-        if not self._settings.is_worth_it(behind, anchor) and not (journal.is_urgent and behind):
+        behind = count_sealed_bytes_after(segments, anchor, timelines)
+        if not self._settings.is_due(behind, anchor) and not (journal.is_urgent and behind):
             return
         if self._job is None:
             self._begin(paths, anchor)

@@ -10,19 +10,22 @@ from dataclasses import replace
 import numpy as np
 
 from tranlogs.catalog import EvaluationRow, Tables, evaluation_key
-from tranlogs.retention.evaluation import packed
-from tranlogs.retention.value_decay import Worth
+from tranlogs.retention.evaluation import pack_array
+from tranlogs.retention.value_decay import SegmentValues
 
 _ROWS_MAX = 512
 _ROWS_MIN = 16
 _BYTES_MAX = 32 << 20  # of all rows together
 
 
-def write(tables: Tables, row: EvaluationRow, worth: Worth, protected: dict[int, bool]) -> None:
+def write(tables: Tables, row: EvaluationRow, worth: SegmentValues, protected: dict[int, bool]) -> None:
     """Add an evaluation, and thin the history."""
     is_protected = np.array([protected.get(int(i), True) for i in worth.ordinals], bool)
     row = replace(
-        row, ordinals=packed(worth.ordinals, "<i8"), values=packed(worth.values, "<f8"), protected=packed(is_protected, "u1")
+        row,
+        ordinals=pack_array(worth.ordinals, "<i8"),
+        values=pack_array(worth.values, "<f8"),
+        protected=pack_array(is_protected, "u1"),
     )
     tables.put(evaluation_key(row.number), row)
     keys = tables.keys("evaluation/")

@@ -16,9 +16,9 @@ from tranlogs.catalog import (
     CheckpointRow,
     CommonRow,
     EvaluationRow,
-    FollowedCatalog,
     Incident,
     PrunedRow,
+    ReopeningCatalog,
     SegmentRow,
     StoreRow,
     Tables,
@@ -30,9 +30,9 @@ from tranlogs.journal import JournalPaths, Owner, read_owner
 from tranlogs.journal.opening import is_in_memory, seal_abandoned_segments
 from tranlogs.log.segments.retired_files import unlink_retired
 from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
-from tranlogs.retention.evaluation import last_row, worth_of
+from tranlogs.retention.evaluation import read_newest_row, read_values
 from tranlogs.retention.prune import delete_retired, prune
-from tranlogs.retention.value_decay import Worth, evaluate
+from tranlogs.retention.value_decay import SegmentValues, evaluate
 
 from ..compaction.compactor import Compactor
 from ..settings import Settings
@@ -84,7 +84,7 @@ class CatalogRows:
             tables.get("watermarks", Watermarks) or Watermarks(),
             tables.get("pruned", PrunedRow) or PrunedRow(),
             tables.rows("incident/", Incident),
-            last_row(tables),
+            read_newest_row(tables),
             tables.get("store", StoreRow),
             tables.get("common", CommonRow),
         )
@@ -112,7 +112,7 @@ class Evaluation:
     at: float
     rows: CatalogRows
     owner: Owner | None
-    worth: Worth
+    worth: SegmentValues
     anchor: CheckpointRow | None
     pruning: Pruning
     sealed: int = 0
@@ -146,7 +146,7 @@ class JournalWatch:
     def __init__(self, paths: JournalPaths, settings: Settings, clock: Clock, compactor: Compactor | None = None) -> None:
         self.paths, self._settings, self._clock, self._compactor = paths, settings, clock, compactor
         self._anchors = Anchors(paths.checkpoints)
-        self._catalog = FollowedCatalog(paths.folder, writable=not settings.is_dry_run)
+        self._catalog = ReopeningCatalog(paths.folder, writable=not settings.is_dry_run)
         self._last_warning = ""
         self._was_alive: bool | None = None
         self._in_memory = is_in_memory(paths.folder)
@@ -195,10 +195,10 @@ class JournalWatch:
                 evaluations.write(tables, self._row(evaluation), worth, protected)
         return evaluation
 
-    def _evaluate_worth(self, rows: CatalogRows, now: float) -> Worth:
+    def _evaluate_worth(self, rows: CatalogRows, now: float) -> SegmentValues:
         limits = trace_newest_lineage(rows.checkpoints, rows.timelines)
         on = [row for row in rows.checkpoints if is_on_lineage(row, limits)]
-        before = None if rows.last is None else worth_of(rows.last)
+        before = None if rows.last is None else read_values(rows.last)
         return evaluate(self._settings.decay, rows.segments, on, rows.marks, before, now)
 
     # The log of a dead trainer.
@@ -237,7 +237,7 @@ class JournalWatch:
         hold = tables.request("hold")
         return hold is not None and (bool(hold.get("outlives")) or not self._is_abandoned())
 
-    def _prune(self, catalog: Catalog, rows: CatalogRows, worth: Worth, now: float, owner: Owner | None) -> Pruning:
+    def _prune(self, catalog: Catalog, rows: CatalogRows, worth: SegmentValues, now: float, owner: Owner | None) -> Pruning:
         values, budget, shared = worth.as_dict(), self._settings.budget, {row.name for row in rows.shared}
 
         def decide(

@@ -164,7 +164,7 @@ def _as_dict(paths: Any, evaluation: Any) -> dict[str, Any]:
                 "file": row.file,
                 "steps": [row.base_step + 1, row.last_step],
                 "bytes": row.size,
-                "value": evaluation.worth.of(row.ordinal),
+                "value": evaluation.worth.get(row.ordinal),
                 "protected": evaluation.protected[row.ordinal],
             }
             for row in (evaluation.before or evaluation.rows).segments
@@ -197,7 +197,7 @@ def _show_table(found: list[tuple[Any, Any]]) -> None:
         )
         rows = []
         for row in (evaluation.before or evaluation.rows).segments:
-            value = evaluation.worth.of(row.ordinal)
+            value = evaluation.worth.get(row.ordinal)
             why = plan.reasons.get(row.file, "protected" if evaluation.protected.get(row.ordinal, True) else "stays")
             if row.state == "sealed":
                 rows.append(

@@ -158,7 +158,7 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
     if found.store is not None:
         rows.append(("store", found.store.url if not found.store.problem else f"not shipping now: {found.store.problem}"))
         rows += [("under-replicated", found.store.copies_missing)] if found.store.copies_missing else []
-    rows += [(_DIES[one.scope], f"loses {one.in_words()}") for one in found.exposures()]
+    rows += [(_DIES[one.scope], f"loses {one.describe()}") for one in found.exposures()]
     rows += describe_monitor(found)
     rows += [
         ("a crash now", _crash(found)),

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ...base.quantities import count, format_bytes, format_seconds
 from ...catalog import EvaluationRow
-from ...retention.evaluation import protected_of, worth_of
+from ...retention.evaluation import read_protected, read_values
 from .survey import Survey
 
 _HEIGHTS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -49,7 +49,7 @@ def _budget(row: EvaluationRow) -> Text | str:
 
 def _values(row: EvaluationRow) -> Text | str:
     """Return a column for each sealed segment, oldest first, as high as its value."""
-    protected, values = protected_of(row), worth_of(row).as_dict()
+    protected, values = read_protected(row), read_values(row).as_dict()
     if not values:
         return "no segment is sealed yet"
     shown = list(values.items())[-_SEGMENTS_MAX:]

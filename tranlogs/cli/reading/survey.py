@@ -36,8 +36,8 @@ from ...recovery.group.summary.journal_log import read_environment
 from ...recovery.group.summary.recorded_environment import get_world, is_of_group
 from ...recovery.history import ScannedSegment, build_history
 from ...recovery.plan import Plan, plan_recovery
-from ...retention.evaluation import newest_rows, protected_of, worth_of
-from ...retention.exposure import Exposure, exposures, has_store
+from ...retention.evaluation import read_protected, read_rows_newest_first, read_values
+from ...retention.exposure import Exposure, estimate_exposures, has_store
 from .runs import read_consistently
 
 _SCANNED_MAX = 10_000  # records; scanning more takes noticeable time
@@ -104,7 +104,7 @@ class Survey:
         """Return what would be lost now if the process, the machine or the site died."""
         history = [(row.at, row.committed) for row in self.evaluations] + [(self.at, self.watermarks.committed)]
         checkpoint_step = self.plan.checkpoint.step if self.plan is not None else 0
-        return exposures(
+        return estimate_exposures(
             self.watermarks,
             checkpoint_step=checkpoint_step,
             history=history,
@@ -141,20 +141,20 @@ class Survey:
             "problems": self.problems,
             "monitor": self.monitor,
             "store": self.store,
-            "lost_now": {one.scope: {**asdict(one), "words": one.in_words()} for one in self.exposures()},
+            "lost_now": {one.scope: {**asdict(one), "words": one.describe()} for one in self.exposures()},
             "evaluation": _evaluation(self.evaluations[-1]) if self.evaluations else None,
         }
 
 
 def _evaluation(row: EvaluationRow) -> dict[str, Any]:
-    protected = protected_of(row)
+    protected = read_protected(row)
     return {
         "at": row.at,
         "bytes": row.log_bytes + row.checkpoint_bytes,
         "budget_bytes": row.budget_bytes,
         "segments": [
             {"ordinal": ordinal, "value": value, "protected": protected[ordinal]}
-            for ordinal, value in worth_of(row).as_dict().items()
+            for ordinal, value in read_values(row).as_dict().items()
         ],
     }
 
@@ -278,7 +278,7 @@ def _read_catalog(folder: Path) -> Survey:
 def _evaluations(tables: Tables, marks: Watermarks) -> list[EvaluationRow]:
     lowest = (marks.persisted or marks.archived) if has_store(marks) else marks.synced
     found: list[EvaluationRow] = []
-    for row in newest_rows(tables):
+    for row in read_rows_newest_first(tables):
         found.append(row)
         if row.committed <= lowest:
             break

@@ -21,7 +21,7 @@ from ...catalog import (
     Catalog,
     CheckpointRow,
     CommonRow,
-    FollowedCatalog,
+    ReopeningCatalog,
     SegmentRow,
     ShippedRow,
     StoreRow,
@@ -51,7 +51,7 @@ class CatalogMirror:
     """
 
     def __init__(self, paths: JournalPaths, url: str, clock: Clock) -> None:
-        self._catalog = FollowedCatalog(paths.folder, writable=True)
+        self._catalog = ReopeningCatalog(paths.folder, writable=True)
         self._url, self._clock = url, clock
         self._location = f"{socket.gethostname()}:{os.path.realpath(paths.folder)}"
         self._written: dict[str, ShippedRow] = {}
@@ -70,7 +70,7 @@ class CatalogMirror:
     @property
     def opened(self) -> int:
         """How often the catalog was opened: a new number means another file."""
-        return self._catalog.opened
+        return self._catalog.open_count
 
     def read_contents(self) -> JournalContents:
         """Return what the catalog lists now."""

@@ -90,7 +90,7 @@ def describe_log(evaluation: Evaluation) -> Log:
             row.base_step + 1,
             row.last_step,
             row.size,
-            evaluation.worth.of(row.ordinal),
+            evaluation.worth.get(row.ordinal),
             _standing(evaluation, row),
         )
         for row in sealed[:_TABLE_ROWS_MAX]
@@ -135,7 +135,7 @@ def _square(evaluation: Evaluation, group: Sequence[SegmentRow]) -> LogSymbol:
         kind = "cell retired" if first.state == "retired" else "cell open"
         words = {"open": "is being written", "ready": "is ready to be written", "retired": "was pruned"}[first.state]
         return LogSymbol(kind, f"segment {first.ordinal}: {words}, {format_bytes(sum(row.size for row in group))}")
-    values = [evaluation.worth.of(row.ordinal) or 0.0 for row in group]
+    values = [evaluation.worth.get(row.ordinal) or 0.0 for row in group]
     value = sum(values) / len(values)
     reason = first.file in evaluation.pruning.reasons
     is_protected = any(evaluation.protected.get(row.ordinal, True) for row in group)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tranlogs.catalog import EvaluationRow
-from tranlogs.retention.evaluation import worth_of
+from tranlogs.retention.evaluation import read_values
 from tranlogs.retention.exposure import has_store
 
 from .board import JournalView
@@ -44,8 +44,8 @@ def curves(view: JournalView) -> dict[str, Any]:
 
 
 def _values(history: Sequence[EvaluationRow]) -> list[dict[str, Any]]:
-    worths = [worth_of(row) for row in history]
+    worths = [read_values(row) for row in history]
     ordinals = np.unique(np.concatenate([worth.ordinals for worth in worths])) if worths else np.empty(0, np.int64)
     if len(ordinals) > _VALUE_CURVES_MAX:
         ordinals = ordinals[np.linspace(0, len(ordinals) - 1, _VALUE_CURVES_MAX).round().astype(int)]
-    return [{"segment": n, "values": [worth.of(n) for worth in worths]} for n in ordinals.tolist()]
+    return [{"segment": n, "values": [worth.get(n) for worth in worths]} for n in ordinals.tolist()]

@@ -9,7 +9,7 @@ from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow
 from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.retention.budget import trace_newest_lineage
-from tranlogs.retention.exposure import Exposure, History, exposures
+from tranlogs.retention.exposure import CommitHistory, Exposure, estimate_exposures
 
 from ...watching.watch import Evaluation
 from .board import JournalView
@@ -51,10 +51,10 @@ def describe_state(view: JournalView) -> JournalState:
     return JournalState("fine", f"All steps up to {committed:,} are safe if the process dies.")
 
 
-def current_exposures(evaluation: Evaluation, history: History) -> tuple[Exposure, Exposure, Exposure]:
+def current_exposures(evaluation: Evaluation, history: CommitHistory) -> tuple[Exposure, Exposure, Exposure]:
     """Return what would be lost now."""
     anchor_step = evaluation.anchor.step if evaluation.anchor is not None else 0
-    return exposures(
+    return estimate_exposures(
         evaluation.rows.marks,
         checkpoint_step=anchor_step,
         history=history,
@@ -64,7 +64,7 @@ def current_exposures(evaluation: Evaluation, history: History) -> tuple[Exposur
     )
 
 
-def commit_history(view: JournalView, evaluation: Evaluation) -> History:
+def commit_history(view: JournalView, evaluation: Evaluation) -> CommitHistory:
     """Return which steps were committed when, up to the evaluation that is shown."""
     before = [(row.at, row.committed) for row in view.history if row.at < evaluation.at]
     return [*before, (evaluation.at, evaluation.rows.marks.committed)]

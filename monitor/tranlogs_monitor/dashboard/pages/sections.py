@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tranlogs.retention.exposure import Exposure, History, has_store, seconds_between
+from tranlogs.retention.exposure import CommitHistory, Exposure, estimate_seconds_since, has_store
 
 from ...watching.watch import Evaluation
 from .journal_state import Level
@@ -65,7 +65,7 @@ class WatermarkLine:
     meaning: str
 
 
-def watermark_lines(evaluation: Evaluation, history: History) -> list[WatermarkLine]:
+def watermark_lines(evaluation: Evaluation, history: CommitHistory) -> list[WatermarkLine]:
     """Return the watermarks; those of the store only if there is a store."""
     marks = evaluation.rows.marks
     names = ["committed", "synced", *(["archived", "persisted"] if has_store(marks, evaluation.rows.store) else [])]
@@ -78,7 +78,7 @@ def watermark_lines(evaluation: Evaluation, history: History) -> list[WatermarkL
                 name,
                 step,
                 None if is_first else marks.committed - step,
-                None if is_first else seconds_between(history, step),
+                None if is_first else estimate_seconds_since(history, step),
                 meanings[name],
             )
         )
