@@ -218,7 +218,7 @@ def test_the_job_master_comes_back(alluxio: Cluster, store: Store) -> None:
     put(store, "segment", CONTENT)
     status = status_of(store, "segment")
     assert (status.is_complete, status.is_durable, status.is_lost) == (True, False, False)
-    assert problem_of(store, "what was written is not durable") == "alluxio.job.master.hostname"
+    assert problem_of(store, "the object is not durable") == "alluxio.job.master.hostname"
     alluxio.restart("job-master")
     persisted(alluxio, store, "segment")
     report = check_store(store, nbytes=MIB)
@@ -245,7 +245,7 @@ def test_memory_is_lost_before_it_is_persisted(
 ) -> None:
     run, run_twice = tmp_path / "one", tmp_path / "two"
     alluxio.kill("job-worker-0", "job-worker-1")  # nothing is persisted now
-    assert problem_of(store, "what was written is not durable") == "alluxio.job.master.hostname"
+    assert problem_of(store, "the object is not durable") == "alluxio.job.master.hostname"
     for each in (run, run_twice):
         trained(each, 15)
     made, other = archiver(run, store), archiver(run_twice, twice)

@@ -75,7 +75,7 @@ def test_a_name_is_used_once(store: Store) -> None:
 
 @pytest.mark.parametrize("name", ["a?b", "a\\b"])
 def test_names_that_alluxio_takes_for_others_are_refused(store: Store, name: str) -> None:
-    with pytest.raises(StoreRefused, match="no name of an object in Alluxio"):
+    with pytest.raises(StoreRefused, match="the name of an object in Alluxio"):
         put(store, name, b"1")
 
 
@@ -98,7 +98,7 @@ def test_an_under_store_that_cannot_be_written(alluxio: Cluster, store: Store) -
     shutil.rmtree(place, ignore_errors=True)
     place.touch()
     try:
-        assert problem_of(store, "what was written is not durable") == "alluxio.job.master.hostname"
+        assert problem_of(store, "the object is not durable") == "alluxio.job.master.hostname"
         put(store, "object", b"1")
         assert not is_durable(store, "object")
     finally:

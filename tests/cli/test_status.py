@@ -184,7 +184,9 @@ def test_what_a_monitor_has_seen_is_shown(cli: Cli, run: Path) -> None:
     assert "none now; evaluated" in out
     assert "of 100.0 MiB (" in out
     protected = sum(row["protected"] for row in evaluation["segments"])
-    assert f"{len(sealed) - protected} segments may go, {protected} protected" in out.replace("1 segment ", "1 segments ")
+    assert f"{len(sealed) - protected} segments can be pruned, {protected} protected" in out.replace(
+        "1 segment ", "1 segments "
+    )
     lines = [line for line in called.out.splitlines() if str(run) not in line]
     assert max(len(line) for line in lines) <= 80
 

@@ -125,7 +125,7 @@ def test_verify_and_status_read_well(sharded: tuple[Path, Outcome], cli: Cli) ->
     found = cli("verify", sharded[0], "--replay", "--json")
     assert found.code == 0, found.out
     assert [[report["exact"] for report in rank["replays"]] for rank in found.json["ranks"]] == [[True]] * 3
-    coordinator = cli("status", sharded[0], "--json").json["together"]
+    coordinator = cli("status", sharded[0], "--json").json["group"]
     assert (coordinator["world"], coordinator["step"], coordinator["lost"], coordinator["problems"]) == (3, STEPS, [], [])
     assert "8 parameters, over 3 ranks" in cli("status", sharded[0] / "rank0").out
 
@@ -211,7 +211,7 @@ def test_folders_that_are_not_their_ranks_are_refused(copied: Path, launcher: La
     shutil.copytree(copied / "rank1", other / "rank1")
     words = "the journal of rank 1 is of another run than the journals of ranks 0, 2"
     assert words in refused(launcher, other)
-    assert words in cli("status", other, "--json").json["together"]["problems"][0]
+    assert words in cli("status", other, "--json").json["group"]["problems"][0]
 
 
 @pytest.fixture

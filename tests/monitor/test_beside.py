@@ -134,7 +134,7 @@ def test_one_that_fails_is_a_warning(
 
     monkeypatch.setattr("tranlogs_monitor.daemon.Daemon.evaluate", fail)
     made = start_embedded_monitor(Monitor("thread"), run.journal.paths)
-    wait_until(lambda: "its monitor has ended (ZeroDivisionError: a bug)" in caplog.text, "the warning")
+    wait_until(lambda: "the monitor has failed (ZeroDivisionError: a bug)" in caplog.text, "the warning")
     made.close()
     monkeypatch.setattr("tranlogs_monitor.embedded.MonitorProcess", fail)
     start_embedded_monitor(Monitor("process"), run.journal.paths).close()
@@ -182,7 +182,7 @@ def test_until_closed_waits_for_what_a_dead_trainer_left(run: ToyTrainer, tmp_pa
         [sys.executable, "-m", "tranlogs", "monitor", str(copy.folder), "--until-closed",
          "--interval", "0.02s"], capture_output=True, text=True, timeout=SECONDS_MAX)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "sealed what it left" in done.stderr
+    assert "sealed 1 segment of its log" in done.stderr
     catalog = Catalog.open(copy.folder)
     assert {row.state for row in catalog.segments()} <= {"sealed", "retired"}
     catalog.close()

@@ -358,7 +358,7 @@ def test_a_refusal_is_said_once_and_the_trainer_is_asked_instead(
         clock.advance(1000)
     watching.close()
     assert caplog.text.count("cannot derive a checkpoint from the log after step 0") == 1
-    assert "needed: a doubt" in caplog.text
+    assert "must take one: a doubt" in caplog.text
     assert checkpoints(run.journal.paths.folder) == [0]
     assert run.journal.catalog.read(lambda tables: tables.request("checkpoint")) is not None
 

@@ -176,7 +176,7 @@ def test_the_page_follows_the_run_without_being_loaded_anew(
     with catalog.transaction() as tables:
         tables.put("incident/000001", Incident(1, "No space left on <device>", 31, 0.0))
     board.note(watched.paths.folder, watched.evaluate())
-    browser.wait_for("document.querySelector('#headline').textContent.startsWith('Logging is suspended since step 31')")
+    browser.wait_for("document.querySelector('#headline').textContent.startsWith('Logging has been suspended since step 31')")
     assert "No space left on <device>" in text(browser, "#headline"), "text stays text"
     assert text(browser, "#lost-process") == "all steps after 31"
     browser.wait_for("charts.get('steps').data[0].length === 21")

@@ -178,7 +178,7 @@ def test_a_store_that_is_away_holds_up_no_run_that_is_here(
     train(run, store, 9)
     assert "it is away" in caplog.text
     assert "steps after 4 may be missing from the store" in caplog.text
-    assert "`tranlogs push` ships them" in caplog.text
+    assert "run `tranlogs push` to ship them" in caplog.text
     monkeypatch.undo()
     train(run, store, 9)
     shutil.rmtree(run)

@@ -192,7 +192,7 @@ def _survey_ranks(folder: Path) -> GroupSurvey:
     except RecoveryError as error:
         return GroupSurvey(get_world(read_environment(folder)), None, [], [], [str(error)])
     lost = [summary.rank for summary in reader.generation.summaries if summary.is_empty]
-    problems = [f"the journal of rank {rank} is missing" for rank in lost]
+    problems = [f"the journal of rank {rank} is gone" for rank in lost]
     try:
         return GroupSurvey(reader.world, reader.find_newest_step(), lost, reader.stopped_ranks, problems)
     except RecoveryError as error:
