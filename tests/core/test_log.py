@@ -705,16 +705,15 @@ def test_synced_never_claims_a_segment_that_was_not_synced(tmp_path: Path, monke
     """The sync thread looks while `close` hands over the last segment."""
     bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
     log, held, claims = bare.open(), threading.Event(), []
-    settle = GroupCommit._settle
+    commit = GroupCommit._commit_group
 
-    def watched(self: GroupCommit, opened: Any, sealing: Any, records: Any, current: Any, target: Position, *,
-                syncs: bool) -> None:  # fmt: skip
+    def watched(self: GroupCommit, sealing: Any, records: Any, current: Any, target: Position, *, syncs: bool) -> None:
         held.wait()
         covered = [segment for segment, _ in sealing] + ([current] if current is not None else [])
         claims.append((target.sequence > self.synced.sequence, bool(covered)))
-        settle(self, opened, sealing, records, current, target, syncs=syncs)
+        commit(self, sealing, records, current, target, syncs=syncs)
 
-    monkeypatch.setattr(GroupCommit, "_settle", watched)
+    monkeypatch.setattr(GroupCommit, "_commit_group", watched)
     append_step(log, 1)
     closing = threading.Thread(target=log.close)
     closing.start()
@@ -749,7 +748,7 @@ def test_nothing_is_committed_between_the_flush_that_is_demanded_and_the_groups_
 
 
 def test_watermarks_wait_until_the_log_counts(bare: BareLog) -> None:
-    log = bare.open(Position(5, 3, 99), counts=False)
+    log = bare.open(Position(5, 3, 99), writes_watermarks=False)
     log.begin(NO_TENSORS).abort()
     log.close()
     assert bare.catalog is not None

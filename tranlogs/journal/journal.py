@@ -22,9 +22,9 @@ from ..base.failpoints import hit
 from ..catalog import CheckpointRow
 from ..checkpoints import Snapshot
 from ..encoding import tree
+from ..log.definitions import Scalars
 from ..log.layout import NO_TENSORS, Payload
 from ..log.record import EntryKind, Position
-from ..log.writer import Scalars
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
 from .checkpoints.journal_checkpoints import JournalCheckpoints
 from .checkpoints.recovery_speed import RecoverySpeed
@@ -173,7 +173,7 @@ class Journal:
             self.continue_from(self.log.end)
         assert self._start.position is not None
         try:
-            self._start.begin(self._start.position, counts=True)
+            self._start.begin(self._start.position, writes_watermarks=True)
             end_incident(self.catalog, self.step, self.clock.now())  # one that was left open by a process that died
         except SUSPENDING_ERRORS as error:
             self._suspend(error)

@@ -1,13 +1,13 @@
-"""The write-ahead log of one journal: records go into the open segment, segments roll, a thread syncs behind.
+"""The write-ahead log of one journal: records go into the open segment, segments roll, and a thread syncs behind.
 
-Watermarks, as positions: `committed` survives the process, `synced` also power loss. A failure in any thread latches: from
-then on `begin` raises LogUnavailable, and the owner decides once (journal/journal.py).
+There are two watermarks, as positions: `committed` survives the process, `synced` survives power loss, too. A failure in any
+thread latches: from then on `begin` raises LogUnavailable, and the owner of the log decides once (journal/journal.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,91 +24,115 @@ from ..base.config import (
 from ..base.errors import LogUnavailable, error_text
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
-from ..base.types import AnyArray
+from ..base.types import AnyArray, Bytes
 from ..catalog import Catalog
-from ..encoding import tree
-from .body import BodyEncoder, EncodedBody, PartsWriter
+from .body import BodyEncoder, EncodedBody
+from .definitions import DescribedRecord, Scalars, SegmentDefinitions
 from .group_commit import GroupCommit
 from .index import IndexedRecord, LogIndex
-from .layout import Layout, Payload, SparseForm, pack_layout
+from .layout import NO_TENSORS, Payload
 from .payload_writer import CompressionChoices, PayloadThread, PieceWriter
-from .record import HEAD, Description, EntryKind, Position, digest, extent_end, pack_description, pack_head
-from .segments.preallocator import Preallocator
+from .record import HEAD, EntryKind, Position, digest, extent_end, pack_head
+from .segments.preallocator import NO_RESERVE, Preallocator, SpaceReserve
 from .segments.segment_age import SegmentAgeLimit
 from .segments.segment_file import SegmentFile
 
 Tensor = tuple[str, AnyArray | None]  # name, content; None = "no gradient"
-Scalars = dict[str, float]  # what the loop noted for its curves
-
-_EMPTY = Layout(())
 
 
 class RecordWriter:
-    """A record that was begun: its payload is on its way into the segment. `WriteAheadLog.commit` finishes it."""
+    """A record that was begun: its payload is on its way into the segment. `WriteAheadLog.commit` finishes it.
 
-    __slots__ = ("_log", "is_open", "offset", "payload", "pieces", "segment")
+    Attributes:
+        segment: where it is written.
+        offset: of the record in the segment.
+        payload: its tensors.
+        pieces: writes the payload.
+        is_open: False once the record is committed or aborted. The log aborts it when another record begins.
+    """
 
-    def __init__(self, log: WriteAheadLog, segment: SegmentFile, payload: Payload, pieces: PieceWriter) -> None:
-        self._log, self.segment, self.payload, self.pieces = log, segment, payload, pieces
+    __slots__ = ("_on_abort", "is_open", "offset", "payload", "pieces", "segment")
+
+    def __init__(
+        self, segment: SegmentFile, payload: Payload, pieces: PieceWriter, on_abort: Callable[[RecordWriter], None]
+    ) -> None:
+        self.segment, self.payload, self.pieces, self._on_abort = segment, payload, pieces, on_abort
         self.offset = segment.used_bytes
-        self.is_open = True  # False once it is committed or aborted; the log aborts it when another record begins
+        self.is_open = True
 
     def wait(self) -> None:
         """Wait until the payload's memory may change. An error is raised by the commit."""
         self.pieces.wait()
 
     def abort(self) -> None:
-        """Forget the record; what was written of it is overwritten by the next one."""
+        """Drop the record; what was written of it is overwritten by the next record."""
         if self.is_open:
             self.is_open = False
             self.pieces.settle()
-            self._log._record_aborted(self)
+            self._on_abort(self)
 
 
 class WriteAheadLog:
-    """Appends records after a position. One thread appends; others sync, seal and prepare.
+    """Appends records after a position. One thread appends; other threads sync, seal and prepare segments.
+
+    It has a few more fields than most classes: it is the place where segments, records and threads meet.
 
     Args:
-        folder: where the segment files lie.
+        folder: of the segment files.
         catalog: the journal's catalog, open for writing.
         index: of the log; the log closes it.
-        config: durability, sizes.
-        clock: for times in the catalog.
-        position: where the chain goes on.
+        config: durability and sizes.
+        clock: tells the time.
+        position: where the chain of records continues.
         describe: what the first record of each segment says (run, rank, environment).
-        on_sealed: called, in a background thread, after a segment is sealed in the catalog.
-        counts: False where the checkpoint at `position` is yet to be published (a log that goes on behind a gap): the
-            owner sets it then, and no watermark is written before.
-        keep_free, on_full: see `Preallocator`.
+        writes_watermarks: False if the checkpoint at `position` is not published yet, because the log continues after a gap.
+            No watermark is written before the owner sets `writes_watermarks`.
+        reserve: disk space that fresh segments leave free.
 
     Attributes:
         position: after the newest record.
-        bytes_written: of records.
+        bytes_written: of records, since the log was opened.
+        encoder: encodes the bodies of records.
     """
 
-    def __init__(self, folder: Path, catalog: Catalog, index: LogIndex, config: JournalConfig, clock: Clock, position: Position,
-                 describe: dict[str, Any], on_sealed: Callable[[], None] = lambda: None, *,
-                 counts: bool = True, keep_free: Callable[[], int] = lambda: 0,
-                 on_full: Callable[[], None] = lambda: None) -> None:  # fmt: skip
-        self._folder, self._config, self._clock, self._describe = folder, config, clock, describe
-        self._index: LogIndex | None = index
+    def __init__(
+        self,
+        folder: Path,
+        catalog: Catalog,
+        index: LogIndex,
+        config: JournalConfig,
+        clock: Clock,
+        position: Position,
+        describe: dict[str, Any],
+        *,
+        writes_watermarks: bool = True,
+        reserve: SpaceReserve = NO_RESERVE,
+    ) -> None:
+        self._folder, self._segment_bytes, self._describe = folder, config.segment_bytes, describe
         self.position = position
         self.bytes_written = 0
         self.encoder = BodyEncoder()
         self._lock = WaitableLock()
         self._segment: SegmentFile | None = None
-        self._segment_since, self._segment_base = 0.0, position
-        self._layouts: dict[Layout, int] = {}  # offsets of the records in the open segment that define them
-        self._parts = PartsWriter()
+        self._segment_base = position
+        self._definitions = SegmentDefinitions()
         self._choices = CompressionChoices()
         self._writing: RecordWriter | None = None
-        self._largest = 0
-        self._lease = SegmentAgeLimit(catalog, clock, config.segment_age_seconds)
-        # Where records are queued, the thread that logs is not the one that trains, and nothing is gained by another one.
+        self._largest_record = 0
+        self._age_limit = SegmentAgeLimit(catalog, clock, config.segment_age_seconds)
+        # Where records are queued, the thread that logs is not the one that trains, and nothing is gained by another thread.
         self._payload_thread = PayloadThread() if config.writer == "direct" else None
-        self._group = GroupCommit(catalog, index, clock, position, self._lock, syncs=config.durability == "machine",
-                                  counts=counts, on_sealed=on_sealed, on_idle=self._seal_old)  # fmt: skip
-        self._preallocator = Preallocator(folder, catalog, clock, config.segment_bytes, keep_free=keep_free, on_full=on_full)
+        self._group = GroupCommit(
+            catalog,
+            index,
+            clock,
+            position,
+            self._lock,
+            syncs=config.durability == "machine",
+            writes_watermarks=writes_watermarks,
+            on_idle=self._seal_old,
+        )
+        self._preallocator = Preallocator(folder, catalog, clock, config.segment_bytes, reserve)
         try:
             self._group.start()
         except BaseException:
@@ -129,30 +153,31 @@ class WriteAheadLog:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the log, if something did."""
+        """What ended the log; None while it works."""
         return self._group.failure
 
     @property
-    def counts(self) -> bool:
-        """Whether watermarks are written."""
-        return self._group.counts
+    def writes_watermarks(self) -> bool:
+        """True if watermarks are written to the catalog."""
+        return self._group.watermarks.is_enabled
 
-    @counts.setter
-    def counts(self, counts: bool) -> None:
-        self._group.counts = counts
+    @writes_watermarks.setter
+    def writes_watermarks(self, is_enabled: bool) -> None:
+        self._group.watermarks.is_enabled = is_enabled
 
-    # Appending: the training thread, or the writer thread where records are queued.
+    # Appending: in the training thread, or in the writer thread if records are queued.
 
     def begin(self, payload: Payload, more: int = 0) -> RecordWriter:
-        """Start a record and the writing of its payload. The payload's memory stays as it is until the record is committed,
-        or its `wait` has returned.
+        """Start a record and the writing of its payload.
+
+        The payload's memory must not change until the record is committed, or until its `wait` has returned.
 
         Args:
             payload: the tensors.
-            more: bytes that the record will have besides, where a description of ordinary size is not enough.
+            more: bytes that the record will have besides, if a description of ordinary size is not enough.
 
         Raises:
-            LogUnavailable: the log has failed, or no segment is to be had.
+            LogUnavailable: the log has failed, or no segment is available.
         """
         if self._group.failure is not None:
             raise LogUnavailable(error_text(self._group.failure)) from self._group.failure
@@ -160,30 +185,43 @@ class WriteAheadLog:
         hit("log.begin")
         nbytes = payload.nbytes
         room = HEAD.size + nbytes + more + RECORD_SLACK_BYTES
-        self._largest = max(self._largest, room)
-        while (writing := self._begun(payload, room)) is None:
+        self._largest_record = max(self._largest_record, room)
+        while (writing := self._begin_in_segment(payload, room)) is None:
             self._roll(room)
         if self._payload_thread is not None and self._payload_thread.takes(nbytes):
             writing.pieces.start(self._payload_thread.submit)
         return writing
 
-    def _begun(self, payload: Payload, room: int) -> RecordWriter | None:
-        """Return a record in the open segment; None where it has no room, or where the thread behind has just sealed it."""
+    def _begin_in_segment(self, payload: Payload, room: int) -> RecordWriter | None:
+        """Return a record in the open segment; None if it has no room, or if the thread behind has just sealed it."""
         with self._lock:
             segment = self._segment
             if segment is None or not segment.has_room(room):
                 return None
             pieces = PieceWriter(payload, segment, segment.used_bytes, self._choices)
-            self._writing = RecordWriter(self, segment, payload, pieces)
+            self._writing = RecordWriter(segment, payload, pieces, self._record_aborted)
             return self._writing
 
     def abort(self) -> None:
-        """Forget the record that was begun, if one was."""
+        """Drop the record that was begun, if there is one."""
         if self._writing is not None:
             self._writing.abort()
 
-    def commit(self, record: RecordWriter, kind: EntryKind, step: int, body: EncodedBody, digests: bytes = b"",
-               scalars: Scalars | None = None) -> Position:  # fmt: skip
+    def _record_aborted(self, record: RecordWriter) -> None:
+        if self._writing is record:
+            self._writing = None
+        if record.payload.release is not None:
+            record.payload.release()
+
+    def commit(
+        self,
+        record: RecordWriter,
+        kind: EntryKind,
+        step: int,
+        body: EncodedBody,
+        digests: bytes = b"",
+        scalars: Scalars | None = None,
+    ) -> Position:
         """Finish a record: wait for its payload, write its description, then its head.
 
         Raises:
@@ -191,16 +229,29 @@ class WriteAheadLog:
         """
         assert record is self._writing, "the record was dropped"
         try:
-            return self._commit(record, kind, step, body, digests, scalars)
+            record.pieces.prepare()
+            described = self._definitions.describe(record.offset, record.payload, record.pieces, body, digests, scalars)
+            after = self._write(record, kind, step, described)
+            self._definitions.written(described)
         except OSError as error:
             record.abort()
             raise LogUnavailable(f"{record.segment.path}: {error}") from error
         except BaseException:
             record.abort()
             raise
+        if record.payload.release is not None:
+            record.payload.release()
+        return after
 
-    def append(self, kind: EntryKind, step: int, payload: Payload, body: EncodedBody, digests: bytes = b"",
-               scalars: Scalars | None = None) -> Position:  # fmt: skip
+    def append(
+        self,
+        kind: EntryKind,
+        step: int,
+        payload: Payload,
+        body: EncodedBody,
+        digests: bytes = b"",
+        scalars: Scalars | None = None,
+    ) -> Position:
         """Write a whole record.
 
         Raises:
@@ -209,35 +260,14 @@ class WriteAheadLog:
         more = sum(len(part.blob) + sum(array.nbytes for _, array in part.arrays) for part in body.values())
         return self.commit(self.begin(payload, more), kind, step, body, digests, scalars)
 
-    def _commit(self, record: RecordWriter, kind: EntryKind, step: int, body: EncodedBody, digests: bytes,
-                scalars: Scalars | None) -> Position:  # fmt: skip
-        offset, payload, pieces = record.offset, record.payload, record.pieces
-        pieces.prepare()
-        layout_at, layout = self._layout(payload.layout, offset)
-        body_at = self._parts.shared_body(body)
-        payload_end = offset + HEAD.size + pieces.stored_bytes
-        placed = None if body_at else self._parts.write(body, offset, payload_end)
-        description = pack_description(Description(
-            layout_at, body_at, payload.nbytes, layout, _absent(payload), _sparse(payload.sparse), pieces.sums, pieces.codecs,
-            digests, tree.encode(scalars) if scalars else b"", tree.encode(placed.packed) if placed else b"",
-        ))  # fmt: skip
-        payload_bytes = (placed.end if placed else payload_end) - offset - HEAD.size
-        end = extent_end(offset, payload_bytes, len(description))
-        after = self._write(record, kind, step, [*(placed.buffers if placed else ()), description], payload_bytes, end)
-        if layout:
-            self._layouts[payload.layout] = offset
-        if placed is not None:
-            self._parts.written(placed)
-        if payload.release is not None:
-            payload.release()
-        return after
-
-    def _write(self, record: RecordWriter, kind: EntryKind, step: int, rest: list[Any], payload_bytes: int,
-               end: int) -> Position:  # fmt: skip
+    def _write(self, record: RecordWriter, kind: EntryKind, step: int, described: DescribedRecord) -> Position:
         """Write what is not in the file yet, the head last."""
-        segment, offset, pieces, description = record.segment, record.offset, record.pieces, rest[-1]
+        segment, offset, pieces = record.segment, record.offset, record.pieces
+        description, payload_bytes = described.description, described.payload_bytes
+        end = extent_end(offset, payload_bytes, len(description))
         segment.extend(end)
-        rest.append(bytes(end - offset - HEAD.size - payload_bytes - len(description)))
+        padding = bytes(end - offset - HEAD.size - payload_bytes - len(description))
+        rest: list[Bytes | bytes] = [*described.buffers, description, padding]
         is_pending = bool(pieces.pending)
         start = offset + HEAD.size + (0 if is_pending else pieces.stored_bytes)
         segment.write([*pieces.pending, *rest] if is_pending else rest, start)
@@ -257,52 +287,40 @@ class WriteAheadLog:
             if kind == EntryKind.BOUNDARY:
                 self._group.committed(after)
         self.bytes_written += end - offset
-        if kind == EntryKind.BOUNDARY and self._is_segment_old():
+        if kind == EntryKind.BOUNDARY and self._age_limit.is_exceeded():
             self._roll_early()
         return after
 
-    def _layout(self, layout: Layout, offset: int) -> tuple[int, bytes]:
-        """Return where a layout is defined, and its bytes if that is here."""
-        if not layout.tensors:
-            return 0, b""
-        known = self._layouts.get(layout)
-        return (offset, pack_layout(layout)) if known is None else (known, b"")
-
-    def _record_aborted(self, record: RecordWriter) -> None:
-        if self._writing is record:
-            self._writing = None
-        if record.payload.release is not None:
-            record.payload.release()
-
     def forget_definitions(self) -> None:
-        """Let what follows need nothing that was written before: layouts and bodies are stored anew."""
-        self._layouts, self._parts = {}, PartsWriter()
+        """Let records from here on need nothing that was written before: layouts and bodies are stored again."""
+        self._definitions = SegmentDefinitions()
 
     # Segments.
 
     def roll(self) -> None:
-        """Seal the open segment (the next record opens another one)."""
+        """Seal the open segment. The next record opens another one."""
         with self._lock:
             if self._segment is not None:
                 self._group.sealing(self._segment, self.position)
                 self._segment = None
 
     def _roll_early(self) -> None:
-        """Seal the open segment because of its age; the next ones are as large as is needed for that time."""
+        """Seal the open segment because of its age. The next segments are as large as that time needs."""
         with self._lock:
             if self._segment is not None:
                 fitting = max(_whole_mib(2 * self._segment.used_bytes), SEGMENT_BYTES_MIN)
-                self._preallocator.size = min(fitting, self._config.segment_bytes)
+                self._preallocator.size = min(fitting, self._segment_bytes)
                 self.roll()
 
     def _roll(self, room: int) -> None:
+        """Seal the open segment because it is full, and open one with room for a record of `room` bytes."""
         hit("log.roll")
         preallocator = self._preallocator
         with self._lock:
-            if self._segment is not None:  # it is full: after early ones, they may be larger again
-                preallocator.size = max(preallocator.size, min(2 * preallocator.size, self._config.segment_bytes))
+            if self._segment is not None:  # it is full: after early ones, segments may be larger again
+                preallocator.size = max(preallocator.size, min(2 * preallocator.size, self._segment_bytes))
             self.roll()
-        wanted = min(self._largest * SEGMENT_RECORDS_WANTED, SEGMENT_BYTES_GROWN_MAX)
+        wanted = min(self._largest_record * SEGMENT_RECORDS_WANTED, SEGMENT_BYTES_GROWN_MAX)
         preallocator.size = max(preallocator.size, _whole_mib(wanted))
         segment = preallocator.take(_whole_mib(room + RECORD_SLACK_BYTES))
         self.forget_definitions()
@@ -313,41 +331,37 @@ class WriteAheadLog:
             except BaseException:
                 segment.close()  # its file is retired, and may be used again, when the log is opened again
                 raise
-            self._segment, self._segment_since, self._segment_base = segment, self._clock.monotonic(), base
+            self._age_limit.segment_opened()
+            self._segment, self._segment_base = segment, base
             self._group.opened(segment, base)
 
     def _write_first_record(self, segment: SegmentFile, base: Position) -> None:
         body = {**self._describe, "ordinal": segment.ordinal, "timeline": base.timeline}
-        payload = Payload(_EMPTY, ())
-        pieces = PieceWriter(payload, segment, 0, self._choices)
-        self._writing = RecordWriter(self, segment, payload, pieces)
+        pieces = PieceWriter(NO_TENSORS, segment, 0, self._choices)
+        self._writing = RecordWriter(segment, NO_TENSORS, pieces, self._record_aborted)
         self.commit(self._writing, EntryKind.SEGMENT, base.step, self.encoder.whole(body, None))
 
-    def _is_segment_old(self) -> bool:
-        age = self._lease.age_seconds
-        return age is not None and self._clock.monotonic() - self._segment_since > age
-
-    def _is_unsealed(self) -> bool:
-        """Whether the open segment has records."""
+    def _has_records(self) -> bool:
+        """Return True if the open segment has records besides its first one."""
         return self._segment is not None and self.position.sequence > self._segment_base.sequence
 
     def _seal_old(self) -> None:
-        """Seal a segment that is old although the training thread writes nothing now: it may be busy for long."""
-        self._lease.look()
+        """Seal a segment that is old although the training thread writes nothing now: a step may take long."""
+        self._age_limit.look()
         with self._lock:
-            if self._writing is None and self._is_unsealed() and self._is_segment_old():
+            if self._writing is None and self._has_records() and self._age_limit.is_exceeded():
                 self._roll_early()
 
     def seal_now(self) -> None:
-        """Seal the open segment unless a record is being written. From any thread."""
+        """Seal the open segment, from any thread, unless a record is being written."""
         with self._lock:
-            if self._writing is None and self._is_unsealed():
+            if self._writing is None and self._has_records():
                 self.roll()
 
     # Syncing and the end.
 
     def demand_sync(self) -> None:
-        """Let everything that is committed, and what follows, survive power loss, whatever the settings say. From any thread.
+        """Let what is committed, and what follows, survive power loss, whatever the settings say. For any thread.
 
         Raises:
             OSError: the disk fails.
@@ -365,17 +379,17 @@ class WriteAheadLog:
             self._group.demand_sync()
 
     def wait_synced(self, timeout: float = 60.0) -> bool:
-        """Wait until everything committed is synced; False after `timeout` seconds or a failure."""
+        """Wait until everything that is committed is synced; False after `timeout` seconds or a failure."""
         return self._group.wait_synced(timeout)
 
     def close(self, *, truncates: bool = True) -> None:
-        """Seal the open segment, sync, stop the threads.
+        """Seal the open segment, sync, and stop the threads.
 
         Args:
-            truncates: give back what the last segment does not need; False where logging will go on and may need the file.
+            truncates: give back the unused part of the last segment; False if logging will continue and may need the file.
 
         Raises:
-            LogUnavailable: that was not possible.
+            LogUnavailable: the log could not be sealed and synced.
         """
         self.abort()
         self.roll()
@@ -387,27 +401,10 @@ class WriteAheadLog:
             self._preallocator.stop()
         except LogUnavailable as error:
             failure = failure or error
-        index, self._index = self._index, None
-        if index is not None:
-            index.close()
+        self._group.feed.close()
         if failure is not None:
             self._group.discard()
             raise LogUnavailable(error_text(failure)) from failure
-
-
-def _absent(payload: Payload) -> bytes:
-    """Return the bitmap of absent tensors."""
-    if not payload.absent:
-        return b""
-    bits = bytearray((len(payload.layout) + 7) // 8)
-    for i in payload.absent:
-        bits[i // 8] |= 1 << (i % 8)
-    return bytes(bits)
-
-
-def _sparse(sparse: Mapping[int, SparseForm]) -> bytes:
-    """Return the forms of sparse tensors."""
-    return tree.encode({i: tuple(form) for i, form in sparse.items()}) if sparse else b""
 
 
 def _whole_mib(nbytes: int) -> int:

@@ -67,17 +67,17 @@ class JournalLog:
 
     # Opening and closing.
 
-    def open(self, position: Position, *, counts: bool) -> None:
+    def open(self, position: Position, *, writes_watermarks: bool) -> None:
         """Open the log behind a position.
 
         Args:
             position: where the chain of records continues.
-            counts: False if the checkpoint at `position` is not published yet; no watermark is written before it is.
+            writes_watermarks: False if the checkpoint at `position` is not published yet; no watermark is written before it is.
 
         Raises:
             LogUnavailable: the disk is full or fails.
         """
-        opened, disk_space = self._opened, self._disk_space
+        opened = self._opened
         describe = {**opened.describe(position), "created_at": opened.run.created_at}
         index = open_index(opened.paths, opened.catalog, opened.run.run_id)
         try:
@@ -89,9 +89,8 @@ class JournalLog:
                 self._clock,
                 position,
                 describe,
-                counts=counts,
-                keep_free=disk_space.bytes_for_checkpoint,
-                on_full=disk_space.request_checkpoint,
+                writes_watermarks=writes_watermarks,
+                reserve=self._disk_space,
             )
         except BaseException:
             index.close()
@@ -110,14 +109,14 @@ class JournalLog:
         Raises:
             LogUnavailable: the disk is full or fails.
         """
-        self.open(position, counts=False)
+        self.open(position, writes_watermarks=False)
         try:
             self.take_segment()
         except SUSPENDING_ERRORS as error:
             if not is_disk_full(error) or not unlink_retired(self._opened.catalog, self._opened.paths.log):
                 raise
             self.close()
-            self.open(position, counts=False)
+            self.open(position, writes_watermarks=False)
             self.take_segment()
 
     def take_segment(self) -> None:
@@ -148,7 +147,7 @@ class JournalLog:
             except SUSPENDING_ERRORS as error:
                 failure = failure or error
             self.end = wal.position
-            if wal.counts:
+            if wal.writes_watermarks:
                 self._committed, self._synced = wal.boundary.step, wal.synced.step
         self.wal = self.writer = None  # last: a call that was interrupted is repeated from the start
         return failure

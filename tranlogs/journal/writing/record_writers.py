@@ -13,9 +13,10 @@ from ...base.errors import LogUnavailable, error_text
 from ...base.types import Array
 from ...encoding import tree
 from ...log.body import BodyEncoder, EncodedBody, Part
+from ...log.definitions import Scalars
 from ...log.layout import Payload
 from ...log.record import EntryKind
-from ...log.writer import RecordWriter, Scalars, WriteAheadLog
+from ...log.writer import RecordWriter, WriteAheadLog
 from .writer_thread import BufferPool, WriterThread
 
 Body = dict[str, Any] | tree.Fixed  # the same `Fixed` as for the record before need not be encoded again

@@ -68,12 +68,12 @@ class WritingStart:
         self.position = replace(old, timeline=number)
         self._holds.hold_start_point()
 
-    def begin(self, position: Position, *, counts: bool) -> None:
+    def begin(self, position: Position, *, writes_watermarks: bool) -> None:
         """Bring the catalog up to date, open the log, and start checkpoints.
 
         Args:
             position: after which the first record goes.
-            counts: False if the checkpoint at `position` is not published yet.
+            writes_watermarks: False if the checkpoint at `position` is not published yet.
 
         Raises:
             LogUnavailable: the disk is full or fails.
@@ -91,5 +91,5 @@ class WritingStart:
         else:
             self._holds.release_stale()
         self._holds.forget_former_group()
-        self._journal_log.open(position, counts=counts)
+        self._journal_log.open(position, writes_watermarks=writes_watermarks)
         self._checkpoints.start(position)

@@ -90,7 +90,7 @@ class SuspensionHandler:
         position = Position(end.sequence + 1, step, secrets.randbits(64), end.timeline)
         try:
             if not checkpoints.is_started:  # this process has not written anything yet
-                self._start.begin(position, counts=False)
+                self._start.begin(position, writes_watermarks=False)
                 self._journal_log.take_segment()
                 checkpoints.take_now(snapshot(), position, adapt)
             else:
@@ -102,7 +102,7 @@ class SuspensionHandler:
             self.suspend(error, step)
             return
         assert self._journal_log.wal is not None
-        self._journal_log.wal.counts = True
+        self._journal_log.wal.writes_watermarks = True
         suspension.end(self._clock.monotonic())
         self.current, self._previous_suspension = None, suspension
         checkpoints.schedule.taken(step, 0)

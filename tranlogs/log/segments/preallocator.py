@@ -1,7 +1,7 @@
-"""Prepares the next segment in the background, so that rolling costs the training thread nothing.
+"""Prepare the next segment in the background, so that rolling costs the training thread nothing.
 
-A retired file is recycled where there is one, else a fresh file is allocated. The catalog knows a prepared segment
-(`ready`) before its first entry can be written, so recovery looks into it.
+A retired file is recycled if there is one, otherwise a fresh file is allocated. The catalog lists a prepared segment (`ready`)
+before its first record can be written, so recovery looks into it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from ...base.atomic_files import is_disk_full
 from ...base.clock import Clock
@@ -24,18 +24,45 @@ from ...catalog import Catalog, SegmentRow, segment_key
 from . import segment_file as files
 
 
+class SpaceReserve(Protocol):
+    """Disk space that fresh segments leave to checkpoints. All methods are called in the preallocator's thread."""
+
+    def bytes_for_checkpoint(self) -> int:
+        """Return how many bytes of the disk no fresh segment may take."""
+        ...
+
+    def request_checkpoint(self) -> None:
+        """Ask for a checkpoint, because the disk has no space for a segment."""
+        ...
+
+
+class _NoReserve:
+    def bytes_for_checkpoint(self) -> int:
+        return 0
+
+    def request_checkpoint(self) -> None:
+        pass
+
+
+NO_RESERVE: SpaceReserve = _NoReserve()
+
+
 class Preallocator:
-    """One segment ahead. `take` hands it out and starts the next one.
+    """Keeps one segment ready. `take` hands it out and starts to prepare the next one.
 
     Args:
-        keep_free: bytes of the disk that no fresh file may take.
-        on_full: called, in the preallocator's thread, when the disk has no space for a file.
+        folder: of the segment files.
+        catalog: the journal's, open for writing.
+        clock: tells the time.
+        size: of segments, in bytes.
+        reserve: disk space that fresh segments leave free.
+
+    Attributes:
+        size: of the segments that are prepared from now on.
     """
 
-    def __init__(self, folder: Path, catalog: Catalog, clock: Clock, size: int, *,
-                 keep_free: Callable[[], int] = lambda: 0, on_full: Callable[[], None] = lambda: None) -> None:  # fmt: skip
-        self._folder, self._catalog, self._clock = folder, catalog, clock
-        self._keep_free, self._on_full = keep_free, on_full
+    def __init__(self, folder: Path, catalog: Catalog, clock: Clock, size: int, reserve: SpaceReserve = NO_RESERVE) -> None:
+        self._folder, self._catalog, self._clock, self._reserve = folder, catalog, clock, reserve
         self.size = size
         self._changed = WaitableLock()
         self._ready: files.SegmentFile | None = None
@@ -48,42 +75,45 @@ class Preallocator:
         self._thread = threading.Thread(target=self._work, name="tranlogs-prepare", daemon=True)
         try:
             start(self._thread)
-        except BaseException:  # refused, or Ctrl-C while it waits for the thread, which must not go on for nobody
-            with suppress(RuntimeError):  # it was not started
+        except BaseException:  # refused, or Ctrl-C while the thread starts: it must not run without an owner
+            with suppress(RuntimeError):  # the thread was not started
                 self.stop()
             raise
 
     def take(self, bytes_min: int = 0) -> files.SegmentFile:
-        """The prepared segment, at least `bytes_min` large; waits for one.
+        """Return the prepared segment; wait for it if necessary.
+
+        Args:
+            bytes_min: the least size; a smaller segment is discarded.
 
         Raises:
-            LogUnavailable: it could not be made.
+            LogUnavailable: no segment could be prepared.
         """
         with self._changed:
             self.size = max(self.size, bytes_min)
-            if self._failure is not None:  # of an attempt that may be long ago: by now the disk may have space
+            if self._failure is not None:  # of an attempt that may be long ago: the disk may have space by now
                 self._failure = None
-                self._ask()
+                self._request_next()
             while True:
                 while self._ready is None and self._failure is None and not self._stopped:
                     self._changed.wait()
                 failure, self._failure = self._failure, None
                 if self._stopped or failure is not None:
-                    self._ask()
+                    self._request_next()
                     raise LogUnavailable(error_text(failure) if failure else "the log is closed") from failure
                 taken, self._ready = self._ready, None
                 assert taken is not None
-                self._ask()
+                self._request_next()
                 if taken.size >= bytes_min:
                     return taken
                 self._discard(taken)
 
-    def _ask(self) -> None:
+    def _request_next(self) -> None:
         self._wanted = True
         self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the thread and give back what was prepared and not used."""
+        """End the thread, and delete the segment that was prepared and not used."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -112,9 +142,9 @@ class Preallocator:
                 with self._changed:
                     self._ready = made
                     self._changed.notify_all()
-            except Exception as error:  # told to the training thread, which decides
+            except Exception as error:  # passed on to the training thread, which decides
                 if is_disk_full(error):
-                    self._on_full()
+                    self._reserve.request_checkpoint()
                 with self._changed:
                     self._failure = error
                     self._changed.notify_all()
@@ -141,17 +171,23 @@ class Preallocator:
         return made
 
     def _check_space(self, path: Path, size: int) -> None:
-        kept = self._keep_free()
+        """Check that a fresh segment leaves the reserve free."""
+        kept = self._reserve.bytes_for_checkpoint()
         if kept and shutil.disk_usage(self._folder).free < size + kept:
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            raise LogUnavailable(f"{path}: no segment of {size} bytes can be made beside {kept} bytes for a checkpoint: "
-                                 f"{full}") from full  # fmt: skip
+            raise LogUnavailable(
+                f"{path}: no segment of {size} bytes can be made beside {kept} bytes for a checkpoint: {full}"
+            ) from full
 
     def _retired(self) -> list[SegmentRow]:
         return [row for row in self._catalog.segments() if row.state == "retired"]
 
     def _recycled(self, path: Path, segment_id: int, size: int) -> tuple[SegmentRow | None, files.SegmentFile | None]:
-        """A retired file of the right size that nobody reads, made empty; its old row is still in the catalog."""
+        """Recycle a retired file of the right size that no process reads.
+
+        Returns:
+            The file's former row, which is still in the catalog, and the new segment; None twice if there is no such file.
+        """
         for row in self._retired():
             if row.size == size and (self._folder / row.file).exists():
                 made = files.recycle(self._folder / row.file, path, self._ordinal, segment_id, size)
@@ -160,11 +196,11 @@ class Preallocator:
         return None, None
 
     def _delete_surplus(self, size: int) -> None:
-        """Delete retired files of other sizes, and of this one those that will not be needed soon.
+        """Delete retired files of other sizes, and those of this size that will not be needed soon.
 
-        A checkpoint retires the segments of a whole interval at once. The next interval takes as many again, so there are as
-        many files as before it, in use or spare: a fresh one costs the writer several times what a used one does, and the
-        disk may be full by then.
+        A checkpoint retires the segments of a whole interval at once. The next interval takes as many again, so as many files
+        are kept, in use or spare, as there were before the checkpoint: a fresh file costs the writer several times what a used
+        one does, and the disk may be full by then.
         """
         rows = self._catalog.segments()
         retired = [row for row in rows if row.state == "retired"]
@@ -182,7 +218,7 @@ class Preallocator:
 
 
 def delete_segment(folder: Path, row: SegmentRow) -> None:
-    """Delete a retired segment's file."""
+    """Delete the file of a retired segment."""
     assert row.state == "retired", "retire in the catalog first, delete bytes after"
     hit("log.unlink")
     (folder / row.file).unlink(missing_ok=True)

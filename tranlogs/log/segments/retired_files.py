@@ -1,4 +1,4 @@
-"""Files of retired segments: retire in the catalog first, delete bytes after."""
+"""Delete the files of retired segments. A segment is retired in the catalog first, and its bytes are deleted afterwards."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from . import segment_file as files
 
 
 def unlink_retired(catalog: Catalog, folder: Path) -> int:
-    """Delete the files of retired segments, then their rows; gives the bytes.
+    """Delete the files of retired segments, then their rows.
 
-    Those that somebody reads, or makes a new segment, stay for the next time.
+    A file that is being read, or recycled, stays for the next time.
+
+    Returns:
+        The bytes that were freed.
     """
     freed = 0
     for row in catalog.segments():

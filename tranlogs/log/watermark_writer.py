@@ -1,0 +1,43 @@
+"""The watermarks of the log in the catalog, from which other processes learn how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..base.clock import Clock
+from ..catalog import Catalog, Watermarks
+
+
+class WatermarkWriter:
+    """Writes `committed` and `synced` to the catalog, now and then.
+
+    Attributes:
+        is_enabled: False while no watermark may be written, because the checkpoint that the log follows is not published yet.
+    """
+
+    def __init__(self, catalog: Catalog, clock: Clock, *, is_enabled: bool) -> None:
+        self._catalog, self._clock = catalog, clock
+        self.is_enabled = is_enabled
+        self._written_at, self._written_step = 0.0, -1
+
+    def is_due(self, committed: int, seconds: float) -> bool:
+        """Return True if the catalog is behind, and was written some seconds ago."""
+        is_late = self._clock.monotonic() - self._written_at > seconds
+        return self.is_enabled and is_late and self._written_step < committed
+
+    def write(self, committed: int, synced: int | None) -> None:
+        """Write both watermarks.
+
+        Args:
+            committed: the newest step that survives the process.
+            synced: the newest step that survives power loss; None leaves it as it is.
+
+        Raises:
+            LogUnavailable: the disk is full or fails.
+        """
+        self._written_at, self._written_step = self._clock.monotonic(), committed
+        with self._catalog.transaction() as tables:
+            known = tables.get("watermarks", Watermarks) or Watermarks()
+            synced = known.synced if synced is None else synced
+            now = self._clock.now()
+            tables.put("watermarks", replace(known, committed=committed, synced=min(synced, committed), at=now))
