@@ -61,7 +61,7 @@ def _stall(*, quick: bool) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
 
-        for _ in range(10):  # both are measured right behind a training step: with the caches as they are then
+        for _ in range(4 if quick else 10):  # both are measured right behind a training step: with the caches as they are then
             train()
             next(turns)
             with timed(stalls):
@@ -96,11 +96,12 @@ def _child(kind: str, *, quick: bool) -> None:
     stream, peak = batches(windows), 0
     with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
         optimizer: Any = torch.optim.AdamW(model.parameters())
-        turns = iter(range(12))
+        steps = 4 if quick else 12
+        turns = iter(range(steps))
         if kind == "logged":
             optimizer = LoggedOptimizer(optimizer, Path(folder) / "run", model, checkpoint_every=3)
             optimizer.recover()
-            turns = optimizer.steps(12)
+            turns = optimizer.steps(steps)
         for _ in turns:
             text, following = next(stream)
             model.loss(text, following).backward()  # type: ignore[operator]

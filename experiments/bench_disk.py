@@ -29,7 +29,7 @@ _CASES: tuple[tuple[str, Callable[[], Work], int, tuple[int, ...]], ...] = (
     ("MLP, 2.1 M", mlp, 64 * MIB, (1, 10, 40)),
 )
 _SECTOR = 512
-_QUIET_SECONDS = 3.0
+_QUIET_SECONDS, _QUIET_SECONDS_QUICK = 3.0, 0.2
 
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
                 (f"disk of a closed run, {name}, {steps:,} steps", "bytes over payload", closed, None),
             ):
                 found["figures"].append(Figure.of(case, what, (ratio, ratio, ratio), "", goal).as_dict())
-        found["writes"] = [_writes(Path(folder) / f"writes-{i}", 40 if quick else 150) for i in range(1 if quick else 3)]
+        found["writes"] = [_writes(Path(folder) / f"writes-{i}", quick=quick) for i in range(1 if quick else 3)]
     for key, meter in (("device", "device"), ("process", "pages dirtied")):
         ratios = sorted(one[key] / one["payload"] for one in found["writes"] if one[key] is not None)
         if ratios:
@@ -101,7 +101,8 @@ def _on_disk(folder: Path, *, without: str = "") -> int:
     return sum(path.stat().st_blocks * _SECTOR for path in files)
 
 
-def _writes(run: Path, steps: int) -> dict[str, Any]:
+def _writes(run: Path, *, quick: bool) -> dict[str, Any]:
+    steps, quiet_seconds = (20, _QUIET_SECONDS_QUICK) if quick else (150, _QUIET_SECONDS)
     tensors = gradients()
     appends = Appends(run, "machine", tensors)
     for _ in range(4 * INTERVAL):
@@ -110,7 +111,7 @@ def _writes(run: Path, steps: int) -> dict[str, Any]:
     appends.journal.wait_synced()
     os.sync()
     device = _device_stat(run)
-    quiet = _rate(device)
+    quiet = _rate(device, quiet_seconds)
     before, start = (_written(device), _dirtied()), time.monotonic()
     for _ in range(steps):
         appends.step()
@@ -144,12 +145,12 @@ def _written(stat: Path | None) -> int | None:
     return None if stat is None else int(stat.read_text().split()[6]) * _SECTOR
 
 
-def _rate(stat: Path | None) -> float:
+def _rate(stat: Path | None, seconds: float) -> float:
     """Bytes a second that the device writes while this process does nothing."""
     before = _written(stat)
-    time.sleep(_QUIET_SECONDS)
+    time.sleep(seconds)
     after = _written(stat)
-    return 0.0 if before is None or after is None else (after - before) / _QUIET_SECONDS
+    return 0.0 if before is None or after is None else (after - before) / seconds
 
 
 def _dirtied() -> int:

@@ -31,6 +31,7 @@ _CHOICES = {  # backend, jit_compile
     "torch": ("torch", False),
     "JAX": ("jax", True),
 }
+_CHOICES_QUICK = ("torch", "JAX")  # one without and one with jit_compile; each costs ten seconds of imports
 _LOG: dict[str, Any] = {
     "log": "gradients",
     "checkpoint_every": 30,
@@ -51,7 +52,8 @@ def environment(backend: str) -> dict[str, str]:
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """Logged over plain steps, by backend."""
     found: dict[str, Any] = {"figures": [], "cases": []}
-    for name, (backend, jit) in _CHOICES.items():
+    for name in _CHOICES_QUICK if quick else _CHOICES:
+        backend, jit = _CHOICES[name]
         command = [sys.executable, __file__, "--child", *["--jit"] * jit, *["--quick"] * quick]
         done = subprocess.run(command, env=environment(backend), capture_output=True, text=True)
         if done.returncode:
@@ -70,7 +72,7 @@ def _child(*, jit: bool, quick: bool) -> dict[str, Any]:
         import torch
 
         torch.set_num_threads(1)
-    steps, epochs = (20, 2) if quick else (60, 4)
+    steps, epochs = (5, 2) if quick else (60, 4)
     chance = np.random.default_rng(0)
     x = chance.standard_normal((steps * _BATCH, 784), np.float32)
     y = chance.integers(0, 10, steps * _BATCH)

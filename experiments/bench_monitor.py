@@ -39,7 +39,7 @@ from tranlogs_monitor.watching.watch import JournalWatch
 
 _SEGMENTS = 100_000
 _MODELS = {"gpt": f"GPT, 10.7 M parameters, batch {GPT_BATCH}", "small": "perceptron, 0.1 M parameters"}
-_MODELS_QUICK = {"gpt-quick": f"GPT, 1.8 M parameters, batch {GPT_BATCH}", "small": _MODELS["small"]}
+_MODELS_QUICK = {"gpt-quick": f"GPT, 0.1 M parameters, batch {GPT_BATCH}", "small": _MODELS["small"]}
 
 
 def folder() -> tempfile.TemporaryDirectory[str]:

@@ -27,7 +27,7 @@ from turns import spread
 
 from tranlogs_torch import LoggedOptimizer
 
-STEPS, STEPS_QUICK = 100_000, 1_000
+STEPS, STEPS_QUICK = 100_000, 500
 _COPIES, _SECONDS_MAX = 3, 60.0  # recoveries; after so many seconds no further one begins
 _NEVER = 10**9
 
@@ -52,7 +52,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
             "seconds_trained": time.perf_counter() - start,
             "run_bytes": sum(p.stat().st_blocks * 512 for p in run.rglob("*")),
         }
-        found["commands"] = _commands(run, steps // 2, rounds=3 if quick else 7)
+        found["commands"] = _commands(run, steps // 2, rounds=1 if quick else 7)
         found["recoveries"] = _recoveries(run, Path(folder) / "copy", copies=1 if quick else _COPIES)
     case = f"{steps:,} steps of 1,218 parameters"
     goals = (None, None) if quick else (10.0, 4.0)

@@ -39,7 +39,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
             continue
         for form, options in _FORMS.items():
             with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
-                told = _case(Path(folder) / "run", make, options, steps // 3 if quick else steps, rounds=2 if quick else 5)
+                told = _case(Path(folder) / "run", make, options, steps // 10 if quick else steps, rounds=2 if quick else 5)
             found["replays"].append({"case": name, "form": form, **told})
             case = f"{name}, {form} kernels"
             found["figures"].append(

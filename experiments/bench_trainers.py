@@ -43,7 +43,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
         if find_spec(package) is None:
             print(f"  {name}: left out, {package} is not installed", flush=True)
             continue
-        steps, dropped = (40, 20) if quick else (120, 60)
+        steps, dropped = (12, 6) if quick else (120, 60)
         with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             blocks = {

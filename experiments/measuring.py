@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tranlogs_demo.model import GPT, GPT_10M, GPT_SMALL
+from tranlogs_demo.model import GPT, GPT_10M, GPT_TINY
 from tranlogs_demo.text import TextWindows, read_topics
 
 BATCH = 16
@@ -21,8 +21,8 @@ _RESAMPLES = 2000
 
 
 def model_and_text(*, quick: bool) -> tuple[nn.Module, TextWindows]:
-    """The GPT of 10.7 M parameters (quick: 1.8 M) and the text that it reads, 128 characters a window."""
-    config = replace(GPT_SMALL if quick else GPT_10M, block=128)
+    """The GPT of 10.7 M parameters (quick: 0.1 M) and the text that it reads, 128 characters a window."""
+    config = replace(GPT_TINY if quick else GPT_10M, block=128)
     torch.manual_seed(0)
     windows = TextWindows(read_topics(), config.block)
     return GPT(config, len(windows.alphabet)), windows

@@ -23,6 +23,9 @@ _PROFILE = {"deadline": None, "database": None, "print_blob": True, "suppress_he
 settings.register_profile("gate", derandomize=True, max_examples=campaign.rounds(100), **_PROFILE)
 settings.register_profile("soak", **_PROFILE)
 
+# Threads of OpenMP that wait must not spin: the processes that share the tests have more of them than there are cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Child processes import the checkout: its packages, and `tests.support`. An editable install knows the packages only.
 _ROOT = Path(__file__).parents[1]
 _SOURCES = (_ROOT, _ROOT / "integrations", _ROOT / "monitor")

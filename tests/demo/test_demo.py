@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import campaign
 from tranlogs.base.errors import UsageError
 from tranlogs_demo import run_demo
 from tranlogs_demo.compare import compare
@@ -153,11 +154,21 @@ def test_a_child_that_was_killed_behind_its_last_batch_ends_with_the_loss_of_the
     assert ends[1].finished["loss"] == ends[0].finished["loss"]
 
 
+TINY = """
+from dataclasses import replace
+from tranlogs_demo import __main__, story
+from tranlogs_demo.model import GPT_TINY
+story.QUICK = replace(story.QUICK, config=GPT_TINY, until=40)
+raise SystemExit(__main__.main())
+"""
+
+
 @pytest.mark.crash
 @pytest.mark.slow
 def test_quick_demo_is_exact(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    command = [sys.executable, "-m", "tranlogs_demo", "--quick", "--json", "--seed", "20", "--folder", str(folder)]
+    python = [sys.executable, "-m", "tranlogs_demo"] if campaign.is_soak() else [sys.executable, "-c", TINY]
+    command = [*python, "--quick", "--json", "--seed", "20", "--folder", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -31,7 +32,8 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Any:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results and report of all parts."""
     into = tmp_path_factory.mktemp("bench")
-    subprocess.run([sys.executable, str(_EXPERIMENTS / "run.py"), "bench", "--quick", "--into", str(into)], check=True)
+    command = [sys.executable, str(_EXPERIMENTS / "run.py"), "bench", "--quick", "--into", str(into)]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return into
 
 
