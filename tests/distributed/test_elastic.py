@@ -71,7 +71,7 @@ def test_a_group_that_hangs_is_told_to_end_or_taken_over(tmp_path: Path) -> None
         told = [process.communicate(timeout=_SECONDS_MAX) for process in new]
         assert [process.returncode for process in new] == [0, 0], told
         assert [out for out, _ in told] == [f"recovered {_STEPS}\n"] * 2
-        assert f"process {old[1].pid} writes it, and is ended" in told[1][1]
+        assert f"ending process {old[1].pid}, which writes this run" in told[1][1]
         assert old[1].wait(_SECONDS_MAX) == -signal.SIGKILL
         assert sealed(run, 1) == _STEPS + 3
     finally:

@@ -42,7 +42,7 @@ def test_above_it_the_least_valuable_go_until_under_the_low_one() -> None:
     found = plan(Budget(7000))
     assert names(found) == ([2, 4], [])
     assert found.bytes_after == 5500
-    assert "worth 0.100" in found.reasons["2.seg"]
+    assert "its value is 0.100" in found.reasons["2.seg"]
 
 
 def test_older_checkpoints_go_after_all_segments_that_may() -> None:
