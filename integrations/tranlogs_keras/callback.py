@@ -43,7 +43,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         seed: of that order; default: what keras.utils.set_random_seed was given, else drawn once a run.
         fingerprint: "full" (every byte after each step), "sample", or "auto": full while it costs little of a step.
         rank: number of this process among those that train together.
-        segment_bytes: size of a log file; by default it fits the model (16 to 256 MiB).
+        segment_bytes: size of a log file; by default it fits the model (4 to 128 MiB).
         writer: "direct" (records are written on the training thread) or "thread".
         verbose: whether to print where training goes on.
         monitor: brings a monitor along: "thread" (ends with each fit), "process" (outlives this one, and ends once the run is

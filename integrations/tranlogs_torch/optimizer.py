@@ -57,7 +57,7 @@ class LoggedOptimizer(Optimizer):
         fingerprint: "auto", "full" (every parameter is hashed after each step) or "sample".
         name: of this optimizer in the run; needed only if there are several.
         rank: number of this process among those that train together; torch.distributed knows it, where it is initialised.
-        segment_bytes: size of a log file; by default it fits the model (16 to 256 MiB).
+        segment_bytes: size of a log file; by default it fits the model (4 to 128 MiB).
         worker_seeds: "batch" seeds torch, numpy and Python in DataLoader workers anew for each batch, so that augmentation and
             collating there are exact, too. The numbers are then others than without. For all loaders of the run.
         writer: "direct" writes on the training thread, "thread" hands over to a writer; by default chosen by device.
