@@ -209,7 +209,7 @@ def test_folders_that_are_not_their_ranks_are_refused(copied: Path, launcher: La
     launcher.run(3, "fsdp", other)
     shutil.rmtree(other / "rank1")
     shutil.copytree(copied / "rank1", other / "rank1")
-    words = "the journal of rank 1 is of another run than the journals of ranks 0, 2"
+    words = "the journal of rank 1 belongs to another run than the journals of ranks 0, 2"
     assert words in refused(launcher, other)
     assert words in cli("status", other, "--json").json["group"]["problems"][0]
 
