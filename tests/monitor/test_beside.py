@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -182,7 +183,7 @@ def test_until_closed_waits_for_what_a_dead_trainer_left(run: ToyTrainer, tmp_pa
         [sys.executable, "-m", "tranlogs", "monitor", str(copy.folder), "--until-closed",
          "--interval", "0.02s"], capture_output=True, text=True, timeout=SECONDS_MAX)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "sealed 1 segment of its log" in done.stderr
+    assert re.search(r"sealed [12] segments? of its log", done.stderr), done.stderr  # the one before may not be sealed yet
     catalog = Catalog.open(copy.folder)
     assert {row.state for row in catalog.segments()} <= {"sealed", "retired"}
     catalog.close()
