@@ -20,7 +20,7 @@ from .index import IndexedRecord, LogIndex
 from .index_feed import IndexFeed
 from .record import Position
 from .segments.segment_file import SegmentFile
-from .segments.segment_rows import record_opened, record_sealed
+from .segments.segment_rows import record_opened, record_sealed, record_size
 from .watermark_writer import WatermarkWriter
 
 _Placed = tuple[SegmentFile, Position]  # a segment, and the position at which it was opened or sealed
@@ -244,6 +244,7 @@ class GroupCommit:
         for segment, last in sealing:
             hit("log.seal")
             if self._is_stopped and self._truncates:
+                record_size(self._catalog, segment, segment.used_bytes)
                 segment.truncate()
             record_sealed(self._catalog, self._clock, segment, last)
         self.feed.forget_pruned(starts=bool(sealing))

@@ -19,6 +19,18 @@ def record_opened(catalog: Catalog, segment: SegmentFile, base: Position) -> Non
         tables.put(segment_key(segment.ordinal), row)
 
 
+def record_size(catalog: Catalog, segment: SegmentFile, size: int) -> None:
+    """Record the size that an open segment's file is about to be cut to.
+
+    The catalog is told first. A process that dies before the cut leaves a file that is longer than its row says, which is sound
+    for an open segment; a shorter file would be reported as damaged.
+    """
+    with catalog.transaction() as tables:
+        row = tables.get(segment_key(segment.ordinal), SegmentRow)
+        assert row is not None
+        tables.put(segment_key(segment.ordinal), replace(row, size=size))
+
+
 def record_sealed(catalog: Catalog, clock: Clock, segment: SegmentFile, last: Position) -> None:
     """Close a segment's file, and record that nothing is written to it any more."""
     used, size = segment.used_bytes, segment.size
