@@ -50,6 +50,7 @@ $(VENV)/.usable: setup.cfg pyproject.toml
 	@echo "Installing into $(VENV): PyTorch brings its CUDA libraries, some 5 GB. This takes minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --upgrade pip
+	rm -rf *.egg-info  # of an older installation: found first in the checkout, with entry points that may be gone
 	$(BIN)/python -m pip install -qq -e '.[torch,experiments]'
 	touch $@
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.alluxio.cluster import Cluster
 
 _PROFILE = {"deadline": None, "database": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("gate", derandomize=True, max_examples=campaign.rounds(100), **_PROFILE)
+settings.register_profile("gate", derandomize=True, max_examples=campaign.examples(100), **_PROFILE)
 settings.register_profile("soak", **_PROFILE)
 
 # Threads of OpenMP that wait must not spin: the processes that share the tests have more of them than there are cores.
@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> str:
     """Tell the seed."""
-    share = f"TRANLOGS_SOAK={os.environ['TRANLOGS_SOAK']} " if campaign.is_soak() else "a fifth of each campaign, "
+    share = f"TRANLOGS_SOAK={os.environ['TRANLOGS_SOAK']} " if campaign.is_soak() else "a fifth of each campaign of kills, "
     return f"{share}TRANLOGS_SEED={campaign.seed()}"
 
 

@@ -96,7 +96,7 @@ bodies = st.dictionaries(st.sampled_from(["rng", "loop", "ema", "data"]), values
 
 
 @given(st.lists(st.tuples(bodies, st.booleans(), st.integers(0, 9)), min_size=1, max_size=25))
-@settings(max_examples=campaign.rounds(200), deadline=None)
+@settings(max_examples=campaign.examples(200), deadline=None)
 def test_any_sequence_of_bodies_is_read_back(sequence: list[tuple[dict[str, Any], bool, int]]) -> None:
     """Some are of boundaries, some of steps, some are dropped before they are written, and now and then all is defined anew."""
     segment, written = Segment(), []
@@ -115,7 +115,7 @@ def test_any_sequence_of_bodies_is_read_back(sequence: list[tuple[dict[str, Any]
 
 
 @given(st.lists(bodies, min_size=2, max_size=6), st.data())
-@settings(max_examples=campaign.rounds(200), deadline=None)
+@settings(max_examples=campaign.examples(200), deadline=None)
 def test_damaged_parts_are_refused_or_are_parts(sequence: list[dict[str, Any]], data: st.DataObject) -> None:
     segment = Segment()
     records = [segment.write(segment.encoder.parts(body, None)) for body in sequence]

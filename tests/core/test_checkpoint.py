@@ -117,7 +117,7 @@ def test_bfloat16_and_float8_have_their_own_safetensors_dtypes(tmp_path: Path) -
 
 
 @given(st.data())
-@settings(max_examples=campaign.rounds(60))
+@settings(max_examples=campaign.examples(60))
 def test_any_dense_permutation_comes_back(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5)))
     order = tuple(data.draw(st.permutations(range(len(shape)))))
@@ -209,7 +209,7 @@ SMALL: dict[str, AnyArray] = {"w": dense(np.arange(300.0)), "s": everything()["s
 
 
 @given(st.sampled_from([STATE, META, MANIFEST]), st.data())
-@settings(max_examples=campaign.rounds(120))
+@settings(max_examples=campaign.examples(120))
 def test_no_byte_can_change_unnoticed(tmp_path_factory: pytest.TempPathFactory, file: str, data: st.DataObject) -> None:
     folder = write(tmp_path_factory.mktemp("c"), SMALL, {"rng": np.arange(2000), "n": 1})
     sound = read_all(folder)

@@ -58,7 +58,7 @@ def test_every_pattern_is_bit_exact_and_never_larger(size: int) -> None:
 
 
 @given(st.binary(max_size=2000), st.integers(1, 40))
-@settings(max_examples=campaign.rounds(300))
+@settings(max_examples=campaign.examples(300))
 @example(b"\0" * 255 + b"\1", 1)
 @example(b"\0\0\x80\x3f" * 64 + b"\1", 1)
 def test_random_bytes_are_bit_exact_and_never_larger(data: bytes, repeats: int) -> None:
@@ -92,7 +92,7 @@ def test_read_only_and_unaligned_input_is_taken() -> None:
 
 
 @given(st.integers(0, 6), st.binary(max_size=400), st.integers(0, 1000))
-@settings(max_examples=campaign.rounds(400))
+@settings(max_examples=campaign.examples(400))
 def test_any_stored_bytes_fill_the_output_or_are_refused(codec: int, stored: bytes, size: int) -> None:
     out = np.zeros(size, np.uint8)
     try:
@@ -103,7 +103,7 @@ def test_any_stored_bytes_fill_the_output_or_are_refused(codec: int, stored: byt
 
 
 @given(st.data())
-@settings(max_examples=campaign.rounds(200))
+@settings(max_examples=campaign.examples(200))
 def test_a_damaged_zstd_frame_is_refused_or_has_the_right_size(data: st.DataObject) -> None:
     frame = bytearray(pack(bytes(1000) + b"end"))
     frame[data.draw(st.integers(0, len(frame) - 1))] ^= data.draw(st.integers(1, 255))

@@ -109,7 +109,7 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=campaign.rounds(400))
+@settings(max_examples=campaign.examples(400))
 @example(float("nan"))
 @example([-0.0, math.inf, -math.inf, 5e-324, complex(math.nan, -0.0)])
 @example([(1 << 63) - 1, 1 << 63, -(1 << 63), -(1 << 63) - 1, 255, -256, 1 << 4096])
@@ -121,7 +121,7 @@ def test_every_value_comes_back_as_it_was(value: Any) -> None:
 
 
 @given(values)
-@settings(max_examples=campaign.rounds(150))
+@settings(max_examples=campaign.examples(150))
 def test_arrays_out_of_line_come_back_in_their_places(value: Any) -> None:
     far: list[tuple[str, AnyArray]] = []
     blob = tree.encode(value, out_of_line=far, out_of_line_bytes_min=8)
@@ -130,7 +130,7 @@ def test_arrays_out_of_line_come_back_in_their_places(value: Any) -> None:
 
 
 @given(values)
-@settings(max_examples=campaign.rounds(100))
+@settings(max_examples=campaign.examples(100))
 def test_encoding_is_deterministic(value: Any) -> None:
     assert tree.encode(value) == tree.encode(value)
 
@@ -210,7 +210,7 @@ def test_a_cycle_is_refused() -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=campaign.rounds(1000))
+@settings(max_examples=campaign.examples(1000))
 def test_random_bytes_are_a_tree_or_malformed(data: bytes) -> None:
     try:
         value = tree.decode(data)
@@ -220,7 +220,7 @@ def test_random_bytes_are_a_tree_or_malformed(data: bytes) -> None:
 
 
 @given(values, st.data())
-@settings(max_examples=campaign.rounds(400))
+@settings(max_examples=campaign.examples(400))
 def test_damaged_bytes_are_a_tree_or_malformed(value: Any, data: st.DataObject) -> None:
     blob = bytearray(tree.encode(value))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -17,7 +17,7 @@ from tests.crash import tally
 from tests.support import campaign
 
 WORKER = Path(__file__).with_name("corruption.py")
-CASES = campaign.rounds(60)  # of each base
+CASES = campaign.examples(60)  # of each base
 FIRST = campaign.seed()
 BASES = ["closed", "killed", "resumed", "forked"]
 FAULTS = {  # of the report, by a word of what a case says was done

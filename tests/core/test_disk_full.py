@@ -242,12 +242,12 @@ def test_a_new_run_on_a_full_disk_is_refused_in_words(toy: Callable[..., ToyTrai
     assert trainer.journal.committed == 3
 
 
+@pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("trial", range(campaign.rounds(6)))
 def test_space_that_comes_and_goes_costs_no_training_and_no_committed_step(
-    toy: Callable[..., ToyTrainer], clock: FakeClock, disk: Path, trial: int
+    toy: Callable[..., ToyTrainer], clock: FakeClock, disk: Path, trial: int, writer: str
 ) -> None:
-    chance = campaign.dice(trial)
-    writer = chance.choice(["direct", "thread"])
+    chance = campaign.dice(trial, writer)
     trainer, step = toy(writer=writer), 0
     trainer.recover()
     for _ in range(12):

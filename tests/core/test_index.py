@@ -83,7 +83,7 @@ def test_records_come_back_by_segment_and_step(index: LogIndex) -> None:
     st.integers(0, 41),
     st.integers(0, 41),
 )
-@settings(max_examples=campaign.rounds(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=campaign.examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_records_are_found_by_any_limits(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[int, int, int]], wanted: int, first: int, last: int
 ) -> None:
@@ -539,7 +539,7 @@ def test_pruned_segments_leave_the_index(memory_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=campaign.rounds(40), deadline=None)
+@settings(max_examples=campaign.examples(40), deadline=None)
 def test_random_damage_of_the_index_gives_no_wrong_record(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

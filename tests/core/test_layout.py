@@ -102,7 +102,7 @@ def test_what_is_no_list_is_no_layout(data: bytes) -> None:
 
 
 @given(st.lists(specs(), max_size=5), st.data())
-@settings(max_examples=campaign.rounds(200))
+@settings(max_examples=campaign.examples(200))
 def test_a_damaged_layout_is_refused_or_is_a_layout(tensors: list[TensorSpec], data: st.DataObject) -> None:
     raw = bytearray(pack_layout(Layout(tensors)))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
@@ -114,7 +114,7 @@ def test_a_damaged_layout_is_refused_or_is_a_layout(tensors: list[TensorSpec], d
 
 
 @given(sizes_of_tensors)
-@settings(max_examples=campaign.rounds(300))
+@settings(max_examples=campaign.examples(300))
 def test_pieces_cover_the_payload_exactly(sizes: list[int]) -> None:
     ends = cut_pieces(sizes)
     assert ends == sorted(set(ends))

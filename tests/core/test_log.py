@@ -22,16 +22,16 @@ from tranlogs.base.config import MIB, PAYLOAD_THREAD_BYTES_MIN, RECORD_SLACK_BYT
 from tranlogs.base.errors import CorruptRecord, LogUnavailable, UnencodableState
 from tranlogs.base.types import Array, Piece, SparseArray, TensorSpec, dense
 from tranlogs.catalog import SegmentRow, Tables
-from tranlogs.log import group_commit
 from tranlogs.log.body import EncodedBody
 from tranlogs.log.entry import Entry
-from tranlogs.log.group_commit import GroupCommit
 from tranlogs.log.index import LogIndex
 from tranlogs.log.layout import NO_TENSORS, PIECE_BYTES_MAX, PIECE_OF_ITS_OWN, Layout, Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, EntryKind, Position, unpack_head
 from tranlogs.log.scanner import scan
 from tranlogs.log.segments.segment_file import SegmentFile
+from tranlogs.log.syncing import group_commit
+from tranlogs.log.syncing.group_commit import GroupCommit
 from tranlogs.log.writer import WriteAheadLog
 
 

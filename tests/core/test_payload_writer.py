@@ -83,7 +83,7 @@ def test_a_piece_that_lies_in_one_buffer_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("beside", [False, True])
-@settings(max_examples=campaign.rounds(25), deadline=None)
+@settings(max_examples=campaign.examples(25), deadline=None)
 @given(
     contents=st.lists(
         st.tuples(

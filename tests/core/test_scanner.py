@@ -247,7 +247,7 @@ def test_an_unreadable_sector_hides_what_it_holds_and_no_more(bare: BareLog, mon
     ),
     st.data(),
 )
-@settings(max_examples=campaign.rounds(150), deadline=None)
+@settings(max_examples=campaign.examples(150), deadline=None)
 def test_random_damage_of_random_records_gives_no_wrong_record_and_no_other_error(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[EntryKind, int]], data: st.DataObject
 ) -> None:
@@ -322,7 +322,7 @@ def _renamed(raw: bytes, found: list[Location], segment_id: int) -> bytes:
 
 
 @given(st.data())
-@settings(max_examples=campaign.rounds(60))
+@settings(max_examples=campaign.examples(60))
 def test_damage_takes_nothing_away_but_the_entry_it_hits(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path, row, found = _damage_case(tmp_path_factory)
     victim = data.draw(st.integers(1, len(found) - 1))

@@ -14,11 +14,11 @@ from tests.support.clock import FakeClock
 from tranlogs.base.clock import SystemClock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.types import dense
-from tranlogs.log import group_commit
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.record import EntryKind
 from tranlogs.log.segments import segment_age
 from tranlogs.log.segments.segment_age import SegmentAgeLimit
+from tranlogs.log.syncing import group_commit
 
 DATA = dense(np.arange(5000, dtype=np.float32))
 

@@ -26,6 +26,7 @@ from tranlogs.log.entry import Entry
 from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, EntryKind, Location
+from tranlogs.log.syncing import group_commit
 from tranlogs.recovery.facts import read_facts
 from tranlogs.recovery.history import ScannedSegment
 from tranlogs.retention import EverySteps, KeepLatest
@@ -47,6 +48,31 @@ def run(memory_path: Path) -> Path:
     trainer.train(66)
     trainer.journal.close()
     return memory_path / "run"
+
+
+def test_a_process_that_dies_behind_the_cut_of_its_last_segment_leaves_a_sound_run(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog does not call it sealed yet. (Seen under load: shorter than its row said, it was called damaged.)"""
+    copies: list[Path] = []
+    seal = group_commit.record_sealed
+
+    def copied_first(*arguments: Any) -> None:
+        copies.append(memory_path / f"copy{len(copies)}")
+        copy_live(memory_path / "run", copies[-1])
+        seal(*arguments)
+
+    monkeypatch.setattr(group_commit, "record_sealed", copied_first)
+    trainer = open_run(memory_path / "run")
+    trainer.recover()
+    trainer.train(3)
+    trainer.journal.close()
+    assert copies
+    segments = read_facts(copies[-1] / "rank0").segments
+    (last,) = [segment for segment in segments if segment.row.state == "open"]
+    assert last.path.stat().st_size < 1 << 20, "it was cut"
+    assert problems_of(copies[-1]) == []
+    assert recovered_step(copies[-1]) == 3
 
 
 def recovered_step(run: Path) -> int:

@@ -18,7 +18,7 @@ from tests.support import campaign
 pytestmark = pytest.mark.crash
 
 HERE = Path(__file__).parent
-COPIES, RACES = campaign.rounds(20), campaign.rounds(6)
+COPIES, RACES = campaign.rounds(100), campaign.rounds(20)
 
 
 class Training:

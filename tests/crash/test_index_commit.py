@@ -24,7 +24,7 @@ from tranlogs.retention import EverySteps, KeepLatest
 pytestmark = pytest.mark.crash
 
 SIZES = (7, 3000, 5000)  # those of power_child.py
-SEED, CUTS = campaign.seed(), campaign.rounds(8)
+SEED, CUTS = campaign.seed(), campaign.rounds(40)
 
 Moment = Literal["between", "behind"]
 

@@ -101,7 +101,7 @@ def test_kills_at_random_moments_lose_nothing_committed(
     trainers: Trainers, memory_path: Path, writer: str, durability: str
 ) -> None:
     """Each run is killed again and again, in training, in recovery, and while it opens."""
-    chance, kills, wanted = campaign.dice(writer, durability), 0, campaign.rounds(25)
+    chance, kills, wanted = campaign.dice(writer, durability), 0, campaign.rounds(30)
     for trial in itertools.count():
         run, said, lives = memory_path / f"run{trial}", 0, 0
         while lives < 8 and kills < wanted:

@@ -40,7 +40,7 @@ CHANGE_NOTHING = {  # on the disk
     "set_robust_list", "sysinfo", "uname", "clock_nanosleep", "mremap", "getcwd", "kill", "tgkill", "geteuid",
 }  # fmt: skip
 UNTIL, END = 30, 40
-SEED, CALLS_EACH = campaign.seed(), campaign.rounds(3)  # calls of each kind that are hit
+SEED, CALLS_EACH = campaign.seed(), campaign.rounds(3)  # calls of each kind that are hit: TRANLOGS_SOAK=1000 takes them all
 WRITERS = ("direct", "thread")
 SEVERAL = "one of several system calls that fail in turn, or SIGKILL at one, in several lives of a run"
 OPENING = "a system call fails while a run is opened and recovered"

@@ -27,7 +27,7 @@ def trainers() -> Iterator[Trainers]:
     made.process.communicate()
 
 
-@pytest.mark.parametrize("seed", campaign.seeds(4), ids=str)
+@pytest.mark.parametrize("seed", campaign.seeds(10), ids=str)
 @pytest.mark.parametrize("writer", ["direct", "thread"])
 def test_runs_are_wound_back_and_killed(trainers: Trainers, memory_path: Path, writer: str, seed: int) -> None:
     print(f"repeat with TRANLOGS_SEED={seed}")

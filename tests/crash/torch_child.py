@@ -14,7 +14,7 @@ from tests.support import campaign
 from tests.torch import loops
 from tests.torch.lab import Attempt
 
-KILLS = campaign.rounds(10)
+KILLS = campaign.rounds(30)
 BATCHES = 10 * KILLS
 _EPOCH = 11  # batches
 _PAUSE_SECONDS = 0.1

@@ -43,7 +43,7 @@ shapes = st.one_of(
 layouts = st.sampled_from(["plain", "transposed", "gaps", "shifted"])
 
 
-@settings(max_examples=campaign.rounds(120), deadline=None)
+@settings(max_examples=campaign.examples(120), deadline=None)
 @given(st.lists(st.tuples(shapes, st.sampled_from(DTYPES), layouts), min_size=1, max_size=9), st.integers(0, 99),
        st.sampled_from([1024, 2048, 1 << 20]), st.sampled_from([1, 1500, 1 << 20]))  # fmt: skip
 def test_equals_the_reference(
@@ -65,7 +65,7 @@ def test_equals_the_reference(
     assert machine.digests(tensors).tolist() == wanted  # with what was kept
 
 
-@settings(max_examples=campaign.rounds(60), deadline=None)
+@settings(max_examples=campaign.examples(60), deadline=None)
 @given(st.integers(1, 3000), st.data())
 def test_every_change_of_one_word_is_seen(count: int, data: st.DataObject) -> None:
     tensor = noise((count,), torch.int32, count)

@@ -15,7 +15,7 @@ from tranlogs_torch.device.ring import Region, Ring
 UNIT = 64  # regions begin at multiples of it
 
 
-@settings(max_examples=campaign.rounds(300), deadline=None)
+@settings(max_examples=campaign.examples(300), deadline=None)
 @given(st.data(), st.integers(1, 8))
 def test_regions_that_are_held_never_overlap_and_what_was_released_is_used_again(data: st.DataObject, units: int) -> None:
     ring = Ring(units * UNIT)

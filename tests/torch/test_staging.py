@@ -335,7 +335,7 @@ def test_a_buffer_is_overwritten_only_after_its_transfers(twin: Twin) -> None:
         assert_holds(read(payload)[0], torch.full((30,), float(step)))
 
 
-@settings(max_examples=campaign.rounds(150), deadline=None)
+@settings(max_examples=campaign.examples(150), deadline=None)
 @given(st.data(), st.integers(400, 3000))
 def test_any_order_that_streams_and_events_allow_is_right(data: st.DataObject, free: int) -> None:
     """Training's kernels are work of its stream here; they overwrite the gradients while earlier steps are transferred."""
@@ -372,7 +372,7 @@ def test_any_order_that_streams_and_events_allow_is_right(data: st.DataObject, f
 # Snapshots and after-images.
 
 
-@settings(max_examples=campaign.rounds(60), deadline=None)
+@settings(max_examples=campaign.examples(60), deadline=None)
 @given(st.lists(st.sampled_from([0, 1, 5, 31, 32, 33, 64, 200]), max_size=8), st.data())
 def test_snapshots_come_through_windows_in_c_order(sizes: list[int], data: st.DataObject) -> None:
     twin = Twin(is_training_eager=False)

@@ -28,7 +28,6 @@ from ..base.types import AnyArray, Bytes
 from ..catalog import Catalog
 from .body import BodyEncoder, EncodedBody
 from .definitions import DescribedRecord, Scalars, SegmentDefinitions
-from .group_commit import GroupCommit
 from .index import IndexedRecord, LogIndex
 from .layout import NO_TENSORS, Payload
 from .payload_writer import CompressionChoices, PayloadThread, PieceWriter
@@ -36,6 +35,7 @@ from .record import HEAD, EntryKind, Position, digest, extent_end, pack_head
 from .segments.preallocator import NO_RESERVE, Preallocator, SpaceReserve
 from .segments.segment_age import SegmentAgeLimit
 from .segments.segment_file import SegmentFile
+from .syncing.group_commit import GroupCommit
 
 Tensor = tuple[str, AnyArray | None]  # name, content; None = "no gradient"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ from .adoption import adopt
 from .resharding import Taking
 
 
-class RecoverableState(ReplayableState):
+class RecoverableState(ReplayableState, ABC):
     """The state of a PyTorch run, with what ranks exchange while they recover."""
 
+    @abstractmethod
     def new_part(self) -> RecoverableState:
         """Return a state for what another process recorded."""
-        raise NotImplementedError
 
     def assemble(self, parts: dict[int, Any], owners: Mapping[int, int], rank: int, transport: Transport) -> dict[str, Any]:
         """Fill this rank's parts of all tensors from those that the former ranks' journals gave."""

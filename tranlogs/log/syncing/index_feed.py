@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..base.clock import Clock
-from ..catalog import Catalog
-from .index import IndexedRecord, LogIndex
+from ...base.clock import Clock
+from ...catalog import Catalog
+from ..index import IndexedRecord, LogIndex
 
 
 class IndexFeed:

@@ -11,16 +11,16 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from ..base.clock import Clock
-from ..base.config import CATALOG_SECONDS, GROUP_SECONDS
-from ..base.failpoints import hit
-from ..base.threads import WaitableLock, start
-from ..catalog import Catalog
-from .index import IndexedRecord, LogIndex
+from ...base.clock import Clock
+from ...base.config import CATALOG_SECONDS, GROUP_SECONDS
+from ...base.failpoints import hit
+from ...base.threads import WaitableLock, start
+from ...catalog import Catalog
+from ..index import IndexedRecord, LogIndex
+from ..record import Position
+from ..segments.segment_file import SegmentFile
+from ..segments.segment_rows import record_opened, record_sealed, record_size
 from .index_feed import IndexFeed
-from .record import Position
-from .segments.segment_file import SegmentFile
-from .segments.segment_rows import record_opened, record_sealed, record_size
 from .watermark_writer import WatermarkWriter
 
 _Placed = tuple[SegmentFile, Position]  # a segment, and the position at which it was opened or sealed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..base.clock import Clock
-from ..catalog import Catalog, Watermarks
+from ...base.clock import Clock
+from ...catalog import Catalog, Watermarks
 
 
 class WatermarkWriter:
