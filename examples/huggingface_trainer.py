@@ -30,14 +30,26 @@ set_seed(0)
 text = "".join(topics.values()).encode("ascii", "replace")[:36_000]
 config = GPT2Config(n_layer=2, n_embd=64, n_head=4, n_positions=32, vocab_size=128, bos_token_id=0, eos_token_id=0)
 arguments = TrainingArguments(
-    "runs/huggingface-output", num_train_epochs=3, per_device_train_batch_size=8, gradient_accumulation_steps=2,
-    learning_rate=3e-3, warmup_steps=50, logging_steps=20, eval_strategy="epoch", save_strategy="no", report_to=[],
-    disable_tqdm=True, use_cpu=not torch.cuda.is_available(),
-)  # fmt: skip
+    "runs/huggingface-output",
+    num_train_epochs=3,
+    per_device_train_batch_size=8,
+    gradient_accumulation_steps=2,
+    learning_rate=3e-3,
+    warmup_steps=50,
+    logging_steps=20,
+    eval_strategy="epoch",
+    save_strategy="no",
+    report_to=[],
+    disable_tqdm=True,
+    use_cpu=not torch.cuda.is_available(),
+)
 trainer = Trainer(
-    GPT2LMHeadModel(config), arguments, train_dataset=Windows(text[5_280:]), eval_dataset=Windows(text[:5_280]),
+    GPT2LMHeadModel(config),
+    arguments,
+    train_dataset=Windows(text[5_280:]),
+    eval_dataset=Windows(text[:5_280]),
     callbacks=[TranLogsTrainerCallback("runs/huggingface", checkpoint_every=50)],
-)  # fmt: skip
+)
 trainer.train()
 
 losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]

@@ -39,8 +39,12 @@ digits = load_digits()
 data = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
 train, test = torch.utils.data.random_split(data, [1497, 300])
 trainer = pl.Trainer(
-    max_epochs=15, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    max_epochs=15,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
     callbacks=[TranLogsLightningCallback("runs/lightning", checkpoint_every=100)],
-)  # fmt: skip
+)
 trainer.fit(Digits(), DataLoader(train, batch_size=32, shuffle=True), DataLoader(test, batch_size=300))
 print(f"done: {trainer.global_step} steps, however often it was killed")

@@ -18,9 +18,13 @@ windows = torch.tensor([number[character] for character in text]).unfold(0, 33, 
 loader = DataLoader(TensorDataset(windows[:, :32], windows[:, 32]), batch_size=128, shuffle=True)
 
 model = nn.Sequential(
-    nn.Embedding(len(alphabet), 16), nn.Flatten(), nn.Linear(32 * 16, 512), nn.GELU(), nn.Dropout(0.1),
+    nn.Embedding(len(alphabet), 16),
+    nn.Flatten(),
+    nn.Linear(32 * 16, 512),
+    nn.GELU(),
+    nn.Dropout(0.1),
     nn.Linear(512, len(alphabet)),
-)  # fmt: skip
+)
 optimizer = LoggedOptimizer(
     torch.optim.AdamW(model.parameters(), lr=3e-3), run="runs/minimal", model=model, checkpoint_every="100MiB"
 )

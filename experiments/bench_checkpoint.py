@@ -25,9 +25,12 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
     print(f"  stall of a checkpoint {found['stall_ms']:.1f} ms, {found['over_memcpy']['median']:.2f} of a memcpy of the state")
     plain, logged = _peak("plain", quick=quick), _peak("logged", quick=quick)
     found["memory"] = {
-        "plain_bytes": plain, "logged_bytes": logged, "gradient_bytes": found["gradient_bytes"],
-        "state_bytes": found["state_bytes"], "extra_over_state": (logged - plain) / found["state_bytes"],
-    }  # fmt: skip
+        "plain_bytes": plain,
+        "logged_bytes": logged,
+        "gradient_bytes": found["gradient_bytes"],
+        "state_bytes": found["state_bytes"],
+        "extra_over_state": (logged - plain) / found["state_bytes"],
+    }
     print(
         f"  peak memory {plain / 1e6:.0f} MB plain, {logged / 1e6:.0f} MB logged: {(logged - plain) / 1e6:+.0f} MB, where the "
         f"gradients are {found['gradient_bytes'] / 1e6:.0f} MB and the state is {found['state_bytes'] / 1e6:.0f} MB"

@@ -56,8 +56,9 @@ def steady(width: int, run: str, copies: int, out: Path) -> None:
     """Steps with and without the log, in turns."""
     plain, logged = Bench(width), Bench(width)
     times: dict[str, list[float]] = {"plain": [], "logged": []}
-    with LoggedOptimizer(logged.inner, run, logged.model, checkpoint_every=10**9, durability="process",
-                         copies=copies) as optimizer:  # fmt: skip
+    with LoggedOptimizer(
+        logged.inner, run, logged.model, checkpoint_every=10**9, durability="process", copies=copies
+    ) as optimizer:
         optimizer.recover()
         turns = optimizer.steps(ROUNDS * STEPS)
         before = 0
@@ -91,8 +92,9 @@ def killed(width: int, run: str, copies: int, out: Path) -> None:
     """Train; the last rank dies once, and what follows tells the time."""
     bench, rank = Bench(width), dist.get_rank()
     built = time.time()
-    with LoggedOptimizer(bench.inner, run, bench.model, checkpoint_every=CHECKPOINT_EVERY, durability="process",
-                         copies=copies) as optimizer:  # fmt: skip
+    with LoggedOptimizer(
+        bench.inner, run, bench.model, checkpoint_every=CHECKPOINT_EVERY, durability="process", copies=copies
+    ) as optimizer:
         report = optimizer.recover()
         recovered = time.time()
         for number in optimizer.steps(KILLED_AT + 20):
@@ -103,11 +105,20 @@ def killed(width: int, run: str, copies: int, out: Path) -> None:
             bench.step(optimizer)
             if report.checkpoint_step is not None and rank == 0 and not out.exists():
                 at, step = json.loads(Path(f"{out}.killed").read_text())
-                out.write_text(json.dumps({
-                    "agent": BORN - at, "start": built - BORN, "load": recovered - built - report.seconds_replay,
-                    "replay": report.seconds_replay, "first step": time.time() - recovered, "replayed": report.replayed,
-                    "steps lost": step - report.step, "exact": report.exact,
-                }))  # fmt: skip
+                out.write_text(
+                    json.dumps(
+                        {
+                            "agent": BORN - at,
+                            "start": built - BORN,
+                            "load": recovered - built - report.seconds_replay,
+                            "replay": report.seconds_replay,
+                            "first step": time.time() - recovered,
+                            "replayed": report.replayed,
+                            "steps lost": step - report.step,
+                            "exact": report.exact,
+                        }
+                    )
+                )
 
 
 def torchrun(world: int, what: str, width: int, copies: int, folder: Path) -> Any:
@@ -151,10 +162,18 @@ def _steady(width: int, quick: bool) -> Iterator[dict[str, Any]]:
         nbytes = statistics.mean(rank[0] for rank in ranks)
         plain, logged = (statistics.median(rank[i] for rank in ranks) for i in (1, 2))
         whole = nbytes * world / copies
-        print(f"  W = {world}, copies {copies}: {nbytes / 1e6:.3f} MB a rank and step, x W / copies {whole / 1e6:.3f}; a step "
-              f" {plain * 1e3:.1f} ms, with the log {logged * 1e3:.1f} ms ({logged / plain:.2f}x)")  # fmt: skip
-        yield {"world": world, "copies": copies, "bytes": nbytes, "bytes x W / copies": whole,
-               "seconds plain": plain, "seconds logged": logged}  # fmt: skip
+        print(
+            f"  W = {world}, copies {copies}: {nbytes / 1e6:.3f} MB a rank and step, x W / copies {whole / 1e6:.3f}; a step "
+            f" {plain * 1e3:.1f} ms, with the log {logged * 1e3:.1f} ms ({logged / plain:.2f}x)"
+        )
+        yield {
+            "world": world,
+            "copies": copies,
+            "bytes": nbytes,
+            "bytes x W / copies": whole,
+            "seconds plain": plain,
+            "seconds logged": logged,
+        }
 
 
 def main() -> None:

@@ -56,8 +56,11 @@ def slowdown(*, quick: bool) -> dict[str, Any]:
     for model, title in (_MODELS_QUICK if quick else _MODELS).items():
         pairs, seconds = (1, 1.0) if quick else (12, 1.0) if model == "small" else (6, 3.0)
         print(f"{title}; ratio of step time to that without a daemon, median [quartiles] over {pairs} pairs of blocks")
-        with folder() as place, Trainer(model, Path(place) / "often", "24") as often, \
-                Trainer(model, Path(place) / "never", "never") as never:  # fmt: skip
+        with (
+            folder() as place,
+            Trainer(model, Path(place) / "often", "24") as often,
+            Trainer(model, Path(place) / "never", "never") as never,
+        ):
             store = f"file://{place}/store"
             found[title] = {
                 name: _compared(name, trainer, options, pairs, seconds)
@@ -151,10 +154,16 @@ def evaluation(*, quick: bool) -> dict[str, Any]:
             cpu.append(time.process_time() - used)
         watch.close()
     count = len(seen.worth.ordinals)
-    print(f"  {count:,} segments: first {wall[0]:.2f} s ({cpu[0]:.2f} s of CPU), following {shown(wall[1:], 2)} s "
-          f"({shown(cpu[1:], 2)} s of CPU)", flush=True)  # fmt: skip
-    return {"segments": count, "first": {"seconds": wall[0], "cpu": cpu[0]},
-            "following": {"seconds": quartiles(wall[1:]), "cpu": quartiles(cpu[1:])}}  # fmt: skip
+    print(
+        f"  {count:,} segments: first {wall[0]:.2f} s ({cpu[0]:.2f} s of CPU), following {shown(wall[1:], 2)} s "
+        f"({shown(cpu[1:], 2)} s of CPU)",
+        flush=True,
+    )
+    return {
+        "segments": count,
+        "first": {"seconds": wall[0], "cpu": cpu[0]},
+        "following": {"seconds": quartiles(wall[1:]), "cpu": quartiles(cpu[1:])},
+    }
 
 
 def _long_run(run: Path, count: int) -> JournalPaths:
@@ -168,8 +177,12 @@ def _long_run(run: Path, count: int) -> JournalPaths:
     with catalog.transaction() as tables:
         for i in range(10, 10 + count):
             name, at = f"{i:016x}", now - 60 * (10 + count - i)
-            tables.put(segment_key(i), SegmentRow(i, name, f"{i:010d}-{name}.seg", 64 * MIB, "sealed", 1, 2 * i, i, 2 * i + 1,
-                                                  i, 63 * MIB, at, at - 60))  # fmt: skip
+            tables.put(
+                segment_key(i),
+                SegmentRow(
+                    i, name, f"{i:010d}-{name}.seg", 64 * MIB, "sealed", 1, 2 * i, i, 2 * i + 1, i, 63 * MIB, at, at - 60
+                ),
+            )
         tables.put(f"checkpoint/{checkpoint.name}", replace(checkpoint, sequence=count, step=count // 2))
     catalog.close()
     return paths
@@ -205,8 +218,11 @@ def pruning(*, quick: bool) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[..., dict[str, Any]]] = {
-    "slowdown": slowdown, "evaluation": evaluation, "pruning": pruning, "storage": bench_storage.measure,
-}  # fmt: skip
+    "slowdown": slowdown,
+    "evaluation": evaluation,
+    "pruning": pruning,
+    "storage": bench_storage.measure,
+}
 
 
 def main() -> None:

@@ -114,12 +114,19 @@ def measure(*, quick: bool = False, picture: Path | None = None) -> dict[str, An
 def _series(course: Course, start: float) -> dict[str, Any]:
     """All that the picture shows, and how often the daemon looked: seconds since the beginning, bytes, values."""
     looks = [row.at - start for row in course.evaluations if row.at > start]
-    curves = [{"seconds": [round(at, 2) for at in times], "values": [round(value, 4) for value in values]}
-              for times, values in _curves(course, start)]  # fmt: skip
+    curves = [
+        {"seconds": [round(at, 2) for at in times], "values": [round(value, 4) for value in values]}
+        for times, values in _curves(course, start)
+    ]
     between = [round(b - a, 2) for a, b in pairwise(looks)]
     seconds = [round(at, 2) for at in course.times[::_SHOWN]]
-    return {"looks": len(looks), "seconds_between_looks": between, "seconds": seconds, "bytes": course.nbytes[::_SHOWN],
-            "values": curves}  # fmt: skip
+    return {
+        "looks": len(looks),
+        "seconds_between_looks": between,
+        "seconds": seconds,
+        "bytes": course.nbytes[::_SHOWN],
+        "values": curves,
+    }
 
 
 def _training(run: Path) -> subprocess.Popen[bytes]:
@@ -135,8 +142,13 @@ def draw(path: Path, courses: Sequence[Course], start: float) -> None:
 
     figure = Figure(figsize=(9, 6.4), dpi=160, layout="constrained")
     space, values = figure.subplots(2, sharex=True, height_ratios=(3, 2))
-    figure.suptitle("One training under three budgets: what lies on disk, and what segments are worth", x=0.01, ha="left",
-                    fontsize=12, color=_INK)  # fmt: skip
+    figure.suptitle(
+        "One training under three budgets: what lies on disk, and what segments are worth",
+        x=0.01,
+        ha="left",
+        fontsize=12,
+        color=_INK,
+    )
     for axes in (space, values):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(colors=_INK, labelsize=9)
@@ -148,8 +160,14 @@ def draw(path: Path, courses: Sequence[Course], start: float) -> None:
         for share, name in ((shares.high, "high"), (shares.low, "low")):
             space.axhline(share * course.budget, color=shade, lw=0.8, ls=(0, (4, 3)))
             space.text(end, share * course.budget, f" {name}", color=shade, fontsize=8, va="center")
-        space.text(end * 1.04, course.budget * (shares.high + shares.low) / 2, f"{course.budget} MiB", color=shade, fontsize=9,
-                   va="center")  # fmt: skip
+        space.text(
+            end * 1.04,
+            course.budget * (shares.high + shares.low) / 2,
+            f"{course.budget} MiB",
+            color=shade,
+            fontsize=9,
+            va="center",
+        )
     space.set_ylim(bottom=0)
     space.set_xlim(0, end * 1.1)
     space.set_ylabel("MiB of segments and checkpoints", color=_INK)

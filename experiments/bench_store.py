@@ -106,8 +106,10 @@ def _wait_durable(store: Store, name: str) -> None:
 
 def _line(row: dict[str, Any]) -> str:
     nbytes, (put, get, durable) = row["bytes"], (row[name]["median"] for name in ("put", "get", "durable"))
-    return (f"  {row['store']:32s} {nbytes / MIB:8.2f} MiB   put {put * 1000:8.1f} ms {nbytes / MIB / put:7.1f} MiB/s   "
-            f"get {get * 1000:8.1f} ms {nbytes / MIB / get:7.1f} MiB/s   durable {durable * 1000:8.0f} ms")  # fmt: skip
+    return (
+        f"  {row['store']:32s} {nbytes / MIB:8.2f} MiB   put {put * 1000:8.1f} ms {nbytes / MIB / put:7.1f} MiB/s   "
+        f"get {get * 1000:8.1f} ms {nbytes / MIB / get:7.1f} MiB/s   durable {durable * 1000:8.0f} ms"
+    )
 
 
 @contextmanager

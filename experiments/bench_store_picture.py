@@ -8,9 +8,15 @@ from typing import Any
 
 _INK = "#1f2937"
 _COLOURS = {
-    "folder": "#9ca3af", "ASYNC_THROUGH": "#1d4ed8", "CACHE_THROUGH": "#059669", "THROUGH": "#d97706",
-    "no store, again (noise)": "#d1d5db", "local disk": "#9ca3af", "Alluxio memory": "#1d4ed8", "under-store": "#d97706",
-}  # fmt: skip
+    "folder": "#9ca3af",
+    "ASYNC_THROUGH": "#1d4ed8",
+    "CACHE_THROUGH": "#059669",
+    "THROUGH": "#d97706",
+    "no store, again (noise)": "#d1d5db",
+    "local disk": "#9ca3af",
+    "Alluxio memory": "#1d4ed8",
+    "under-store": "#d97706",
+}
 
 
 def draw(path: Path, results: Mapping[str, Any]) -> None:
@@ -28,11 +34,20 @@ def draw(path: Path, results: Mapping[str, Any]) -> None:
         axes.set_ylim(bottom=0)
     archived.legend(frameon=False, fontsize=8)
     training = results["training"]
-    _dots(stall, {structure: {name: found["ratio"] for name, found in one["stores"].items() if name in _COLOURS}
-                  for structure, one in training.items()}, "step time over that without a store")  # fmt: skip
+    _dots(
+        stall,
+        {
+            structure: {name: found["ratio"] for name, found in one["stores"].items() if name in _COLOURS}
+            for structure, one in training.items()
+        },
+        "step time over that without a store",
+    )
     stall.axhline(1, color=_INK, lw=0.6)
-    _dots(recovery, {structure: {name: found["seconds"] for name, found in one["recovery"].items()}
-                     for structure, one in training.items()}, "seconds of recovery")  # fmt: skip
+    _dots(
+        recovery,
+        {structure: {name: found["seconds"] for name, found in one["recovery"].items()} for structure, one in training.items()},
+        "seconds of recovery",
+    )
     recovery.set_ylim(bottom=0)
     for axes in (archived, persisted, stall, recovery):
         axes.spines[["top", "right"]].set_visible(False)

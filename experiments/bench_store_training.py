@@ -107,8 +107,10 @@ def measure_training(url: str, folder: Path, *, quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for structure in STRUCTURES:
         stores = contenders(url, folder / structure / "store")
-        runs = {name: Training(structure, folder / structure / name.replace(" ", "-") / "run", make and make())
-                for name, make in stores.items()}  # fmt: skip
+        runs = {
+            name: Training(structure, folder / structure / name.replace(" ", "-") / "run", make and make())
+            for name, make in stores.items()
+        }
         found[structure] = {"parameters": runs[PLAIN].parameters, "stores": _blocks(runs, 2 if quick else 12)}
         rounds = 1 if quick else 5
         for name, run in runs.items():
@@ -135,11 +137,16 @@ def _blocks(runs: Mapping[str, Training], rounds: int) -> dict[str, Any]:
             if number:
                 steps[name].append(taken[1:])
                 drains[name].append((archived, persisted, (run.journal.log_bytes - before) / (block + archived)))
-    return {name: {"step_seconds": _spread([s for block in steps[name] for s in block]),
-                   "ratio": _spread([_median(mine) / _median(plain) for mine, plain in zip(steps[name], steps[PLAIN])]),
-                   "archived_seconds": _spread([one[0] for one in drains[name]]),
-                   "persisted_seconds": _spread([one[1] for one in drains[name]]),
-                   "bytes_per_second": _spread([one[2] for one in drains[name]])} for name in names}  # fmt: skip
+    return {
+        name: {
+            "step_seconds": _spread([s for block in steps[name] for s in block]),
+            "ratio": _spread([_median(mine) / _median(plain) for mine, plain in zip(steps[name], steps[PLAIN])]),
+            "archived_seconds": _spread([one[0] for one in drains[name]]),
+            "persisted_seconds": _spread([one[1] for one in drains[name]]),
+            "bytes_per_second": _spread([one[2] for one in drains[name]]),
+        }
+        for name in names
+    }
 
 
 def _read_back(run: Training, target: Path, rounds: int) -> dict[str, Any]:
@@ -173,8 +180,10 @@ def _recoveries(structure: str, run: Training, at: Any, target: Path, rounds: in
             taken[name].append(seconds_pull + _recovered(structure, target / "run"))
             shutil.rmtree(target)
     local = taken["local disk"]
-    return {name: {"seconds": _spread(values), "ratio": _spread([one / other for one, other in zip(values, local)])}
-            for name, values in taken.items()}  # fmt: skip
+    return {
+        name: {"seconds": _spread(values), "ratio": _spread([one / other for one, other in zip(values, local)])}
+        for name, values in taken.items()
+    }
 
 
 def _recovered(structure: str, run: Path) -> float:
@@ -215,12 +224,17 @@ def measure_lag(url: str, folder: Path, *, quick: bool) -> dict[str, Any]:
         run.close()
         late = [point for point in curve if point[0] > curve[-1][0] / 4]
         found[name] = {
-            "curve": curve, "archived_steps": _spread([point[1] for point in late]),
-            "persisted_steps": _spread([point[2] for point in late]), "step_seconds": curve[-1][0] / len(curve),
-        }  # fmt: skip
+            "curve": curve,
+            "archived_steps": _spread([point[1] for point in late]),
+            "persisted_steps": _spread([point[2] for point in late]),
+            "step_seconds": curve[-1][0] / len(curve),
+        }
         archived, persisted = found[name]["archived_steps"]["median"], found[name]["persisted_steps"]["median"]
-        print(f"  lag, {name:14s} archived {archived:5.1f} steps behind, persisted {persisted:5.1f}, a step "
-              f"{found[name]['step_seconds'] * 1e3:.0f} ms", flush=True)  # fmt: skip
+        print(
+            f"  lag, {name:14s} archived {archived:5.1f} steps behind, persisted {persisted:5.1f}, a step "
+            f"{found[name]['step_seconds'] * 1e3:.0f} ms",
+            flush=True,
+        )
     return found
 
 
@@ -241,8 +255,11 @@ def _show(structure: str, found: dict[str, Any]) -> None:
             one[key]["median"] for key in ("bytes_per_second", "step_seconds", "archived_seconds", "persisted_seconds")
         )
         sent = f"   sent {rate / 1e6:6.1f} MB/s   archived after {archived:.2f} s, persisted after {persisted:.2f} s"
-        print(f"  {name:24s} step {step * 1e3:6.1f} ms, ratio {middle:.2f} [{low:.2f}-{high:.2f}]"
-              f"{sent if archived else ''}{read}", flush=True)  # fmt: skip
+        print(
+            f"  {name:24s} step {step * 1e3:6.1f} ms, ratio {middle:.2f} [{low:.2f}-{high:.2f}]"
+            f"{sent if archived else ''}{read}",
+            flush=True,
+        )
     for name, one in found["recovery"].items():
         low, middle, high = one["seconds"].values()
         print(f"  recovery from {name:16s} {middle:.2f} s [{low:.2f}-{high:.2f}], {one['ratio']['median']:.1f} times local")

@@ -32,9 +32,13 @@ class Trainer:
 
     def __init__(self, model: str, run: Path, checkpoint_every: str) -> None:
         self.run = run
-        self._process = subprocess.Popen([sys.executable, __file__, model, str(run), checkpoint_every], text=True,
-                                         env=os.environ | {"OMP_WAIT_POLICY": "passive"},  # a busy machine waits by sleeping
-                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, model, str(run), checkpoint_every],
+            text=True,
+            env=os.environ | {"OMP_WAIT_POLICY": "passive"},  # a busy machine waits by sleeping
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def __enter__(self) -> Trainer:
         return self

@@ -49,24 +49,40 @@ HEADINGS: dict[str, tuple[Experiment, ...]] = {
         Experiment("step_time", "Where a training step's time goes, and what replay saves", "step_time.py", tables.step_time),
         Experiment("recovered_quality", "Recovered quality", "recovered_quality.py", tables.recovered_quality),
         Experiment("storage", "Storage under thresholds", "bench_storage.py", tables.storage),
-        Experiment("store", "Asynchronous persistence", "bench_store.py", tables.store, needs="JDK 17 and Maven, for a cluster",
-                   programs=("java", "mvn")),
+        Experiment(
+            "store",
+            "Asynchronous persistence",
+            "bench_store.py",
+            tables.store,
+            needs="JDK 17 and Maven, for a cluster",
+            programs=("java", "mvn"),
+        ),
     ),
     "Other systems, same work, same machine, one run": (
         Experiment("peers", "What saves a training loop", "peers.py", peer_tables.peers),
         Experiment("other_world", "Another number of processes", "other_world.py", peer_tables.other_world),
-        Experiment("trainers", "Trainers, by their own checkpoints", "trainers_own.py", peer_tables.trainers,
-                   needs="lightning, transformers, accelerate, Keras and a backend of it",
-                   packages=("lightning", "transformers", "accelerate", "keras")),
+        Experiment(
+            "trainers",
+            "Trainers, by their own checkpoints",
+            "trainers_own.py",
+            peer_tables.trainers,
+            needs="lightning, transformers, accelerate, Keras and a backend of it",
+            packages=("lightning", "transformers", "accelerate", "keras"),
+        ),
         Experiment("torchft", "Live healing", "torchft_heal.py", peer_tables.torchft, needs="torchft", packages=("torchft",)),
     ),
     "What TranLogs costs": (
         Experiment("bench", "Steps, log, replay, recovery, disk", "bench.py", bench_tables.bench),
         Experiment("keras_recovery", "Keras: redone steps, and what a kill loses", "keras_recovery.py", tables.keras_recovery),
         Experiment("distributed", "Many processes", "bench_distributed.py", tables.distributed),
-        Experiment("bench_monitor", "The monitor", "bench_monitor.py", tables.bench_monitor,
-                   ("slowdown", "evaluation", "pruning", "idle")),  # its `storage` is an experiment of its own, above
+        Experiment(
+            "bench_monitor",
+            "The monitor",
+            "bench_monitor.py",
+            tables.bench_monitor,
+            ("slowdown", "evaluation", "pruning", "idle"),
+        ),  # its `storage` is an experiment of its own, above
     ),
-}  # fmt: skip
+}
 
 EXPERIMENTS = {experiment.name: experiment for experiments in HEADINGS.values() for experiment in experiments}

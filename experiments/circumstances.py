@@ -35,15 +35,19 @@ class Circumstances:
         """
         seconds = time.monotonic() - self._start
         return {
-            "at": self._at.isoformat(timespec="seconds"), "seconds": round(seconds, 1), "commit": self._commit,
+            "at": self._at.isoformat(timespec="seconds"),
+            "seconds": round(seconds, 1),
+            "commit": self._commit,
             "load": [round(self._load, 1), round(os.getloadavg()[0], 1)],
             "others_busy": round(max(0.0, _others_seconds() - self._others) / seconds, 2),
             "machine": {
-                "processor": _processor(), "cpus": os.cpu_count(), "system": f"{platform.system()} {platform.release()}",
+                "processor": _processor(),
+                "cpus": os.cpu_count(),
+                "system": f"{platform.system()} {platform.release()}",
                 "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             },
             "versions": _versions(),
-        }  # fmt: skip
+        }
 
 
 def write_results(out: Path, results: dict[str, Any], begun: Circumstances) -> None:

@@ -79,8 +79,12 @@ def main() -> None:
         server = WebServer(("127.0.0.1", 0), Metrics(), board)
         with Browser(program) as browser:
             one = address_of_page("runs/gpt/rank0")
-            pictures = (("dashboard", one, 1000, False), ("dashboard-dark", one, 1000, True),
-                        ("dashboard-phone", one, 380, True), ("dashboard-all", "/", 760, False))  # fmt: skip
+            pictures = (
+                ("dashboard", one, 1000, False),
+                ("dashboard-dark", one, 1000, True),
+                ("dashboard-phone", one, 380, True),
+                ("dashboard-all", "/", 760, False),
+            )
             for name, path, width, is_dark in pictures:
                 browser.look(width=width, height=300, is_dark=is_dark)
                 browser.open(f"http://127.0.0.1:{server.port}{path}")

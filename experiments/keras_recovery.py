@@ -75,10 +75,17 @@ def cnn() -> Any:
     """0.03 M parameters: what is measured is what a step costs whatever its size."""
     from keras import layers
 
-    return _compiled([
-        layers.Input((16, 16, 3)), layers.Conv2D(16, 3, activation="relu"), layers.Conv2D(32, 3, activation="relu"),
-        layers.MaxPooling2D(), layers.Flatten(), layers.Dense(20, activation="relu"), layers.Dense(10),
-    ])  # fmt: skip
+    return _compiled(
+        [
+            layers.Input((16, 16, 3)),
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(20, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
 
 
 def mlp() -> Any:
@@ -229,8 +236,13 @@ def _kill(which: str, folder: Path, batch: int) -> dict[str, Any]:
     last = done[-1][0]
     begun_again, again = _until(which, folder, folder / "second", last + 1)
     new = next(moment for number, moment in again if number > last)
-    return {"killed_after": last + 1, "lost": last + 1 - again[0][0], "seconds": new - begun_again,
-            "seconds_to_any": again[0][1] - begun_again, "seconds_fresh": done[0][1] - begun}  # fmt: skip
+    return {
+        "killed_after": last + 1,
+        "lost": last + 1 - again[0][0],
+        "seconds": new - begun_again,
+        "seconds_to_any": again[0][1] - begun_again,
+        "seconds_fresh": done[0][1] - begun,
+    }
 
 
 def _until(which: str, folder: Path, progress: Path, batch: int) -> tuple[float, list[tuple[int, float]]]:

@@ -263,8 +263,13 @@ def _try(name: str, world: int, following: int, width: int, folder: Path, refere
     found = json.loads(second.read_text())
     resumed = found["resumed"]
     is_exact = 0 < resumed <= len(reference) and found["digest"] == reference[resumed - 1]
-    return {"from": world, "to": following, "verdict": "exact" if is_exact else "wrong", "lost": CRASH - resumed,
-            "seconds": found["seconds"]}  # fmt: skip
+    return {
+        "from": world,
+        "to": following,
+        "verdict": "exact" if is_exact else "wrong",
+        "lost": CRASH - resumed,
+        "seconds": found["seconds"],
+    }
 
 
 def _demand(is_as_planned: bool, folder: Path) -> None:

@@ -221,8 +221,11 @@ def _ahead(found: dict[str, Any], scenarios: dict[str, str]) -> Lines:
 
 def _less_wasted(others: list[dict[str, Any]], ours: dict[str, Any]) -> Iterator[str]:
     for hours in _HOURS:
-        shares = {peer["title"]: 100 * min(way.share(3600 * hours) for way in ways)
-                  for peer in (ours, *others) if (ways := ways_of(peer))}  # fmt: skip
+        shares = {
+            peer["title"]: 100 * min(way.share(3600 * hours) for way in ways)
+            for peer in (ours, *others)
+            if (ways := ways_of(peer))
+        }
         mine = shares.pop(ours["title"], 0.0)
         if better := [f"{title} {share:.2f} %" for title, share in shares.items() if share < mine]:
             yield f"time lost (T_wasted), a failure in {hours} h: {', '.join(better)}; TranLogs {mine:.2f} %"
@@ -252,8 +255,11 @@ def _better(
     others: list[dict[str, Any]], ours: dict[str, Any], what: str, every: str, read: Callable[[dict[str, Any]], float | None]
 ) -> list[str]:
     mine = read(ours)
-    better = [f"{peer['title']} {value:.2f}" for peer in others
-              if mine is not None and (value := read(peer)) is not None and value < 0.995 * mine]  # fmt: skip
+    better = [
+        f"{peer['title']} {value:.2f}"
+        for peer in others
+        if mine is not None and (value := read(peer)) is not None and value < 0.995 * mine
+    ]
     return [f"{what}, saved every {every}: {', '.join(better)}; TranLogs {mine:.2f}"] if better else []
 
 
@@ -295,11 +301,20 @@ def other_world(results: dict[str, Any]) -> Lines:
         number of processes goes on. Exact: weights and optimizer, gathered whole, are bit for bit those that the first
         number of processes had at that step. (What they compute from there on is rounded as their number makes it.)""")
     head = ["processes", "saved by", "state that comes back", "steps lost", "loaded in, s"]
-    rows = ([f"{row['from']}, then {row['to']}", row["way"], row["verdict"], row.get("lost", ""), row.get("seconds", "")]
-            for row in results["rows"])  # fmt: skip
-    slower = [f"{row['from']} to {row['to']}" for row in results["rows"] if row["way"] == "TranLogs" and any(
-        other.get("seconds", 1e9) < row.get("seconds", 0) for other in results["rows"]
-        if (other["from"], other["to"]) == (row["from"], row["to"]))]  # fmt: skip
+    rows = (
+        [f"{row['from']}, then {row['to']}", row["way"], row["verdict"], row.get("lost", ""), row.get("seconds", "")]
+        for row in results["rows"]
+    )
+    slower = [
+        f"{row['from']} to {row['to']}"
+        for row in results["rows"]
+        if row["way"] == "TranLogs"
+        and any(
+            other.get("seconds", 1e9) < row.get("seconds", 0)
+            for other in results["rows"]
+            if (other["from"], other["to"]) == (row["from"], row["to"])
+        )
+    ]
     said = f"Loaded faster than by TranLogs, which also redoes steps, in: {', '.join(slower)}." if slower else ""
     return lines + table(head, rows) + (prose(said) if said else [])
 

@@ -160,16 +160,24 @@ def measure(names: list[str], *, quick: bool, minutes: float) -> dict[str, Any]:
         ):
             part(begun + share * minutes * 60)
         parameters = sum(p.numel() for p in Job(size.width).model.parameters())
-    return {"parameters": parameters, "missing": made.missing, "late": made.late, "failed": made.failed, "peers": made.peers,
-            "outrun": {"batch": _SLOW_BATCH, "step_seconds": made.plain_seconds},
-            "scenarios": {name: SCENARIOS[name].title for name in size.scenarios}}  # fmt: skip
+    return {
+        "parameters": parameters,
+        "missing": made.missing,
+        "late": made.late,
+        "failed": made.failed,
+        "peers": made.peers,
+        "outrun": {"batch": _SLOW_BATCH, "step_seconds": made.plain_seconds},
+        "scenarios": {name: SCENARIOS[name].title for name in size.scenarios},
+    }
 
 
 def _told(found: dict[str, Any]) -> str:
     if "error" in found:
         return f"failed: {found['error']}"
-    return (f"mean {found['mean']:.2f}, median {found['median']:.2f}, p99 {found['p99']:.2f} of {found['plain_ms']:.1f} ms; "
-            f"{found['written_per_step'] / 1e6:.2f} MB a step")  # fmt: skip
+    return (
+        f"mean {found['mean']:.2f}, median {found['median']:.2f}, p99 {found['p99']:.2f} of {found['plain_ms']:.1f} ms; "
+        f"{found['written_per_step'] / 1e6:.2f} MB a step"
+    )
 
 
 def _in_child(name: str, folder: Path, width: int, every: int, blocks: int) -> dict[str, Any]:

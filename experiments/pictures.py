@@ -25,8 +25,15 @@ def draw_step_time(path: Path, results: dict[str, Any]) -> None:
         for i, shade in enumerate(SHADES):
             shares.barh(row, middle[i], left=left, height=0.5, color=shade, label=phases[i] if row == rows[0] else None)
             if middle[i] > 0.06:
-                shares.text(left + middle[i] / 2, row, f"{middle[i]:.0%}", ha="center", va="center", fontsize=8,
-                            color="white" if i > 1 else INK)  # fmt: skip
+                shares.text(
+                    left + middle[i] / 2,
+                    row,
+                    f"{middle[i]:.0%}",
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color="white" if i > 1 else INK,
+                )
             left += middle[i]
             if i < len(SHADES) - 1:  # the interval of this phase, at its end
                 shares.plot([left - (middle[i] - low[i]), left + high[i] - middle[i]], [row - 0.32] * 2, color=INK, lw=1.2)
@@ -81,8 +88,14 @@ def draw_recovered_quality(path: Path, results: dict[str, Any]) -> None:
 
 def _draw_quality(axes: Axes, found: dict[str, Any], what: str) -> None:
     curve, points = found["curve"], found["points"]
-    axes.plot([seen["step"] for seen in curve], [seen[what] for seen in curve], color=SHADES[1], lw=5, solid_capstyle="round",
-              label="never killed")  # fmt: skip
+    axes.plot(
+        [seen["step"] for seen in curve],
+        [seen[what] for seen in curve],
+        color=SHADES[1],
+        lw=5,
+        solid_capstyle="round",
+        label="never killed",
+    )
     steps = [point["step"] for point in points]
     ours, theirs = ([point[way][what] for point in points] for way in ("tranlogs", "checkpoint"))
     axes.vlines(steps, ours, theirs, color=RED, lw=0.8)

@@ -113,11 +113,18 @@ def _crash(work: Workload, size: Size, reference: Reference, step: int, place: i
     model.load_state_dict(checkpoint["model"])
     theirs = work.quality(model)
     lost = step - checkpoint["step"]
-    print(f"  {work.name:5s} killed {lost:2d} steps behind the checkpoint, {PLACES[place]:27s} loss {ours['loss']:.4f} "
-          f"(checkpoint {theirs['loss']:.4f}), accuracy {ours['accuracy']:.1%} ({theirs['accuracy']:.1%})",
-          flush=True)  # fmt: skip
-    return {"step": step, "place": place, "tranlogs": {"step": report.step, "replayed": report.replayed, **ours},
-            "checkpoint": {"step": checkpoint["step"], **theirs}, "uninterrupted": reference.quality(step)}  # fmt: skip
+    print(
+        f"  {work.name:5s} killed {lost:2d} steps behind the checkpoint, {PLACES[place]:27s} loss {ours['loss']:.4f} "
+        f"(checkpoint {theirs['loss']:.4f}), accuracy {ours['accuracy']:.1%} ({theirs['accuracy']:.1%})",
+        flush=True,
+    )
+    return {
+        "step": step,
+        "place": place,
+        "tranlogs": {"step": report.step, "replayed": report.replayed, **ours},
+        "checkpoint": {"step": checkpoint["step"], **theirs},
+        "uninterrupted": reference.quality(step),
+    }
 
 
 def _from_log(work: Workload, reference: Reference, step: int, folder: Path) -> tuple[dict[str, float], Any]:

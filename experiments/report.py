@@ -67,19 +67,27 @@ def _circumstances(found: dict[str, dict[str, Any]]) -> Lines:
     lines = table(
         ["experiment", "taken (UTC)", "commit", "minutes", "load before, after", "processors kept busy by others"],
         (
-            [name, about["at"][:16].replace("T", " "), f"`{about['commit']}`", f"{about['seconds'] / 60:.1f}",
-             ", ".join(map(str, about["load"])), f"{about['others_busy']:.1f} of {about['machine']['cpus']}"]
+            [
+                name,
+                about["at"][:16].replace("T", " "),
+                f"`{about['commit']}`",
+                f"{about['seconds'] / 60:.1f}",
+                ", ".join(map(str, about["load"])),
+                f"{about['others_busy']:.1f} of {about['machine']['cpus']}",
+            ]
             for name, about in found.items()
         ),
-    )  # fmt: skip
+    )
     machines = dict.fromkeys(_machine(about["machine"]) for about in found.values())
     versions = dict.fromkeys(", ".join(map(" ".join, about["versions"].items())) for about in found.values())
     return [*lines, *(line for told in (*machines, *versions) for line in prose(f"{told}.")), *prose(_SIGNS)]
 
 
 def _machine(about: dict[str, Any]) -> str:
-    return (f"{about['processor']}, {about['cpus']} processors, {about['memory_bytes'] / (1 << 30):.0f} GiB of memory, "
-            f"{about['system']}, no GPU used")  # fmt: skip
+    return (
+        f"{about['processor']}, {about['cpus']} processors, {about['memory_bytes'] / (1 << 30):.0f} GiB of memory, "
+        f"{about['system']}, no GPU used"
+    )
 
 
 if __name__ == "__main__":

@@ -19,8 +19,14 @@ from report import DOCUMENT, RESULTS, write_report
 
 def take(experiment: Experiment, results: Path, *, quick: bool) -> bool:
     """Run its script; whether it did what it should."""
-    command = [sys.executable, str(HERE / experiment.script), *experiment.arguments, *(["--quick"] if quick else []),
-               "--out", str(results / f"{experiment.name}.json")]  # fmt: skip
+    command = [
+        sys.executable,
+        str(HERE / experiment.script),
+        *experiment.arguments,
+        *(["--quick"] if quick else []),
+        "--out",
+        str(results / f"{experiment.name}.json"),
+    ]
     print(f"==== {experiment.name}: {experiment.title}", flush=True)
     return subprocess.run(command).returncode == 0
 

@@ -80,8 +80,9 @@ class Logged:
     def optimizer(self, work: Workload, seed: int) -> tuple[Any, LoggedOptimizer]:
         """A fresh model under the log."""
         model = work.model(seed)
-        return model, LoggedOptimizer(optimizer_of(model), self.run, model, checkpoint_every="never", durability="process",
-                                      **self.settings)  # fmt: skip
+        return model, LoggedOptimizer(
+            optimizer_of(model), self.run, model, checkpoint_every="never", durability="process", **self.settings
+        )
 
     def train(self, work: Workload, steps: int) -> None:
         """Some steps, a checkpoint (so that no redone step is the first of its optimizer), and `steps` steps."""
@@ -184,8 +185,15 @@ class Course:
                 key: bootstrap(1 - np.array(taken) / steps, np.median) for key, taken in (("one", log.one), ("many", log.many))
             }
             logs[name] = {"bytes_per_step": log.bytes_per_step, "saved": saved}
-        return {"data": self.work.data, "batch": self.work.batch, "parameters": self.parameters,
-                "seconds": bootstrap(steps, np.median), "shares": shares, "without_optimizer": rest, "logs": logs}  # fmt: skip
+        return {
+            "data": self.work.data,
+            "batch": self.work.batch,
+            "parameters": self.parameters,
+            "seconds": bootstrap(steps, np.median),
+            "shares": shares,
+            "without_optimizer": rest,
+            "logs": logs,
+        }
 
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
@@ -209,8 +217,10 @@ def _tell(name: str, found: dict[str, Any]) -> None:
     print(f"  {name:5s} {found['parameters'] / 1e6:.1f} M parameters, step {found['seconds'][0] * 1e3:.1f} ms: {shares}")
     for log, about in found["logs"].items():
         one, low, high = about["saved"]["one"]
-        print(f"    {log:32s} {about['bytes_per_step'] / 1e6:6.2f} MB a step; saved of a step, redone alone: {one:.1%} "
-              f"[{low:.1%}, {high:.1%}], among others: {about['saved']['many'][0]:.1%}")  # fmt: skip
+        print(
+            f"    {log:32s} {about['bytes_per_step'] / 1e6:6.2f} MB a step; saved of a step, redone alone: {one:.1%} "
+            f"[{low:.1%}, {high:.1%}], among others: {about['saved']['many'][0]:.1%}"
+        )
 
 
 def main() -> None:

@@ -50,12 +50,17 @@ def step_time(results: dict[str, Any]) -> Lines:
     lines += table(
         ["model", "data", "parameters, batch", "ms a step", *phases, "all but the optimizer"],
         (
-            [name, found["data"], f"{found['parameters'] / 1e6:.2f} M, {found['batch']}", f"{found['seconds'][0] * 1e3:.1f}",
-             *(_percent([bound[i] for bound in found["shares"]]) for i in range(len(phases))),
-             _percent(found["without_optimizer"])]
+            [
+                name,
+                found["data"],
+                f"{found['parameters'] / 1e6:.2f} M, {found['batch']}",
+                f"{found['seconds'][0] * 1e3:.1f}",
+                *(_percent([bound[i] for bound in found["shares"]]) for i in range(len(phases))),
+                _percent(found["without_optimizer"]),
+            ]
             for name, found in models.items()
         ),
-    )  # fmt: skip
+    )
     lines += prose(f"""
         What redoing a step from the log saves of it, by TranLogs' own recovery: `seconds_replay`, which is reading the log
         and its checksums, the update, and comparing the fingerprint, against the computed steps of the same round. Alone: a
@@ -71,8 +76,16 @@ def step_time(results: dict[str, Any]) -> Lines:
     for name, found in models.items():
         for log, about in found["logs"].items():
             nbytes = about["bytes_per_step"]
-            rows.append([name, log, f"{nbytes / 1e6:.2f} MB", f"{nbytes / found['parameters']:.1f}",
-                         _percent(about["saved"]["one"]), _percent(about["saved"]["many"])])  # fmt: skip
+            rows.append(
+                [
+                    name,
+                    log,
+                    f"{nbytes / 1e6:.2f} MB",
+                    f"{nbytes / found['parameters']:.1f}",
+                    _percent(about["saved"]["one"]),
+                    _percent(about["saved"]["many"]),
+                ]
+            )
     head = ["model", "logged", "bytes a step", "bytes a parameter", "saved of a step, alone", "among others"]
     return lines + table(head, rows)
 
@@ -93,8 +106,18 @@ def recovered_quality(results: dict[str, Any]) -> Lines:
         for number in results["intervals"]:
             points = [point for point in found["points"] if point["step"] // interval == number]
             rows.append([name, f"{number * interval} to {(number + 1) * interval - 1}", len(points), *_better(points)])
-    head = ["model", "crash after step", "crashes", "worst crash for the checkpoint", "its loss", "TranLogs", "its accuracy",
-            "TranLogs", "loss better by, all crashes", "accuracy better by"]  # fmt: skip
+    head = [
+        "model",
+        "crash after step",
+        "crashes",
+        "worst crash for the checkpoint",
+        "its loss",
+        "TranLogs",
+        "its accuracy",
+        "TranLogs",
+        "loss better by, all crashes",
+        "accuracy better by",
+    ]
     return lines + table(head, rows)
 
 
@@ -104,9 +127,15 @@ def _better(points: list[dict[str, Any]]) -> list[str]:
     accuracy = [100 * (point["tranlogs"]["accuracy"] - point["checkpoint"]["accuracy"]) for point in points]
     worst = points[loss.index(max(loss))]
     ours, theirs = worst["tranlogs"], worst["checkpoint"]
-    return [f"{worst['step'] - theirs['step']} steps behind it", f"{theirs['loss']:.3f}", f"{ours['loss']:.3f}",
-            f"{theirs['accuracy']:.1%}", f"{ours['accuracy']:.1%}",
-            f"{100 * min(loss):.1f} to {100 * max(loss):.1f} %", f"{min(accuracy):.1f} to {max(accuracy):.1f}"]  # fmt: skip
+    return [
+        f"{worst['step'] - theirs['step']} steps behind it",
+        f"{theirs['loss']:.3f}",
+        f"{ours['loss']:.3f}",
+        f"{theirs['accuracy']:.1%}",
+        f"{ours['accuracy']:.1%}",
+        f"{100 * min(loss):.1f} to {100 * max(loss):.1f} %",
+        f"{min(accuracy):.1f} to {max(accuracy):.1f}",
+    ]
 
 
 def storage(results: dict[str, Any]) -> Lines:
@@ -115,9 +144,15 @@ def storage(results: dict[str, Any]) -> Lines:
         A toy that logs 100 KB a step, ten steps a second, with a daemon beside it that looks once in half a second. Between two
         looks a run lies above its budget by what it logs meanwhile; a look takes at most a twentieth of the time, so they
         become rare where it waits long for a processor or a disk.""")
-    rows = ([budget, *(f"{found[key] / (1 << 20):.1f} MiB" for key in ("most_bytes", "last_bytes")), found["looks"],
-             f"{max(found['seconds_between_looks'], default=0):.1f} s"]
-            for budget, found in _without_circumstances(results).items())  # fmt: skip
+    rows = (
+        [
+            budget,
+            *(f"{found[key] / (1 << 20):.1f} MiB" for key in ("most_bytes", "last_bytes")),
+            found["looks"],
+            f"{max(found['seconds_between_looks'], default=0):.1f} s",
+        ]
+        for budget, found in _without_circumstances(results).items()
+    )
     return lines + table(["budget", "on disk at most", "in the end", "looks", "longest between two"], rows)
 
 
@@ -134,33 +169,52 @@ def _objects(rows: list[dict[str, Any]]) -> Lines:
     return lines + table(
         ["store", "MiB", "put, ms", "get, ms", "durable, ms"],
         (
-            [row["store"], f"{row['bytes'] / (1 << 20):g}",
-             *(f"{row[what]['median'] * 1e3:.1f}" for what in ("put", "get", "durable"))]
+            [
+                row["store"],
+                f"{row['bytes'] / (1 << 20):g}",
+                *(f"{row[what]['median'] * 1e3:.1f}" for what in ("put", "get", "durable")),
+            ]
             for row in rows
         ),
-    )  # fmt: skip
+    )
 
 
 def _shipped(found: dict[str, Any]) -> Lines:
-    head = ["model", "shipped to", "step time over that without", "sent, MB/s", "archived after, s", "persisted after, s",
-            "read back, MB/s"]  # fmt: skip
+    head = [
+        "model",
+        "shipped to",
+        "step time over that without",
+        "sent, MB/s",
+        "archived after, s",
+        "persisted after, s",
+        "read back, MB/s",
+    ]
     rows = [
-        [f"{structure}, {about['parameters'] / 1e6:.2f} M", name, _spread(one["ratio"]),
-         f"{one['bytes_per_second']['median'] / 1e6:.1f}", f"{one['archived_seconds']['median']:.2f}",
-         f"{one['persisted_seconds']['median']:.2f}",
-         f"{one['read']['bytes_per_second']['median'] / 1e6:.1f}" if "read" in one else ""]
+        [
+            f"{structure}, {about['parameters'] / 1e6:.2f} M",
+            name,
+            _spread(one["ratio"]),
+            f"{one['bytes_per_second']['median'] / 1e6:.1f}",
+            f"{one['archived_seconds']['median']:.2f}",
+            f"{one['persisted_seconds']['median']:.2f}",
+            f"{one['read']['bytes_per_second']['median'] / 1e6:.1f}" if "read" in one else "",
+        ]
         for structure, about in found.items()
         for name, one in about["stores"].items()
-    ]  # fmt: skip
+    ]
     recovered = (
         [structure, name, f"{one['seconds']['median']:.2f}", _spread(one["ratio"], 1)]
         for structure, about in found.items()
         for name, one in about["recovery"].items()
     )
     again = [one["ratio"]["median"] for about in found.values() for name, one in about["stores"].items() if "noise" in name]
-    noise = prose(f"""
+    noise = (
+        prose(f"""
         Two trainings without a store, one over the other, came out at {min(again):.2f} to {max(again):.2f}: step times within
-        that range say nothing.""") if again else []  # fmt: skip
+        that range say nothing.""")
+        if again
+        else []
+    )
     return table(head, rows) + noise + table(["model", "recovered from", "seconds", "over local"], recovered)
 
 
@@ -188,9 +242,16 @@ def keras_recovery(results: dict[str, Any]) -> Lines:
     lines += table(["backend", "model", "computed, ms", "redone over computed"], rows)
     if "kills" in results:
         lines += prose("Batches that are trained again after a SIGKILL under TensorFlow, the one that was running among them:")
-        kills = ([way, *(", ".join(map(str, several)) for several in (
-                     told["killed_after"], told["lost"], [round(seconds, 1) for seconds in told["seconds"]]))]
-                 for way, told in results["kills"].items())  # fmt: skip
+        kills = (
+            [
+                way,
+                *(
+                    ", ".join(map(str, several))
+                    for several in (told["killed_after"], told["lost"], [round(seconds, 1) for seconds in told["seconds"]])
+                ),
+            ]
+            for way, told in results["kills"].items()
+        )
         lines += table(["saved by", "killed after batch", "batches again", "seconds to the first new batch"], kills)
     return lines
 
@@ -203,11 +264,16 @@ def distributed(results: dict[str, Any]) -> Lines:
     lines += table(
         ["processes", "copies", "MB a rank and step", "ms a step", "with the log"],
         (
-            [row["world"], row["copies"], f"{row['bytes'] / 1e6:.2f}", f"{row['seconds plain'] * 1e3:.1f}",
-             f"{row['seconds logged'] / row['seconds plain']:.2f} times"]
+            [
+                row["world"],
+                row["copies"],
+                f"{row['bytes'] / 1e6:.2f}",
+                f"{row['seconds plain'] * 1e3:.1f}",
+                f"{row['seconds logged'] / row['seconds plain']:.2f} times",
+            ]
             for row in results["steady"]
         ),
-    )  # fmt: skip
+    )
     parts = ("agent", "start", "load", "replay", "first step")
     return lines + table(
         ["processes", "copies", *(f"{part}, s" for part in parts), "steps lost", "exact"],
@@ -228,13 +294,22 @@ def bench_monitor(results: dict[str, Any]) -> Lines:
     ]
     if rows:
         lines += table(["model", "beside it", "step time over that without", "ms a step", "processors that it takes"], rows)
-    rows = [[f"idle, --interval {interval}", f"{found['cpu_seconds_an_hour']:.1f} CPU seconds an hour, "
-             f"{found['memory_bytes'] / 1e6:.0f} MB"] for interval, found in results.get("idle", {}).items()]  # fmt: skip
+    rows = [
+        [
+            f"idle, --interval {interval}",
+            f"{found['cpu_seconds_an_hour']:.1f} CPU seconds an hour, {found['memory_bytes'] / 1e6:.0f} MB",
+        ]
+        for interval, found in results.get("idle", {}).items()
+    ]
     if "evaluation" in results:
         found = results["evaluation"]
         low, middle, high = found["following"]["seconds"]
-        rows.append([f"an evaluation of {found['segments']:,} segments", f"{middle:.2f} s [{low:.2f}-{high:.2f}]; "
-                     f"the first {found['first']['seconds']:.1f} s"])  # fmt: skip
+        rows.append(
+            [
+                f"an evaluation of {found['segments']:,} segments",
+                f"{middle:.2f} s [{low:.2f}-{high:.2f}]; the first {found['first']['seconds']:.1f} s",
+            ]
+        )
     if "pruning" in results:
         low, middle, high = (rate / 1e6 for rate in results["pruning"]["bytes_a_second"])
         rows.append(["pruning", f"{middle:.0f} MB a second [{low:.0f}-{high:.0f}]"])

@@ -52,9 +52,20 @@ def replica(number: int, after: int, width: int, folder: Path, crash: int | None
 
     timeout = timedelta(seconds=_TIMEOUT_SECONDS)
     group = ProcessGroupGloo(timeout=timeout)
-    manager = Manager(pg=group, load_state_dict=load, state_dict=state, min_replica_size=1, timeout=timeout,
-                      rank=0, world_size=1, store_addr="localhost", store_port=store.port, replica_id=f"replica{number}",
-                      hostname="localhost", use_async_quorum=False)  # fmt: skip
+    manager = Manager(
+        pg=group,
+        load_state_dict=load,
+        state_dict=state,
+        min_replica_size=1,
+        timeout=timeout,
+        rank=0,
+        world_size=1,
+        store_addr="localhost",
+        store_port=store.port,
+        replica_id=f"replica{number}",
+        hostname="localhost",
+        use_async_quorum=False,
+    )
     optimizer = Optimizer(manager, job.inner)
     data, end = digits(), folder / "end"
     is_second_life = (folder / f"{number}.jsonl").exists()
@@ -112,9 +123,11 @@ class Pair:
     def __init__(self, folder: Path, after: int, width: int) -> None:
         folder.mkdir()
         self._folder, self._after, self._width = folder, after, width
-        code = ("from torchft.coordination import LighthouseServer as Server; import time\n"
-                "server = Server(bind='[::]:0', min_replicas=1, join_timeout_ms=3000)\n"
-                "print(server.address(), flush=True); time.sleep(1e6)")  # fmt: skip
+        code = (
+            "from torchft.coordination import LighthouseServer as Server; import time\n"
+            "server = Server(bind='[::]:0', min_replicas=1, join_timeout_ms=3000)\n"
+            "print(server.address(), flush=True); time.sleep(1e6)"
+        )
         self._lighthouse = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, text=True)
         assert self._lighthouse.stdout is not None
         self._address = self._lighthouse.stdout.readline().strip()
@@ -128,8 +141,18 @@ class Pair:
 
     def start(self, number: int, crash: int | None = None) -> subprocess.Popen[bytes]:
         """A replica."""
-        command = [sys.executable, "-W", "ignore", __file__, "--replica", str(number), str(self._after), str(self._width),
-                   str(self._folder), *([] if crash is None else [str(crash)])]  # fmt: skip
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            __file__,
+            "--replica",
+            str(number),
+            str(self._after),
+            str(self._width),
+            str(self._folder),
+            *([] if crash is None else [str(crash)]),
+        ]
         environment = {**os.environ, "TORCHFT_LIGHTHOUSE": self._address, "OMP_NUM_THREADS": "1"}
         with open(self._folder / f"{number}.said", "a") as said:
             return subprocess.Popen(command, env=environment, stdout=said, stderr=said)
@@ -168,8 +191,13 @@ def _row(what: str, found: dict[str, Any], crashes: dict[int, int]) -> dict[str,
     lost = max(crash - _resumed(found["told"][number]) for number, crash in crashes.items()) if crashes else 0
     digests = [told[-1]["digest"] for told in found["told"]]
     seconds = "" if healed is None else round(healed["at"] - healed["begun"], 2)
-    return {"what": what, "lost": max(0, lost), "equal": digests[0] == digests[1],
-            "slowest": round(slowest, 2), "healed": seconds}  # fmt: skip
+    return {
+        "what": what,
+        "lost": max(0, lost),
+        "equal": digests[0] == digests[1],
+        "slowest": round(slowest, 2),
+        "healed": seconds,
+    }
 
 
 def _resumed(told: list[dict[str, Any]]) -> int:

@@ -84,9 +84,17 @@ def huggingface(folder: Path, own: bool, log: bool, kill: bool) -> dict[str, Any
 
         callbacks.append(TranLogsTrainerCallback(folder / "run", checkpoint_every=EVERY, verbose=False))
     arguments = TrainingArguments(
-        str(folder / "own"), num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH, save_strategy="steps" if own else "no",
-        save_steps=EVERY, report_to=[], use_cpu=True, disable_tqdm=True, learning_rate=1e-2, lr_scheduler_type="cosine",
-    )  # fmt: skip
+        str(folder / "own"),
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=BATCH,
+        save_strategy="steps" if own else "no",
+        save_steps=EVERY,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        learning_rate=1e-2,
+        lr_scheduler_type="cosine",
+    )
     x, y = samples()
     data = [{"x": one, "labels": label} for one, label in zip(x, y, strict=True)]
     trainer = Trainer(Net(), arguments, train_dataset=data, callbacks=callbacks)
@@ -125,8 +133,15 @@ def lightning(folder: Path, own: bool, log: bool, kill: bool) -> dict[str, Any]:
         from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
 
         callbacks.append(TranLogsLightningCallback(folder / "run", checkpoint_every=EVERY, verbose=False))
-    trainer = pl.Trainer(max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_checkpointing=own, callbacks=callbacks,
-                         enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer = pl.Trainer(
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=own,
+        callbacks=callbacks,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     model, last = Digits(), folder / "own" / "last.ckpt"
     loader = DataLoader(TensorDataset(*samples()), batch_size=BATCH, shuffle=True)
     trainer.fit(model, loader, ckpt_path=str(last) if last.exists() else None, weights_only=False)
@@ -194,8 +209,16 @@ def keras(folder: Path, own: bool, log: bool, kill: bool) -> dict[str, Any]:
 
     keras.utils.set_random_seed(0)
     layers = keras.layers
-    model = keras.Sequential([keras.Input((64,)), layers.Dense(64), layers.BatchNormalization(), layers.ReLU(),
-                              layers.Dropout(0.3), layers.Dense(10)])  # fmt: skip
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            layers.Dense(64),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Dropout(0.3),
+            layers.Dense(10),
+        ]
+    )
     model.compile(keras.optimizers.AdamW(1e-2), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     callbacks: list[Any] = []
     if own:
@@ -238,9 +261,13 @@ def measure(trainer: str) -> Iterator[dict[str, Any]]:
             again = start(trainer, place, option)
             assert again is not None
             yield {
-                "trainer": trainer, "by": by, "died_in_step": DEATH + 1, "went_on_after_step": again["begun_at"],
-                "finished_steps_lost": DEATH - again["begun_at"], "exact": again["digest"] == whole["digest"],
-            }  # fmt: skip
+                "trainer": trainer,
+                "by": by,
+                "died_in_step": DEATH + 1,
+                "went_on_after_step": again["begun_at"],
+                "finished_steps_lost": DEATH - again["begun_at"],
+                "exact": again["digest"] == whole["digest"],
+            }
 
 
 def main() -> None:

@@ -121,9 +121,18 @@ def cnn() -> nn.Module:
         return [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
 
     return nn.Sequential(
-        nn.Unflatten(1, (1, 8)), *layer(1, 32), *layer(32, 64), nn.MaxPool2d(2), *layer(64, 64), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(256, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 10),
-    )  # fmt: skip
+        nn.Unflatten(1, (1, 8)),
+        *layer(1, 32),
+        *layer(32, 64),
+        nn.MaxPool2d(2),
+        *layer(64, 64),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(256, 256),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(256, 10),
+    )
 
 
 class LSTM(nn.Module):

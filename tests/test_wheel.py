@@ -149,8 +149,18 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Install
     """Install the wheel into a new environment, as `pip install` does, with the other packages of this one."""
     made = Installed(tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("work"))
     venv.create(made.folder, symlinks=True)
-    command = [sys.executable, "-m", "pip", "--python", str(made.folder / "bin" / "python"), "install", "--quiet", "--no-deps",
-               "--no-index", str(built.wheel)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(made.folder / "bin" / "python"),
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        str(built.wheel),
+    ]
     subprocess.run(command, env=clean(), check=True, capture_output=True)
     others = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
     (packages,) = made.folder.glob("lib/python*/site-packages")
@@ -165,16 +175,25 @@ def test_a_wheel_holds_every_file_of_the_packages_and_nothing_else(built: Built)
     assert names - about == product_files()
     assert {"tranlogs/py.typed", "tranlogs_demo/py.typed", "tranlogs_monitor/dashboard/static/page.js"} <= names
     assert {name.partition(".dist-info/")[2] for name in about} == {
-        "METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"
-    }  # fmt: skip
+        "METADATA",
+        "RECORD",
+        "WHEEL",
+        "entry_points.txt",
+        "licenses/LICENSE",
+        "top_level.txt",
+    }
 
 
 def test_an_sdist_holds_what_a_wheel_is_built_from(built: Built) -> None:
     """`python -m build` has made the wheel from it."""
     with tarfile.open(built.sdist) as file:
         names = {member.name.partition("/")[2] for member in file if member.isfile()}
-    packages = {path.relative_to(ROOT).as_posix() for root in SOURCE_ROOTS for package in root.glob("tranlogs*/__init__.py")
-                for path in checked_out(package.parent)}  # fmt: skip
+    packages = {
+        path.relative_to(ROOT).as_posix()
+        for root in SOURCE_ROOTS
+        for package in root.glob("tranlogs*/__init__.py")
+        for path in checked_out(package.parent)
+    }
     about = {name for name in names if name.startswith("tranlogs.egg-info/")} | {"PKG-INFO"}
     assert names - about == packages | {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg"}
 
@@ -193,9 +212,11 @@ def test_packages_come_from_the_wheel_and_the_checkout_is_unknown(installed: Ins
         assert Path(place).is_relative_to(installed.folder), f"{name} is at {place}"
     assert not [entry for entry in told["path"] if entry and Path(entry).resolve() in SOURCE_ROOTS]
     assert sorted(told["entries"]) == [
-        "tranlogs_demo:run_demo", "tranlogs_keras.replay.offline:OfflineRun", "tranlogs_monitor.command:COMMAND",
+        "tranlogs_demo:run_demo",
+        "tranlogs_keras.replay.offline:OfflineRun",
+        "tranlogs_monitor.command:COMMAND",
         "tranlogs_torch.offline.run:OfflineRun",
-    ]  # fmt: skip
+    ]
 
 
 def test_the_command_line_is_there(installed: Installed) -> None:

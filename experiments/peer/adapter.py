@@ -62,8 +62,13 @@ class Adapter:
     def state(self, step: int) -> dict[str, Any]:
         """All of it."""
         job = self.job
-        return {"step": step, "model": job.model.state_dict(), "optimizer": job.optimizer.state_dict(),
-                "scheduler": job.scheduler.state_dict(), "position": self.position.state_dict()}  # fmt: skip
+        return {
+            "step": step,
+            "model": job.model.state_dict(),
+            "optimizer": job.optimizer.state_dict(),
+            "scheduler": job.scheduler.state_dict(),
+            "position": self.position.state_dict(),
+        }
 
     def set_state(self, state: dict[str, Any]) -> int:
         """Set all of it; the step that it is of."""

@@ -66,8 +66,12 @@ def run_once(folder: Path, words: list[str], log: Path, seconds: float) -> bool:
 
 def _start(folder: Path, words: list[str], log: Path) -> subprocess.Popen[bytes]:
     """An agent, whose trainer is a module with arguments; `folder` names its run."""
-    environment = {**os.environ, "ELASTIC_JOB_NAME": run_id(folder), "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path[1:]])}  # fmt: skip
+    environment = {
+        **os.environ,
+        "ELASTIC_JOB_NAME": run_id(folder),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path[1:]]),
+    }
     command = [sys.executable, "-W", "ignore", "-m", "peer.agent", *_OPTIONS, "-m", *words]
     with open(log, "a") as said:
         return subprocess.Popen(command, env=environment, stdout=said, stderr=said)

@@ -45,10 +45,16 @@ def measure(peer: str, folder: Path, width: int, every: int, blocks: int) -> dic
     usable = 0.0 if PEERS[peer].logs_steps else float(np.median([_seconds_until_usable(saved, 10**6 + i) for i in range(3)]))
     saved.close()
     one, other = times[saved], times[plain]
-    return {**found, "usable": usable, "steps": len(one), "plain_ms": 1e3 * float(np.median(other)),
-            "mean": float(np.mean(one) / np.mean(other)), "median": float(np.median(one) / np.median(other)),
-            "p99": float(np.percentile(one, 99) / np.median(other)),
-            "p99_plain": float(np.percentile(other, 99) / np.median(other))}  # fmt: skip
+    return {
+        **found,
+        "usable": usable,
+        "steps": len(one),
+        "plain_ms": 1e3 * float(np.median(other)),
+        "mean": float(np.mean(one) / np.mean(other)),
+        "median": float(np.median(one) / np.median(other)),
+        "p99": float(np.percentile(one, 99) / np.median(other)),
+        "p99_plain": float(np.percentile(other, 99) / np.median(other)),
+    }
 
 
 def _steps(adapter: Adapter, saves: bool) -> Iterator[float]:

@@ -73,8 +73,9 @@ class DcpThread(DcpSave):
 
     def save(self, step: int) -> None:
         self.wait()
-        self._pending = dcp.async_save({"app": _App(self, step)}, checkpoint_id=self.folder / f"step-{step}",
-                                       async_checkpointer_type=self.way)  # type: ignore[assignment] # fmt: skip
+        self._pending = dcp.async_save(
+            {"app": _App(self, step)}, checkpoint_id=self.folder / f"step-{step}", async_checkpointer_type=self.way
+        )  # type: ignore[assignment]
 
     def wait(self) -> None:
         if self._pending is not None:

@@ -43,9 +43,16 @@ class Job:
     def __init__(self, width: int, wrap: Wrap | None = None, batch: int = BATCH) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(
-            nn.Flatten(), nn.Linear(64, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2),
-            nn.Linear(width, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 10),
-        )  # fmt: skip
+            nn.Flatten(),
+            nn.Linear(64, width),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(width, 10),
+        )
         self.inner = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.optimizer = wrap(self.inner, self.model) if wrap else self.inner
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10_000)

@@ -183,8 +183,14 @@ class Lab:
         if last["head"] >= len(self.reference):  # a save that took long, beside steps that did not
             self.take_reference(2 * last["head"])
         is_exact = all(head["digest"] == self.reference[head["head"]] for head in (first, last))
-        return {**row, "verdict": "exact" if is_exact else "wrong", "resumed": first["head"],
-                "lost": max(0, finished - first["head"]), "seconds_back": first["seconds"], "seconds": seconds}  # fmt: skip
+        return {
+            **row,
+            "verdict": "exact" if is_exact else "wrong",
+            "resumed": first["head"],
+            "lost": max(0, finished - first["head"]),
+            "seconds_back": first["seconds"],
+            "seconds": seconds,
+        }
 
 
 def clean(folder: Path) -> None:

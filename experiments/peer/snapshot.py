@@ -53,8 +53,13 @@ class SnapshotAsync(Adapter):
         from torchsnapshot import RNGState
 
         job = self.job
-        return {"model": job.model, "optimizer": job.optimizer, "scheduler": job.scheduler, "progress": progress,
-                "random": RNGState()}  # fmt: skip
+        return {
+            "model": job.model,
+            "optimizer": job.optimizer,
+            "scheduler": job.scheduler,
+            "progress": progress,
+            "random": RNGState(),
+        }
 
     @staticmethod
     def newest(folder: Path) -> list[Path]:

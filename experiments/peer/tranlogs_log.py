@@ -23,8 +23,9 @@ class TranLogs(Adapter):
     _logged: LoggedOptimizer
 
     def wrap(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        self._logged = LoggedOptimizer(optimizer, self.folder / "run", model, checkpoint_every=self.every,
-                                       durability=self.durability)  # fmt: skip
+        self._logged = LoggedOptimizer(
+            optimizer, self.folder / "run", model, checkpoint_every=self.every, durability=self.durability
+        )
         return self._logged
 
     def open(self) -> int:

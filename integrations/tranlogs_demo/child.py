@@ -67,11 +67,14 @@ def train(job: Job, tell: Teller) -> None:
     tell.event("finished", loss=curve[max(curve)], log_bytes=0 if logged is None else logged.training_run.journal.log_bytes)
     torch.save(
         {
-            "weights": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
-            "random": _storable(_random_states()), "loss": curve,
+            "weights": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scheduler": scheduler.state_dict(),
+            "random": _storable(_random_states()),
+            "loss": curve,
         },
         job.state,
-    )  # fmt: skip
+    )
     if logged is not None:
         logged.close()
 

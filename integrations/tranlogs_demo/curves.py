@@ -75,9 +75,16 @@ def _plot_difference(axes: Axes, reference: Curve, logged: Curve) -> None:
 def _annotate(axes: Axes, marks: Marks) -> None:
     across = axes.get_xaxis_transform()  # x in batches, y in shares of the height
     is_late = marks.killed > sum(axes.get_xlim()) / 2  # the text goes where there is room
-    axes.text(marks.killed, 0.98, f"  SIGKILL in batch {marks.killed},  \n  {marks.phase}  ", transform=across, color=_RED,
-              ha="right" if is_late else "left", va="top", fontsize=9)  # fmt: skip
+    axes.text(
+        marks.killed,
+        0.98,
+        f"  SIGKILL in batch {marks.killed},  \n  {marks.phase}  ",
+        transform=across,
+        color=_RED,
+        ha="right" if is_late else "left",
+        va="top",
+        fontsize=9,
+    )
     steps = marks.recovered - marks.checkpoint
     if steps:
-        axes.text(marks.checkpoint, 0.02, f" {steps} steps\n replayed", transform=across, color=_RED, va="bottom",
-                  fontsize=9)  # fmt: skip
+        axes.text(marks.checkpoint, 0.02, f" {steps} steps\n replayed", transform=across, color=_RED, va="bottom", fontsize=9)

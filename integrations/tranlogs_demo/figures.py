@@ -84,17 +84,29 @@ def judge(seed: int, acts: Acts) -> Figures:
     plain_seconds = statistics.median(reference.step_seconds)
     logged_seconds = statistics.median(killed.step_seconds + recovered.step_seconds)
     return Figures(
-        seed=seed, parameters=reference.built["parameters"], characters=reference.built["characters"],
-        sequences=f"{plain.batch} x {plain.config.block}", threads=plain.threads, batches=len(reference.digests),
-        killed_in_batch=len(killed.digests), killed_in=PHASES[killed.died_in or "start"],
-        steps_lost=len(killed.digests) - landed, steps_replayed=report["replayed"],
-        checkpoint_step=report["checkpoint_step"], recover_seconds=report["seconds"],
+        seed=seed,
+        parameters=reference.built["parameters"],
+        characters=reference.built["characters"],
+        sequences=f"{plain.batch} x {plain.config.block}",
+        threads=plain.threads,
+        batches=len(reference.digests),
+        killed_in_batch=len(killed.digests),
+        killed_in=PHASES[killed.died_in or "start"],
+        steps_lost=len(killed.digests) - landed,
+        steps_replayed=report["replayed"],
+        checkpoint_step=report["checkpoint_step"],
+        recover_seconds=report["seconds"],
         replay_seconds=report["seconds_replay"],
-        recompute_seconds=report["replayed"] * logged_seconds, step_seconds_plain=plain_seconds,
-        step_seconds_logged=logged_seconds, overhead_ratio=logged_seconds / plain_seconds,
+        recompute_seconds=report["replayed"] * logged_seconds,
+        step_seconds_plain=plain_seconds,
+        step_seconds_logged=logged_seconds,
+        overhead_ratio=logged_seconds / plain_seconds,
         log_bytes_per_step=round(recovered.finished["log_bytes"] / max(len(recovered.digests), 1)),
-        compared=tuple(compared), differences=tuple(differences), is_exact=not differences, run=str(logged.run),
-    )  # fmt: skip
+        compared=tuple(compared),
+        differences=tuple(differences),
+        is_exact=not differences,
+        run=str(logged.run),
+    )
 
 
 def _broken_promises(killed: Account, recovered: Account) -> list[str]:

@@ -25,8 +25,10 @@ class ChildFailed(TranLogsError):
 
     def __init__(self, job: Job, code: int) -> None:
         said = job.log.read_text(errors="replace").strip().splitlines()
-        super().__init__(f"the training process {job.name!r} ended with exit code {code}: {said[-1] if said else 'silently'}. "
-                         f"All that it said is in {job.log}")  # fmt: skip
+        super().__init__(
+            f"the training process {job.name!r} ended with exit code {code}: {said[-1] if said else 'silently'}. "
+            f"All that it said is in {job.log}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

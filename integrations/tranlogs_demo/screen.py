@@ -15,8 +15,13 @@ class Screen:
         self._console = Console(quiet=is_silent, highlight=False)
         self._bars: Progress | None = None
         if self._console.is_terminal and not is_silent:
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
-                       TextColumn("{task.fields[note]}"))  # fmt: skip
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
             # Drawing takes a core from the child for a moment: seldom.
             self._bars = Progress(*columns, console=self._console, refresh_per_second=4)
 

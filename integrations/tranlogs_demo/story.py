@@ -98,8 +98,10 @@ def _prepare(folder: Path, size: Size) -> None:
     except OSError as error:
         raise UsageError(f"{folder}: the demo cannot work there ({error}). Give another folder") from None
     if free < size.disk_bytes:
-        raise UsageError(f"{folder}: the demo writes up to {size.disk_bytes / GIB:.0f} GiB, and {free / GIB:.1f} GiB are free "
-                         "there. Give another folder, or use --quick")  # fmt: skip
+        raise UsageError(
+            f"{folder}: the demo writes up to {size.disk_bytes / GIB:.0f} GiB, and {free / GIB:.1f} GiB are free "
+            "there. Give another folder, or use --quick"
+        )
 
 
 def _play(folder: Path, size: Size, seed: int, screen: Screen) -> Acts:
@@ -139,8 +141,9 @@ def _draw(figures: Figures, acts: Acts) -> str | None:
     plain, _, again = acts.jobs
     reference, logged = (torch.load(job.state, weights_only=True)["loss"] for job in (plain, again))
     path = Path(plain.folder, "loss.png")
-    marks = Marks(figures.checkpoint_step, figures.checkpoint_step + figures.steps_replayed, figures.killed_in_batch,
-                  figures.killed_in)  # fmt: skip
+    marks = Marks(
+        figures.checkpoint_step, figures.checkpoint_step + figures.steps_replayed, figures.killed_in_batch, figures.killed_in
+    )
     title = f"A GPT of {figures.parameters / 1e6:.1f} M parameters, killed with SIGKILL and recovered by TranLogs"
     try:
         draw(path, title, reference, logged, marks)

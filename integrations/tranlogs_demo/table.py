@@ -89,10 +89,16 @@ def _a_step(seconds: float, figures: Figures) -> str:
 def _cost(figures: Figures) -> Table:
     table = _table()
     table.add_row("step, not logged", f"{figures.step_seconds_plain * 1e3:.0f} ms", "median")
-    table.add_row("step, logged", f"{figures.step_seconds_logged * 1e3:.0f} ms",
-                  f"{figures.overhead_ratio:.2f} x (rough; `make bench` pairs them)")  # fmt: skip
-    table.add_row("log", f"{figures.log_bytes_per_step / 1e6:.1f} MB a step",
-                  f"{figures.log_bytes_per_step / figures.parameters:.2f} bytes a parameter")  # fmt: skip
+    table.add_row(
+        "step, logged",
+        f"{figures.step_seconds_logged * 1e3:.0f} ms",
+        f"{figures.overhead_ratio:.2f} x (rough; `make bench` pairs them)",
+    )
+    table.add_row(
+        "log",
+        f"{figures.log_bytes_per_step / 1e6:.1f} MB a step",
+        f"{figures.log_bytes_per_step / figures.parameters:.2f} bytes a parameter",
+    )
     return table
 
 

@@ -65,18 +65,49 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         UsageError: a setting is wrong.
     """
 
-    def __init__(self, run: str | os.PathLike[str], *, log: LogKind | Literal["auto"] = "auto", checkpoint_every: Any = "epoch",
-                 keep: Any = 2, durability: str = "machine", data_order: DataOrder = "tranlogs", seed: int | None = None,
-                 fingerprint: Mode = "auto", rank: int = 0, segment_bytes: int | None = None, writer: str | None = None,
-                 verbose: bool = True, monitor: Literal["thread", "process"] | Monitor | None = None,
-                 budget: str | int | None = None, store: str | None = None, on_signal: OnSignal | None = "seal",
-                 grace_seconds: float = GRACE_SECONDS, take_over: bool | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        run: str | os.PathLike[str],
+        *,
+        log: LogKind | Literal["auto"] = "auto",
+        checkpoint_every: Any = "epoch",
+        keep: Any = 2,
+        durability: str = "machine",
+        data_order: DataOrder = "tranlogs",
+        seed: int | None = None,
+        fingerprint: Mode = "auto",
+        rank: int = 0,
+        segment_bytes: int | None = None,
+        writer: str | None = None,
+        verbose: bool = True,
+        monitor: Literal["thread", "process"] | Monitor | None = None,
+        budget: str | int | None = None,
+        store: str | None = None,
+        on_signal: OnSignal | None = "seal",
+        grace_seconds: float = GRACE_SECONDS,
+        take_over: bool | None = None,
+    ) -> None:
         super().__init__()
         self._settings = Settings.checked(
-            run, log=log, checkpoint_every=checkpoint_every, keep=keep, durability=durability, data_order=data_order, seed=seed,
-            fingerprint=fingerprint, rank=rank, segment_bytes=segment_bytes, writer=writer, verbose=verbose,
-            monitor=monitor, budget=budget, store=store, on_signal=on_signal, grace_seconds=grace_seconds,
-            take_over=take_over)  # fmt: skip
+            run,
+            log=log,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            durability=durability,
+            data_order=data_order,
+            seed=seed,
+            fingerprint=fingerprint,
+            rank=rank,
+            segment_bytes=segment_bytes,
+            writer=writer,
+            verbose=verbose,
+            monitor=monitor,
+            budget=budget,
+            store=store,
+            on_signal=on_signal,
+            grace_seconds=grace_seconds,
+            take_over=take_over,
+        )
         self._fit_run: FitRun | None = None
         self._fits = 0
         self._fitted: Any = None  # the model of the first fit
@@ -92,8 +123,9 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._release_left_over()
         _, callbacks, _ = private.find_fit(self.model)
         if self._fitted is not None and self._fitted is not self.model:
-            raise UsageError(f"{self.run}: this callback has logged another model's fit: make one for each model, in a folder "
-                             "of its own")  # fmt: skip
+            raise UsageError(
+                f"{self.run}: this callback has logged another model's fit: make one for each model, in a folder of its own"
+            )
         others = [callback for callback in callbacks.callbacks if callback is not self]
         _refuse(others, self.run)
         fit_run = FitRun(self.model, self._settings, self._fits, others)
@@ -138,12 +170,19 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._settings.verbose:
             return
         if fit_run.is_skipped:
-            print(f"TranLogs: {self.run}: this fit was finished before, and trains nothing; the run goes on in a later one. "
-                  + ("The model has the weights with which it ended" if fit_run.has_end else
-                     "Until then the model has the weights that the script has given it, not the trained ones"))  # fmt: skip
+            print(
+                f"TranLogs: {self.run}: this fit was finished before, and trains nothing; the run goes on in a later one. "
+                + (
+                    "The model has the weights with which it ended"
+                    if fit_run.has_end
+                    else "Until then the model has the weights that the script has given it, not the trained ones"
+                )
+            )
         elif fit_run.is_complete:
-            print(f"TranLogs: {self.run} is complete ({fit_run.report.step} steps): nothing is trained. For another training, "
-                  "give another folder")  # fmt: skip
+            print(
+                f"TranLogs: {self.run} is complete ({fit_run.report.step} steps): nothing is trained. For another training, "
+                "give another folder"
+            )
         elif fit_run.report.checkpoint_step is not None:
             print(f"TranLogs: {self.run} goes on at {fit_run.cursor.place}: {fit_run.report}")
 

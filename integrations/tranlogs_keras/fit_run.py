@@ -133,8 +133,14 @@ class FitRun:
         self._environment.update(self.state.environment)
         self.siblings = CallbackStates(callbacks)
         self.seed = before["seed"] if before is not None else settings.seed_or_fresh()
-        self.source = make_source(self._iterator, self.backend, seed=self.seed, data_order=settings.data_order,
-                                  doubt=self._live_report.warn, strategy=self.backend.strategy_of(model))  # fmt: skip
+        self.source = make_source(
+            self._iterator,
+            self.backend,
+            seed=self.seed,
+            data_order=settings.data_order,
+            doubt=self._live_report.warn,
+            strategy=self.backend.strategy_of(model),
+        )
         self.steps = StepCapture(self.state, self.journal, self._expects, self._give_up, self._found_late)
         self._plan_looks()
         self._data = describe_data(self._iterator.data_adapter, self.source)
@@ -150,9 +156,16 @@ class FitRun:
             self._bring_back_end(number)
         elif before is not None:
             position.total = self._begin_next()
-        self.cursor = Cursor(self._iterator, self.source, position, on_enter=self._enter, on_opened=self._opened,
-                             on_empty=self._empty, on_passed=self.restore_siblings,
-                             on_boundary=self.boundary)  # fmt: skip
+        self.cursor = Cursor(
+            self._iterator,
+            self.source,
+            position,
+            on_enter=self._enter,
+            on_opened=self._opened,
+            on_empty=self._empty,
+            on_passed=self.restore_siblings,
+            on_boundary=self.boundary,
+        )
 
     def _plan_looks(self) -> None:
         """Where in an epoch callbacks may write."""
@@ -197,8 +210,13 @@ class FitRun:
         self.backend.prepare_apply(self.model)
         found = recover(self.journal.paths.folder, self.state, progress=self.settings.progress(), spare=self.spare)
         assert found is not None, "a run with a checkpoint holds something"
-        self.journal.continue_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
-                                checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
+        self.journal.continue_from(
+            found.position,
+            new_timeline=found.plan.has_later,
+            damaged=found.damaged,
+            checkpoint=found.plan.checkpoint,
+            log_bytes=found.log_bytes,
+        )
         if found.replayed:
             self.journal.recovery_speed.observe_replay(found.seconds_replay / found.replayed)
         self.journal.recovery_speed.load_seconds = found.seconds_load
@@ -391,12 +409,18 @@ class FitRun:
     def _body(self, look: Look, has_stopped: bool) -> dict[str, Any]:
         now, parts = self._generators.read(look.seed), self._parts
         return {
-            "position": self.cursor.position.as_dict(), "auxiliary": look.auxiliary, "metrics": look.metrics,
-            "log": self.state.log, "has_stopped": has_stopped, "seed": parts.of("seed", self.seed),
-            "data": parts.of("data", self._data), "earlier": parts.of("earlier", self._earlier),
-            "source": parts.of("source", self.source.read(now)), **parts.under(_RNG, now),
+            "position": self.cursor.position.as_dict(),
+            "auxiliary": look.auxiliary,
+            "metrics": look.metrics,
+            "log": self.state.log,
+            "has_stopped": has_stopped,
+            "seed": parts.of("seed", self.seed),
+            "data": parts.of("data", self._data),
+            "earlier": parts.of("earlier", self._earlier),
+            "source": parts.of("source", self.source.read(now)),
+            **parts.under(_RNG, now),
             **parts.under(_CALLBACK, self._read_siblings()),
-        }  # fmt: skip
+        }
 
     def _read_siblings(self) -> dict[str, dict[str, Any]]:
         found = self.siblings.read(is_end=self._is_end)

@@ -87,8 +87,12 @@ def check_keras() -> None:
             f"Keras {keras.__version__} is not supported: TranLogs resumes inside model.fit, which was tried with "
             f"Keras {first} to {last} (pip install 'keras>={first},<{last.split('.')[0]}.{VERSIONS[1][1] + 1}')"
         )
-    missing = [f"{getattr(owner, '__name__', owner)}.{name}" for owner, names in _EXPECTED.items() for name in names
-               if not hasattr(owner, name)]  # fmt: skip
+    missing = [
+        f"{getattr(owner, '__name__', owner)}.{name}"
+        for owner, names in _EXPECTED.items()
+        for name in names
+        if not hasattr(owner, name)
+    ]
     source = inspect.getsource(EpochIterator._enumerate_iterator)
     missing += [f"EpochIterator.{name}" for name in ("_steps_seen", "_num_batches", "_current_iterator") if name not in source]
     if missing:

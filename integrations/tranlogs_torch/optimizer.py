@@ -35,8 +35,10 @@ from .state.scalars import Curve
 from .tensors.placement import local
 
 _SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_step_supports_amp_scaling"]
-_SHARED += [f"_optimizer_{name}_hooks" for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post",
-                                                    "load_state_dict_pre", "load_state_dict_post")]  # fmt: skip
+_SHARED += [
+    f"_optimizer_{name}_hooks"
+    for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post")
+]
 _DELEGATED = ["state_dict", "load_state_dict"]
 
 
@@ -84,14 +86,31 @@ class LoggedOptimizer(Optimizer):
     training_run: TrainingRun
     hooks: OptimizerHooks
 
-    def __init__(self, optimizer: Optimizer, run: str | Path, model: Models = None, *, log: LogKind = "gradients",
-                 checkpoint_every: Any = 500, durability: Literal["machine", "process"] = "machine", keep: Any = 2,
-                 optimizer_state: bool = True, fingerprint: Mode = "auto", name: str = "main", rank: int | None = None,
-                 segment_bytes: int | None = None, writer: Literal["direct", "thread"] | None = None,
-                 worker_seeds: Literal["batch"] | None = None, monitor: Literal["thread", "process"] | Monitor | None = None,
-                 budget: str | int | None = None, store: str | None = None, copies: int = 1,
-                 on_signal: OnSignal | None = "seal", grace_seconds: float = GRACE_SECONDS,
-                 take_over: bool | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        run: str | Path,
+        model: Models = None,
+        *,
+        log: LogKind = "gradients",
+        checkpoint_every: Any = 500,
+        durability: Literal["machine", "process"] = "machine",
+        keep: Any = 2,
+        optimizer_state: bool = True,
+        fingerprint: Mode = "auto",
+        name: str = "main",
+        rank: int | None = None,
+        segment_bytes: int | None = None,
+        writer: Literal["direct", "thread"] | None = None,
+        worker_seeds: Literal["batch"] | None = None,
+        monitor: Literal["thread", "process"] | Monitor | None = None,
+        budget: str | int | None = None,
+        store: str | None = None,
+        copies: int = 1,
+        on_signal: OnSignal | None = "seal",
+        grace_seconds: float = GRACE_SECONDS,
+        take_over: bool | None = None,
+    ) -> None:
         _check(optimizer, log)
         settings = RunSettings.checked(
             run,
@@ -136,8 +155,9 @@ class LoggedOptimizer(Optimizer):
         hooks.shell = self
         optimizer._tranlogs_run = str(training_run.run)  # type: ignore[attr-defined]
 
-    def add_optimizer(self, optimizer: Optimizer, name: str, *, log: LogKind = "gradients",
-             optimizer_state: bool = True) -> LoggedOptimizer:  # fmt: skip
+    def add_optimizer(
+        self, optimizer: Optimizer, name: str, *, log: LogKind = "gradients", optimizer_state: bool = True
+    ) -> LoggedOptimizer:
         """Another optimizer of the same loop: logged in the same run, recovered to the same moment."""
         _check(optimizer, log)
         zero_optimizer.tell_places(optimizer)
@@ -184,8 +204,9 @@ class LoggedOptimizer(Optimizer):
     def __repr__(self) -> str:
         return f"LoggedOptimizer({self.inner!r}, run={str(self.training_run.run)!r})"
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
-                        foreach: bool | None = None) -> torch.Tensor:  # fmt: skip
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    ) -> torch.Tensor:
         """Clip this optimizer's gradients as `torch.nn.utils.clip_grad_norm_` does, and return their norm.
 
         The log then holds the gradients as they were before, and the norm: under autocast they take 2 bytes a
@@ -279,8 +300,10 @@ def _check(optimizer: Any, log: str) -> None:
     held = nested(optimizer)
     if held is not None and not isinstance(optimizer, LoggedOptimizer):
         kind = type(optimizer).__name__
-        raise UsageError(f"a {kind} keeps another optimizer as .{held}, whose state would not be logged. Log that one, and go "
-                         f"on with the {kind}: optimizer.{held} = LoggedOptimizer(optimizer.{held}, ...)")  # fmt: skip
+        raise UsageError(
+            f"a {kind} keeps another optimizer as .{held}, whose state would not be logged. Log that one, and go "
+            f"on with the {kind}: optimizer.{held} = LoggedOptimizer(optimizer.{held}, ...)"
+        )
     if not isinstance(optimizer, Optimizer):
         raise UsageError(f"a torch.optim.Optimizer is wanted, not a {type(optimizer).__name__}")
     if isinstance(optimizer, LoggedOptimizer):
@@ -300,8 +323,11 @@ def _fitting(parameters: list[torch.Tensor]) -> int:
 
 
 def _shared(name: str) -> property:
-    return property(lambda self: getattr(self.inner, name), lambda self, value: setattr(self.inner, name, value),
-                    lambda self: delattr(self.inner, name))  # fmt: skip
+    return property(
+        lambda self: getattr(self.inner, name),
+        lambda self, value: setattr(self.inner, name, value),
+        lambda self: delattr(self.inner, name),
+    )
 
 
 def _delegated(name: str) -> Callable[..., Any]:

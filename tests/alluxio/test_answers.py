@@ -27,12 +27,30 @@ from tranlogs.stores.alluxio import AlluxioStore
 Answer = Callable[["Handler"], None]
 
 INFO = {
-    "blockIds": [1], "blockSizeBytes": 1, "cacheable": True, "completed": True, "creationTimeMs": 1,
-    "lastModificationTimeMs": 1, "fileId": 1, "folder": False, "owner": "", "group": "", "inMemoryPercentage": 100, "length": 4,
-    "name": "object", "path": "/root/object", "ufsPath": "", "pinned": False, "persisted": False,
-    "persistenceState": "TO_BE_PERSISTED", "mode": 420, "mountPoint": False, "ttl": -1, "ttlAction": "DELETE",
+    "blockIds": [1],
+    "blockSizeBytes": 1,
+    "cacheable": True,
+    "completed": True,
+    "creationTimeMs": 1,
+    "lastModificationTimeMs": 1,
+    "fileId": 1,
+    "folder": False,
+    "owner": "",
+    "group": "",
+    "inMemoryPercentage": 100,
+    "length": 4,
+    "name": "object",
+    "path": "/root/object",
+    "ufsPath": "",
+    "pinned": False,
+    "persisted": False,
+    "persistenceState": "TO_BE_PERSISTED",
+    "mode": 420,
+    "mountPoint": False,
+    "ttl": -1,
+    "ttlAction": "DELETE",
     "fileBlockInfos": [],
-}  # fmt: skip
+}
 
 
 def block(*hosts: str) -> dict[str, object]:
@@ -72,10 +90,17 @@ class Proxy(ThreadingHTTPServer):
         self.asked: list[tuple[str, bytes]] = []
         self.released = threading.Event()
         self.answers: dict[str, Answer] = {
-            "exists": says(True), "create-file": says(7), "write": says(4), "close": says(None), "open-file": says(8),
-            "read": says_bytes(b"1234"), "get-status": says(INFO), "list-status": says([INFO]), "delete": says(None),
+            "exists": says(True),
+            "create-file": says(7),
+            "write": says(4),
+            "close": says(None),
+            "open-file": says(8),
+            "read": says_bytes(b"1234"),
+            "get-status": says(INFO),
+            "list-status": says([INFO]),
+            "delete": says(None),
             "rename": says(None),
-        }  # fmt: skip
+        }
 
     def actions(self) -> list[str]:
         return [action for action, _ in self.asked]
@@ -132,15 +157,28 @@ CALLS: dict[str, Callable[[AlluxioStore], object]] = {
     "delete": lambda store: store.delete("object"),
     "request_durability": lambda store: store.request_durability("object"),
 }
-FIRST = {"put": "create-file", "get": "get-status", "stat": "get-status", "names": "list-status", "delete": "delete",
-         "request_durability": "get-status"}  # fmt: skip
+FIRST = {
+    "put": "create-file",
+    "get": "get-status",
+    "stat": "get-status",
+    "names": "list-status",
+    "delete": "delete",
+    "request_durability": "get-status",
+}
 
 
 def every_exception() -> list[BaseException]:
     kinds = [kind for _, kind in inspect.getmembers(exceptions, inspect.isclass) if issubclass(kind, BaseException)]
     made = [kind("BAD", "words") if kind is exceptions.AlluxioError else kind("words") for kind in kinds]
-    return [*made, requests.ConnectionError("words"), requests.ReadTimeout("words"), requests.JSONDecodeError("words", "", 0),
-            urllib3.exceptions.ProtocolError("words"), urllib3.exceptions.IncompleteRead(1, 2), OSError("words")]  # fmt: skip
+    return [
+        *made,
+        requests.ConnectionError("words"),
+        requests.ReadTimeout("words"),
+        requests.JSONDecodeError("words", "", 0),
+        urllib3.exceptions.ProtocolError("words"),
+        urllib3.exceptions.IncompleteRead(1, 2),
+        OSError("words"),
+    ]
 
 
 @pytest.mark.parametrize("error", every_exception(), ids=lambda error: type(error).__name__)
@@ -162,9 +200,14 @@ def test_every_exception_of_the_client_is_translated(
 
 
 NO_ANSWERS: dict[str, Answer] = {
-    "html": says_bytes(b"<html>Server Error</html>", 500), "html as if fine": says_bytes(b"<html>fine</html>"),
-    "nothing": says(None), "an object": says({}), "a list": says([3]), "unknown": fails("UNKNOWN", "anything"), "cut": cuts,
-}  # fmt: skip
+    "html": says_bytes(b"<html>Server Error</html>", 500),
+    "html as if fine": says_bytes(b"<html>fine</html>"),
+    "nothing": says(None),
+    "an object": says({}),
+    "a list": says([3]),
+    "unknown": fails("UNKNOWN", "anything"),
+    "cut": cuts,
+}
 NOT_LOOKED_AT = [*(("delete", what) for what in ("html as if fine", "nothing", "an object", "a list")), ("names", "an object")]
 
 
@@ -276,20 +319,24 @@ def test_fewer_bytes_were_taken_than_were_sent(proxy: Proxy, store: AlluxioStore
     [
         ({}, ObjectStatus(4, is_durable=False, copies=0)),
         ({"length": 0}, ObjectStatus(0, is_durable=False, copies=2)),
-        ({"completed": False, "persistenceState": "PERSISTED", "persisted": True},
-         ObjectStatus(4, is_complete=False, is_durable=False, copies=0)),
+        (
+            {"completed": False, "persistenceState": "PERSISTED", "persisted": True},
+            ObjectStatus(4, is_complete=False, is_durable=False, copies=0),
+        ),
         ({"persistenceState": "PERSISTED", "persisted": True}, ObjectStatus(4, copies=0)),
         ({"persistenceState": "TO_BE_PERSISTED", "persisted": True}, ObjectStatus(4, is_durable=False, copies=0)),
         ({"persistenceState": "NOT_PERSISTED"}, ObjectStatus(4, is_durable=False, copies=0, is_forgotten=True)),
-        ({"persistenceState": "NOT_PERSISTED", "completed": False},
-         ObjectStatus(4, is_complete=False, is_durable=False, copies=0)),
+        (
+            {"persistenceState": "NOT_PERSISTED", "completed": False},
+            ObjectStatus(4, is_complete=False, is_durable=False, copies=0),
+        ),
         ({"persistenceState": "LOST"}, ObjectStatus(4, is_durable=False, copies=0, is_lost=True)),
         ({"fileBlockInfos": [block("a", "b"), block("b", "c")]}, ObjectStatus(4, is_durable=False, copies=2)),
         ({"fileBlockInfos": [block("a", "a"), block("a")]}, ObjectStatus(4, is_durable=False, copies=1)),
         ({"fileBlockInfos": [block("a", "b"), block()]}, ObjectStatus(4, is_durable=False, copies=0)),
         ({"folder": True}, None),
     ],
-)  # fmt: skip
+)
 def test_what_a_status_means(proxy: Proxy, store: AlluxioStore, told: dict[str, object], status: ObjectStatus | None) -> None:
     proxy.answers["get-status"] = says(INFO | told)
     assert store.stat("object") == status

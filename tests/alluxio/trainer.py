@@ -32,8 +32,15 @@ class Training:
         torch.manual_seed(3)
         self.model = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 2))
         self.inner = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        self.optimizer = LoggedOptimizer(self.inner, run, self.model, checkpoint_every=CHECKPOINT_EVERY, durability="process",
-                                         segment_bytes=1 << 20, **options)  # fmt: skip
+        self.optimizer = LoggedOptimizer(
+            self.inner,
+            run,
+            self.model,
+            checkpoint_every=CHECKPOINT_EVERY,
+            durability="process",
+            segment_bytes=1 << 20,
+            **options,
+        )
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 7, 0.9)
         data = TensorDataset(torch.randn(52, 6), torch.randn(52, 2))
         self.loader: DataLoader[Any] = DataLoader(data, batch_size=4, shuffle=True)

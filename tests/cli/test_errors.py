@@ -110,9 +110,17 @@ def _delete_log(run: Path) -> None:
 
 
 DAMAGES = [
-    _cut_catalog, _delete_catalog, _garble_catalog, _cut_segment, _delete_segment, _garble_segment, _flip_manifest,
-    _delete_checkpoint, _delete_checkpoints, _delete_log,
-]  # fmt: skip
+    _cut_catalog,
+    _delete_catalog,
+    _garble_catalog,
+    _cut_segment,
+    _delete_segment,
+    _garble_segment,
+    _flip_manifest,
+    _delete_checkpoint,
+    _delete_checkpoints,
+    _delete_log,
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

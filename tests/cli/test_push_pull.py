@@ -138,8 +138,10 @@ def test_wrong_store_settings_are_usage_errors(cli: Cli, run: Path, tmp_path: Pa
 def test_a_monitor_ships_what_a_killed_trainer_left(cli: Cli, tmp_path: Path) -> None:
     """The trainer dies by SIGKILL with an open segment; the monitor seals and ships it, and another machine goes on."""
     run, store = tmp_path / "run", tmp_path / "store"
-    child = "import sys, torch; torch.set_num_threads(1); from pathlib import Path; from tests.cli.conftest import train; " \
-            "import os; train(Path(sys.argv[1]), 7, lambda step: os.kill(os.getpid(), 9) if step == 6 else None)"  # fmt: skip
+    child = (
+        "import sys, torch; torch.set_num_threads(1); from pathlib import Path; from tests.cli.conftest import train; "
+        "import os; train(Path(sys.argv[1]), 7, lambda step: os.kill(os.getpid(), 9) if step == 6 else None)"
+    )
     command = [*CALL, "monitor", str(tmp_path), "--store", str(store), "--interval", "50ms", "--log-json"]
     trainer = subprocess.run([sys.executable, "-c", child, str(run)], check=False, timeout=120)
     assert trainer.returncode == -signal.SIGKILL

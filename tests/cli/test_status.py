@@ -153,7 +153,10 @@ def test_an_interval_of_nothing_is_refused(cli: Cli, run: Path) -> None:
 def test_what_would_be_lost_now(cli: Cli, run: Path) -> None:
     (rank,) = cli("status", run, "--json").json["ranks"]
     assert {scope: (one["safe_step"], one["steps"]) for scope, one in rank["lost_now"].items()} == {
-        "process": (STEPS, 0), "machine": (8, 1), "site": (0, STEPS)}  # fmt: skip
+        "process": (STEPS, 0),
+        "machine": (8, 1),
+        "site": (0, STEPS),
+    }
     assert rank["lost_now"]["site"]["nothing_left"] == "there is no store"
     assert (rank["monitor"], rank["evaluation"]) == (None, None)
     lines = [" ".join(line.split()) for line in cli("status", run).out.splitlines()]

@@ -82,8 +82,11 @@ def train_forked(run: Path) -> None:
 
 
 BASES: dict[str, Callable[[Path], None]] = {
-    "closed": train_closed, "killed": train_killed, "resumed": train_resumed, "forked": train_forked,
-}  # fmt: skip
+    "closed": train_closed,
+    "killed": train_killed,
+    "resumed": train_resumed,
+    "forked": train_forked,
+}
 
 
 def _keeping_log(run: Path, trainer: ToyTrainer) -> Callable[[int], None]:

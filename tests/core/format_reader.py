@@ -18,8 +18,9 @@ SIZES = {
     **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
     **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
     **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
-    **dict.fromkeys(("int8", "uint8", "bool"), 1), "complex128": 16,
-}  # fmt: skip
+    **dict.fromkeys(("int8", "uint8", "bool"), 1),
+    "complex128": 16,
+}
 KINDS = {1: "SEGMENT", 2: "STEP", 3: "IMAGE", 4: "BOUNDARY"}
 
 

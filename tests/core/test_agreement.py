@@ -12,8 +12,16 @@ from tranlogs.recovery.group.decision.change_notes import describe_lost_journals
 from tranlogs.recovery.group.summary.journal_summary import CheckpointRef, JournalSummary, LogRange
 
 
-def summarize(rank: int, last: int, checkpoints: list[int], *, first: int = 0, timeline: int = 1, shared: bool = True,
-            boundary_counts: dict[int, int] | None = None) -> JournalSummary:  # fmt: skip
+def summarize(
+    rank: int,
+    last: int,
+    checkpoints: list[int],
+    *,
+    first: int = 0,
+    timeline: int = 1,
+    shared: bool = True,
+    boundary_counts: dict[int, int] | None = None,
+) -> JournalSummary:
     """A journal with a boundary after each of the steps `first` to `last`."""
     known = boundary_counts if boundary_counts is not None else {step: int(step > 0) for step in range(first, last + 1)}
     refs = tuple(CheckpointRef(step, f"step-{step}", int(step > 0), 0) for step in checkpoints)
@@ -203,7 +211,7 @@ def test_a_checkpoint_behind_the_landing_is_not_loaded() -> None:
         (Damage(boundaries={(0, 8)}), 7, [(0, 7), (1, 7)]),  # those on the way are read, too
         (Damage(records={(1, 8)}, checkpoints={(0, "step-7"), (1, "step-7")}), 7, [(0, 0), (1, 0)]),
     ],
-)  # fmt: skip
+)
 def test_damage_is_worked_around(damage: Damage, step: int, expected: list[tuple[int, int]]) -> None:
     found = decided(summarize(0, 9, [0, 7]), summarize(1, 9, [0, 7]), damage=damage)
     assert (found.step, bases(found)) == (step, expected)

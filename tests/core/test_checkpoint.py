@@ -52,7 +52,12 @@ def same(found: AnyArray, made: AnyArray) -> bool:
         return same_parts and (found.shape, found.is_coalesced) == (made.shape, made.is_coalesced)
     assert isinstance(found, Array)
     return (found.dtype, found.shape, found.strides, found.data.tobytes(), found.is_tensor) == (
-        made.dtype, made.shape, made.strides, made.data.tobytes(), made.is_tensor)  # fmt: skip
+        made.dtype,
+        made.shape,
+        made.strides,
+        made.data.tobytes(),
+        made.is_tensor,
+    )
 
 
 def everything() -> dict[str, AnyArray]:

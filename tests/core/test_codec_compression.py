@@ -37,9 +37,17 @@ def patterns(size: int, seed: int) -> dict[str, Bytes]:
     )
     quiet = np.tile(np.frombuffer(struct.pack("<I", 0xFFC10000), np.uint8), size // 4 + 1)
     return {
-        "noise": noise, "zeros": zeros, "last": last, "sampled": sampled, "high": high, "almost_high": almost_high,
-        "rows": rows, "nan payloads": nans[:size], "bf16 nans": quiet[:size], "ones": zeros + 1,
-    }  # fmt: skip
+        "noise": noise,
+        "zeros": zeros,
+        "last": last,
+        "sampled": sampled,
+        "high": high,
+        "almost_high": almost_high,
+        "rows": rows,
+        "nan payloads": nans[:size],
+        "bf16 nans": quiet[:size],
+        "ones": zeros + 1,
+    }
 
 
 def round_trip(data: Bytes) -> Codec:
@@ -65,10 +73,18 @@ def test_random_bytes_are_bit_exact_and_never_larger(data: bytes, repeats: int) 
     round_trip(np.frombuffer(data * repeats, np.uint8))
 
 
-@pytest.mark.parametrize(("pattern", "codec"), [
-    ("noise", Codec.RAW), ("zeros", Codec.ZERO), ("high", Codec.HIGH16), ("almost_high", Codec.RAW), ("rows", Codec.ZSTD),
-    ("bf16 nans", Codec.HIGH16), ("nan payloads", Codec.RAW),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pattern", "codec"),
+    [
+        ("noise", Codec.RAW),
+        ("zeros", Codec.ZERO),
+        ("high", Codec.HIGH16),
+        ("almost_high", Codec.RAW),
+        ("rows", Codec.ZSTD),
+        ("bf16 nans", Codec.HIGH16),
+        ("nan payloads", Codec.RAW),
+    ],
+)
 def test_fp32_patterns_get_the_codec_that_fits(pattern: str, codec: Codec) -> None:
     assert round_trip(patterns(262_144, seed=1)[pattern]) is codec
 

@@ -43,7 +43,12 @@ def same(a: Any, b: Any) -> bool:
         return (a.dtype, a.tobytes()) == (b.dtype, b.tobytes())
     if isinstance(a, Array):
         return (a.dtype, a.shape, a.strides, a.is_tensor, a.data.tobytes()) == (
-            b.dtype, b.shape, b.strides, b.is_tensor, b.data.tobytes())  # fmt: skip
+            b.dtype,
+            b.shape,
+            b.strides,
+            b.is_tensor,
+            b.data.tobytes(),
+        )
     if isinstance(a, SparseArray):
         return (
             (a.shape, a.is_coalesced) == (b.shape, b.is_coalesced) and same(a.indices, b.indices) and same(a.values, b.values)

@@ -46,10 +46,14 @@ def broken_runs(folder: Path, base: str, first: int, count: int) -> tuple[list[d
 
 def _take_down(case: dict[str, Any]) -> None:
     done = case.get("damage", "")
-    fault = "a bit of the catalog's first pages flipped" if "of meta page" in done else next(
-        (fault for word, fault in FAULTS.items() if word in done), "a file damaged")  # fmt: skip
-    tally.note(fault, losses="failed" in case, refusals=case.get("outcome", "").startswith("refused"),
-               seconds=case.get("seconds", 0.0))  # fmt: skip
+    fault = (
+        "a bit of the catalog's first pages flipped"
+        if "of meta page" in done
+        else next((fault for word, fault in FAULTS.items() if word in done), "a file damaged")
+    )
+    tally.note(
+        fault, losses="failed" in case, refusals=case.get("outcome", "").startswith("refused"), seconds=case.get("seconds", 0.0)
+    )
 
 
 @pytest.mark.parametrize("base", [*BASES, *(f"small-{base}" for base in BASES)] if campaign.is_soak() else BASES)

@@ -50,8 +50,14 @@ def clock() -> FakeClock:
 def toy(disk: Path, clock: FakeClock) -> Iterator[Callable[..., ToyTrainer]]:
     made: list[ToyTrainer] = []
 
-    def open_(*, writer: Any = "direct", durability: Any = "machine", keep: RetentionPolicy = KEEP,
-              sizes: tuple[int, ...] = SIZES, every: int = 6) -> ToyTrainer:  # fmt: skip
+    def open_(
+        *,
+        writer: Any = "direct",
+        durability: Any = "machine",
+        keep: RetentionPolicy = KEEP,
+        sizes: tuple[int, ...] = SIZES,
+        every: int = 6,
+    ) -> ToyTrainer:
         config = JournalConfig(writer=writer, durability=durability, segment_bytes=MIB)
         trainer = open_toy(disk / "run", sizes=sizes, config=config, policy=EverySteps(every), retention=keep, clock=clock)
         made.append(trainer)

@@ -26,15 +26,18 @@ def outcome(name: str = "log.write") -> int:
     return 0
 
 
-@pytest.mark.parametrize(("rule", "outcomes"), [
-    ("log.write=enospc", [errno.ENOSPC] * 4),
-    ("log.write=eio@1", [errno.EIO, 0, 0, 0]),
-    ("log.write=eio@3", [0, 0, errno.EIO, 0]),
-    ("log.write=enospc@2+", [0, errno.ENOSPC, errno.ENOSPC, errno.ENOSPC]),
-    ("log.sync=eio", [0, 0, 0, 0]),
-    ("", [0, 0, 0, 0]),
-    ("log.sync=eio,log.write=eio@2", [0, errno.EIO, 0, 0]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "outcomes"),
+    [
+        ("log.write=enospc", [errno.ENOSPC] * 4),
+        ("log.write=eio@1", [errno.EIO, 0, 0, 0]),
+        ("log.write=eio@3", [0, 0, errno.EIO, 0]),
+        ("log.write=enospc@2+", [0, errno.ENOSPC, errno.ENOSPC, errno.ENOSPC]),
+        ("log.sync=eio", [0, 0, 0, 0]),
+        ("", [0, 0, 0, 0]),
+        ("log.sync=eio,log.write=eio@2", [0, errno.EIO, 0, 0]),
+    ],
+)
 def test_a_rule_fires_when_it_says(rule: str, outcomes: list[int]) -> None:
     with failing(rule):
         assert [outcome() for _ in outcomes] == outcomes

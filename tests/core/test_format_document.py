@@ -62,12 +62,23 @@ def tensors() -> list[tuple[str, Any]]:
     flat = Array("float32", (5000,), dense(noise).data, whole=(100, 100), piece=Piece("flat", (5000,), (5000,)))
     sparse = SparseArray((1000, 4), dense(np.array([[5, 900, 5]])), dense(rng.standard_normal((3, 4))), is_coalesced=False)
     return [
-        ("raw", dense(noise)), ("zero", dense(np.zeros(3000))), ("high", dense(high)), ("mostly_zero", dense(mostly_zero)),
-        ("none", None), ("turned", turned), ("box", box), ("flat", flat), ("sparse", sparse), ("empty", dense(np.zeros(0))),
-        ("scalar", dense(np.array(7, np.int64))), ("large", dense(rng.standard_normal(400_000))),
-        ("zeros", dense(np.zeros(100_000))), ("bfloat16", dense(np.tile(high, 20))), ("rows", dense(np.tile(mostly_zero, 4))),
+        ("raw", dense(noise)),
+        ("zero", dense(np.zeros(3000))),
+        ("high", dense(high)),
+        ("mostly_zero", dense(mostly_zero)),
+        ("none", None),
+        ("turned", turned),
+        ("box", box),
+        ("flat", flat),
+        ("sparse", sparse),
+        ("empty", dense(np.zeros(0))),
+        ("scalar", dense(np.array(7, np.int64))),
+        ("large", dense(rng.standard_normal(400_000))),
+        ("zeros", dense(np.zeros(100_000))),
+        ("bfloat16", dense(np.tile(high, 20))),
+        ("rows", dense(np.tile(mostly_zero, 4))),
         ("small", dense(np.arange(5, dtype=np.uint8))),
-    ]  # fmt: skip
+    ]
 
 
 BODY = {

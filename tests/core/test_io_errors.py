@@ -186,9 +186,11 @@ def test_two_failures_in_a_row_are_two_incidents(
         train(trainer, at + 2)
     assert [(row.from_step, row.to_step) for row in trainer.journal.catalog.incidents()] == [(4, 6), (8, 10)]
     assert [message.split(": ")[1].split(" at")[0] for message in warnings(caplog)] == [
-        "logging is suspended", "logging resumed from a fresh checkpoint", "logging is suspended",
+        "logging is suspended",
         "logging resumed from a fresh checkpoint",
-    ]  # fmt: skip
+        "logging is suspended",
+        "logging resumed from a fresh checkpoint",
+    ]
 
 
 def test_trouble_that_comes_back_at_once_is_waited_for_longer(toy: Callable[..., ToyTrainer], clock: FakeClock) -> None:

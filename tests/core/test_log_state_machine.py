@@ -46,8 +46,12 @@ class LogMachine(RuleBasedStateMachine):
         self.is_ready = False  # recovered, and nothing went wrong
         self.trainer: ToyTrainer
 
-    @initialize(writer=st.sampled_from(["direct", "thread"]), durability=st.sampled_from(["process", "machine"]),
-                every=st.sampled_from([2, 5, 10**9]), keep=st.integers(1, 2))  # fmt: skip
+    @initialize(
+        writer=st.sampled_from(["direct", "thread"]),
+        durability=st.sampled_from(["process", "machine"]),
+        every=st.sampled_from([2, 5, 10**9]),
+        keep=st.integers(1, 2),
+    )
     def begin(self, writer: Any, durability: Any, every: int, keep: int) -> None:
         config = JournalConfig(writer=writer, durability=durability, segment_bytes=MIB)
         self.options: dict[str, Any] = {"config": config, "policy": EverySteps(every), "retention": KeepLatest(keep)}
@@ -128,8 +132,12 @@ class LogMachine(RuleBasedStateMachine):
     def wait_for_the_checkpoint(self) -> None:
         self.trainer.journal.wait_checkpoint()
 
-    @rule(point=st.sampled_from(FAULTS), error=st.sampled_from(["enospc", "eio"]), times=st.sampled_from(["@1", "@2", "@1+"]),
-          count=st.integers(1, 3))  # fmt: skip
+    @rule(
+        point=st.sampled_from(FAULTS),
+        error=st.sampled_from(["enospc", "eio"]),
+        times=st.sampled_from(["@1", "@2", "@1+"]),
+        count=st.integers(1, 3),
+    )
     def fault(self, point: str, error: str, times: str, count: int) -> None:
         with failing(f"{point}={error}{times}"):
             self.train(count)

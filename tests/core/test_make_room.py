@@ -27,8 +27,14 @@ def clock() -> FakeClock:
 @pytest.fixture
 def trainer(memory_path: Path, clock: FakeClock, request: pytest.FixtureRequest) -> Iterator[ToyTrainer]:
     keep = request.getfixturevalue("keep")
-    made = open_toy(memory_path / "run", sizes=SIZES, policy=EverySteps(10), retention=keep, clock=clock,
-                    config=JournalConfig(segment_bytes=1 << 20))  # fmt: skip
+    made = open_toy(
+        memory_path / "run",
+        sizes=SIZES,
+        policy=EverySteps(10),
+        retention=keep,
+        clock=clock,
+        config=JournalConfig(segment_bytes=1 << 20),
+    )
     made.recover()
     made.train(39, say=lambda _: made.journal.wait_checkpoint())
     yield made

@@ -141,10 +141,19 @@ def test_a_folder_without_an_owner_has_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{}", "[]", '{"host": 1}', "\0\0", "[" * 200_000, '{"host": "h", "pid": Infinity, "since": 0}',
-     '{"host": "h", "pid": 1, "since": 1' + "0" * 400 + "}", '{"host": "h", "pid": 1, "since": 1e40}'],
+    [
+        "",
+        "{}",
+        "[]",
+        '{"host": 1}',
+        "\0\0",
+        "[" * 200_000,
+        '{"host": "h", "pid": Infinity, "since": 0}',
+        '{"host": "h", "pid": 1, "since": 1' + "0" * 400 + "}",
+        '{"host": "h", "pid": 1, "since": 1e40}',
+    ],
     ids=lambda content: content[:20],
-)  # fmt: skip
+)
 def test_a_damaged_note_of_the_owner_does_no_harm(tmp_path: Path, content: str) -> None:
     process = holder(tmp_path)
     (tmp_path / "owner.json").write_text(content)

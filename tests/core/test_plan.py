@@ -108,8 +108,15 @@ class Run:
         return build_history(self.segments, self.limits)
 
     def plan(self, step: int | None = None, *, broken: Sequence[str] = (), last_good: dict[int, int] | None = None) -> Plan:
-        return plan_recovery(self.checkpoints, self.history, self.limits, timeline=self.timelines[-1].number, step=step,
-                             broken=broken, last_good=last_good)  # fmt: skip
+        return plan_recovery(
+            self.checkpoints,
+            self.history,
+            self.limits,
+            timeline=self.timelines[-1].number,
+            step=step,
+            broken=broken,
+            last_good=last_good,
+        )
 
 
 def redone(plan: Plan) -> list[int]:

@@ -41,8 +41,11 @@ def retired(folder: Path) -> set[str]:
 def listing(folder: Path, spares: set[str]) -> tuple[object, ...]:
     """What the rows say that the files say, too."""
     known = read_catalog(folder)
-    segments = {(row.ordinal, row.file, row.timeline, row.base_sequence, row.last_sequence, row.last_step)
-                for row in known.segments if row.state == "sealed" and row.file not in spares}  # fmt: skip
+    segments = {
+        (row.ordinal, row.file, row.timeline, row.base_sequence, row.last_sequence, row.last_step)
+        for row in known.segments
+        if row.state == "sealed" and row.file not in spares
+    }
     checkpoints = {(row.name, row.step, row.sequence, row.chain, row.timeline, row.nbytes) for row in known.checkpoints}
     return segments, checkpoints, {(row.number, row.parent, row.fork_sequence, row.fork_step) for row in known.timelines}
 

@@ -32,21 +32,24 @@ def facts(steps: int = 0, seconds: float = 0.0, log_bytes: int = 0, replay: floa
     return CheckpointFacts(steps, seconds, log_bytes, replay, load)
 
 
-@pytest.mark.parametrize(("policy", "when", "due"), [
-    (EverySteps(5), facts(steps=4), False),
-    (EverySteps(5), facts(steps=5), True),
-    (EverySteps(5), facts(steps=50), True),
-    (EverySeconds(10), facts(steps=1, seconds=9.9), False),
-    (EverySeconds(10), facts(steps=1, seconds=10), True),
-    (EverySeconds(10), facts(steps=0, seconds=99), False),
-    (EveryBytes(1000), facts(steps=1, log_bytes=999), False),
-    (EveryBytes(1000), facts(steps=1, log_bytes=1000), True),
-    (EveryBytes(1000), facts(steps=0, log_bytes=5000), False),
-    (RecoveryTime(10), facts(steps=7, replay=1.0, load=1.0), False),
-    (RecoveryTime(10), facts(steps=8, replay=1.0, load=1.0), True),
-    (RecoveryTime(10), facts(steps=0, replay=99.0), False),
-    (RecoveryTime(10), facts(steps=10**6), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("policy", "when", "due"),
+    [
+        (EverySteps(5), facts(steps=4), False),
+        (EverySteps(5), facts(steps=5), True),
+        (EverySteps(5), facts(steps=50), True),
+        (EverySeconds(10), facts(steps=1, seconds=9.9), False),
+        (EverySeconds(10), facts(steps=1, seconds=10), True),
+        (EverySeconds(10), facts(steps=0, seconds=99), False),
+        (EveryBytes(1000), facts(steps=1, log_bytes=999), False),
+        (EveryBytes(1000), facts(steps=1, log_bytes=1000), True),
+        (EveryBytes(1000), facts(steps=0, log_bytes=5000), False),
+        (RecoveryTime(10), facts(steps=7, replay=1.0, load=1.0), False),
+        (RecoveryTime(10), facts(steps=8, replay=1.0, load=1.0), True),
+        (RecoveryTime(10), facts(steps=0, replay=99.0), False),
+        (RecoveryTime(10), facts(steps=10**6), False),
+    ],
+)
 def test_a_checkpoint_is_due_when_the_policy_says(policy: Any, when: CheckpointFacts, due: bool) -> None:
     assert policy.is_due(when) is due
 
@@ -56,11 +59,21 @@ class Mine:
         return facts.steps % 2 == 1
 
 
-@pytest.mark.parametrize(("written", "policy"), [
-    (500, EverySteps(500)), ("500 steps", EverySteps(500)), ("10min", EverySeconds(600)), ("90 s", EverySeconds(90)),
-    ("1.5h", EverySeconds(5400)), ("250ms", EverySeconds(0.25)), ("256MiB", EveryBytes(256 << 20)),
-    ("1 GB", EveryBytes(10**9)), ("rto=30s", RecoveryTime(30)), ("rto = 2 min", RecoveryTime(120)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "policy"),
+    [
+        (500, EverySteps(500)),
+        ("500 steps", EverySteps(500)),
+        ("10min", EverySeconds(600)),
+        ("90 s", EverySeconds(90)),
+        ("1.5h", EverySeconds(5400)),
+        ("250ms", EverySeconds(0.25)),
+        ("256MiB", EveryBytes(256 << 20)),
+        ("1 GB", EveryBytes(10**9)),
+        ("rto=30s", RecoveryTime(30)),
+        ("rto = 2 min", RecoveryTime(120)),
+    ],
+)
 def test_what_users_write_for_checkpoint_every(written: Any, policy: Any) -> None:
     assert as_policy(written) == policy
 
@@ -78,16 +91,19 @@ def test_what_is_no_policy_is_refused(written: Any) -> None:
         as_policy(written)
 
 
-@pytest.mark.parametrize(("policy", "steps", "kept"), [
-    (KeepLatest(1), [1, 2, 3], {3}),
-    (KeepLatest(2), [1, 2, 3], {2, 3}),
-    (KeepLatest(5), [1, 2, 3], {1, 2, 3}),
-    (KeepEvery(10, latest=1), [5, 10, 15, 20, 25], {10, 20, 25}),
-    (KeepEvery(10, latest=0), [5, 10, 15, 20, 25], {10, 20}),
-    (KeepAll(), [1, 2, 3], {1, 2, 3}),
-    (as_retention(3), [1, 2, 3, 4], {2, 3, 4}),
-    (as_retention(lambda steps: steps[:1]), [1, 2, 3], {1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("policy", "steps", "kept"),
+    [
+        (KeepLatest(1), [1, 2, 3], {3}),
+        (KeepLatest(2), [1, 2, 3], {2, 3}),
+        (KeepLatest(5), [1, 2, 3], {1, 2, 3}),
+        (KeepEvery(10, latest=1), [5, 10, 15, 20, 25], {10, 20, 25}),
+        (KeepEvery(10, latest=0), [5, 10, 15, 20, 25], {10, 20}),
+        (KeepAll(), [1, 2, 3], {1, 2, 3}),
+        (as_retention(3), [1, 2, 3, 4], {2, 3, 4}),
+        (as_retention(lambda steps: steps[:1]), [1, 2, 3], {1}),
+    ],
+)
 def test_policies_keep_what_they_say(policy: Any, steps: list[int], kept: set[int]) -> None:
     assert set(policy.kept(steps)) == kept
 
@@ -131,8 +147,11 @@ def segment(ordinal: int, last: int, state: Any = "sealed", timeline: int = 1) -
 
 
 def test_segments_behind_the_oldest_kept_checkpoint_go() -> None:
-    plan = plan_retirement(KeepLatest(2), [checkpoint(1, 10), checkpoint(2, 20), checkpoint(3, 30)],
-                           [segment(1, 9), segment(2, 20), segment(3, 21), segment(4, 40), segment(5, 15, "open")])  # fmt: skip
+    plan = plan_retirement(
+        KeepLatest(2),
+        [checkpoint(1, 10), checkpoint(2, 20), checkpoint(3, 30)],
+        [segment(1, 9), segment(2, 20), segment(3, 21), segment(4, 40), segment(5, 15, "open")],
+    )
     assert [row.step for row in plan.checkpoints] == [1]
     assert [row.ordinal for row in plan.segments] == [1, 2]
 
@@ -147,10 +166,14 @@ def test_the_newest_checkpoint_stays_whatever_a_policy_says(kept: Callable[[Sequ
     assert 2 not in [row.step for row in plan.checkpoints]
 
 
-@pytest.mark.parametrize(("policy", "kept"), [
-    (KeepLatest(2), [(1, 1), (2, 2)]), (KeepEvery(1, latest=0), [(1, 1), (2, 2), (3, 1)]),
-    (KeepAll(), [(1, 1), (2, 1), (3, 1), (2, 2)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        (KeepLatest(2), [(1, 1), (2, 2)]),
+        (KeepEvery(1, latest=0), [(1, 1), (2, 2), (3, 1)]),
+        (KeepAll(), [(1, 1), (2, 1), (3, 1), (2, 2)]),
+    ],
+)
 def test_of_two_checkpoints_of_a_step_the_one_left_behind_goes(policy: Any, kept: list[tuple[int, int]]) -> None:
     rows = [checkpoint(1, 10), checkpoint(2, 20), checkpoint(3, 30), checkpoint(2, 21, 2)]
     plan = plan_retirement(policy, rows, [], [TimelineRow(1), TimelineRow(2, 1, 12, 1)])

@@ -24,8 +24,9 @@ class Lives:
         chance: where it comes from what happens.
     """
 
-    def __init__(self, trainers: Trainers, run: Path, fault: str, was_hit: Callable[[Outcome], bool],
-                 chance: random.Random) -> None:  # fmt: skip
+    def __init__(
+        self, trainers: Trainers, run: Path, fault: str, was_hit: Callable[[Outcome], bool], chance: random.Random
+    ) -> None:
         self.run, self.committed, self.hits = run, 0, 0
         self._trainers, self._fault, self._was_hit, self._chance = trainers, fault, was_hit, chance
         self._hit_before = False
@@ -34,9 +35,16 @@ class Lives:
         """One life, killed at any moment or ended in order."""
         chance = self._chance
         moment = (chance.randrange(1, steps), chance.random() * 0.005) if chance.random() < 0.7 else None
-        return self._live(kill_after=moment, until=self.committed + steps, writer=chance.choice(["direct", "thread"]),
-                          durability=chance.choice(["process", "machine"]), settles=chance.random() < 0.5,
-                          keep=chance.randrange(1, 4), every=chance.choice([4, 6, 1000]), **more)  # fmt: skip
+        return self._live(
+            kill_after=moment,
+            until=self.committed + steps,
+            writer=chance.choice(["direct", "thread"]),
+            durability=chance.choice(["process", "machine"]),
+            settles=chance.random() < 0.5,
+            keep=chance.randrange(1, 4),
+            every=chance.choice([4, 6, 1000]),
+            **more,
+        )
 
     def end(self) -> None:
         """Two lives in which nothing happens: what the last one left is there, it goes on, and nothing is damaged."""

@@ -60,8 +60,11 @@ class Script:
         torch.manual_seed(1)
         self.model = Net()
         main = [*self.model.body.parameters(), *(() if kind.has_two else self.model.head.parameters())]
-        plain: list[Any] = [torch.optim.AdamW(main, 0.01) if kind.optimizer == "adamw" else
-                            torch.optim.SGD(main, 0.05, momentum=0.9, nesterov=True)]  # fmt: skip
+        plain: list[Any] = [
+            torch.optim.AdamW(main, 0.01)
+            if kind.optimizer == "adamw"
+            else torch.optim.SGD(main, 0.05, momentum=0.9, nesterov=True)
+        ]
         if kind.has_two:
             plain.append(torch.optim.SGD(self.model.head.parameters(), 0.02, momentum=0.5))
         self.optimizers = wrap(plain, self.model)
@@ -139,8 +142,10 @@ class Script:
     def outcome(self) -> Outcome:
         """All that is compared, but for random numbers."""
         things = {"model": self.model, "scheduler": self.scheduler.state_dict(), "batch": self.batch}
-        return flatten({name: contents(thing) for name, thing in things.items()} | {
-            f"optimizer {i}": contents(optimizer) for i, optimizer in enumerate(self.optimizers)})  # fmt: skip
+        return flatten(
+            {name: contents(thing) for name, thing in things.items()}
+            | {f"optimizer {i}": contents(optimizer) for i, optimizer in enumerate(self.optimizers)}
+        )
 
 
 def loader(data: str) -> DataLoader[Any]:

@@ -44,8 +44,9 @@ def sit_in_c() -> NoReturn:
 
 
 def opened(job: dict[str, Any]) -> ToyTrainer:
-    config = JournalConfig(durability=job.get("durability", "machine"), writer=job.get("writer", "direct"),
-                           segment_bytes=1 << 20)  # fmt: skip
+    config = JournalConfig(
+        durability=job.get("durability", "machine"), writer=job.get("writer", "direct"), segment_bytes=1 << 20
+    )
     trainer = open_toy(job["run"], sizes=SIZES, rank=job.get("rank", 0), config=config, policy=EverySteps(1000))
     ShutdownHandler(trainer.journal, lambda step, seconds: say("ship", step), "seal", job.get("grace_seconds", 60.0))
     return trainer

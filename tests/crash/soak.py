@@ -28,8 +28,16 @@ ROOT = Path(__file__).parents[2]
 OTHERS = "all other crash tests, with ten times the kills and seeds"
 WHOLE = "all examples and combinations of the tests of"
 PRODUCTS = ("core", "torch", "keras", "distributed", "experiments", "demo")
-ALONE = ("test_mixed_kills.py", "test_power_cut.py", "test_torn_pages.py", "test_system_calls.py", "test_optimizer_machine.py",
-         "test_long_runs.py", "test_failing_disks.py", "test_surroundings.py")  # fmt: skip
+ALONE = (
+    "test_mixed_kills.py",
+    "test_power_cut.py",
+    "test_torn_pages.py",
+    "test_system_calls.py",
+    "test_optimizer_machine.py",
+    "test_long_runs.py",
+    "test_failing_disks.py",
+    "test_surroundings.py",
+)
 DAMAGE = ("a bit of a file", "a file ", "a range of a file", "two files")
 MARK = "<!-- made by `python -m tests.crash.soak --report`: {} -->"
 
@@ -79,10 +87,22 @@ def parts(kills: int) -> list[Part]:
         Part("machine", ("a sequence",), share(300), [f"{crash}/test_optimizer_machine.py"], 5),
         Part("fits", ("SIGKILL of a fit",), share(300), [f"{keras}/test_any_script.py"], 4),
         Part("limits", ("a long run",), 3, [f"{crash}/test_long_runs.py"]),
-        Part("others", (OTHERS,), 1, [crash, "tests/monitor/test_kills.py", "tests/monitor/test_compaction_kills.py",
-             "tests/shipping/test_kills.py", *(f"--ignore={crash}/{name}" for name in ALONE)], 2, is_one=True),
+        Part(
+            "others",
+            (OTHERS,),
+            1,
+            [
+                crash,
+                "tests/monitor/test_kills.py",
+                "tests/monitor/test_compaction_kills.py",
+                "tests/shipping/test_kills.py",
+                *(f"--ignore={crash}/{name}" for name in ALONE),
+            ],
+            2,
+            is_one=True,
+        ),
         *(Part(f"whole {name}", (f"{WHOLE} {name}",), 1, [f"tests/{name}"], is_one=True) for name in PRODUCTS),
-    ]  # fmt: skip
+    ]
 
 
 class Soak:
@@ -107,8 +127,18 @@ class Soak:
         self._seed += 1000
         start, seed = time.monotonic(), str(self._seed)
         settings = {"TRANLOGS_SOAK": str(part.times), "TRANLOGS_SEED": seed, "TRANLOGS_TALLY": str(self._tally)}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "3600",
-                   f"--hypothesis-seed={seed}", *part.tests]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--timeout",
+            "3600",
+            f"--hypothesis-seed={seed}",
+            *part.tests,
+        ]
         before, lost = self._done(part), self._lost()
         done = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True)
         if done.returncode:
@@ -124,8 +154,11 @@ class Soak:
         now = self._done(part)
         if now == before:  # a skip, or a failure before the first try: it must not go on for ever
             self._parts = [other for other in self._parts if other is not part]
-        print(f"{part.name}: {now} of {part.wanted}, {time.monotonic() - start:.0f} s"
-              f"{f', FAILED: {self.failed[-1]}' if done.returncode else ''}", flush=True)  # fmt: skip
+        print(
+            f"{part.name}: {now} of {part.wanted}, {time.monotonic() - start:.0f} s"
+            f"{f', FAILED: {self.failed[-1]}' if done.returncode else ''}",
+            flush=True,
+        )
 
     def _lost(self) -> int:
         return sum(one.losses for one in tally.read(self._tally))
@@ -173,8 +206,12 @@ def main() -> int:
         report(given.report, given.document, given.json)
         return 0
     names = given.only.split(",") if given.only else None
-    soak = Soak(given.folder.absolute(), [part for part in parts(given.kills) if names is None or part.name in names],
-                given.minutes, given.seed)  # fmt: skip
+    soak = Soak(
+        given.folder.absolute(),
+        [part for part in parts(given.kills) if names is None or part.name in names],
+        given.minutes,
+        given.seed,
+    )
     soak.run()
     report([given.folder / "tally.jsonl"], None, given.folder / "soak.json")
     for log in soak.failed:

@@ -85,8 +85,12 @@ class Trainers:
     def __init__(self) -> None:
         here, there = socket.socketpair()
         with there:
-            self.process = subprocess.Popen([sys.executable, str(CHILD)], stdin=subprocess.PIPE, stdout=there,
-                                            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})  # fmt: skip
+            self.process = subprocess.Popen(
+                [sys.executable, str(CHILD)],
+                stdin=subprocess.PIPE,
+                stdout=there,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )
         self._said = here.makefile("rb")
         here.close()
 
@@ -95,8 +99,17 @@ class Trainers:
         self.process.communicate()
         self._said.close()
 
-    def run(self, run: Path, *options: str, until: int, end: int, attach: str = "training", writer: str = "direct",
-            durability: str = "machine", settles: bool = True) -> Outcome:  # fmt: skip
+    def run(
+        self,
+        run: Path,
+        *options: str,
+        until: int,
+        end: int,
+        attach: str = "training",
+        writer: str = "direct",
+        durability: str = "machine",
+        settles: bool = True,
+    ) -> Outcome:
         """Train in a child under strace.
 
         Args:

@@ -61,6 +61,11 @@ def summed(tried: Iterable[Tried]) -> list[Tried]:
     found: dict[str, Tried] = {}
     for one in tried:
         before = found.get(one.fault, Tried(one.fault, 0))
-        found[one.fault] = Tried(one.fault, before.tries + one.tries, before.losses + one.losses,
-                                 before.refusals + one.refusals, max(before.seconds, one.seconds))  # fmt: skip
+        found[one.fault] = Tried(
+            one.fault,
+            before.tries + one.tries,
+            before.losses + one.losses,
+            before.refusals + one.refusals,
+            max(before.seconds, one.seconds),
+        )
     return list(found.values())

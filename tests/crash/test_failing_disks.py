@@ -18,8 +18,20 @@ pytestmark = pytest.mark.crash
 
 SEEDS = pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 LIVES = 10
-ERRORS = ("log.begin", "log.write", "log.before_commit", "log.sync", "log.roll", "log.seal", "log.prepare", "log.recycle",
-          "catalog.before_commit", "checkpoint.snapshot", "checkpoint.state", "checkpoint.publish")  # fmt: skip
+ERRORS = (
+    "log.begin",
+    "log.write",
+    "log.before_commit",
+    "log.sync",
+    "log.roll",
+    "log.seal",
+    "log.prepare",
+    "log.recycle",
+    "catalog.before_commit",
+    "checkpoint.snapshot",
+    "checkpoint.state",
+    "checkpoint.publish",
+)
 
 
 @pytest.fixture(scope="module")

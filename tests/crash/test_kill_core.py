@@ -106,8 +106,13 @@ def test_kills_at_random_moments_lose_nothing_committed(
         run, said, lives = memory_path / f"run{trial}", 0, 0
         while lives < 8 and kills < wanted:
             lines = chance.choice([0, 0, 1, 1, 2, 3, 5, 8])
-            outcome = trainers.run(run, kill_after=(lines, chance.random() * 0.03 if lines == 0 else chance.random() * 0.004),
-                                   writer=writer, durability=durability, settles=chance.random() < 0.2)  # fmt: skip
+            outcome = trainers.run(
+                run,
+                kill_after=(lines, chance.random() * 0.03 if lines == 0 else chance.random() * 0.004),
+                writer=writer,
+                durability=durability,
+                settles=chance.random() < 0.2,
+            )
             assert outcome.status in (0, -signal.SIGKILL)
             assert outcome.recovered is None or outcome.recovered >= said
             said, lives, kills = max(said, outcome.committed), lives + 1, kills + outcome.was_killed

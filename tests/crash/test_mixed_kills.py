@@ -33,21 +33,57 @@ pytestmark = pytest.mark.crash
 SEED, KILLS = campaign.seed(), campaign.rounds(20)
 LIVES = 14
 PLACES = {  # where a trainer is killed -> the fault points there
-    "in a step or at a boundary": ["log.begin", "log.write", "log.before_commit", "log.after_commit", "boundary.before",
-                                   "boundary.after"],
+    "in a step or at a boundary": [
+        "log.begin",
+        "log.write",
+        "log.before_commit",
+        "log.after_commit",
+        "boundary.before",
+        "boundary.after",
+    ],
     "while the log is synced, rolled or sealed": ["log.sync", "log.roll", "log.seal"],
     "while a segment is prepared or recycled": ["log.prepare", "log.recycle"],
     "while a checkpoint is taken": [point for point in POINTS if point.startswith("checkpoint.") and "delete" not in point],
     "while it prunes": ["log.retire", "log.unlink", "checkpoint.delete"],
     "while the catalog is written": ["catalog.before_commit", "catalog.after_commit"],
     "during recovery": ["recovery.restored", "recovery.replayed"],
-}  # fmt: skip
-OFTEN = {"log.begin": 60, "log.write": 90, "log.before_commit": 60, "log.after_commit": 60, "boundary.before": 20,
-         "boundary.after": 20, "log.sync": 15, "catalog.before_commit": 25, "catalog.after_commit": 25}  # fmt: skip
-IN_MONITOR = ("log.retire", "log.unlink", "checkpoint.delete", "catalog.before_commit", "catalog.after_commit",
-              "shadow.publish", "shadow.renamed", "ship.sent", "ship.manifest", "ship.published", "ship.marks")  # fmt: skip
-ERRORS = ("log.begin", "log.write", "log.before_commit", "log.sync", "log.seal", "log.prepare", "log.recycle",
-          "catalog.before_commit", "checkpoint.state", "checkpoint.publish")  # fmt: skip
+}
+OFTEN = {
+    "log.begin": 60,
+    "log.write": 90,
+    "log.before_commit": 60,
+    "log.after_commit": 60,
+    "boundary.before": 20,
+    "boundary.after": 20,
+    "log.sync": 15,
+    "catalog.before_commit": 25,
+    "catalog.after_commit": 25,
+}
+IN_MONITOR = (
+    "log.retire",
+    "log.unlink",
+    "checkpoint.delete",
+    "catalog.before_commit",
+    "catalog.after_commit",
+    "shadow.publish",
+    "shadow.renamed",
+    "ship.sent",
+    "ship.manifest",
+    "ship.published",
+    "ship.marks",
+)
+ERRORS = (
+    "log.begin",
+    "log.write",
+    "log.before_commit",
+    "log.sync",
+    "log.seal",
+    "log.prepare",
+    "log.recycle",
+    "catalog.before_commit",
+    "checkpoint.state",
+    "checkpoint.publish",
+)
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +142,20 @@ class Run:
         jumps = chance.randrange(10**6) if errors or chance.random() < 0.2 else None
         step = max(line.step for line in self.lines)
         outcome = self._trainers.run(
-            self.run, kill_after=moment, until=step + 14, failpoints=point, errors=errors, jumps=jumps, rewind=rewind,
-            factor=factor, writer=self._writer, keep=chance.randrange(1, 4), every=chance.choice([4, 6, 1000]),
-            durability=chance.choice(["process", "machine"]), settles=chance.random() < 0.4,
-        )  # fmt: skip
+            self.run,
+            kill_after=moment,
+            until=step + 14,
+            failpoints=point,
+            errors=errors,
+            jumps=jumps,
+            rewind=rewind,
+            factor=factor,
+            writer=self._writer,
+            keep=chance.randrange(1, 4),
+            every=chance.choice([4, 6, 1000]),
+            durability=chance.choice(["process", "machine"]),
+            settles=chance.random() < 0.4,
+        )
         self.story.append(f"killed {place} {point} {moment}, errors {errors!r}, jumps {jumps}, rewind {rewind}: {outcome}")
         self._judge(outcome, rewind, factor, place)
         if self._is_watched:
@@ -146,8 +192,13 @@ class Run:
     def _watch(self) -> None:
         point = self._chance.choice(["", f"{self._chance.choice(IN_MONITOR)}=kill@{self._chance.randrange(1, 6)}"])
         self.story.append(f"a monitor: {point}")
-        self._monitors.start(self.run.parent, self._chance.choice([3, 6, 12]) * MIB, failpoints=point,
-                             store=self.store if self._ships else None, compacts=self._compacts)  # fmt: skip
+        self._monitors.start(
+            self.run.parent,
+            self._chance.choice([3, 6, 12]) * MIB,
+            failpoints=point,
+            store=self.store if self._ships else None,
+            compacts=self._compacts,
+        )
 
     def _end_watch(self) -> None:
         if self._chance.random() < 0.5:

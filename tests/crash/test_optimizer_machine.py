@@ -62,10 +62,16 @@ class OptimizerMachine(RuleBasedStateMachine):
         self.is_ready = False
         self.story: list[str] = []
 
-    @initialize(optimizer=st.sampled_from(["adamw", "sgd"]), has_two=st.booleans(), data=st.sampled_from(DATA),
-                log_kind=st.sampled_from(["gradients", "weights"]), durability=st.sampled_from(["process", "machine"]),
-                writer=st.sampled_from(["direct", "thread"]), every=st.sampled_from([2, 5, 1000]),
-                keep=st.integers(1, 3))  # fmt: skip
+    @initialize(
+        optimizer=st.sampled_from(["adamw", "sgd"]),
+        has_two=st.booleans(),
+        data=st.sampled_from(DATA),
+        log_kind=st.sampled_from(["gradients", "weights"]),
+        durability=st.sampled_from(["process", "machine"]),
+        writer=st.sampled_from(["direct", "thread"]),
+        every=st.sampled_from([2, 5, 1000]),
+        keep=st.integers(1, 3),
+    )
     def begin(self, optimizer: str, has_two: bool, data: str, log_kind: str, **options: Any) -> None:
         self.twin, self.log_kind = Twin(Kind(optimizer, has_two, data)), log_kind
         self.options = {"checkpoint_every": options.pop("every"), "segment_bytes": 1 << 20, **options}
@@ -115,8 +121,11 @@ class OptimizerMachine(RuleBasedStateMachine):
         least = self.claimed if is_newest else 0
         indices = [i for i, one in enumerate(self.boundaries) if one.holds(step, found, torch.get_rng_state(), curve)]
         if not indices or indices[-1] < least:
-            near = [(i, differences(one.outcome, found)[:4], torch.equal(one.rng, torch.get_rng_state()), one.curve == curve)
-                    for i, one in enumerate(self.boundaries) if one.step == step]  # fmt: skip
+            near = [
+                (i, differences(one.outcome, found)[:4], torch.equal(one.rng, torch.get_rng_state()), one.curve == curve)
+                for i, one in enumerate(self.boundaries)
+                if one.step == step
+            ]
             raise AssertionError(f"step {step} came back as {indices}, boundary {least} was committed; near: {near}")
         del self.boundaries[indices[-1] + 1 :]
         self.claimed = indices[-1]
@@ -212,8 +221,12 @@ class OptimizerMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         CLOCK.advance(seconds)
 
-    @rule(point=st.sampled_from(FAULTS), error=st.sampled_from(["enospc", "eio"]), times=st.sampled_from(["@1", "@2", "@1+"]),
-          what=st.sampled_from(BODIES))  # fmt: skip
+    @rule(
+        point=st.sampled_from(FAULTS),
+        error=st.sampled_from(["enospc", "eio"]),
+        times=st.sampled_from(["@1", "@2", "@1+"]),
+        what=st.sampled_from(BODIES),
+    )
     def fault(self, point: str, error: str, times: str, what: str) -> None:
         with failing(f"{point}={error}{times}"):
             self.turn("step")

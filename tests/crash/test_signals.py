@@ -68,9 +68,15 @@ class Server:
 
     def __init__(self) -> None:
         paths = os.pathsep.join(str(ROOT / folder) for folder in (".", "integrations", "monitor"))
-        self._process = subprocess.Popen([sys.executable, "-m", "tests.crash.signal_child"], stdin=subprocess.PIPE, cwd=ROOT,
-                                         stdout=subprocess.PIPE, text=True, bufsize=1,
-                                         env={**os.environ, "PYTHONPATH": paths})  # fmt: skip
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.signal_child"],
+            stdin=subprocess.PIPE,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
 
     def start(self, run: Path, mode: str, **options: Any) -> Trainer:
         assert self._process.stdin is not None
@@ -135,7 +141,7 @@ def recovered(run: Path) -> int:
         ("displaced", {}, signal.SIGUSR1),
         ("raised_again", {}, signal.SIGTERM),
     ],
-)  # fmt: skip
+)
 def test_the_log_is_sealed_and_synced_before_the_process_dies_by_the_signal(
     server: Server, tmp_path: Path, mode: str, options: dict[str, Any], number: int
 ) -> None:

@@ -106,8 +106,9 @@ def trainer(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyT
     monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 1)
     monkeypatch.setattr(catalogs, "CATALOG_BYTES", MIB // 4)
     config = JournalConfig(durability="process", segment_bytes=MIB)
-    trainer = open_toy(memory_path / "run", sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepLatest(1),
-                       clock=FakeClock())  # fmt: skip
+    trainer = open_toy(
+        memory_path / "run", sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepLatest(1), clock=FakeClock()
+    )
     yield trainer
     trainer.journal.close()
 

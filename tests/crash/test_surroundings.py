@@ -39,8 +39,13 @@ def trainers() -> Iterator[Trainers]:
 def test_a_clock_that_jumps_in_lives_that_are_killed_loses_nothing(trainers: Trainers, memory_path: Path, seed: int) -> None:
     print(f"repeat with TRANLOGS_SEED={seed}")
     chance = random.Random(seed)
-    lives = Lives(trainers, memory_path / "run", "the clock jumps by days, in a run that is killed",
-                  lambda outcome: outcome.recovered is not None, chance)  # fmt: skip
+    lives = Lives(
+        trainers,
+        memory_path / "run",
+        "the clock jumps by days, in a run that is killed",
+        lambda outcome: outcome.recovered is not None,
+        chance,
+    )
     for _ in range(LIVES):
         assert not lives.live(jumps=chance.randrange(10**6), by_time=chance.random() < 0.5).was_suspended
     lives.end()

@@ -23,10 +23,32 @@ from tests.support import campaign
 pytestmark = [pytest.mark.crash, pytest.mark.root]
 
 CALLS = (
-    "openat", "close", "write", "writev", "pwrite64", "pwritev", "pwritev2", "lseek", "pread64", "preadv", "preadv2",
-    "ftruncate", "fallocate", "fsync", "fdatasync", "rename", "mkdir", "rmdir", "unlink", "unlinkat", "flock", "fcntl",
-    "fstatfs", "getdents64", "madvise",
-)  # fmt: skip
+    "openat",
+    "close",
+    "write",
+    "writev",
+    "pwrite64",
+    "pwritev",
+    "pwritev2",
+    "lseek",
+    "pread64",
+    "preadv",
+    "preadv2",
+    "ftruncate",
+    "fallocate",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "mkdir",
+    "rmdir",
+    "unlink",
+    "unlinkat",
+    "flock",
+    "fcntl",
+    "fstatfs",
+    "getdents64",
+    "madvise",
+)
 KILLS_ONLY = ("mmap", "munmap", "clone3", "futex")  # an error there is one of the memory or of the threads that Python needs
 VARIES = ("futex", "munmap", "mmap", "close", "clone3", "madvise")  # their number differs from run to run
 READS = ("openat", "pread64", "preadv", "preadv2")
@@ -34,11 +56,47 @@ READS = ("openat", "pread64", "preadv", "preadv2")
 NAMES = [{"pwritev", "pwritev2"}, {"preadv", "preadv2"}, {"unlink", "unlinkat"}]
 LIVES = ("opening", "recovering", "training", "closing")  # parts of a process's life in which a call is hit
 CHANGE_NOTHING = {  # on the disk
-    "access", "brk", "clone3", "exit", "exit_group", "faccessat2", "futex", "getpid", "getrandom", "gettid", "getuid", "ioctl",
-    "membarrier", "mmap", "mprotect", "munmap", "newfstatat", "read", "fstat", "stat", "statfs", "prlimit64", "readlink",
-    "restart_syscall", "rseq", "rt_sigaction", "rt_sigprocmask", "sched_getaffinity", "sched_yield", "select", "sendto",
-    "set_robust_list", "sysinfo", "uname", "clock_nanosleep", "mremap", "getcwd", "kill", "tgkill", "geteuid",
-}  # fmt: skip
+    "access",
+    "brk",
+    "clone3",
+    "exit",
+    "exit_group",
+    "faccessat2",
+    "futex",
+    "getpid",
+    "getrandom",
+    "gettid",
+    "getuid",
+    "ioctl",
+    "membarrier",
+    "mmap",
+    "mprotect",
+    "munmap",
+    "newfstatat",
+    "read",
+    "fstat",
+    "stat",
+    "statfs",
+    "prlimit64",
+    "readlink",
+    "restart_syscall",
+    "rseq",
+    "rt_sigaction",
+    "rt_sigprocmask",
+    "sched_getaffinity",
+    "sched_yield",
+    "select",
+    "sendto",
+    "set_robust_list",
+    "sysinfo",
+    "uname",
+    "clock_nanosleep",
+    "mremap",
+    "getcwd",
+    "kill",
+    "tgkill",
+    "geteuid",
+}
 UNTIL, END = 30, 40
 SEED, CALLS_EACH = campaign.seed(), campaign.rounds(3)  # calls of each kind that are hit: TRANLOGS_SOAK=1000 takes them all
 WRITERS = ("direct", "thread")
@@ -157,8 +215,9 @@ def killed_at(sampler: Sampler, folder: Path, call: str, nth: int, life: str, wr
     while True:
         run = folder / f"run-{nth}-{writer}"
         inject = f"inject={call}:signal=KILL:when={nth}"
-        outcome = trained(sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life=life, writer=writer,
-                          left=sampler.left)  # fmt: skip
+        outcome = trained(
+            sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life=life, writer=writer, left=sampler.left
+        )
         print(f"{inject} {writer}: {outcome}")
         assert not outcome.failed
         if outcome.was_killed or nth == 1:
@@ -208,8 +267,9 @@ def test_training_goes_on_when_a_system_call_fails(
     for nth, writer in sampler(life, call, error, onwards):
         run = memory_path / f"run-{nth}-{writer}"
         inject = f"inject={call}:error={error}:when={nth}" + ("+" if onwards else "")
-        outcome = trained(sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life=life, writer=writer,
-                          left=sampler.left)  # fmt: skip
+        outcome = trained(
+            sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life=life, writer=writer, left=sampler.left
+        )
         print(f"{inject} {writer}: {outcome}")
         assert_training_went_on(outcome, END)
         assert_nothing_is_lost(judge, run, END, "a system call fails while training", len(outcome.hit))
@@ -228,8 +288,9 @@ def test_a_system_call_that_fails_while_a_run_is_opened_loses_nothing(
     for nth, writer in sampler("recovering", call, error, onwards, "left"):
         run = memory_path / f"run-{nth}-{writer}"
         inject = f"inject={call}:error={error}:when={nth}" + ("+" if onwards else "")
-        outcome = trained(sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life="recovering", writer=writer,
-                          left=killed)  # fmt: skip
+        outcome = trained(
+            sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life="recovering", writer=writer, left=killed
+        )
         print(f"{killed}\n{inject} {writer}: {outcome}")
         if outcome.refused:
             assert not outcome.failed
@@ -271,8 +332,9 @@ def test_faults_of_several_calls_in_several_lives_lose_nothing(
     for _ in range(4):
         options, what = several_faults(chance)
         until = said + chance.randrange(8, 30)
-        outcome = trainers.run(run, *options, until=until, end=until + 8, writer=chance.choice(WRITERS),
-                               settles=chance.random() < 0.5)  # fmt: skip
+        outcome = trainers.run(
+            run, *options, until=until, end=until + 8, writer=chance.choice(WRITERS), settles=chance.random() < 0.5
+        )
         print(f"{what}: {outcome}")
         assert not outcome.failed
         assert outcome.recovered is not None

@@ -39,8 +39,16 @@ def test_runs_are_wound_back_and_killed(trainers: Trainers, memory_path: Path, w
         if step and chance.random() < 0.5 and (lowest := min(checkpoints(run), default=0)) < step:
             rewind, factor = chance.randrange(lowest, step), chance.uniform(0.5, 2.0)
         kill_after = (chance.randrange(1, 12), chance.random() * 0.004) if life < LIVES - 1 else None
-        outcome = trainers.run(run, kill_after=kill_after, until=step + 12, writer=writer, rewind=rewind, factor=factor,
-                               keep=3, settles=chance.random() < 0.5)  # fmt: skip
+        outcome = trainers.run(
+            run,
+            kill_after=kill_after,
+            until=step + 12,
+            writer=writer,
+            rewind=rewind,
+            factor=factor,
+            keep=3,
+            settles=chance.random() < 0.5,
+        )
         print(life, "was", (timeline, step), "wanted", rewind, factor, "->", outcome)
         assert outcome.status in (0, -signal.SIGKILL)
         if outcome.recovered is None:

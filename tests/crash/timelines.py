@@ -98,6 +98,7 @@ def after(lines: list[Line], outcome: Outcome, rewind: int | None, factor: float
     (line,) = lines
     if outcome.recovered != rewind or outcome.state != expected(line.forks, line.timeline, rewind):
         return []
-    begun = Line(outcome.timeline, max(rewind, outcome.committed),
-                 line.forks | {outcome.timeline: Fork(line.timeline, rewind, factor)})  # fmt: skip
+    begun = Line(
+        outcome.timeline, max(rewind, outcome.committed), line.forks | {outcome.timeline: Fork(line.timeline, rewind, factor)}
+    )
     return [begun] if outcome.committed > rewind else [line, begun]

@@ -48,8 +48,10 @@ def is_right(state: TinyState) -> bool:
     expected = TinyState()
     for step in range(1, state.step + 1):
         expected.take_step(step)
-    return all(np.array_equal(a["w0"], b["w0"]) for a, b in
-               ((state.parameters, expected.parameters), (state.momenta, expected.momenta)))  # fmt: skip
+    return all(
+        np.array_equal(a["w0"], b["w0"])
+        for a, b in ((state.parameters, expected.parameters), (state.momenta, expected.momenta))
+    )
 
 
 def main(run: str, writer: Any, durability: Any) -> None:

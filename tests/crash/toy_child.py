@@ -60,8 +60,9 @@ def train(job: dict[str, Any]) -> None:
     config = JournalConfig(durability=job["durability"], writer=job["writer"], segment_bytes=1 << 20)
     start, clock = time.monotonic(), _clock(job)
     policy = EverySeconds(30) if job.get("by_time") else EverySteps(job.get("every", 6))
-    trainer = open_toy(job["run"], sizes=SIZES, config=config, policy=policy,
-                       retention=KeepLatest(job.get("keep", 1)), clock=clock)  # fmt: skip
+    trainer = open_toy(
+        job["run"], sizes=SIZES, config=config, policy=policy, retention=KeepLatest(job.get("keep", 1)), clock=clock
+    )
     try:
         report = trainer.recover(job.get("rewind"))
     except RecoveryError as error:

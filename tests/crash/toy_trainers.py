@@ -68,12 +68,26 @@ class Trainers:
 
     def __init__(self, *, compares: bool = True) -> None:
         self.compares = compares
-        self.process = subprocess.Popen([sys.executable, str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, str(CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
 
-    def run(self, run: Path, *, kill_after: tuple[int, float] | None = None, until: int = UNTIL, failpoints: str = "",
-            writer: str = "direct", durability: str = "machine", settles: bool = True,
-            meanwhile: Callable[[int], None] = lambda lines: None, **more: Any) -> Outcome:  # fmt: skip
+    def run(
+        self,
+        run: Path,
+        *,
+        kill_after: tuple[int, float] | None = None,
+        until: int = UNTIL,
+        failpoints: str = "",
+        writer: str = "direct",
+        durability: str = "machine",
+        settles: bool = True,
+        meanwhile: Callable[[int], None] = lambda lines: None,
+        **more: Any,
+    ) -> Outcome:
         """Train in a child.
 
         Args:

@@ -172,16 +172,47 @@ class Looked(nn.Module):
 
 
 DDP: dict[str, dict[str, Any]] = {
-    "plain": {}, "views": {"gradient_as_bucket_view": True}, "static": {"static_graph": True}, "accumulation": {},
-    "buckets": {"bucket_cap_mb": 0.003}, "unused": {"find_unused_parameters": True}, "undivided": {}, "sgd": {}, "hook": {},
-    "own loop": {}, "bytes": {}, "power": {}, "far": {}, "join": {}, "resized": {}, "far resized": {},
-    "join wide": {}, "join twice": {}, "sparse sgd": {},
-    "views kept": {"gradient_as_bucket_view": True}, "frozen": {"static_graph": True},
-    "resized torn": {}, "copies": {}, "copies resized": {}, "copies bare": {},
-    "resized store": {}, "local": {}, "power copies": {}, "started": {}, "unequal": {}, "unequal sample": {}, "outside": {},
-    "apart": {}, "images": {}, "images apart": {}, "bare by hand": {}, "bare": {}, "hurried": {}, "without one": {},
+    "plain": {},
+    "views": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+    "accumulation": {},
+    "buckets": {"bucket_cap_mb": 0.003},
+    "unused": {"find_unused_parameters": True},
+    "undivided": {},
+    "sgd": {},
+    "hook": {},
+    "own loop": {},
+    "bytes": {},
+    "power": {},
+    "far": {},
+    "join": {},
+    "resized": {},
+    "far resized": {},
+    "join wide": {},
+    "join twice": {},
+    "sparse sgd": {},
+    "views kept": {"gradient_as_bucket_view": True},
+    "frozen": {"static_graph": True},
+    "resized torn": {},
+    "copies": {},
+    "copies resized": {},
+    "copies bare": {},
+    "resized store": {},
+    "local": {},
+    "power copies": {},
+    "started": {},
+    "unequal": {},
+    "unequal sample": {},
+    "outside": {},
+    "apart": {},
+    "images": {},
+    "images apart": {},
+    "bare by hand": {},
+    "bare": {},
+    "hurried": {},
+    "without one": {},
     "thawed": {},
-}  # fmt: skip
+}
 
 
 def started() -> dict[str, torch.Tensor]:
@@ -248,8 +279,12 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         inner.add_param_group({"params": list(own.parameters())})
     if name.endswith("sgd"):
         inner = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9 if name == "sgd" else 0.0)
-    options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "copies": 2 if "copies" in name else 1,
-                               "checkpoint_every": "60KiB" if name == "bytes" else CHECKPOINT_EVERY}  # fmt: skip
+    options: dict[str, Any] = {
+        "durability": "process",
+        "segment_bytes": 1 << 20,
+        "copies": 2 if "copies" in name else 1,
+        "checkpoint_every": "60KiB" if name == "bytes" else CHECKPOINT_EVERY,
+    }
     if run == "-":
         optimizer = with_plain_loops(inner)
     else:
@@ -381,9 +416,10 @@ def outcome(model: nn.Module, optimizer: torch.optim.Optimizer, losses: dict[int
         "weights": {name: p.tolist() for name, p in model.named_parameters()},
         "weights and state": _digest(b"".join(t.detach().numpy().tobytes() for t in tensors)),
         "buffers": _digest(b"".join(b.numpy().tobytes() for b in model.buffers())),
-        "rng": _digest(repr(rng).encode()), "losses": {str(k): v for k, v in losses.items()},
+        "rng": _digest(repr(rng).encode()),
+        "losses": {str(k): v for k, v in losses.items()},
         "lr": [group["lr"] for group in optimizer.param_groups],
-    }  # fmt: skip
+    }
 
 
 def _digest(data: bytes) -> str:

@@ -49,10 +49,15 @@ class Launcher:
 
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.distributed.launcher"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._errors, text=True, cwd=ROOT, env={**environment(), "TOLD": str(self.folder / "told")},
+            [sys.executable, "-m", "tests.distributed.launcher"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=ROOT,
+            env={**environment(), "TOLD": str(self.folder / "told")},
             start_new_session=True,
-        )  # fmt: skip
+        )
 
     def run(self, world: int, name: str, run: Path | None, kills: list[list[Any]] | None = None) -> Outcome:
         """Train one of child.py's loops to its end; what each rank came to.

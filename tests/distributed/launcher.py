@@ -16,9 +16,14 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 _PRELOADED = [
-    "torch", "torch._dynamo", "torch.optim.swa_utils", "torch.distributed.elastic.multiprocessing.api",
-    "torch.distributed.algorithms.ddp_comm_hooks", "tests.distributed.child", "tests.distributed.sharded",
-]  # fmt: skip
+    "torch",
+    "torch._dynamo",
+    "torch.optim.swa_utils",
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.distributed.algorithms.ddp_comm_hooks",
+    "tests.distributed.child",
+    "tests.distributed.sharded",
+]
 
 
 def entry(arguments: list[str]) -> None:
@@ -31,9 +36,16 @@ def entry(arguments: list[str]) -> None:
 def launch(world: int, restarts: int, arguments: list[str]) -> str:
     """Run a job to its end; says what went wrong."""
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=world, run_id=str(uuid.uuid4()), rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0", max_restarts=restarts, monitor_interval=0.05, start_method="forkserver",
-    )  # fmt: skip
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=world,
+        run_id=str(uuid.uuid4()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=restarts,
+        monitor_interval=0.05,
+        start_method="forkserver",
+    )
     try:
         elastic_launch(config, entry)(arguments)
     except Exception as error:

@@ -94,10 +94,11 @@ class Cut(nn.Module):
 def _cut(mesh: Any) -> nn.Module:
     """Layers cut by columns and rows; the gradient of the norm, which is whole, is a sum that the step has to take."""
     plan = {
-        "up": ColwiseParallel(), "down": RowwiseParallel(output_layouts=Shard(0), use_local_output=False),
+        "up": ColwiseParallel(),
+        "down": RowwiseParallel(output_layouts=Shard(0), use_local_output=False),
         "norm": SequenceParallel(sequence_dim=0),
         "out": ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate()),
-    }  # fmt: skip
+    }
     return parallelize_module(Cut(), mesh, plan)
 
 
@@ -133,15 +134,25 @@ def _of_any_mesh(world: int) -> nn.Module:
 
 
 LOOPS: dict[str, Any] = {
-    "fsdp": _plain, "fsdp accumulation": _plain, "fsdp tight": _plain,
-    "fsdp mixed": _mixed, "hsdp": _replicated, "tp": _tensor_parallel,
-    "fsdp tp": _two_dimensions, "fsdp optimizers": _plain, "resharded": _of_any_number,
-    "resharded ddp": _of_any_kind, "resharded tp": _of_any_mesh,
-    "resharded wrapped": _of_any_wrapper, "classic": partial(wrapped.classic, Tall),
+    "fsdp": _plain,
+    "fsdp accumulation": _plain,
+    "fsdp tight": _plain,
+    "fsdp mixed": _mixed,
+    "hsdp": _replicated,
+    "tp": _tensor_parallel,
+    "fsdp tp": _two_dimensions,
+    "fsdp optimizers": _plain,
+    "resharded": _of_any_number,
+    "resharded ddp": _of_any_kind,
+    "resharded tp": _of_any_mesh,
+    "resharded wrapped": _of_any_wrapper,
+    "classic": partial(wrapped.classic, Tall),
     "classic mixed accumulation": partial(wrapped.classic_mixed, partial(Tall, nn.LayerNorm)),
-    "classic replicated": partial(wrapped.replicated, Tall), "zero": partial(wrapped.coordinator, Tall),
-    "zero views": partial(wrapped.coordinator, Tall), "zero join": partial(wrapped.coordinator, Tall),
-}  # fmt: skip
+    "classic replicated": partial(wrapped.replicated, Tall),
+    "zero": partial(wrapped.coordinator, Tall),
+    "zero views": partial(wrapped.coordinator, Tall),
+    "zero join": partial(wrapped.coordinator, Tall),
+}
 TORN = ("resharded", "resharded ddp", "resharded wrapped")  # where one may die amid the change
 
 
@@ -335,9 +346,10 @@ def outcome(model: nn.Module, optimizers: list[torch.optim.Optimizer], losses: d
         "weights": whole_weights(model),
         "weights and state": _digest(b"".join(_local(t).detach().numpy().tobytes() for t in tensors)),
         "buffers": _digest(b"".join(b.numpy().tobytes() for b in model.buffers())),
-        "rng": _digest(repr(rng).encode()), "losses": {str(k): v for k, v in losses.items()},
+        "rng": _digest(repr(rng).encode()),
+        "losses": {str(k): v for k, v in losses.items()},
         "lr": [group["lr"] for o in optimizers for group in o.param_groups],
-    }  # fmt: skip
+    }
 
 
 def whole_weights(model: nn.Module) -> dict[str, list[Any]]:

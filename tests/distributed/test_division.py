@@ -21,10 +21,16 @@ def gradients() -> list[tuple[str, torch.Tensor]]:
     torch.manual_seed(0)
     sparse = torch.sparse_coo_tensor(torch.tensor([[1, 3]]), torch.randn(2, 4), (6, 4), check_invariants=True)
     return [
-        ("row", torch.randn(7, 5)), ("last", torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)),
-        ("transposed", torch.randn(6, 3).t()), ("empty", torch.zeros(0, 4)), ("scalar", torch.randn(())), ("sparse", sparse),
-        ("half", torch.randn(9).to(torch.bfloat16)), ("expanded", torch.randn(3, 1).expand(3, 4)), ("one", torch.randn(1, 8)),
-    ]  # fmt: skip
+        ("row", torch.randn(7, 5)),
+        ("last", torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)),
+        ("transposed", torch.randn(6, 3).t()),
+        ("empty", torch.zeros(0, 4)),
+        ("scalar", torch.randn(())),
+        ("sparse", sparse),
+        ("half", torch.randn(9).to(torch.bfloat16)),
+        ("expanded", torch.randn(3, 1).expand(3, 4)),
+        ("one", torch.randn(1, 8)),
+    ]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 50])
@@ -64,9 +70,13 @@ def test_shares_are_equal_whatever_the_parameters_are() -> None:
 def test_digest_tells_values_names_and_layouts_apart() -> None:
     values = torch.arange(12.0).reshape(3, 4)
     found = {
-        digest([("a", values)]), digest([("b", values)]), digest([("a", values.reshape(4, 3))]),
-        digest([("a", values.t().contiguous().t())]), digest([("a", values + 1)]), digest([("a", values.double())]),
-    }  # fmt: skip
+        digest([("a", values)]),
+        digest([("b", values)]),
+        digest([("a", values.reshape(4, 3))]),
+        digest([("a", values.t().contiguous().t())]),
+        digest([("a", values + 1)]),
+        digest([("a", values.double())]),
+    }
     assert len(found) == 6
     assert digest([("a", values)]) == digest([("a", values.clone())])
 

@@ -31,8 +31,18 @@ def pair(run: Path, until: int, *, hangs: bool, **variables: str) -> list[subpro
         port = free.getsockname()[1]
     around = {**environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", **variables}
     command = [sys.executable, "-m", "tests.distributed.elastic_child", str(run), str(until), str(int(hangs))]
-    return [subprocess.Popen(command, cwd=ROOT, env={**around, "RANK": str(rank)}, stdin=subprocess.DEVNULL,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(2)]  # fmt: skip
+    return [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**around, "RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
 
 
 def wait_for(process: subprocess.Popen[str], word: str) -> None:

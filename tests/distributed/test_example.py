@@ -22,12 +22,29 @@ pytest.importorskip("sklearn", reason="the example's data come with scikit-learn
 @contextmanager
 def torchrun(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """The example, started as its first lines say; nothing of it outlives the block."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3",
-               "--monitor-interval", "0.05", str(ROOT / "examples" / "ddp.py")]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "3",
+        "--monitor-interval",
+        "0.05",
+        str(ROOT / "examples" / "ddp.py"),
+    ]
     process = subprocess.Popen(
-        command, cwd=folder, env={**environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+        command,
+        cwd=folder,
+        env={**environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     workers: set[int] = set()
     try:
         workers |= set(children(process.pid))

@@ -52,11 +52,15 @@ def with_closure() -> Callable[..., Any]:
 @pytest.mark.parametrize(
     "hook",
     [
-        default_hooks.allreduce_hook, default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook,
-        default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook), quantization_hooks.quantization_pertensor_hook,
-        quantization_hooks.quantization_perchannel_hook, scaled,
+        default_hooks.allreduce_hook,
+        default_hooks.fp16_compress_hook,
+        default_hooks.bf16_compress_hook,
+        default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook),
+        quantization_hooks.quantization_pertensor_hook,
+        quantization_hooks.quantization_perchannel_hook,
+        scaled,
     ],
-)  # fmt: skip
+)
 def test_plain_functions_pass(hook: Callable[..., Any]) -> None:
     assert Hook(hook, None).doubt() == ""
 
@@ -64,10 +68,16 @@ def test_plain_functions_pass(hook: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     "hook",
     [
-        Feedback().hook, Feedback(), with_closure(), default_hooks.fp16_compress_wrapper(Feedback().hook),
-        partial(scaled, None), with_global, with_default, with_attribute,
+        Feedback().hook,
+        Feedback(),
+        with_closure(),
+        default_hooks.fp16_compress_wrapper(Feedback().hook),
+        partial(scaled, None),
+        with_global,
+        with_default,
+        with_attribute,
     ],
-)  # fmt: skip
+)
 def test_what_can_keep_a_state_is_said(hook: Callable[..., Any]) -> None:
     assert "can keep a state" in Hook(hook, None).doubt()
     assert "the state of the communication hook" in Hook(hook, object()).doubt()

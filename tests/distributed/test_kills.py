@@ -32,11 +32,22 @@ def differences(found: Outcome, right: Outcome) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("world", "name", "kills"),
     [
-        (3, "plain", 6), (2, "accumulation", 3), (4, "buckets", 3), (3, "static", 3), (3, "views", 2), (3, "unused", 2),
-        (3, "own loop", 3), (3, "hook", 2), (3, "bytes", 3), (3, "undivided", 3),
-        (3, "join", 2), (3, "power", 3), (3, "sparse sgd", 2), (3, "frozen", 2),
+        (3, "plain", 6),
+        (2, "accumulation", 3),
+        (4, "buckets", 3),
+        (3, "static", 3),
+        (3, "views", 2),
+        (3, "unused", 2),
+        (3, "own loop", 3),
+        (3, "hook", 2),
+        (3, "bytes", 3),
+        (3, "undivided", 3),
+        (3, "join", 2),
+        (3, "power", 3),
+        (3, "sparse sgd", 2),
+        (3, "frozen", 2),
     ],
-)  # fmt: skip
+)
 def test_killed_group_ends_with_the_bits_of_one_that_was_not(
     launcher: Launcher, tmp_path: Path, world: int, name: str, kills: int
 ) -> None:
@@ -95,8 +106,11 @@ def test_who_has_run_out_of_data_sends_nobody_back(launcher: Launcher, tmp_path:
 
 def test_a_lost_disk_of_a_rank_that_had_run_out_of_data_is_refused(launcher: Launcher, tmp_path: Path) -> None:
     """Nothing tells where it left: its weights are not those of the others."""
-    job = {"world": 3, "restarts": 1, "arguments": ["join", str(tmp_path / "run"), str(tmp_path / "out"),
-                                                    json.dumps([[2, 33, 0, "disk"]])]}  # fmt: skip
+    job = {
+        "world": 3,
+        "restarts": 1,
+        "arguments": ["join", str(tmp_path / "run"), str(tmp_path / "out"), json.dumps([[2, 33, 0, "disk"]])],
+    }
     assert launcher.ask(job)
     assert "the journals of ranks 2 are gone, and with them what these ranks trained" in launcher.said()
 
@@ -171,8 +185,11 @@ def test_ranks_that_logged_all_and_came_to_differ_go_on_from_their_own_states(la
 
 
 def test_a_lost_disk_of_ranks_that_train_each_for_itself_is_refused(launcher: Launcher, tmp_path: Path) -> None:
-    job = {"world": 2, "restarts": 1, "arguments": ["bare", str(tmp_path / "run"), str(tmp_path / "out"),
-                                                    json.dumps([[1, 25, 0, "disk"]])]}  # fmt: skip
+    job = {
+        "world": 2,
+        "restarts": 1,
+        "arguments": ["bare", str(tmp_path / "run"), str(tmp_path / "out"), json.dumps([[1, 25, 0, "disk"]])],
+    }
     assert launcher.ask(job)
     assert "each rank logged its own steps, and the weights of the ranks were never seen to be equal" in launcher.said()
 

@@ -79,8 +79,12 @@ def test_status_shows_all_ranks_and_where_they_would_land(copied: Path, cli: Cli
     shutil.rmtree(copied / "rank1")
     found = cli("status", copied, "--json")
     assert found.json["group"] == {
-        "world": 3, "step": 42, "lost": [1], "left": [], "problems": ["the journal of rank 1 is gone"],
-    }  # fmt: skip
+        "world": 3,
+        "step": 42,
+        "lost": [1],
+        "left": [],
+        "problems": ["the journal of rank 1 is gone"],
+    }
     assert "the journal of rank 1 is gone" in cli("status", copied).out
     assert found.code == 1
 
@@ -177,10 +181,12 @@ def test_a_process_group_that_came_later_is_refused(tmp_path: Path, monkeypatch:
     ("name", "words"),
     [
         ("local", "post_localSGD_hook is post-local SGD"),
-        ("apart", "(checkpoint_every: rank 0 has 7 steps, rank 1 has 1000 steps; durability: rank 0 has process, rank 1 has "
-                  "machine)"),
+        (
+            "apart",
+            "(checkpoint_every: rank 0 has 7 steps, rank 1 has 1000 steps; durability: rank 0 has process, rank 1 has machine)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_hooks_that_a_log_cannot_serve_and_settings_that_differ_are_refused(
     launcher: Launcher, tmp_path: Path, name: str, words: str
 ) -> None:

@@ -23,8 +23,9 @@ CHAIN = [(4, 9), (2, 23), (3, 31), (1, 50), (3, None)]  # so many processes, unt
 def crash(launcher: Launcher, world: int, run: Path, step: int, name: str = "resized") -> None:
     """Train until a rank dies at the beginning of a step, and all with it."""
     kill = [[world - 1, step, 0]]
-    assert launcher.ask({"world": world, "restarts": 0, "arguments": [name, str(run), str(launcher.folder / "out"),
-                                                                      json.dumps(kill)]})  # fmt: skip
+    assert launcher.ask(
+        {"world": world, "restarts": 0, "arguments": [name, str(run), str(launcher.folder / "out"), json.dumps(kill)]}
+    )
     assert DIES in launcher.said(), launcher.said()[-3000:]
 
 
@@ -84,8 +85,9 @@ def test_what_is_not_as_it_was_is_said_by_name(chain: Chain) -> None:
     assert any("summed in another order" in note for note in notes)
     assert any("those of ranks 2 to 3 end" in note for note in notes)
     assert any("what 4 processes had not consumed of the epoch (60 samples) is divided among 2" in note for note in notes)
-    assert any("rank 2 continues with the buffers of rank 0, and with new random numbers" in note
-               for note in chain.reports[2]["notes"])  # fmt: skip
+    assert any(
+        "rank 2 continues with the buffers of rank 0, and with new random numbers" in note for note in chain.reports[2]["notes"]
+    )
 
 
 def test_each_sample_of_an_epoch_comes_once_over_all_changes(chain: Chain) -> None:

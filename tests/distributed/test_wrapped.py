@@ -21,10 +21,14 @@ pytestmark = pytest.mark.crash
 @pytest.mark.parametrize(
     ("world", "name", "kills"),
     [
-        (3, "classic", 2), (2, "classic mixed accumulation", 2), (4, "classic replicated", 1), (3, "zero", 3),
-        (2, "classic replicated", 1), (2, "zero views", 2),
+        (3, "classic", 2),
+        (2, "classic mixed accumulation", 2),
+        (4, "classic replicated", 1),
+        (3, "zero", 3),
+        (2, "classic replicated", 1),
+        (2, "zero views", 2),
     ],
-)  # fmt: skip
+)
 def test_killed_group_ends_with_the_bits_of_one_that_was_not(
     launcher: Launcher, cli: Cli, tmp_path: Path, world: int, name: str, kills: int
 ) -> None:

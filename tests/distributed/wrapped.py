@@ -52,8 +52,9 @@ def grouped(model: Any) -> Any:
     """In groups, with an optimizer whose steps do not go element by element."""
     inner = model.module
     own = {id(p) for p in (inner.norm.weight, inner.norm.bias, inner.out.bias)}
-    found = ZeroRedundancyOptimizer([p for p in model.parameters() if id(p) not in own], torch.optim.Adafactor,
-                                    lr=1e-2, parameters_as_bucket_view=True)  # fmt: skip
+    found = ZeroRedundancyOptimizer(
+        [p for p in model.parameters() if id(p) not in own], torch.optim.Adafactor, lr=1e-2, parameters_as_bucket_view=True
+    )
     found.add_param_group({"params": [inner.norm.weight, inner.norm.bias], "lr": 2e-3})
     return found
 
@@ -76,5 +77,9 @@ def whole_state(model: nn.Module, optimizer: Any) -> dict[str, dict[str, torch.T
     parts: dict[str, list[dict[str, torch.Tensor]]] = {}
     for name, kept in (item for one in told for item in one.items()):
         parts.setdefault(name, []).append(kept)
-    return {name: {key: torch.cat([one[key].reshape(-1) for one in kept]) if kept[0][key].dim() else kept[0][key]
-                   for key in kept[0]} for name, kept in parts.items()}  # fmt: skip
+    return {
+        name: {
+            key: torch.cat([one[key].reshape(-1) for one in kept]) if kept[0][key].dim() else kept[0][key] for key in kept[0]
+        }
+        for name, kept in parts.items()
+    }

@@ -72,16 +72,28 @@ class Lab:
         path = [str(keras)] if keras is not None else []
         path += [str(ROOT), str(ROOT / "integrations"), str(ROOT / "monitor")]
         environment = os.environ | {
-            "KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join(path), "TF_CPP_MIN_LOG_LEVEL": "3",
-            "KERAS_HOME": str(folder), "TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1",
+            "KERAS_BACKEND": backend,
+            "PYTHONPATH": os.pathsep.join(path),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "KERAS_HOME": str(folder),
+            "TF_NUM_INTRAOP_THREADS": "2",
+            "TF_NUM_INTEROP_THREADS": "2",
+            "OMP_NUM_THREADS": "1",
             # What one job has compiled, the next one need not.
-            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
-        }  # fmt: skip
+        }
         self._errors = (folder / "server.txt").open("w")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.keras.server"], cwd=ROOT, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)  # fmt: skip
+            [sys.executable, "-m", "tests.keras.server"],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
         assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":
             self.close()

@@ -61,10 +61,16 @@ def sparse() -> keras.Model:
 
 def dense() -> keras.Model:
     """Little to compile."""
-    return keras.Sequential([
-        keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(16, activation="tanh"), layers.BatchNormalization(),
-        layers.Dropout(0.2), layers.Dense(10),
-    ])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Flatten(),
+            layers.Dense(16, activation="tanh"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.2),
+            layers.Dense(10),
+        ]
+    )
 
 
 class Scale(layers.Layer):
@@ -80,10 +86,17 @@ class Scale(layers.Layer):
 
 def fusing() -> keras.Model:
     """Elementwise parameters, batches of one: gradients are products that a compiler contracts into the update."""
-    return keras.Sequential([
-        keras.Input((8, 8, 1)), Scale(), layers.Flatten(), layers.Dense(12, activation="gelu", kernel_regularizer="l2"),
-        Scale(), layers.Dropout(0.2), layers.Dense(10),
-    ])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            Scale(),
+            layers.Flatten(),
+            layers.Dense(12, activation="gelu", kernel_regularizer="l2"),
+            Scale(),
+            layers.Dropout(0.2),
+            layers.Dense(10),
+        ]
+    )
 
 
 class GlobalNoise(layers.Layer):
@@ -100,10 +113,14 @@ def global_noise() -> keras.Model:
 
 def constrained() -> keras.Model:
     """Updates that end with a constraint."""
-    return keras.Sequential([
-        keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(8, kernel_constraint=keras.constraints.MaxNorm(0.5)),
-        layers.Dense(10, bias_constraint="non_neg"),
-    ])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Flatten(),
+            layers.Dense(8, kernel_constraint=keras.constraints.MaxNorm(0.5)),
+            layers.Dense(10, bias_constraint="non_neg"),
+        ]
+    )
 
 
 class Late(layers.Layer):
@@ -394,8 +411,13 @@ def siblings(names: list[str]) -> list[Any]:
         "stopping": lambda: keras.callbacks.EarlyStopping("loss", patience=1, min_delta=10.0, restore_best_weights=True),
         "plateau": lambda: keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=10.0, factor=0.5, cooldown=1),
         "schedule": lambda: keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.7),
-        "batch-rate": BatchRate, "clamp": Clamp, "thaw": Thaw, "collecting": Collecting, "cyclic": Cyclic, "counting": Counting,
-    }  # fmt: skip
+        "batch-rate": BatchRate,
+        "clamp": Clamp,
+        "thaw": Thaw,
+        "collecting": Collecting,
+        "cyclic": Cyclic,
+        "counting": Counting,
+    }
     return [made[name]() for name in names]
 
 
@@ -409,11 +431,27 @@ def optimizer_of(name: str) -> Any:
     return CONFIGURATIONS[name]()
 
 
-def fit(run: str | None, *, data: str = "arrays", model: str = "cnn", optimizer: str = "adam-schedule", jit: bool = False,
-        eager: bool = False, executions: int = 1, epochs: int = EPOCHS, validation: bool = False, others: Any = (),
-        die: list[Any] | None = None, failpoint: str = "", policy: str | None = None, seed: int = 11,
-        behind_checkpoint: bool = False, is_told: bool = False, options: dict[str, Any] | None = None,
-        backup: str | None = None) -> dict[str, Any]:  # fmt: skip
+def fit(
+    run: str | None,
+    *,
+    data: str = "arrays",
+    model: str = "cnn",
+    optimizer: str = "adam-schedule",
+    jit: bool = False,
+    eager: bool = False,
+    executions: int = 1,
+    epochs: int = EPOCHS,
+    validation: bool = False,
+    others: Any = (),
+    die: list[Any] | None = None,
+    failpoint: str = "",
+    policy: str | None = None,
+    seed: int = 11,
+    behind_checkpoint: bool = False,
+    is_told: bool = False,
+    options: dict[str, Any] | None = None,
+    backup: str | None = None,
+) -> dict[str, Any]:
     """Train, under TranLogs if a run is given, under BackupAndRestore if a folder for it is; the bits at the end."""
     tranlogs.base.failpoints._rules = tranlogs.base.failpoints._parse(failpoint)
     keras.utils.set_random_seed(seed)
@@ -421,8 +459,9 @@ def fit(run: str | None, *, data: str = "arrays", model: str = "cnn", optimizer:
         keras.config.set_dtype_policy(policy)
     made = MODELS[model]()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    made.compile(optimizer_of(optimizer), loss, metrics=["accuracy"], jit_compile=jit, run_eagerly=eager,
-                 steps_per_execution=executions)  # fmt: skip
+    made.compile(
+        optimizer_of(optimizer), loss, metrics=["accuracy"], jit_compile=jit, run_eagerly=eager, steps_per_execution=executions
+    )
     callbacks: list[Any] = []
     if run is not None:
         settings: dict[str, Any] = {"checkpoint_every": 7, "durability": "process", "segment_bytes": 1 << 20, "verbose": False}
@@ -446,8 +485,13 @@ def fit(run: str | None, *, data: str = "arrays", model: str = "cnn", optimizer:
         death = DeathBehindCheckpoint(die, Path(str(run)) / "rank0")
     history = made.fit(**arguments, epochs=epochs, verbose=0, callbacks=[*callbacks, *beside, death])
     report = callbacks[0].report if run is not None else None
-    return {"state": state_of(made), "history": plain(history.history), "epochs": list(history.epoch),
-            "beside": [attributes(callback) for callback in beside], "report": report and report.as_dict()}  # fmt: skip
+    return {
+        "state": state_of(made),
+        "history": plain(history.history),
+        "epochs": list(history.epoch),
+        "beside": [attributes(callback) for callback in beside],
+        "report": report and report.as_dict(),
+    }
 
 
 def state_of(model: keras.Model) -> dict[str, Any]:
@@ -519,8 +563,18 @@ def logged(run: str, **options: Any) -> TranLogsCallback:
     return TranLogsCallback(run, **(settings | options))
 
 
-def resumed(folder: str, names: list[str], *, model: str = "cnn", after: int = 8, jit: bool = False, eager: bool = False,
-            policy: str | None = None, log: str = "auto", compares: bool = True) -> dict[str, Any]:  # fmt: skip
+def resumed(
+    folder: str,
+    names: list[str],
+    *,
+    model: str = "cnn",
+    after: int = 8,
+    jit: bool = False,
+    eager: bool = False,
+    policy: str | None = None,
+    log: str = "auto",
+    compares: bool = True,
+) -> dict[str, Any]:
     """For each optimizer: a fit that is left in its middle and taken up by a fresh model, whose every redone step is compared.
 
     `compares`: the end, too, with a fit that was not left.
@@ -569,8 +623,13 @@ def many_fits(folder: str) -> dict[str, Any]:
     same = all(bits(a) == bits(b) for a, b in zip(one.variables, other.variables, strict=True))
     clean = "train_step" not in vars(one) and "apply" not in vars(one.optimizer)
     steps = [OfflineRun(Path(folder, name, "rank0")).replay().step for name in ("first", "second", "third")]
-    return {"iterations": int(one.optimizer.iterations), "iterations_plain": int(other.optimizer.iterations),
-            "logged_is_plain": same, "is_as_keras_made_it": clean, "steps": steps}  # fmt: skip
+    return {
+        "iterations": int(one.optimizer.iterations),
+        "iterations_plain": int(other.optimizer.iterations),
+        "logged_is_plain": same,
+        "is_as_keras_made_it": clean,
+        "steps": steps,
+    }
 
 
 def left_by_an_exception(folder: str) -> dict[str, Any]:
@@ -585,8 +644,12 @@ def left_by_an_exception(folder: str) -> dict[str, Any]:
         pass
     again = model.fit(**arguments, callbacks=[callback]).history
     same = [bits(a) == bits(b) for a, b in zip(whole.variables, model.variables, strict=True)]
-    return {"same": all(same), "history": plain(history) == plain(again), "exact": callback.report.exact,
-            "iterations": int(model.optimizer.iterations)}  # fmt: skip
+    return {
+        "same": all(same),
+        "history": plain(history) == plain(again),
+        "exact": callback.report.exact,
+        "iterations": int(model.optimizer.iterations),
+    }
 
 
 def without_the_script(folder: str) -> dict[str, Any]:
@@ -658,8 +721,11 @@ def two_fits(run: str, die: list[Any] | None = None) -> dict[str, Any]:
     between = [bits(v) for v in model.variables]
     history = model.fit(**arguments, epochs=2, callbacks=[callback, Death(die)])
     histories.append(plain(history.history))
-    return {"state": {f"{i}": bits(v) for i, v in enumerate([*model.variables, *model.optimizer.variables])},
-            "history": histories, "between": between}  # fmt: skip
+    return {
+        "state": {f"{i}": bits(v) for i, v in enumerate([*model.variables, *model.optimizer.variables])},
+        "history": histories,
+        "between": between,
+    }
 
 
 class TwoUpdates(keras.Model):
@@ -874,8 +940,12 @@ def mirrored(run: str, die: list[Any] | None = None) -> dict[str, Any]:
     history = model.fit(**given("arrays"), epochs=2, verbose=0, callbacks=[callback, Death(die)])
     variables = [v.value for v in [*model.variables, *model.optimizer.variables]]
     parts = [part for v in variables for part in getattr(v, "values", [v])]  # one a replica
-    return {"state": [part.numpy().tobytes() for part in parts], "history": plain(history.history),
-            "exact": callback.report.exact, "step": callback.report.step}  # fmt: skip
+    return {
+        "state": [part.numpy().tobytes() for part in parts],
+        "history": plain(history.history),
+        "exact": callback.report.exact,
+        "step": callback.report.step,
+    }
 
 
 def shadow(run: str) -> dict[str, Any]:

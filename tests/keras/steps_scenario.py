@@ -111,8 +111,13 @@ def written_at(folder: str, *, place: str, what: str, data: str = "arrays", jit:
         model, callback = fit(f"{folder}/{run}")
         kept.append([bits(v) for v in [*model.variables, *model.optimizer.variables]])
     different = [i for i, (a, b) in enumerate(zip(*kept, strict=True)) if a != b]
-    return {"different": different, "exact": callback.report.exact, "step": callback.report.step,
-            "replayed": callback.report.replayed, "notes": callback.report.notes}  # fmt: skip
+    return {
+        "different": different,
+        "exact": callback.report.exact,
+        "step": callback.report.step,
+        "replayed": callback.report.replayed,
+        "notes": callback.report.notes,
+    }
 
 
 def _said() -> list[str]:
@@ -191,8 +196,13 @@ def inexact_in_one_call(folder: str) -> dict[str, Any]:
             model, callback = made("adam"), logged(f"{folder}/{run}", fingerprint="full")
             model.fit(**arguments, callbacks=[callback])
         found[run] = [bits(v) for v in [*model.variables, *model.optimizer.variables]]
-    return {"same": found["whole"] == found["cut"], "exact": callback.report.exact, "replayed": callback.report.replayed,
-            "wholes_after": wholes[0], "wholes_before": found["wholes_before"]}  # fmt: skip
+    return {
+        "same": found["whole"] == found["cut"],
+        "exact": callback.report.exact,
+        "replayed": callback.report.replayed,
+        "wholes_after": wholes[0],
+        "wholes_before": found["wholes_before"],
+    }
 
 
 # Attributes of callbacks.
@@ -234,5 +244,8 @@ def body_parts(folder: str) -> dict[str, Any]:
     counting.batches = 0
     made("adam").fit(**given("arrays"), verbose=0, callbacks=[callback, counting])
     a, b = bodies[5:7]
-    return {"fixed": sorted(name for name in a if isinstance(a[name], Fixed) and a[name] is b[name]),
-            "others": sorted(name for name in a if a[name] is not b[name]), "folder": str(Path(folder))}  # fmt: skip
+    return {
+        "fixed": sorted(name for name in a if isinstance(a[name], Fixed) and a[name] is b[name]),
+        "others": sorted(name for name in a if a[name] is not b[name]),
+        "folder": str(Path(folder)),
+    }

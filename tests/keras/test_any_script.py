@@ -20,26 +20,53 @@ FAULT = "SIGKILL of a fit, of a script put together at random"
 # Without a schedule: callbacks set the learning rate.
 OPTIMIZERS = ["adam", "sgd", "sgd-nesterov-decay", "adam-clipnorm", "adam-ema", "adam-accumulate", "rmsprop-centered", "lion"]
 BESIDE = ["stopping", "plateau", "schedule", "batch-rate", "clamp", "collecting", "counting"]
-POINTS = ["checkpoint.snapshot", "checkpoint.state", "checkpoint.publish", "log.begin", "log.before_commit", "log.after_commit",
-          "log.roll", "log.seal", "catalog.before_commit", "boundary.before", "boundary.after", "recovery.restored",
-          "recovery.replayed"]  # fmt: skip
+POINTS = [
+    "checkpoint.snapshot",
+    "checkpoint.state",
+    "checkpoint.publish",
+    "log.begin",
+    "log.before_commit",
+    "log.after_commit",
+    "log.roll",
+    "log.seal",
+    "catalog.before_commit",
+    "boundary.before",
+    "boundary.after",
+    "recovery.restored",
+    "recovery.replayed",
+]
 
-SCRIPTS = st.fixed_dictionaries({
-    "data": st.sampled_from(["arrays", "arrays-in-order", "arrays-by-batch", "arrays-steps", "arrays-weighted", "numbered",
-                             "numbered-own-order", "generator", "loader"]),
-    "model": st.sampled_from(["dense", "dense", "cnn", "sparse", "constrained", "global-noise"]),
-    "optimizer": st.sampled_from(OPTIMIZERS),
-    "epochs": st.integers(1, 4),
-    "validation": st.booleans(),
-    "others": st.lists(st.sampled_from(BESIDE), max_size=3, unique=True),
-    "seed": st.integers(0, 1000),
-    "options": st.fixed_dictionaries({
-        "log": st.sampled_from(["gradients", "weights"]),
-        "checkpoint_every": st.sampled_from([2, 7, 1000]),
-        "durability": st.sampled_from(["process", "machine"]),
-        "keep": st.integers(1, 3),
-    }),
-})  # fmt: skip
+SCRIPTS = st.fixed_dictionaries(
+    {
+        "data": st.sampled_from(
+            [
+                "arrays",
+                "arrays-in-order",
+                "arrays-by-batch",
+                "arrays-steps",
+                "arrays-weighted",
+                "numbered",
+                "numbered-own-order",
+                "generator",
+                "loader",
+            ]
+        ),
+        "model": st.sampled_from(["dense", "dense", "cnn", "sparse", "constrained", "global-noise"]),
+        "optimizer": st.sampled_from(OPTIMIZERS),
+        "epochs": st.integers(1, 4),
+        "validation": st.booleans(),
+        "others": st.lists(st.sampled_from(BESIDE), max_size=3, unique=True),
+        "seed": st.integers(0, 1000),
+        "options": st.fixed_dictionaries(
+            {
+                "log": st.sampled_from(["gradients", "weights"]),
+                "checkpoint_every": st.sampled_from([2, 7, 1000]),
+                "durability": st.sampled_from(["process", "machine"]),
+                "keep": st.integers(1, 3),
+            }
+        ),
+    }
+)
 DEATHS = st.one_of(
     st.tuples(st.sampled_from(["batch", "batch-begin"]), st.integers(1, 25)).map(lambda place: {"die": list(place)}),
     st.tuples(st.sampled_from(["epoch-end", "validation"]), st.integers(1, 4)).map(lambda place: {"die": list(place)}),

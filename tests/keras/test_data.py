@@ -11,8 +11,17 @@ from tests.keras.test_kill import prove_exact
 
 pytestmark = pytest.mark.crash
 
-EVERYWHERE = ["arrays-in-order", "arrays-by-batch", "arrays-steps", "arrays-weighted", "numbered", "numbered-workers",
-              "numbered-own-order", "generator", "loader"]  # fmt: skip
+EVERYWHERE = [
+    "arrays-in-order",
+    "arrays-by-batch",
+    "arrays-steps",
+    "arrays-weighted",
+    "numbered",
+    "numbered-workers",
+    "numbered-own-order",
+    "generator",
+    "loader",
+]
 
 
 @pytest.mark.parametrize("data", [*EVERYWHERE, "numbered-augmented"])
@@ -22,8 +31,20 @@ def test_on_torch(data: str, torch: Lab, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("data", ["dataset", "dataset-repeat", "dataset-python", "numbered", "numbered-workers",
-                                  "numbered-own-order", "generator", "loader", "arrays-steps"])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        "dataset",
+        "dataset-repeat",
+        "dataset-python",
+        "numbered",
+        "numbered-workers",
+        "numbered-own-order",
+        "generator",
+        "loader",
+        "arrays-steps",
+    ],
+)
 def test_on_tensorflow(data: str, tensorflow: Lab, tmp_path: Path) -> None:
     prove_exact(tensorflow, tmp_path, [{"die": ["batch", 13]}], data=data, epochs=6 if "steps" in data else 3)
 
@@ -33,8 +54,11 @@ def test_on_jax(data: str, jax: Lab, tmp_path: Path) -> None:
     prove_exact(jax, tmp_path, [{"die": ["batch", 13]}], data=data, jit=True)
 
 
-@pytest.mark.parametrize(("backend", "data"), [("tensorflow", "arrays"), ("torch", "arrays"), ("torch", "numbered"),
-                                               ("tensorflow", "numbered")], indirect=["backend"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "data"),
+    [("tensorflow", "arrays"), ("torch", "arrays"), ("torch", "numbered"), ("tensorflow", "numbered")],
+    indirect=["backend"],
+)
 def test_in_the_order_that_keras_itself_draws(backend: Lab, data: str, tmp_path: Path) -> None:
     prove_exact(backend, tmp_path, [{"die": ["batch", 13]}], data=data, options={"data_order": "keras"})
 
@@ -56,5 +80,12 @@ def test_pipelines_that_cannot_be_brought_back_are_named_before_training(tensorf
 def test_keras_own_random_numbers_come_back_beside_data_that_are_drawn_ahead(
     data: str, tensorflow: Lab, tmp_path: Path
 ) -> None:
-    prove_exact(tensorflow, tmp_path, [{"die": ["batch", 13]}], data=data, model="global-noise", optimizer="adam",
-                options={"data_order": "keras"})  # fmt: skip
+    prove_exact(
+        tensorflow,
+        tmp_path,
+        [{"die": ["batch", 13]}],
+        data=data,
+        model="global-noise",
+        optimizer="adam",
+        options={"data_order": "keras"},
+    )

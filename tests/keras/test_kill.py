@@ -13,9 +13,14 @@ from tests.support import campaign
 pytestmark = pytest.mark.crash
 
 MODES = [
-    ("tensorflow", {}), ("tensorflow", {"jit": True}), ("tensorflow", {"eager": True}), ("tensorflow", {"executions": 4}),
-    ("torch", {}), ("jax", {"jit": True}), ("jax", {"jit": True, "executions": 4}),
-]  # fmt: skip
+    ("tensorflow", {}),
+    ("tensorflow", {"jit": True}),
+    ("tensorflow", {"eager": True}),
+    ("tensorflow", {"executions": 4}),
+    ("torch", {}),
+    ("jax", {"jit": True}),
+    ("jax", {"jit": True, "executions": 4}),
+]
 
 
 def named(mode: tuple[str, dict[str, Any]]) -> str:

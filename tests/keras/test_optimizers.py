@@ -10,10 +10,31 @@ import pytest
 from tests.keras.lab import Lab
 
 ALL = (
-    "adam-schedule", "adam", "sgd", "sgd-nesterov-decay", "adam-amsgrad", "adam-clipnorm", "adam-global-clipnorm",
-    "adam-clipvalue", "adam-accumulate", "adam-ema", "adam-ema-end", "adam-loss-scale", "adam-scale-factor", "adamw", "adamax",
-    "nadam", "rmsprop-centered", "adagrad", "adadelta", "adafactor", "ftrl", "lion", "lamb", "muon",
-)  # fmt: skip
+    "adam-schedule",
+    "adam",
+    "sgd",
+    "sgd-nesterov-decay",
+    "adam-amsgrad",
+    "adam-clipnorm",
+    "adam-global-clipnorm",
+    "adam-clipvalue",
+    "adam-accumulate",
+    "adam-ema",
+    "adam-ema-end",
+    "adam-loss-scale",
+    "adam-scale-factor",
+    "adamw",
+    "adamax",
+    "nadam",
+    "rmsprop-centered",
+    "adagrad",
+    "adadelta",
+    "adafactor",
+    "ftrl",
+    "lion",
+    "lamb",
+    "muon",
+)
 HARD = ("adam-ema", "rmsprop-centered", "lion")  # what was wrong in a single executable  # others were wrong there
 
 

@@ -24,8 +24,17 @@ def test_a_callback_that_may_write_costs_one_call_more(tensorflow: Lab, tmp_path
     assert max(found, key=found.get) == 2
 
 
-PLACES = ("on_train_begin", "on_epoch_begin", "on_train_batch_begin", "on_batch_begin", "on_train_batch_end", "on_batch_end",
-          "on_test_begin", "on_test_end", "on_epoch_end")  # fmt: skip
+PLACES = (
+    "on_train_begin",
+    "on_epoch_begin",
+    "on_train_batch_begin",
+    "on_batch_begin",
+    "on_train_batch_end",
+    "on_batch_end",
+    "on_test_begin",
+    "on_test_end",
+    "on_epoch_end",
+)
 
 
 @pytest.mark.parametrize("what", ["weight", "rate", "momentum", "frozen"])
@@ -45,8 +54,9 @@ def test_a_write_at_any_place_is_noticed_on_tensorflow(tensorflow: Lab, what: st
 @pytest.mark.parametrize("backend", ["torch", "jax"], indirect=True)
 def test_a_write_at_any_place_is_noticed(backend: Lab, tmp_path: Path) -> None:
     for place in ("on_train_batch_begin", "on_train_batch_end", "on_epoch_begin", "on_test_end"):
-        found = backend.value("steps_scenario.written_at", folder=str(tmp_path / place), place=place, what="weight",
-                              jit=backend.backend == "jax")  # fmt: skip
+        found = backend.value(
+            "steps_scenario.written_at", folder=str(tmp_path / place), place=place, what="weight", jit=backend.backend == "jax"
+        )
         assert (found["different"], found["exact"]) == ([], True), (place, found)
 
 
@@ -58,8 +68,9 @@ def test_a_write_to_a_gradient_that_was_used_changes_no_record(torch: Lab, tmp_p
 
 def test_a_write_behind_data_of_unknown_length_is_noticed(tensorflow: Lab, tmp_path: Path) -> None:
     """There the end of the data is found by a step that fails."""
-    found = tensorflow.value("steps_scenario.written_at", folder=str(tmp_path), place="on_epoch_end", what="weight",
-                             data="dataset-python")  # fmt: skip
+    found = tensorflow.value(
+        "steps_scenario.written_at", folder=str(tmp_path), place="on_epoch_end", what="weight", data="dataset-python"
+    )
     assert (found["different"], found["exact"]) == ([], True), found
 
 

@@ -29,8 +29,13 @@ def watch(job: dict[str, Any]) -> None:
     if job.get("store"):
         archiver._TURN_SECONDS = archiver.RETRY_SECONDS_MIN = archiver.RETRY_SECONDS_MAX = 0.01
         store = StoreSettings(job["store"], ShippingSettings(0.02))
-    settings = Settings(Budget(job["budget"], **job.get("limits", {})), interval_seconds=job["interval"], waits=True,
-                        store=store, compaction=Compaction(1) if job["compacts"] else None)  # fmt: skip
+    settings = Settings(
+        Budget(job["budget"], **job.get("limits", {})),
+        interval_seconds=job["interval"],
+        waits=True,
+        store=store,
+        compaction=Compaction(1) if job["compacts"] else None,
+    )
     Daemon([Path(job["root"])], settings, find=lambda root: find_watched_journals(root, find_journals)).run()
 
 

@@ -17,15 +17,37 @@ class Monitors:
     """Forks monitors, one at a time, and kills them."""
 
     def __init__(self, **environment: str) -> None:
-        self.process = subprocess.Popen([sys.executable, str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **environment})  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, str(CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **environment},
+        )
         self._pid = 0
 
-    def start(self, root: Path, budget: int, *, failpoints: str = "", interval: float = 0.005, store: Path | None = None,
-              compacts: bool = False, **limits: Any) -> None:  # fmt: skip
+    def start(
+        self,
+        root: Path,
+        budget: int,
+        *,
+        failpoints: str = "",
+        interval: float = 0.005,
+        store: Path | None = None,
+        compacts: bool = False,
+        **limits: Any,
+    ) -> None:
         """Watch from here on, ship to `store` if there is one, and make checkpoints from the log if it `compacts`."""
-        self._say({"root": str(root), "budget": budget, "failpoints": failpoints, "interval": interval, "limits": limits,
-                   "store": str(store) if store is not None else "", "compacts": compacts})  # fmt: skip
+        self._say(
+            {
+                "root": str(root),
+                "budget": budget,
+                "failpoints": failpoints,
+                "interval": interval,
+                "limits": limits,
+                "store": str(store) if store is not None else "",
+                "compacts": compacts,
+            }
+        )
         self._pid = int(self._line()[1])
 
     def kill(self) -> int:

@@ -47,13 +47,28 @@ def test_a_local_host_header_is_allowed_with_any_port(header: str) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        None, "", ":9464", "attacker.example", "attacker.example:9464", "localhost.attacker.example",
+        None,
+        "",
+        ":9464",
+        "attacker.example",
+        "attacker.example:9464",
+        "localhost.attacker.example",
         "127.0.0.1.attacker.example",
-        "attacker.example:localhost", "localhost:9464:9464", "localhost@attacker.example", "localhost, attacker.example",
-        "localhost.", " localhost", "[::1]attacker.example", "[::1", "::1", "0.0.0.0:9464", "127.0.0.2", "localhost:\u0661",
+        "attacker.example:localhost",
+        "localhost:9464:9464",
+        "localhost@attacker.example",
+        "localhost, attacker.example",
+        "localhost.",
+        " localhost",
+        "[::1]attacker.example",
+        "[::1",
+        "::1",
+        "0.0.0.0:9464",
+        "127.0.0.2",
+        "localhost:\u0661",
         "localhost\n",
     ],
-)  # fmt: skip
+)
 def test_any_other_host_header_is_refused(header: str | None) -> None:
     assert not access_on("127.0.0.1", RANDOM, has_auth=True).allows_host(header)
 

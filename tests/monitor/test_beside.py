@@ -180,8 +180,11 @@ def test_a_process_ships_what_a_dead_trainer_left_before_it_ends(run: ToyTrainer
 def test_until_closed_waits_for_what_a_dead_trainer_left(run: ToyTrainer, tmp_path: Path) -> None:
     copy = JournalPaths(killed(run, tmp_path / "copy") / "rank0")
     done = subprocess.run(
-        [sys.executable, "-m", "tranlogs", "monitor", str(copy.folder), "--until-closed",
-         "--interval", "0.02s"], capture_output=True, text=True, timeout=SECONDS_MAX)  # fmt: skip
+        [sys.executable, "-m", "tranlogs", "monitor", str(copy.folder), "--until-closed", "--interval", "0.02s"],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(r"sealed [12] segments? of its log", done.stderr), done.stderr  # the one before may not be sealed yet
     catalog = Catalog.open(copy.folder)

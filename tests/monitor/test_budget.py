@@ -22,8 +22,14 @@ VALUES = {1: 0.5, 2: 0.1, 3: 0.3, 4: 0.2, 5: 0.05, 6: 1.0}
 
 
 def plan(budget: Budget, **changes: Any) -> Any:
-    given_ = {"segments": SEGMENTS, "checkpoints": CHECKPOINTS, "timelines": ONE, "values": VALUES, "anchor": CHECKPOINTS[-1],
-              "now": 100.0} | changes  # fmt: skip
+    given_ = {
+        "segments": SEGMENTS,
+        "checkpoints": CHECKPOINTS,
+        "timelines": ONE,
+        "values": VALUES,
+        "anchor": CHECKPOINTS[-1],
+        "now": 100.0,
+    } | changes
     return plan_pruning(budget, **given_)
 
 
@@ -112,9 +118,14 @@ def test_wrong_limits_are_refused(wrong: dict[str, Any]) -> None:
 def catalogs(draw: st.DrawFn) -> dict[str, Any]:
     """A log of some segments with checkpoints in it, perhaps on two timelines."""
     count = draw(st.integers(0, 12))
-    segments = [replace(segment(i, float(i)), size=draw(st.integers(1, 5)) * 1000,
-                        state=draw(st.sampled_from(["sealed", "sealed", "sealed", "retired"])))
-                for i in range(1, count + 1)]  # fmt: skip
+    segments = [
+        replace(
+            segment(i, float(i)),
+            size=draw(st.integers(1, 5)) * 1000,
+            state=draw(st.sampled_from(["sealed", "sealed", "sealed", "retired"])),
+        )
+        for i in range(1, count + 1)
+    ]
     segments += [replace(segment(count + 1, 0.0), state="open", last_sequence=0, last_step=0)]
     steps = draw(st.lists(st.integers(0, 10 * count), max_size=5, unique=True))
     checkpoints = [replace(checkpoint(step, float(step)), nbytes=draw(st.integers(1, 3000))) for step in sorted(steps)]
@@ -125,16 +136,27 @@ def catalogs(draw: st.DrawFn) -> dict[str, Any]:
     on = [row for row in checkpoints if is_on_lineage(row, limits)]
     anchor = draw(st.sampled_from([None, *on]))
     values = {i: draw(st.floats(0, 1)) for i in range(1, count + 1)}
-    return {"segments": segments, "checkpoints": checkpoints, "timelines": lines, "anchor": anchor, "values": values,
-            "now": 1000.0}  # fmt: skip
+    return {
+        "segments": segments,
+        "checkpoints": checkpoints,
+        "timelines": lines,
+        "anchor": anchor,
+        "values": values,
+        "now": 1000.0,
+    }
 
 
 @st.composite
 def budgets(draw: st.DrawFn) -> Budget:
     high = draw(st.floats(0.1, 1.0))
-    return Budget(draw(st.none() | st.integers(1, 80_000)), high, draw(st.floats(0.05, 1.0)) * high,
-                  draw(st.none() | st.floats(0, 2000)), draw(st.none() | st.integers(0, 12)),
-                  draw(st.none() | st.integers(1, 5)))  # fmt: skip
+    return Budget(
+        draw(st.none() | st.integers(1, 80_000)),
+        high,
+        draw(st.floats(0.05, 1.0)) * high,
+        draw(st.none() | st.floats(0, 2000)),
+        draw(st.none() | st.integers(0, 12)),
+        draw(st.none() | st.integers(1, 5)),
+    )
 
 
 def needed(rows: list[SegmentRow], anchor: CheckpointRow, lines: list[TimelineRow]) -> set[int]:

@@ -393,8 +393,9 @@ def test_one_that_takes_too_long_is_ended(run: ToyTrainer, tmp_path: Path, caplo
     assert checkpoints(run.journal.paths.folder) == [0]
 
 
-def test_a_full_disk_is_said(run: ToyTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                             caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+def test_a_full_disk_is_said(
+    run: ToyTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("TRANLOGS_FAILPOINTS", "checkpoint.meta=enospc")
     compacted(tmp_path / "run")
     assert "No space left on device" in caplog.text

@@ -85,8 +85,14 @@ def test_all_are_killed_at_random_moments(trainers: Trainers, monitors: Monitors
             monitors.start(run.parent, chance.choice([1, 3, 6]) * MIB, failpoints=point, compacts=True)
             for _ in range(chance.randrange(1, 5)):
                 moment = (chance.choice([1, 3, 8]), chance.random() * 0.02) if chance.random() < 0.8 else None
-                outcome = trainers.run(run, kill_after=moment, keep=9, every=every, settles=chance.random() < 0.5,
-                                       durability=chance.choice(["process", "machine"]))  # fmt: skip
+                outcome = trainers.run(
+                    run,
+                    kill_after=moment,
+                    keep=9,
+                    every=every,
+                    settles=chance.random() < 0.5,
+                    durability=chance.choice(["process", "machine"]),
+                )
                 assert outcome.status in (0, -signal.SIGKILL)
                 assert outcome.recovered is None or outcome.recovered >= said
                 said = max(said, outcome.committed)

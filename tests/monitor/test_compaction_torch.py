@@ -146,8 +146,19 @@ def test_an_optimizer_that_torch_does_not_have_must_be_named(tmp_path: Path, cap
     case.train(tmp_path / "run")
     compacted(tmp_path / "run")
     assert "Name its class if you trust it: --optimizer tests.torch.test_offline:Foreign" in caplog.text
-    command = [sys.executable, "-m", "tranlogs", "monitor", str(tmp_path / "run"), "--once",
-               "--compact", "--compact-after", "1B", "--optimizer", "tests.torch.test_offline:Foreign"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "tranlogs",
+        "monitor",
+        str(tmp_path / "run"),
+        "--once",
+        "--compact",
+        "--compact-after",
+        "1B",
+        "--optimizer",
+        "tests.torch.test_offline:Foreign",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "derived the checkpoint of step 9 from the log" in done.stderr

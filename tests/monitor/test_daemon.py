@@ -20,8 +20,13 @@ Find = Callable[[Path], list[JournalPaths]]
 
 
 def daemon(root: Path, seen: list[str], find: Find = lambda root: find_watched_journals(root, find_journals)) -> Daemon:
-    return Daemon([root], Settings(), find=find, on_evaluation=lambda what, paths: seen.append(paths.folder.parent.name),
-                  clock=FakeClock(2e9))  # fmt: skip
+    return Daemon(
+        [root],
+        Settings(),
+        find=find,
+        on_evaluation=lambda what, paths: seen.append(paths.folder.parent.name),
+        clock=FakeClock(2e9),
+    )
 
 
 def evaluate(watching: Daemon) -> None:

@@ -17,8 +17,20 @@ NOTHING = Watermarks()
 
 def segment(ordinal: int, sealed_at: float) -> SegmentRow:
     """Each holds ten steps."""
-    return SegmentRow(ordinal, f"{ordinal:016x}", f"{ordinal}.seg", 1000, "sealed", 1, (ordinal - 1) * 20, (ordinal - 1) * 10,
-                      ordinal * 20, ordinal * 10, 900, sealed_at)  # fmt: skip
+    return SegmentRow(
+        ordinal,
+        f"{ordinal:016x}",
+        f"{ordinal}.seg",
+        1000,
+        "sealed",
+        1,
+        (ordinal - 1) * 20,
+        (ordinal - 1) * 10,
+        ordinal * 20,
+        ordinal * 10,
+        900,
+        sealed_at,
+    )
 
 
 def checkpoint(step: int, at: float) -> CheckpointRow:

@@ -121,8 +121,14 @@ def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitor
             monitors.start(memory_path, chance.choice([1, 3, 6]) * MIB, failpoints=point)
             lines = chance.choice([0, 1, 3, 8, 20])
             moment = (lines, chance.random() * 0.02) if chance.random() < 0.8 else None
-            outcome = trainers.run(run, kill_after=moment, durability=chance.choice(["process", "machine"]), keep=9,
-                                   writer=chance.choice(["direct", "thread"]), settles=chance.random() < 0.5)  # fmt: skip
+            outcome = trainers.run(
+                run,
+                kill_after=moment,
+                durability=chance.choice(["process", "machine"]),
+                keep=9,
+                writer=chance.choice(["direct", "thread"]),
+                settles=chance.random() < 0.5,
+            )
             assert outcome.status in (0, -signal.SIGKILL)
             assert outcome.recovered is None or outcome.recovered >= said
             said = max(said, outcome.committed)

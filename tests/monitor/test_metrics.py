@@ -45,8 +45,11 @@ def asked(port: int, path: str, method: str = "GET") -> tuple[int, str]:
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
     """By name and labels but for the journal's."""
-    return {(sample.name, *(value for label, value in sorted(sample.labels.items()) if label != "journal")): sample.value
-            for family in text_string_to_metric_families(text) for sample in family.samples}  # fmt: skip
+    return {
+        (sample.name, *(value for label, value in sorted(sample.labels.items()) if label != "journal")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
 
 
 def test_metrics_are_those_of_the_catalog(run: ToyTrainer, served: tuple[Metrics, int]) -> None:

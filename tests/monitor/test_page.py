@@ -97,9 +97,13 @@ def test_the_numbers_on_the_page_are_the_catalogs(run: ToyTrainer, watched: Jour
     lost = [text(browser, f"#lost-{what}") for what in ("process", "machine", "site")]
     assert lost == ["no finished step", "11 steps", "everything: there is no store"]  # a checkpoint of step 20 is on disk
     rows = catalog.read(lambda tables: tables.rows("evaluation/", EvaluationRow))
-    shown = {int(n): (value, standing) for n, value, standing in browser.value(
-        "[...document.querySelectorAll('[data-segment]')].map((row) => [row.dataset.segment, row.cells[3].textContent, "
-        "row.cells[4].textContent])")}  # fmt: skip
+    shown = {
+        int(n): (value, standing)
+        for n, value, standing in browser.value(
+            "[...document.querySelectorAll('[data-segment]')].map((row) => [row.dataset.segment, row.cells[3].textContent, "
+            "row.cells[4].textContent])"
+        )
+    }
     assert {n: value for n, (value, _) in shown.items()} == {n: f"{v:.3f}" for n, v in read_values(rows[-1]).as_dict().items()}
     assert sorted(standing for _, standing in shown.values()) == ["can be pruned"] * 4 + ["protected"] * 2
     drawn = browser.value("[...charts.keys()].map((name) => [name, charts.get(name).data])")
@@ -135,8 +139,9 @@ def test_large_numbers_and_long_names_fit_a_phone(
     assert shown is not None
     assert shown.evaluation is not None
     rows, far = shown.evaluation.rows, 1_234_567_890
-    segments = [replace(row, base_step=far + row.base_step, last_step=far + row.last_step, size=row.size << 24)
-                for row in rows.segments]  # fmt: skip
+    segments = [
+        replace(row, base_step=far + row.base_step, last_step=far + row.last_step, size=row.size << 24) for row in rows.segments
+    ]
     board.forget(watched.paths.folder)
     marks = Watermarks(far + 31, far, 5, 3)
     board.note(tmp_path / ("long-" * 20), replace(shown.evaluation, rows=replace(rows, segments=segments, marks=marks)))

@@ -42,8 +42,9 @@ def _children_are_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def called(*arguments: object, before: str = "") -> subprocess.CompletedProcess[str]:
     code = CODE.format(before=before, libraries=LIBRARIES)
-    return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120,
-                          check=True)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=True
+    )
 
 
 @contextmanager

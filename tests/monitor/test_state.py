@@ -127,8 +127,13 @@ def test_a_run_of_months_makes_no_larger_page(run: ToyTrainer) -> None:
     worth = SegmentValues(1e9, np.arange(many), np.linspace(0, 1, many))
     checkpoint = CheckpointRow("step-1", 100_000, 100_000, "", 1, 1, 0.0)
     seen = seen_at(run)
-    seen = replace(seen, worth=worth, anchor=checkpoint, protected={i: i >= 10_000 for i in range(many)},
-                   rows=replace(seen.rows, segments=sealed, checkpoints=[checkpoint], timelines=[TimelineRow(1)]))  # fmt: skip
+    seen = replace(
+        seen,
+        worth=worth,
+        anchor=checkpoint,
+        protected={i: i >= 10_000 for i in range(many)},
+        rows=replace(seen.rows, segments=sealed, checkpoints=[checkpoint], timelines=[TimelineRow(1)]),
+    )
     row = EvaluationRow(1, 1e9, ordinals=pack_array(worth.ordinals, "<i8"), values=pack_array(worth.values, "<f8"))
     page = journal_page(JournalView("run", seen, (row,)), now=1e9, interval_seconds=10, has_others=False)
     shown = page.decode().partition('<div class="cells">')[2].partition("</div>")[0]

@@ -53,8 +53,9 @@ def settle(trainer: ToyTrainer) -> None:
     assert journal.wait_synced()
     assert journal.log.wal is not None
     deadline = 2000
-    while deadline and (sum(row.state == "sealed" for row in journal.catalog.segments()) < 6
-                        or journal.catalog.watermarks().committed < 31):  # fmt: skip
+    while deadline and (
+        sum(row.state == "sealed" for row in journal.catalog.segments()) < 6 or journal.catalog.watermarks().committed < 31
+    ):
         time.sleep(0.005)  # the thread behind writes watermarks down when nothing has woken it for a while
         deadline -= 1
     assert deadline, "the segments were not sealed"
@@ -219,8 +220,9 @@ def test_the_history_is_thinned(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch
 
 
 def daemon(*roots: Path, clock: FakeClock | None = None, **settings: Any) -> Daemon:
-    return Daemon(roots, Settings(**settings), find=lambda root: find_watched_journals(root, find_journals),
-                  clock=clock or FakeClock(1e9))  # fmt: skip
+    return Daemon(
+        roots, Settings(**settings), find=lambda root: find_watched_journals(root, find_journals), clock=clock or FakeClock(1e9)
+    )
 
 
 def test_a_second_daemon_is_refused_by_name_or_waits(run: ToyTrainer, tmp_path: Path) -> None:
@@ -229,8 +231,14 @@ def test_a_second_daemon_is_refused_by_name_or_waits(run: ToyTrainer, tmp_path: 
         f"held = lock_journal(Path({str(run.journal.paths.folder)!r})); print('held', flush=True); sys.stdin.readline()"
     )
     path = os.pathsep.join(["monitor", "."])
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                          cwd=Path(__file__).parents[2], env={**os.environ, "PYTHONPATH": path}) as other:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": path},
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(UsageError, match=f"process {other.pid} on .* monitors it"):

@@ -83,9 +83,17 @@ def test_a_request_without_a_host_is_refused(local: WebServer) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_every_address_requires_the_token(open_to_all: WebServer, path: str) -> None:
     port, right = open_to_all.port, f"Bearer {TOKEN.value}"
-    wrong = [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN.value}"}, {"Authorization": TOKEN.value},
-             {"Authorization": "Bearer "}, {"Authorization": "Bearer \xe4"}, {"Cookie": f"{TOKEN.cookie_name}=wrong"},
-             {"Cookie": f"{TOKEN.cookie_name}={TOKEN.value}"}, {"Cookie": f"other={TOKEN.cookie_value}"}]  # fmt: skip
+    wrong = [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": f"Basic {TOKEN.value}"},
+        {"Authorization": TOKEN.value},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer \xe4"},
+        {"Cookie": f"{TOKEN.cookie_name}=wrong"},
+        {"Cookie": f"{TOKEN.cookie_name}={TOKEN.value}"},
+        {"Cookie": f"other={TOKEN.cookie_value}"},
+    ]
     for headers in wrong:
         answer = ask(port, path, **headers)
         assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")

@@ -41,13 +41,24 @@ class OfflineRun:
     def export(self, path: Path) -> list[str]:
         raise UsageError(f"{path}: a toy is not exported")
 
-    def replay(self, *, step: int | None = None, sequence: int | None = None, checkpoint: str | None = None,
-               progress: Progress | None = None) -> RecoveryReport:  # fmt: skip
+    def replay(
+        self,
+        *,
+        step: int | None = None,
+        sequence: int | None = None,
+        checkpoint: str | None = None,
+        progress: Progress | None = None,
+    ) -> RecoveryReport:
         found = self._found = recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint)
         assert found is not None
         is_sure = found.divergence is None and "doubtful" not in self.optimizers
-        return RecoveryReport(found.position.step, checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed,
-                              exact=True if is_sure else None, notes=("a doubt",) if not is_sure else ())  # fmt: skip
+        return RecoveryReport(
+            found.position.step,
+            checkpoint_step=found.plan.checkpoint.step,
+            replayed=found.replayed,
+            exact=True if is_sure else None,
+            notes=("a doubt",) if not is_sure else (),
+        )
 
     def snapshot(self, position: Position) -> Snapshot:
         assert self._found is not None

@@ -54,8 +54,9 @@ def trained_otherwise(run: Path, until: int) -> bytes:
     return state
 
 
-def archiver(run: Path, store: Store, *, stall_seconds: float = 20.0, clock: Any = None, throttle: Throttle | None = None,
-             **limits: Any) -> Archiver:  # fmt: skip
+def archiver(
+    run: Path, store: Store, *, stall_seconds: float = 20.0, clock: Any = None, throttle: Throttle | None = None, **limits: Any
+) -> Archiver:
     paths, patient = JournalPaths.of(run), TimeoutStore(store, stall_seconds)
     settings = ShippingSettings(**limits)
     return Archiver(paths, patient, journal_prefix(paths), settings, clock or SystemClock(), throttle)

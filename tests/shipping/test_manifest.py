@@ -19,10 +19,19 @@ from tranlogs.shipping.manifest import Manifest, ShippedItem, manifest_names, pa
 SEGMENT = SegmentRow(3, f"{3:016x}", "s3", 1000, "sealed", 1, 10, 5, 20, 9, 800, 1.5, 1.0)
 CHECKPOINT = CheckpointRow("c5", 5, 10, "ab", 1, 500, 2.5)
 MANIFEST = Manifest(
-    12, "0123456789abcdef", "host", 3.5, RunRow("run", 0, 1.0, framework="torch"), (TimelineRow(1), TimelineRow(2, 1, 9, 4)),
-    {"s3": ShippedItem(SEGMENT, ShippedRow("s3", {"s3": [["a", 700, "00"], ["b", 100, "01"]]}, 9, 20, is_durable=True, at=3.0)),
-     "c5": ShippedItem(CHECKPOINT, ShippedRow("c5", {"meta.bin": [["c", 5, "02"]]}))},
-)  # fmt: skip
+    12,
+    "0123456789abcdef",
+    "host",
+    3.5,
+    RunRow("run", 0, 1.0, framework="torch"),
+    (TimelineRow(1), TimelineRow(2, 1, 9, 4)),
+    {
+        "s3": ShippedItem(
+            SEGMENT, ShippedRow("s3", {"s3": [["a", 700, "00"], ["b", 100, "01"]]}, 9, 20, is_durable=True, at=3.0)
+        ),
+        "c5": ShippedItem(CHECKPOINT, ShippedRow("c5", {"meta.bin": [["c", 5, "02"]]})),
+    },
+)
 
 
 def test_a_manifest_comes_back_as_it_was() -> None:

@@ -38,8 +38,14 @@ def places(row: SegmentRow | CheckpointRow) -> dict[str, Any]:
     if isinstance(row, CheckpointRow):
         return {}
     end = f"{row.last_sequence:02x}"
-    return {"boundary_step": row.last_step, "boundary_sequence": row.last_sequence, "boundary_chain": end,
-            "base_chain": f"{row.base_sequence:02x}", "end_sequence": row.last_sequence, "end_chain": end}  # fmt: skip
+    return {
+        "boundary_step": row.last_step,
+        "boundary_sequence": row.last_sequence,
+        "boundary_chain": end,
+        "base_chain": f"{row.base_sequence:02x}",
+        "end_sequence": row.last_sequence,
+        "end_chain": end,
+    }
 
 
 def sent(look: JournalContents, there: dict[str, ShippedItem], keep: object = None, **more: object) -> list[str]:
@@ -134,10 +140,17 @@ def test_what_came_after_the_last_boundary_before_a_crash_is_no_way_on() -> None
     """Segment 1 ends with entries that no boundary followed; after the crash the log went on from its boundary, in 2 and 3."""
     first, second, third = segment(1, 0, 24), segment(2, 20, 23), segment(3, 23, 40)
     there = [
-        ShippedItem(first, ShippedRow("s1", {}, **{**places(first), "boundary_step": 20, "boundary_sequence": 20,
-                                               "boundary_chain": "14", "end_chain": "lost"})),
-        ShippedItem(second, ShippedRow("s2", {}, **places(second))), ShippedItem(third, ShippedRow("s3", {}, **places(third))),
-    ]  # fmt: skip
+        ShippedItem(
+            first,
+            ShippedRow(
+                "s1",
+                {},
+                **{**places(first), "boundary_step": 20, "boundary_sequence": 20, "boundary_chain": "14", "end_chain": "lost"},
+            ),
+        ),
+        ShippedItem(second, ShippedRow("s2", {}, **places(second))),
+        ShippedItem(third, ShippedRow("s3", {}, **places(third))),
+    ]
     limits = JournalContents([], [], ONE).limits
     assert find_recoverable_step([checkpoint(0)], there, ONE, limits) == 40
     assert [one.objects.name for one in find_chain(checkpoint(0), there, ONE, limits)] == ["s1", "s2", "s3"]

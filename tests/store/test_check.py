@@ -84,12 +84,14 @@ def test_a_sound_store_is_usable_and_left_empty(tmp_path: Path, scheme: str) -> 
         ({"copies": 1}, "1 of 2 copies in the memory of workers"),
         ({"copies": None}, "0 of 2 copies in the memory of workers"),
         ({"copies": 0}, "0 of 2 copies in the memory of workers"),
-        ({"is_durable": False, "is_forgotten": True},
-         "the write type is not honoured: the store will not make the object durable"),
+        (
+            {"is_durable": False, "is_forgotten": True},
+            "the write type is not honoured: the store will not make the object durable",
+        ),
         ({"is_durable": False, "is_lost": True}, "the object was lost before it was durable"),
         ({"is_durable": False}, "the object is not durable after 10 s"),
     ],
-)  # fmt: skip
+)
 def test_what_a_store_says_of_an_object(tmp_path: Path, says: dict[str, object], problem: str) -> None:
     store = Unfit(tmp_path, **says)
     assert only_problem(checked(store)) == problem

@@ -38,12 +38,26 @@ def test_alluxio(address: str, shown: str, copies: int) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "alluxio:///path", "alluxio://host:port/", "alluxio://host:99999/", "alluxio://host/?replication=0",
-        "alluxio://host/?replication=x", "alluxio://host/?replication=1000", "alluxio://host/?copies=2", "alluxio://host/?x",
-        "alluxio:/host/path", "file:/path", "s3:bucket", "aluxio://host/", "alluxio://me@host/",
-        "alluxio://host/#x", "file://host/path", "alluxio://[::1", "://", "x://",
+        "alluxio:///path",
+        "alluxio://host:port/",
+        "alluxio://host:99999/",
+        "alluxio://host/?replication=0",
+        "alluxio://host/?replication=x",
+        "alluxio://host/?replication=1000",
+        "alluxio://host/?copies=2",
+        "alluxio://host/?x",
+        "alluxio:/host/path",
+        "file:/path",
+        "s3:bucket",
+        "aluxio://host/",
+        "alluxio://me@host/",
+        "alluxio://host/#x",
+        "file://host/path",
+        "alluxio://[::1",
+        "://",
+        "x://",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(StoreRefused):
         open_store(address)
@@ -52,10 +66,12 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("alluxio:/host/path", "SCHEME://"), ("alluxio://host/?replicaton=2", "unknown option ?replicaton"),
-        ("alluxio://host/?replication=zwei", "replication must be a number, got zwei"), ("aluxio://host/", "alluxio://HOST/path"),
+        ("alluxio:/host/path", "SCHEME://"),
+        ("alluxio://host/?replicaton=2", "unknown option ?replicaton"),
+        ("alluxio://host/?replication=zwei", "replication must be a number, got zwei"),
+        ("aluxio://host/", "alluxio://HOST/path"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_an_address_is_said(address: str, words: str) -> None:
     with pytest.raises(StoreRefused) as refused:
         open_store(address)

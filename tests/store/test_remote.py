@@ -73,10 +73,18 @@ def test_errors_of_the_file_system_are_translated(monkeypatch: pytest.MonkeyPatc
         for name in ("open", "info", "find", "rm_file"):
             monkeypatch.setattr(store._root()[0], name, call)
 
-    calls = [lambda: put(store, "object", b"1"), lambda: read(store, "object"), lambda: store.stat("object"),
-             lambda: store.names("folder"), lambda: store.delete("object")]  # fmt: skip
-    for error, kind in ((PermissionError("no right"), StoreRefused), (OSError("reset"), StoreUnavailable),
-                        (RuntimeError("anything"), StoreUnavailable)):  # fmt: skip
+    calls = [
+        lambda: put(store, "object", b"1"),
+        lambda: read(store, "object"),
+        lambda: store.stat("object"),
+        lambda: store.names("folder"),
+        lambda: store.delete("object"),
+    ]
+    for error, kind in (
+        (PermissionError("no right"), StoreRefused),
+        (OSError("reset"), StoreUnavailable),
+        (RuntimeError("anything"), StoreUnavailable),
+    ):
         fail(error)
         for call in calls:
             with pytest.raises(kind, match=str(error)):

@@ -24,9 +24,15 @@ from tranlogs.recovery.history import Link, build_history
 from .clock import FakeClock
 
 DESCRIBE: dict[str, Any] = {
-    "run_id": "bare", "rank": 0, "created_at": 0.0, "framework": "toy", "environment": {},
-    "parent": 0, "fork_sequence": 0, "fork_step": 0,
-}  # fmt: skip
+    "run_id": "bare",
+    "rank": 0,
+    "created_at": 0.0,
+    "framework": "toy",
+    "environment": {},
+    "parent": 0,
+    "fork_sequence": 0,
+    "fork_step": 0,
+}
 
 
 @dataclass(slots=True)

@@ -12,9 +12,17 @@ from types import TracebackType
 from typing import Any
 
 _FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-)  # fmt: skip
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-pipe",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
 
 
 def chromium() -> str | None:
@@ -39,9 +47,11 @@ class Browser:
         command = 'exec "$0" "$@" 3<&"$FROM_US" 4>&"$TO_US"'
         self._process = subprocess.Popen(
             ["bash", "-c", command, program, *_FLAGS, f"--user-data-dir={self._folder.name}", "about:blank"],
-            pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            pass_fds=(to_read, to_write),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             env={**os.environ, "FROM_US": str(to_read), "TO_US": str(to_write), "HOME": self._folder.name},
-        )  # fmt: skip
+        )
         os.close(to_read)
         os.close(to_write)
         self._left, self._number, self._session = b"", 0, ""

@@ -128,11 +128,21 @@ class ToyTrainer:
             self.journal.start()
             self.journal.checkpoint(self.state.snapshot(), wait=True)
             return RecoveryReport()
-        self.journal.continue_from(found.position, new_timeline=found.plan.has_later, damaged=found.damaged,
-                                checkpoint=found.plan.checkpoint, log_bytes=found.log_bytes)  # fmt: skip
+        self.journal.continue_from(
+            found.position,
+            new_timeline=found.plan.has_later,
+            damaged=found.damaged,
+            checkpoint=found.plan.checkpoint,
+            log_bytes=found.log_bytes,
+        )
         exact = None if found.divergence is not None else True
-        return RecoveryReport(found.position.step, checkpoint_step=found.plan.checkpoint.step, replayed=found.replayed,
-                              exact=exact, notes=tuple(found.notes))  # fmt: skip
+        return RecoveryReport(
+            found.position.step,
+            checkpoint_step=found.plan.checkpoint.step,
+            replayed=found.replayed,
+            exact=exact,
+            notes=tuple(found.notes),
+        )
 
     def train(self, until: int, say: Callable[[int], None] = lambda step: None) -> None:
         """Train to a step; every third step has a write that no optimizer made."""
@@ -159,7 +169,8 @@ def uninterrupted(until: int, **options: Any) -> ToyState:
     return state
 
 
-def open_toy(run: str | os.PathLike[str] | Path, *, sizes: Sequence[int] = (7, 3000, 40_000), seed: int = 0,
-             **options: Any) -> ToyTrainer:  # fmt: skip
+def open_toy(
+    run: str | os.PathLike[str] | Path, *, sizes: Sequence[int] = (7, 3000, 40_000), seed: int = 0, **options: Any
+) -> ToyTrainer:
     """A toy trainer on a run; `options` go to `Journal.open`."""
     return ToyTrainer(Journal.open(run, framework="toy", **options), ToyState(sizes, seed))

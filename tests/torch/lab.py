@@ -203,8 +203,9 @@ def uninterrupted(script: Script) -> Attempt:
     return attempt
 
 
-def prove_exact(script: Script, run: Path, die_at: Sequence[int] = (), *, is_exact: bool | None = True,
-                **options: Any) -> Attempt:  # fmt: skip
+def prove_exact(
+    script: Script, run: Path, die_at: Sequence[int] = (), *, is_exact: bool | None = True, **options: Any
+) -> Attempt:
     """Die at each of these ticks (of each attempt), finish, and compare with the uninterrupted run."""
     right = uninterrupted(script)
     for tick in die_at:

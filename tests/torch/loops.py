@@ -30,8 +30,15 @@ def numbered(optimizer: Any, batches: Any) -> Any:
     return enumerate(batches, optimizer.report.batch if hasattr(optimizer, "report") else 0)
 
 
-def ordinary(attempt: Attempt, *, optimizer_of: Make, batches: int = 13, dtype: torch.dtype = torch.float32,
-             set_to_none: bool = True, sparse: bool = False) -> None:  # fmt: skip
+def ordinary(
+    attempt: Attempt,
+    *,
+    optimizer_of: Make,
+    batches: int = 13,
+    dtype: torch.dtype = torch.float32,
+    set_to_none: bool = True,
+    sparse: bool = False,
+) -> None:
     """Two groups, a scheduler that changes lr and momentum at each step, an average of the weights."""
     seed()
     model = Mixed(sparse=sparse).to(dtype)

@@ -79,8 +79,13 @@ def training(attempt: Attempt, *, name: str, ours: bool) -> None:
     optimizer.close()
 
 
-CASES = [(name, ours, die_at) for name in BEFORE for ours in (True, False) for die_at in KILLS
-         if ours or not (name == "lower_lr" or (name == "draw" and die_at[0] < 9))]  # fmt: skip
+CASES = [
+    (name, ours, die_at)
+    for name in BEFORE
+    for ours in (True, False)
+    for die_at in KILLS
+    if ours or not (name == "lower_lr" or (name == "draw" and die_at[0] < 9))
+]
 
 
 @pytest.mark.parametrize(("name", "ours", "die_at"), CASES, ids=str)

@@ -61,10 +61,12 @@ def training(attempt: Attempt, *, make: Make, amp: bool = False, clips: bool = F
         attempt.tick()
         scaler.step(optimizer)
         scaler.update()
-    attempt.keep(params=[p.detach().cpu() for p in model.parameters()], scaler=scaler.state_dict(),
-                 random=torch.cuda.get_rng_state(),
-                 state=[{k: v.cpu() for k, v in inner.state[p].items() if isinstance(v, torch.Tensor)}
-                        for p in model.parameters()])  # fmt: skip
+    attempt.keep(
+        params=[p.detach().cpu() for p in model.parameters()],
+        scaler=scaler.state_dict(),
+        random=torch.cuda.get_rng_state(),
+        state=[{k: v.cpu() for k, v in inner.state[p].items() if isinstance(v, torch.Tensor)} for p in model.parameters()],
+    )
     optimizer.close()
 
 
@@ -111,8 +113,10 @@ def test_weights_and_sampled_fingerprints(options: dict[str, str], tmp_path: Pat
 
 def test_staging_under_load_brings_what_the_gradients_were() -> None:
     """Kernels overwrite the gradients right after each call, and the writer reads them late."""
-    gradients = [torch.empty(n, device=DEVICE, dtype=d) for n, d in
-                 ((1 << 22, torch.float32), (777, torch.bfloat16), ((1 << 20) + 1, torch.float32))]  # fmt: skip
+    gradients = [
+        torch.empty(n, device=DEVICE, dtype=d)
+        for n, d in ((1 << 22, torch.float32), (777, torch.bfloat16), ((1 << 20) + 1, torch.float32))
+    ]
     layout = Layout(spec_of(f"t{i}", gradient) for i, gradient in enumerate(gradients))
     staging = Staging()
     busy = torch.randn(2048, 2048, device=DEVICE)
@@ -159,8 +163,11 @@ def test_digests_are_those_of_the_cpu(dtype: torch.dtype) -> None:
 
 
 def test_snapshots_come_whole() -> None:
-    tensors = [torch.randn(3, 5, device=DEVICE).t(), torch.randn(20 << 20, device=DEVICE),
-               torch.randn(2048, 4096, device=DEVICE).t()]  # fmt: skip
+    tensors = [
+        torch.randn(3, 5, device=DEVICE).t(),
+        torch.randn(20 << 20, device=DEVICE),
+        torch.randn(2048, 4096, device=DEVICE).t(),
+    ]
     staging = Staging()
     targets = [np.empty(tensor.nbytes, np.uint8) for tensor in tensors]
     staging.fetch(list(zip(tensors, targets, strict=True)))

@@ -37,15 +37,21 @@ def noise(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor
 
 
 shapes = st.one_of(
-    st.tuples(st.integers(0, 700)), st.tuples(st.integers(0, 40), st.integers(1, 40)), st.just(()),
+    st.tuples(st.integers(0, 700)),
+    st.tuples(st.integers(0, 40), st.integers(1, 40)),
+    st.just(()),
     st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)),
-)  # fmt: skip
+)
 layouts = st.sampled_from(["plain", "transposed", "gaps", "shifted"])
 
 
 @settings(max_examples=campaign.examples(120), deadline=None)
-@given(st.lists(st.tuples(shapes, st.sampled_from(DTYPES), layouts), min_size=1, max_size=9), st.integers(0, 99),
-       st.sampled_from([1024, 2048, 1 << 20]), st.sampled_from([1, 1500, 1 << 20]))  # fmt: skip
+@given(
+    st.lists(st.tuples(shapes, st.sampled_from(DTYPES), layouts), min_size=1, max_size=9),
+    st.integers(0, 99),
+    st.sampled_from([1024, 2048, 1 << 20]),
+    st.sampled_from([1, 1500, 1 << 20]),
+)
 def test_equals_the_reference(
     kinds: list[tuple[tuple[int, ...], torch.dtype, str]], seed: int, window: int, direct: int
 ) -> None:

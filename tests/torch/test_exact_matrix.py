@@ -83,8 +83,11 @@ def in_turns(attempt: Attempt, *, shared: str) -> None:
     """Three optimizers: one steps at every batch, one twice at every third, one in the first batches only."""
     seed()
     model = nn.ModuleList([nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 2)])
-    optimizers = [torch.optim.AdamW(model[0].parameters(), 1e-2), torch.optim.SGD(model[1].parameters(), 1e-2, momentum=0.9),
-                  torch.optim.RMSprop(model[2].parameters(), 1e-2)]  # fmt: skip
+    optimizers = [
+        torch.optim.AdamW(model[0].parameters(), 1e-2),
+        torch.optim.SGD(model[1].parameters(), 1e-2, momentum=0.9),
+        torch.optim.RMSprop(model[2].parameters(), 1e-2),
+    ]
     if shared == "memory":
         optimizers[1].add_param_group({"params": [nn.Parameter(model[0].bias.data)]})
         model[1].register_parameter("shared", optimizers[1].param_groups[1]["params"][0])
@@ -286,8 +289,9 @@ def of_other_dtype(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.bfloat16()
 
 
-def odd_gradients(attempt: Attempt, *, optimizer_of: Make, odd: Callable[[torch.Tensor], torch.Tensor],
-                  dtype: torch.dtype = torch.float32) -> None:  # fmt: skip
+def odd_gradients(
+    attempt: Attempt, *, optimizer_of: Make, odd: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32
+) -> None:
     """Gradients laid out otherwise than their parameters, one tensor as two gradients, and an empty parameter."""
     seed()
     shapes = [(3, 4, 5, 6), (7, 9), (7, 9), (0, 4)]
@@ -353,7 +357,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
         [lr_scheduler.ConstantLR(o, 0.1, 3), lr_scheduler.StepLR(o, 2)], optimizer=o
     ),
-}  # fmt: skip
+}
 
 
 def scheduled(attempt: Attempt, *, scheduler_of: Callable[[Any], Any], on_inner: bool) -> None:

@@ -32,10 +32,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 STATE = {
     "model": {"w": torch.arange(6.0).view(2, 3), "b": torch.ones(3, dtype=torch.bfloat16), "n": torch.tensor(7)},
-    "optimizer": {"state": {"w": {"step": torch.tensor(3.0)}},
-                  "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": ["w"]}]},
-    "scheduler": {"last_epoch": 4, "base_lrs": [0.1], "name": None}, "empty": torch.empty(0, 2),
-}  # fmt: skip
+    "optimizer": {
+        "state": {"w": {"step": torch.tensor(3.0)}},
+        "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": ["w"]}],
+    },
+    "scheduler": {"last_epoch": 4, "base_lrs": [0.1], "name": None},
+    "empty": torch.empty(0, 2),
+}
 
 
 @pytest.fixture(scope="module")
@@ -250,11 +253,14 @@ def _swap(metadata: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (_grow, "larger than what the file holds of it"), (_overlap, "do not add up to the tensor"),
-        (_outside, "is in no file"), (_lose, "do not add up to the tensor"),
-        (_compress, r"was saved with \['zstd'\]"), (_swap, "model.w: torch.load"),
+        (_grow, "larger than what the file holds of it"),
+        (_overlap, "do not add up to the tensor"),
+        (_outside, "is in no file"),
+        (_lose, "do not add up to the tensor"),
+        (_compress, r"was saved with \['zstd'\]"),
+        (_swap, "model.w: torch.load"),
     ],
-)  # fmt: skip
+)
 def test_sizes_and_places_are_not_believed(folder: Path, damage: Any, why: str) -> None:
     metadata = dcp.FileSystemReader(folder).read_metadata()
     damage(metadata)
@@ -466,15 +472,30 @@ def test_what_scripts_save_beside_their_weights_is_read(tmp_path: Path) -> None:
     arguments = argparse.Namespace(lr=0.1, out=tmp_path, nested=argparse.Namespace(a=[1]))
     common = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     files: dict[str, dict[str, Any]] = {
-        "nanogpt.pt": {**common, "model_args": {"n_layer": 2, "bias": False, "vocab_size": None}, "iter_num": 5,
-                       "best_val_loss": torch.tensor(2.5), "config": {"out_dir": "out", "learning_rate": 6e-4}},
-        "torchvision.pth": {**common, "lr_scheduler": scheduler.state_dict(), "epoch": 3, "args": arguments,
-                            "scaler": torch.amp.GradScaler("cpu").state_dict()},
-        "lightning.ckpt": {"state_dict": model.state_dict(), "optimizer_states": [optimizer.state_dict()], "epoch": 1,
-                           "hyper_parameters": {"lr": 0.1, "args": arguments}, "lr_schedulers": [scheduler.state_dict()],
-                           "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_score": torch.tensor(1.0)}}},
+        "nanogpt.pt": {
+            **common,
+            "model_args": {"n_layer": 2, "bias": False, "vocab_size": None},
+            "iter_num": 5,
+            "best_val_loss": torch.tensor(2.5),
+            "config": {"out_dir": "out", "learning_rate": 6e-4},
+        },
+        "torchvision.pth": {
+            **common,
+            "lr_scheduler": scheduler.state_dict(),
+            "epoch": 3,
+            "args": arguments,
+            "scaler": torch.amp.GradScaler("cpu").state_dict(),
+        },
+        "lightning.ckpt": {
+            "state_dict": model.state_dict(),
+            "optimizer_states": [optimizer.state_dict()],
+            "epoch": 1,
+            "hyper_parameters": {"lr": 0.1, "args": arguments},
+            "lr_schedulers": [scheduler.state_dict()],
+            "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_score": torch.tensor(1.0)}},
+        },
         "numbers.tar": {**common, "counts": Counter("aab"), "ordered": OrderedDict(a=1), "names": {"a", "b"}, "z": 1j},
-    }  # fmt: skip
+    }
     for name, content in files.items():
         for is_zip in (True, False):
             torch.save(content, tmp_path / name, _use_new_zipfile_serialization=is_zip)

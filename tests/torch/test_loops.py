@@ -169,9 +169,14 @@ def images(attempt: Attempt, *, optimizer_of: Make, dtype: torch.dtype) -> None:
     """A whole model in channels_last."""
     seed()
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
         nn.Linear(4, 2),
-    ).to(dtype=dtype, memory_format=torch.channels_last)  # fmt: skip
+    ).to(dtype=dtype, memory_format=torch.channels_last)
     loader = DataLoader(TensorDataset(torch.randn(24, 3, 6, 6)), batch_size=4, shuffle=True)
     optimizer = attempt.wrap(optimizer_of(model.parameters()), model)
     attempt.start(optimizer, loader=loader)
@@ -309,8 +314,14 @@ def phases(attempt: Attempt) -> None:
         else:
             plateau.step(validate(model, validation))
         attempt.tick()
-    attempt.keep(model=model, optimizer=optimizer, plateau=plateau, average=average, annealed=annealed,
-                 trains=[p.requires_grad for p in model.parameters()])  # fmt: skip
+    attempt.keep(
+        model=model,
+        optimizer=optimizer,
+        plateau=plateau,
+        average=average,
+        annealed=annealed,
+        trains=[p.requires_grad for p in model.parameters()],
+    )
     optimizer.close()
 
 

@@ -20,14 +20,24 @@ def loader_of(samples: int, world: int, rank: int, batch: int, **options: Any) -
 
 def position(loader: DataLoader[Any], batch: int, world: int, **more: Any) -> dict[str, Any]:
     """As a LoaderPosition records it."""
-    return {"batch": batch, "world": world, "division": division_of(loader.batch_sampler), "rest": None,
-            "index": {"drawn": batch, "seen": batch, "ahead": [], "order": 1}, "sizes":
-            {"samples": len(loader.dataset), "batch_size": loader.batch_size}, **more}  # fmt: skip
+    return {
+        "batch": batch,
+        "world": world,
+        "division": division_of(loader.batch_sampler),
+        "rest": None,
+        "index": {"drawn": batch, "seen": batch, "ahead": [], "order": 1},
+        "sizes": {"samples": len(loader.dataset), "batch_size": loader.batch_size},
+        **more,
+    }
 
 
 def consumed(world: int, batches: int, batch: int, samples: int) -> list[int]:
-    return [i for rank in range(world) for part in list(loader_of(samples, world, rank, batch).batch_sampler)[:batches]
-            for i in part]  # fmt: skip
+    return [
+        i
+        for rank in range(world)
+        for part in list(loader_of(samples, world, rank, batch).batch_sampler)[:batches]
+        for i in part
+    ]
 
 
 @pytest.mark.parametrize(("before", "now", "batch"), [(4, 2, 3), (4, 1, 3), (1, 3, 3), (3, 4, 5), (2, 3, 1), (4, 2, 7)])

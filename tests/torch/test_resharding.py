@@ -95,8 +95,12 @@ def test_a_flat_range_is_dealt_out_in_few_boxes(shape: tuple[int, ...]) -> None:
 def test_a_process_is_sent_what_it_wants_and_no_more(monkeypatch: pytest.MonkeyPatch, bundle_bytes: int) -> None:
     """Rows of before over columns of now; a number without dimensions; a part without elements, on either side."""
     monkeypatch.setattr(transfer_plan, "_BUNDLE_BYTES", bundle_bytes)
-    before = [Told("a", "float32", (0, 0), (3, 5), (7, 5), "a"), Told("a", "float32", (3, 0), (4, 5), (7, 5), "a"),
-              Told("b", "float32", (), (), (), ""), Told("c", "float32", (7, 0), (0, 5), (7, 5), "c")]  # fmt: skip
+    before = [
+        Told("a", "float32", (0, 0), (3, 5), (7, 5), "a"),
+        Told("a", "float32", (3, 0), (4, 5), (7, 5), "a"),
+        Told("b", "float32", (), (), (), ""),
+        Told("c", "float32", (7, 0), (0, 5), (7, 5), "c"),
+    ]
     held = {(0, 0): WHOLE[:3], (3, 0): WHOLE[3:], (): torch.tensor(3.0)}
     columns = torch.full((7, 2), -1.0)
     targets = {"a": Target(columns, [((0, 3), columns)]), "b": target_at(torch.tensor(-1.0), ()), "c": Target(columns, [])}

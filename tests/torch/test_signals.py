@@ -59,8 +59,14 @@ for batch in optimizer.batches(loader, until=10):
 
 
 def run_child(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, check=False,
-                          timeout=_SECONDS_MAX, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_SECONDS_MAX,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 def test_what_was_sealed_at_the_signal_is_shipped_before_the_process_ends(tmp_path: Path) -> None:

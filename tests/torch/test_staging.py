@@ -29,8 +29,9 @@ from tranlogs_torch.loops import training_run
 from tranlogs_torch.tensors import arrays
 from tranlogs_torch.tensors.arrays import from_array, spec_of
 
-TINY = StagingLimits(ring_bytes_min=64, ring_bytes_max=256, ring_seconds_max=0.0, transfer_bytes=48, staged_bytes_min=64,
-                     fetch_bytes=128)  # fmt: skip
+TINY = StagingLimits(
+    ring_bytes_min=64, ring_bytes_max=256, ring_seconds_max=0.0, transfer_bytes=48, staged_bytes_min=64, fetch_bytes=128
+)
 
 
 def layout_of(tensors: Sequence[torch.Tensor]) -> Layout:
@@ -129,8 +130,15 @@ def test_layouts_and_dtypes_are_kept(tensor: torch.Tensor, twin: Twin) -> None:
 def test_absent_sparse_and_near_tensors_lie_among_the_others(twin: Twin) -> None:
     sparse = torch.sparse_coo_tensor([[3, 1, 3]], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], (4, 2), check_invariants=False)
     tensors = [torch.randn(5), sparse, torch.randn(3), torch.randn(2)]
-    layout = Layout([spec_of("a", tensors[0]), TensorSpec("none", "float32", (9,)), spec_of("b", sparse),
-                     spec_of("c", tensors[2]), spec_of("d", tensors[3])])  # fmt: skip
+    layout = Layout(
+        [
+            spec_of("a", tensors[0]),
+            TensorSpec("none", "float32", (9,)),
+            spec_of("b", sparse),
+            spec_of("c", tensors[2]),
+            spec_of("d", tensors[3]),
+        ]
+    )
     payload = Staging(devices(twin)).stage(layout, tensors, frozenset({1}))
     was = [t.clone() for t in tensors]
     sparse._values().zero_()
@@ -398,8 +406,13 @@ def test_snapshots_come_through_windows_in_c_order(sizes: list[int], data: st.Da
 @pytest.mark.parametrize("every_step", [True, False])
 def test_after_images(every_step: bool, twin: Twin) -> None:
     staging = Staging(devices(twin), TINY)
-    tensors = [torch.randn(4, 6).t(), torch.randn(70), torch.randn(3, 4)[:, ::2], torch.tensor(3.0),
-               torch.arange(24.0).reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)]  # fmt: skip
+    tensors = [
+        torch.randn(4, 6).t(),
+        torch.randn(70),
+        torch.randn(3, 4)[:, ::2],
+        torch.tensor(3.0),
+        torch.arange(24.0).reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
+    ]
     sparse = torch.randn(4).to_sparse()
     named = [(f"t{i}", staging.to_array(tensor)) for i, tensor in enumerate([*tensors, sparse])]
     payload = staging.after_image([*named[:2], ("none", None), *named[2:]], every_step=every_step)
@@ -476,9 +489,10 @@ def training(
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"clips": True}, {"sparse": True}, {"clamps": True}, {"log": "weights"}],
+    "options",
+    [{}, {"clips": True}, {"sparse": True}, {"clamps": True}, {"log": "weights"}],
     ids=["plain", "clipped", "sparse", "written between steps", "weights"],
-)  # fmt: skip
+)
 def test_a_run_comes_back_exactly(options: dict[str, Any], twins: Twins, tmp_path: Path) -> None:
     prove_exact(partial(training, **options), tmp_path / "run", [5, 9], writer="thread")
     twin, staging = twins.made[-1]

@@ -69,8 +69,12 @@ class Script:
 
     def everything(self) -> dict[str, Any]:
         states = [self.inner.state.get(p, {}) for group in self.inner.param_groups for p in group["params"]]
-        return {"model": self.model.state_dict(), "state": states, "scheduler": self.scheduler.state_dict(),
-                "settings": [{k: v for k, v in g.items() if k != "params"} for g in self.inner.param_groups]}  # fmt: skip
+        return {
+            "model": self.model.state_dict(),
+            "state": states,
+            "scheduler": self.scheduler.state_dict(),
+            "settings": [{k: v for k, v in g.items() if k != "params"} for g in self.inner.param_groups],
+        }
 
 
 def differences(a: Any, b: Any, path: str = "") -> list[str]:
@@ -269,12 +273,16 @@ def test_a_part_is_loaded_when_it_is_asked_for(tmp_path: Path, old: Script, chan
     ("make", "why"),
     [
         (lambda all: torch.optim.SGD(all, lr=0.1), "its parameter groups hold 1, 4 parameters, and now they hold 5"),
-        (lambda all: torch.optim.SGD([{"params": all[:1]}, {"params": all[1:]}], lr=0.1),
-         "it is of another kind than SGD: it has amsgrad, betas"),
-        (lambda all: torch.optim.AdamW([{"params": all[4:]}, {"params": all[:4]}]),
-         "exp_avg of middle.bias has the shape [6, 4], and the parameter [6]"),
+        (
+            lambda all: torch.optim.SGD([{"params": all[:1]}, {"params": all[1:]}], lr=0.1),
+            "it is of another kind than SGD: it has amsgrad, betas",
+        ),
+        (
+            lambda all: torch.optim.AdamW([{"params": all[4:]}, {"params": all[:4]}]),
+            "exp_avg of middle.bias has the shape [6, 4], and the parameter [6]",
+        ),
     ],
-)  # fmt: skip
+)
 def test_another_optimizers_state_is_refused(sources: dict[str, Path], tmp_path: Path, make: Any, why: str) -> None:
     script = Script(seed=1)
     before = script.everything()["model"]

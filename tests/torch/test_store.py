@@ -187,8 +187,17 @@ def test_a_store_that_is_away_holds_up_no_run_that_is_here(
 
 def test_a_monitor_ships_where_there_is_one(tmp_path: Path) -> None:
     run, store = tmp_path / "run", str(tmp_path / "store")
-    command = [sys.executable, "-c", CHILD.replace("die = sys", "die = sys").replace("train(Path(run), store, int(until), say)",
-               "train(Path(run), store, int(until), monitor='process')"), str(run), store, "9", "0"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-c",
+        CHILD.replace("die = sys", "die = sys").replace(
+            "train(Path(run), store, int(until), say)", "train(Path(run), store, int(until), monitor='process')"
+        ),
+        str(run),
+        store,
+        "9",
+        "0",
+    ]
     assert subprocess.run(command, check=False, timeout=200).returncode == 0
     for _ in range(600):
         catalog = Catalog.open(run / "rank0")

@@ -125,10 +125,26 @@ def moved_between_groups(model: nn.Module, optimizer: Any) -> None:
 
 
 WRITES: list[Write] = [
-    in_place, data_clamp, one_number, data_replaced, data_replaced_twice, initialised, loaded, numpy_alias, storage, frozen,
-    state_zeroed, state_zeroed_by_data, state_by_numpy, state_replaced, state_step, state_cleared, state_of_one_removed,
-    state_loaded, moved_between_groups,
-]  # fmt: skip
+    in_place,
+    data_clamp,
+    one_number,
+    data_replaced,
+    data_replaced_twice,
+    initialised,
+    loaded,
+    numpy_alias,
+    storage,
+    frozen,
+    state_zeroed,
+    state_zeroed_by_data,
+    state_by_numpy,
+    state_replaced,
+    state_step,
+    state_cleared,
+    state_of_one_removed,
+    state_loaded,
+    moved_between_groups,
+]
 PLACES = ("before forward", "before step", "after step", "between epochs", "after clipping")
 
 

@@ -38,8 +38,11 @@ class Average:
 
 
 def prepared(accumulation: int = 1, seedable: bool = False) -> tuple[Accelerator, Any, Any, Any, Any]:
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation,
-                              dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable))  # fmt: skip
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=accumulation,
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable),
+    )
     set_seed(3)
     digits = load_digits()
     count = 5 * BATCHES * accelerator.num_processes
@@ -51,8 +54,9 @@ def prepared(accumulation: int = 1, seedable: bool = False) -> tuple[Accelerator
     return accelerator, *accelerator.prepare(model, optimizer, loader, scheduler)
 
 
-def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = None, *, loop: str = "epochs",
-          **arguments: Any) -> dict[str, Any]:  # fmt: skip
+def train(
+    attempt: int, run: str | None, folder: str, kills: list[Any] | None = None, *, loop: str = "epochs", **arguments: Any
+) -> dict[str, Any]:
     """Train to the end; what came out."""
     logging.getLogger("tranlogs").setLevel(logging.ERROR)
     killer = Killer(kills, attempt)
@@ -87,8 +91,9 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
     else:
         from tranlogs_torch.trainers.accelerate import log_prepared
 
-        log = log_prepared(accelerator, run, model, optimizer, loader, checkpoint_every=5, durability="process",
-                           segment_bytes=1 << 20)  # fmt: skip
+        log = log_prepared(
+            accelerator, run, model, optimizer, loader, checkpoint_every=5, durability="process", segment_bytes=1 << 20
+        )
         report = log.track(scheduler=scheduler).recover()
         number = report.batch
         for epoch in log.epochs(3):
@@ -102,10 +107,13 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
     inside = optimizer.optimizer
     net = accelerator.unwrap_model(model)
     found = {
-        "weights and state": tensors(net, inside), "rng": randomness(), "scheduler": plain(scheduler.state_dict()),
-        "step": accelerator.step, "last loss": losses[-1:],
+        "weights and state": tensors(net, inside),
+        "rng": randomness(),
+        "scheduler": plain(scheduler.state_dict()),
+        "step": accelerator.step,
+        "last loss": losses[-1:],
         "average": average.value,
-    }  # fmt: skip
+    }
     if report is not None:
         found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "batch": report.batch}
     return found

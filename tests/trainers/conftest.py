@@ -25,9 +25,14 @@ def environment() -> dict[str, str]:
     """For processes that import from this checkout, and reach for nothing outside."""
     paths = [str(ROOT), str(ROOT / "integrations"), str(ROOT / "monitor")]
     return {
-        **os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error",
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
 
 
 class Launcher:
@@ -37,9 +42,15 @@ class Launcher:
         self.framework, self.folder = framework, folder
         self._errors = open(folder / "errors", "w+")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.trainers.launcher", framework], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._errors, text=True, cwd=ROOT, env=environment(), start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "tests.trainers.launcher", framework],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=ROOT,
+            env=environment(),
+            start_new_session=True,
+        )
         self._references: dict[str, Outcome] = {}
 
     def run(self, function: str, *, world: int = 1, kills: list[Any] | None = None, **arguments: Any) -> Outcome:
@@ -72,8 +83,9 @@ class Launcher:
         assert not failure, f"{failure}\n{self.said()[-6000:]}"
         return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(world)]
 
-    def prove_exact(self, run: Path, kills: list[Any], *, world: int = 1, exact: bool | None = True,
-                    **arguments: Any) -> Outcome:  # fmt: skip
+    def prove_exact(
+        self, run: Path, kills: list[Any], *, world: int = 1, exact: bool | None = True, **arguments: Any
+    ) -> Outcome:
         """Train, die, go on; the outcome is that of a training without a log that nobody killed."""
         name = json.dumps([world, arguments], sort_keys=True)
         if name not in self._references:

@@ -72,17 +72,39 @@ class Watch(TrainerCallback):
         self._killer.at("end", 0)
 
 
-def made(folder: str, killer: Killer, run: str | None, *, patience: int = 0, masks: bool = True, layers: int = 1,
-         settings: dict[str, Any] | None = None, **arguments: Any) -> tuple[Trainer, Any]:  # fmt: skip
+def made(
+    folder: str,
+    killer: Killer,
+    run: str | None,
+    *,
+    patience: int = 0,
+    masks: bool = True,
+    layers: int = 1,
+    settings: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> tuple[Trainer, Any]:
     """A trainer, and the callback that logs it."""
     warnings.simplefilter("ignore")
     transformers.set_seed(1)
     config = GPT2Config(n_layer=layers, n_embd=16, n_head=2, vocab_size=128, n_positions=WIDTH, bos_token_id=0, eos_token_id=0)
     args = TrainingArguments(
-        folder, report_to=[], use_cpu=True, disable_tqdm=True, warmup_steps=4, log_level="error",
-        **({"num_train_epochs": 3, "per_device_train_batch_size": 4, "save_strategy": "no", "logging_steps": 2,
-            "learning_rate": 3e-3} | arguments),
-    )  # fmt: skip
+        folder,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        warmup_steps=4,
+        log_level="error",
+        **(
+            {
+                "num_train_epochs": 3,
+                "per_device_train_batch_size": 4,
+                "save_strategy": "no",
+                "logging_steps": 2,
+                "learning_rate": 3e-3,
+            }
+            | arguments
+        ),
+    )
     callback: Any = None
     callbacks: list[Any] = [Watch(killer)]
     if patience:
@@ -94,9 +116,13 @@ def made(folder: str, killer: Killer, run: str | None, *, patience: int = 0, mas
         callback = TranLogsTrainerCallback(run, **options)
         callbacks.append(callback)
     trainer = Trainer(
-        GPT2LMHeadModel(config), args, train_dataset=Windows(0, SAMPLES), eval_dataset=Windows(SAMPLES, 9), callbacks=callbacks,
+        GPT2LMHeadModel(config),
+        args,
+        train_dataset=Windows(0, SAMPLES),
+        eval_dataset=Windows(SAMPLES, 9),
+        callbacks=callbacks,
         data_collator=noisy if masks else None,
-    )  # fmt: skip
+    )
     return trainer, callback
 
 
@@ -111,11 +137,17 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
         c.early_stopping_patience_counter for c in trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback)
     ]
     found = {
-        "weights and state": tensors(trainer.model, trainer.optimizer.optimizer), "rng": randomness(),
-        "scheduler": plain(trainer.lr_scheduler.state_dict()), "global_step": state.global_step, "epoch": state.epoch,
-        "history": history, "best": [state.best_metric, state.best_global_step], "counters": counters,
-        "total_flos": state.total_flos, "loss": said.training_loss,
-    }  # fmt: skip
+        "weights and state": tensors(trainer.model, trainer.optimizer.optimizer),
+        "rng": randomness(),
+        "scheduler": plain(trainer.lr_scheduler.state_dict()),
+        "global_step": state.global_step,
+        "epoch": state.epoch,
+        "history": history,
+        "best": [state.best_metric, state.best_global_step],
+        "counters": counters,
+        "total_flos": state.total_flos,
+        "loss": said.training_loss,
+    }
     if callback is not None:
         report = callback.report
         found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "epoch": report.epoch}

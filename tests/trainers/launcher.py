@@ -58,9 +58,16 @@ def alone(job: dict[str, Any]) -> str:
 def coordinator(job: dict[str, Any]) -> str:
     """Run a job in several processes, as torchrun does; says what went wrong."""
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=job["world"], run_id=str(uuid.uuid4()), rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0", max_restarts=job["restarts"], monitor_interval=0.05, start_method="forkserver",
-    )  # fmt: skip
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=job["world"],
+        run_id=str(uuid.uuid4()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=job["restarts"],
+        monitor_interval=0.05,
+        start_method="forkserver",
+    )
     try:
         elastic_launch(config, entry)(job["function"], None, job["arguments"], job["out"])
     except Exception as error:

@@ -37,8 +37,11 @@ def loaders(kind: str = "shuffled", world: int = 1) -> tuple[Any, Any]:
     x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
     count = 6 * BATCHES * world
     train, test = TensorDataset(x[:count], y[:count]), TensorDataset(x[count : count + 20], y[count : count + 20])
-    first = DataLoader(Stream(train), batch_size=6) if kind == "stream" else DataLoader(
-        train, batch_size=6, shuffle=True, collate_fn=noisy if kind == "noisy" else None)  # fmt: skip
+    first = (
+        DataLoader(Stream(train), batch_size=6)
+        if kind == "stream"
+        else DataLoader(train, batch_size=6, shuffle=True, collate_fn=noisy if kind == "noisy" else None)
+    )
     return first, DataLoader(test, batch_size=10)
 
 
@@ -110,10 +113,23 @@ class Keeps(Callback):  # type: ignore[misc]
         checkpoint["kept"] = 1
 
 
-def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = None, *, mode: str = "automatic",
-          schedule: str = "step", data: str = "shuffled", patience: int = 0, averages: bool = False,
-          saves: bool = False, scheduled: bool = False, keeps: bool = False,
-          settings: dict[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:  # fmt: skip
+def train(
+    attempt: int,
+    run: str | None,
+    folder: str,
+    kills: list[Any] | None = None,
+    *,
+    mode: str = "automatic",
+    schedule: str = "step",
+    data: str = "shuffled",
+    patience: int = 0,
+    averages: bool = False,
+    saves: bool = False,
+    scheduled: bool = False,
+    keeps: bool = False,
+    settings: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> dict[str, Any]:
     """Train to the end; what came out."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     warnings.simplefilter("ignore")
@@ -138,19 +154,29 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
         )
         callbacks.append(callback)
     trainer = pl.Trainer(
-        accelerator="cpu", devices=world, logger=False, enable_checkpointing=saves, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=callbacks, **({"max_epochs": 3} | arguments),
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=world,
+        logger=False,
+        enable_checkpointing=saves,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=callbacks,
+        **({"max_epochs": 3} | arguments),
+    )
     trainer.fit(model, *loaders(data, world))
     parts = [tensors(model, optimizer) for optimizer in trainer.optimizers]
     found = {
-        "weights and state": parts, "rng": randomness(), "global_step": trainer.global_step, "epoch": trainer.current_epoch,
+        "weights and state": parts,
+        "rng": randomness(),
+        "global_step": trainer.global_step,
+        "epoch": trainer.current_epoch,
         "schedulers": [plain(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
         "counters": [c.wait_count for c in callbacks if isinstance(c, EarlyStopping)],
         "best": [plain(c.best_model_score) for c in callbacks if isinstance(c, ModelCheckpoint)],
-        "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()}, "last": model.seen[-1:],
+        "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()},
+        "last": model.seen[-1:],
         "loops": trainer.fit_loop.state_dict(),
-    }  # fmt: skip
+    }
     if callback is not None:
         report = callback.report
         found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "epoch": report.epoch}
@@ -168,8 +194,16 @@ def refusals(attempt: int, folder: str) -> dict[str, str]:
 
     def said(name: str, others: int = 0, data: Any = None, **arguments: Any) -> None:
         callbacks = [TranLogsLightningCallback(f"{folder}/{name}{number}") for number in range(1 + others)]
-        trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones=False, max_steps=2,
-                             enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks)  # fmt: skip
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            barebones=False,
+            max_steps=2,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=callbacks,
+        )
         try:
             trainer.fit(Digits(Killer(None, 0), "automatic", "step", False), data or loaders()[0], **arguments)
             found[name] = ""
@@ -180,8 +214,14 @@ def refusals(attempt: int, folder: str) -> dict[str, str]:
 
     said("two", others=1)
     said("two loaders", data=[loaders()[0], loaders()[0]])
-    plain_trainer = pl.Trainer(accelerator="cpu", logger=False, max_steps=1, default_root_dir=folder, enable_progress_bar=False,
-                               enable_model_summary=False)  # fmt: skip
+    plain_trainer = pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        max_steps=1,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     plain_trainer.fit(Digits(Killer(None, 0), "automatic", "step", False), loaders()[0])
     plain_trainer.save_checkpoint(f"{folder}/own.ckpt")
     said("checkpoint", ckpt_path=f"{folder}/own.ckpt", weights_only=False)

@@ -25,8 +25,9 @@ def test_example_goes_on_after_sigkill(
     framework: str, script: str, sign: str, end: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     launcher: Launcher = request.getfixturevalue(framework)
-    told = launcher.run("tests.trainers.common.example", kills=[sign], path=str(ROOT / "examples" / f"{script}.py"),
-                        folder=str(tmp_path))[0]  # fmt: skip
+    told = launcher.run(
+        "tests.trainers.common.example", kills=[sign], path=str(ROOT / "examples" / f"{script}.py"), folder=str(tmp_path)
+    )[0]
     found = re.search(r"recovered to step (\d+) \(.* bit-exact\)", str(told))
     assert found is not None, told
     assert int(found[1]) > 0

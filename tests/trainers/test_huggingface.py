@@ -17,8 +17,7 @@ EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 4}  # 7 upd
 
 def test_kills_in_steps_evaluations_and_at_the_edges_of_epochs_leave_no_trace(huggingface: Launcher, tmp_path: Path) -> None:
     chance = campaign.dice()
-    kills = [[0, "step end", 7], [0, "epoch end", 1], [0, "evaluation", 12],
-             [0, "step", chance.randrange(13, 20)]]  # fmt: skip
+    kills = [[0, "step end", 7], [0, "epoch end", 1], [0, "evaluation", 12], [0, "step", chance.randrange(13, 20)]]
     print(kills)
     found = huggingface.prove_exact(tmp_path / "run", kills, **EVALUATED, patience=9, metric_for_best_model="loss")
     assert found[0]["report"]["step"] == kills[-1][2]
@@ -27,17 +26,29 @@ def test_kills_in_steps_evaluations_and_at_the_edges_of_epochs_leave_no_trace(hu
 
 def test_accumulated_gradients_end_where_the_update_did(huggingface: Launcher, tmp_path: Path) -> None:
     kills = [[0, "epoch end", 1], [0, "step", 4], [0, "step", 7]]
-    found = huggingface.prove_exact(tmp_path / "run", kills, gradient_accumulation_steps=3, eval_strategy="epoch",
-                                    accelerator_config={"use_seedable_sampler": False})  # fmt: skip
+    found = huggingface.prove_exact(
+        tmp_path / "run",
+        kills,
+        gradient_accumulation_steps=3,
+        eval_strategy="epoch",
+        accelerator_config={"use_seedable_sampler": False},
+    )
     assert found[0]["global_step"] == 9  # seven batches an epoch: the last update of each takes one
     assert found[0]["report"]["step"] == 7
 
 
 def test_early_stopping_and_the_best_model_come_back(huggingface: Launcher, tmp_path: Path) -> None:
     options: dict[str, Any] = {
-        "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 2,
-        "load_best_model_at_end": True, "metric_for_best_model": "loss", "patience": 3, "learning_rate": 0.3,
-    }  # fmt: skip
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "save_total_limit": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "loss",
+        "patience": 3,
+        "learning_rate": 0.3,
+    }
     kills = [[0, "save", 4], [0, "step", 5], [0, "end", 0]]
     found = huggingface.prove_exact(tmp_path / "run", kills, **options)
     assert found[0]["global_step"] < 21, "early stopping did not stop it"
@@ -54,8 +65,11 @@ def test_what_cannot_be_right_is_refused(huggingface: Launcher, tmp_path: Path) 
     said = huggingface.run("refusals", folder=str(tmp_path))[0]
     assert said.pop("attached") == ""
     parts = {
-        "two": "there are two TranLogsTrainerCallbacks", "added late": "call callback.attach(trainer)",
-        "skip": "ignore_data_skip=True", "batch size": "auto_find_batch_size", "checkpoint": "is a fresh run",
+        "two": "there are two TranLogsTrainerCallbacks",
+        "added late": "call callback.attach(trainer)",
+        "skip": "ignore_data_skip=True",
+        "batch size": "auto_find_batch_size",
+        "checkpoint": "is a fresh run",
         "nothing yet": "nothing was trained yet",
-    }  # fmt: skip
+    }
     assert {name: parts[name] in text for name, text in said.items()} == dict.fromkeys(parts, True), said

@@ -13,15 +13,18 @@ from tests.trainers.conftest import Launcher
 pytestmark = pytest.mark.crash
 
 CASES: list[tuple[list[Any], dict[str, Any]]] = [  # seven batches an epoch, three epochs
-    ([[0, "validation", 2], [0, "batch", 7], [0, "epoch end", 1], [0, "step", 18]],
-     {"schedule": "plateau", "val_check_interval": 2, "data": "noisy", "gradient_clip_val": 0.5}),
-    ([[0, "batch", 1], [0, "batch", 8], [0, "step", 4]],
-     {"accumulate_grad_batches": 3, "schedule": "epoch", "check_val_every_n_epoch": 2}),
+    (
+        [[0, "validation", 2], [0, "batch", 7], [0, "epoch end", 1], [0, "step", 18]],
+        {"schedule": "plateau", "val_check_interval": 2, "data": "noisy", "gradient_clip_val": 0.5},
+    ),
+    (
+        [[0, "batch", 1], [0, "batch", 8], [0, "step", 4]],
+        {"accumulate_grad_batches": 3, "schedule": "epoch", "check_val_every_n_epoch": 2},
+    ),
     ([[0, "batch", 7]], {"mode": "two", "max_epochs": -1, "max_steps": 25}),
     ([[0, "batch", 6], [0, "epoch end", 1]], {"data": "stream", "schedule": "epoch"}),
-    ([[0, "step", 9], [0, "validation", 21]],
-     {"patience": 2, "saves": True, "max_epochs": 9, "schedule": "plateau"}),
-]  # fmt: skip
+    ([[0, "step", 9], [0, "validation", 21]], {"patience": 2, "saves": True, "max_epochs": 9, "schedule": "plateau"}),
+]
 
 
 @pytest.mark.parametrize(("kills", "options"), CASES, ids=["plateau", "accumulation", "two", "stream", "stopping"])

@@ -144,15 +144,21 @@ class StoreRefused(UsageError):
 class CannotRead(UsageError):
     """A file could not be read for want of file handles, memory or rights, or a folder not be listed; it may be sound."""
 
-    _REMEDY = {errno.EMFILE: "raise `ulimit -n`", errno.ENFILE: "let fewer files be open on this machine",
-               errno.ENOMEM: "free memory, or raise `ulimit -v`", errno.EAGAIN: "wait a moment",
-               errno.EACCES: "get the right to read it", errno.EPERM: "get the right to read it"}  # fmt: skip
+    _REMEDY = {
+        errno.EMFILE: "raise `ulimit -n`",
+        errno.ENFILE: "let fewer files be open on this machine",
+        errno.ENOMEM: "free memory, or raise `ulimit -v`",
+        errno.EAGAIN: "wait a moment",
+        errno.EACCES: "get the right to read it",
+        errno.EPERM: "get the right to read it",
+    }
 
     def __init__(self, path: object, error: OSError) -> None:
         self.path = path
         remedy = self._REMEDY.get(error.errno or 0, "look after the disk")
-        super().__init__(f"{path}: it cannot be read ({error.strerror}), and may be sound. Nothing was changed: {remedy}, "
-                         "and try again")  # fmt: skip
+        super().__init__(
+            f"{path}: it cannot be read ({error.strerror}), and may be sound. Nothing was changed: {remedy}, and try again"
+        )
 
     @classmethod
     def raise_for(cls, path: object, error: OSError) -> None:
@@ -217,8 +223,10 @@ class UnknownFormat(DataError):
         self.version = version
         advice = "upgrade TranLogs"
         if isinstance(version, int) and version < known:
-            advice = ("that format was never released and is not read any more. Go on with the TranLogs that wrote the run, or "
-                      "export its state there (`tranlogs export`) and start a new run from that in another folder")  # fmt: skip
+            advice = (
+                "that format was never released and is not read any more. Go on with the TranLogs that wrote the run, or "
+                "export its state there (`tranlogs export`) and start a new run from that in another folder"
+            )
         self.why = f"it is in format version {version}, and this TranLogs reads version {known}: {advice}"
         super().__init__(path, self.why)
 

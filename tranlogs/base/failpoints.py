@@ -17,14 +17,39 @@ __all__ = ["POINTS", "hit"]
 
 # Every point of the product, so that tests can walk over all of them.
 POINTS = (
-    "log.begin", "log.write", "log.before_commit", "log.after_commit", "log.roll",
-    "log.prepare", "log.recycle", "log.seal", "log.sync", "log.index", "log.retire", "log.unlink",
-    "catalog.before_commit", "catalog.after_commit",
-    "checkpoint.snapshot", "checkpoint.state", "checkpoint.meta", "checkpoint.manifest", "checkpoint.publish",
-    "checkpoint.published", "checkpoint.delete", "shadow.publish", "shadow.renamed", "boundary.before", "boundary.after",
-    "recovery.restored", "recovery.replayed",
-    "ship.sent", "ship.manifest", "ship.published", "ship.marks", "pull.publish",
-)  # fmt: skip
+    "log.begin",
+    "log.write",
+    "log.before_commit",
+    "log.after_commit",
+    "log.roll",
+    "log.prepare",
+    "log.recycle",
+    "log.seal",
+    "log.sync",
+    "log.index",
+    "log.retire",
+    "log.unlink",
+    "catalog.before_commit",
+    "catalog.after_commit",
+    "checkpoint.snapshot",
+    "checkpoint.state",
+    "checkpoint.meta",
+    "checkpoint.manifest",
+    "checkpoint.publish",
+    "checkpoint.published",
+    "checkpoint.delete",
+    "shadow.publish",
+    "shadow.renamed",
+    "boundary.before",
+    "boundary.after",
+    "recovery.restored",
+    "recovery.replayed",
+    "ship.sent",
+    "ship.manifest",
+    "ship.published",
+    "ship.marks",
+    "pull.publish",
+)
 
 _ERRNO = {"enospc": errno.ENOSPC, "eio": errno.EIO}
 

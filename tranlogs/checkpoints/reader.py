@@ -75,8 +75,15 @@ class Checkpoint(ReadFile):
     def row(self, name: str) -> CheckpointRow:
         """Its row for the catalog, under this name."""
         about = self.manifest
-        return CheckpointRow(name, self.step, self.sequence, about["chain"], self.timeline,
-                             self.nbytes + int(about["meta"]["bytes"]), about["created_at"])  # fmt: skip
+        return CheckpointRow(
+            name,
+            self.step,
+            self.sequence,
+            about["chain"],
+            self.timeline,
+            self.nbytes + int(about["meta"]["bytes"]),
+            about["created_at"],
+        )
 
     def names(self, prefix: str = "") -> Iterator[str]:
         """Names of the tensors under a prefix, in the order in which they were written."""
@@ -129,8 +136,9 @@ class Checkpoint(ReadFile):
     def verify(self) -> Iterator[tuple[int, CorruptCheckpoint | None]]:
         """Check every byte, part by part: the size of each, and what is wrong with it."""
         parts: list[tuple[int, Callable[[], Any]]] = [
-            (self._start, self._check_header), (int(self.manifest["meta"]["bytes"]), self._check_meta),
-        ]  # fmt: skip
+            (self._start, self._check_header),
+            (int(self.manifest["meta"]["bytes"]), self._check_meta),
+        ]
         parts += [(int(about["bytes"]), partial(self._checked, name)) for name, about in self._tensors.items()]
         for nbytes, check in parts:
             try:

@@ -62,12 +62,17 @@ def write_folder(folder: Path, snapshot: Snapshot, about: dict[str, Any]) -> int
         hit("checkpoint.meta")
         write_file(folder / META, snapshot.blob)
         manifest = {
-            **about, "format": FORMAT_VERSION, "tensors": tensors,
+            **about,
+            "format": FORMAT_VERSION,
+            "tensors": tensors,
             "state": {"bytes": nbytes, "header_xxh3_64": header_sum},
             "meta": {"bytes": len(snapshot.blob), "xxh3_64": xxhash.xxh3_64_hexdigest(snapshot.blob)},
-            "sparse": {name: {"shape": list(content.shape), "coalesced": content.is_coalesced}
-                       for name, content in snapshot.tensors.items() if isinstance(content, SparseArray)},
-        }  # fmt: skip
+            "sparse": {
+                name: {"shape": list(content.shape), "coalesced": content.is_coalesced}
+                for name, content in snapshot.tensors.items()
+                if isinstance(content, SparseArray)
+            },
+        }
         hit("checkpoint.manifest")
         write_file(folder / MANIFEST, seal_manifest(manifest))
         sync_folder(folder)

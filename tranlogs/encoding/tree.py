@@ -83,9 +83,13 @@ def encode(
     return b"".join(parts)
 
 
-def decode(data: bytes | memoryview, arrays: Callable[[int, AnyArray], AnyArray] | None = None, *,
-           make_array: Callable[[AnyArray], Any] | None = None,
-           make_extension: Callable[[Extension], Any] | None = None) -> Any:  # fmt: skip
+def decode(
+    data: bytes | memoryview,
+    arrays: Callable[[int, AnyArray], AnyArray] | None = None,
+    *,
+    make_array: Callable[[AnyArray], Any] | None = None,
+    make_extension: Callable[[Extension], Any] | None = None,
+) -> Any:
     """Decode a value.
 
     Args:
@@ -110,8 +114,14 @@ def decode(data: bytes | memoryview, arrays: Callable[[int, AnyArray], AnyArray]
 class _Encoder:
     """Writes values one after another. The place of a value is kept as a stack, and becomes words only when asked for."""
 
-    def __init__(self, parts: list[bytes], adapt: Adapt | None, out_of_line: list[tuple[str, AnyArray]] | None,
-                 out_of_line_bytes_min: int, path: str) -> None:  # fmt: skip
+    def __init__(
+        self,
+        parts: list[bytes],
+        adapt: Adapt | None,
+        out_of_line: list[tuple[str, AnyArray]] | None,
+        out_of_line_bytes_min: int,
+        path: str,
+    ) -> None:
         self.parts, self.adapt, self.out_of_line = parts, adapt, out_of_line
         self.out_of_line_bytes_min = out_of_line_bytes_min
         self._root = path
@@ -264,12 +274,26 @@ class _Suffix(str):
 _KEYS, _ITEMS = _Suffix(".keys()"), _Suffix("{}")
 _DICTS: dict[type, bytes] = {dict: b"d", OrderedDict: b"o", Counter: b"C"}
 _WRITERS: dict[type, Callable[[_Encoder, Any], None]] = {
-    type(None): _Encoder._none, bool: _Encoder._bool, int: _Encoder._int, float: _Encoder._float, complex: _Encoder._complex,
-    str: _Encoder._str, bytes: _Encoder._bytes, list: _Encoder._list, tuple: _Encoder._tuple, dict: _Encoder._dict,
-    OrderedDict: _Encoder._dict, Counter: _Encoder._dict, set: _Encoder._set, frozenset: _Encoder._set,
-    np.ndarray: _Encoder._numpy, Array: _Encoder._array, SparseArray: _Encoder._sparse, Extension: _Encoder._extension,
+    type(None): _Encoder._none,
+    bool: _Encoder._bool,
+    int: _Encoder._int,
+    float: _Encoder._float,
+    complex: _Encoder._complex,
+    str: _Encoder._str,
+    bytes: _Encoder._bytes,
+    list: _Encoder._list,
+    tuple: _Encoder._tuple,
+    dict: _Encoder._dict,
+    OrderedDict: _Encoder._dict,
+    Counter: _Encoder._dict,
+    set: _Encoder._set,
+    frozenset: _Encoder._set,
+    np.ndarray: _Encoder._numpy,
+    Array: _Encoder._array,
+    SparseArray: _Encoder._sparse,
+    Extension: _Encoder._extension,
     Fixed: _Encoder._fixed,
-}  # fmt: skip
+}
 
 
 def _from_numpy(values: np.ndarray[Any, Any], encoder: _Encoder) -> Array:
@@ -286,9 +310,13 @@ def _array_header(array: Array) -> bytes:
 
 
 class _Decoder:
-    def __init__(self, data: bytes, arrays: Callable[[int, AnyArray], AnyArray] | None,
-                 make_array: Callable[[AnyArray], Any] | None,
-                 make_extension: Callable[[Extension], Any] | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        data: bytes,
+        arrays: Callable[[int, AnyArray], AnyArray] | None,
+        make_array: Callable[[AnyArray], Any] | None,
+        make_extension: Callable[[Extension], Any] | None,
+    ) -> None:
         self.data, self.at, self.arrays = data, 0, arrays
         self.make_array, self.make_extension = make_array or _default_array, make_extension
 
@@ -429,12 +457,25 @@ class _Decoder:
 _NUMPY_DTYPES = frozenset(name for name in ITEMSIZE if name in np.sctypeDict)
 _SIMPLE: dict[int, Any] = {ord("N"): None, ord("T"): True, ord("F"): False}
 _READERS: dict[int, Callable[[_Decoder, int], Any]] = {
-    ord("i"): _Decoder._int, ord("I"): _Decoder._bigint, ord("f"): _Decoder._float, ord("c"): _Decoder._complex,
-    ord("s"): _Decoder._str, ord("b"): _Decoder._bytes, ord("l"): _Decoder._list, ord("t"): _Decoder._tuple,
-    ord("S"): _Decoder._set, ord("Z"): _Decoder._frozenset, ord("d"): _Decoder._dict, ord("o"): _Decoder._ordered,
-    ord("C"): _Decoder._counter, ord("g"): _Decoder._scalar, ord("a"): _Decoder._array, ord("A"): _Decoder._far_array,
-    ord("p"): _Decoder._sparse, ord("x"): _Decoder._extension,
-}  # fmt: skip
+    ord("i"): _Decoder._int,
+    ord("I"): _Decoder._bigint,
+    ord("f"): _Decoder._float,
+    ord("c"): _Decoder._complex,
+    ord("s"): _Decoder._str,
+    ord("b"): _Decoder._bytes,
+    ord("l"): _Decoder._list,
+    ord("t"): _Decoder._tuple,
+    ord("S"): _Decoder._set,
+    ord("Z"): _Decoder._frozenset,
+    ord("d"): _Decoder._dict,
+    ord("o"): _Decoder._ordered,
+    ord("C"): _Decoder._counter,
+    ord("g"): _Decoder._scalar,
+    ord("a"): _Decoder._array,
+    ord("A"): _Decoder._far_array,
+    ord("p"): _Decoder._sparse,
+    ord("x"): _Decoder._extension,
+}
 
 
 def _default_array(array: AnyArray) -> Any:

@@ -28,8 +28,9 @@ class EmbeddedMonitor(Protocol):
         ...
 
 
-def parse_monitor(monitor: str | Monitor | None, budget: str | int | None = None, store: str | None = None, *,
-               among: int = 1) -> Monitor | None:  # fmt: skip
+def parse_monitor(
+    monitor: str | Monitor | None, budget: str | int | None = None, store: str | None = None, *, among: int = 1
+) -> Monitor | None:
     """What users write: "thread" or "process", a budget and a store, or a `Monitor`.
 
     `among`: how many processes on this machine share the budget, which is one for the run. (A `Monitor` has one for its rank.)
@@ -65,14 +66,19 @@ def start_embedded_monitor(monitor: Monitor | None, paths: JournalPaths) -> Embe
         return _NoMonitor()
     other = read_owner(paths.folder, "monitor")
     if other is not None and other.is_alive:
-        _log.warning("%s: a monitor watches it already (process %d on %s), which goes on alone", paths.folder, other.pid,
-                     other.host)  # fmt: skip
+        _log.warning(
+            "%s: a monitor watches it already (process %d on %s), which goes on alone", paths.folder, other.pid, other.host
+        )
         return _NoMonitor()
     try:
         return _OwnProcessOnly(_starter()(paths, monitor))
     except Exception as error:
-        _log.warning("%s: its monitor could not be started (%s: %s); training and logging go on without one", paths.folder,
-                     type(error).__name__, error)  # fmt: skip
+        _log.warning(
+            "%s: its monitor could not be started (%s: %s); training and logging go on without one",
+            paths.folder,
+            type(error).__name__,
+            error,
+        )
         return _NoMonitor()
 
 

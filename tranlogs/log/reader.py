@@ -48,8 +48,9 @@ class SegmentReader(ReadFile):
         OSError: the file cannot be opened.
     """
 
-    def __init__(self, path: Path, locations: Iterable[Location] = (), *, reads_ahead: bool = False,
-                 uses_index: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self, path: Path, locations: Iterable[Location] = (), *, reads_ahead: bool = False, uses_index: bool = True
+    ) -> None:
         super().__init__(path)
         self.path = path
         self._reads_ahead = reads_ahead

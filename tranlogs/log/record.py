@@ -141,8 +141,9 @@ def extent_end(offset: int, payload_bytes: int, description_bytes: int) -> int:
     return (end + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
-def pack_head(segment_id: int, sequence: int, step: int, kind: EntryKind, payload_bytes: int, description: bytes,
-              chain: int) -> bytes:  # fmt: skip
+def pack_head(
+    segment_id: int, sequence: int, step: int, kind: EntryKind, payload_bytes: int, description: bytes, chain: int
+) -> bytes:
     """Return the 64 head bytes of a record."""
     assert len(description) <= META_BYTES_MAX, f"a description of {len(description)} bytes"
     total = xxhash.xxh3_64_intdigest(description)

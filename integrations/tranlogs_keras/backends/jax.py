@@ -83,8 +83,9 @@ class JaxBackend(Backend):
             trained, _, owned, _ = tapped.state.parts
             tapped.state.update(*self._apply(owned, list(gradients), trained))
         else:
-            trained, owned = self._apply([v.value for v in optimizer.variables], list(gradients),
-                                         [v.value for v in model.trainable_variables])  # fmt: skip
+            trained, owned = self._apply(
+                [v.value for v in optimizer.variables], list(gradients), [v.value for v in model.trainable_variables]
+            )
             for variable, value in zip([*model.trainable_variables, *optimizer.variables], [*trained, *owned], strict=True):
                 variable.assign(value)
         return self.values_of(reading)
@@ -106,9 +107,12 @@ class JaxBackend(Backend):
 
     def describe(self, model: Any) -> dict[str, Any]:
         return {
-            "jax": str(jax.__version__), "devices": [jax.default_backend()], "jit_compile": bool(model.jit_compile),
-            "run_eagerly": bool(model.run_eagerly), "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        }  # fmt: skip
+            "jax": str(jax.__version__),
+            "devices": [jax.default_backend()],
+            "jit_compile": bool(model.jit_compile),
+            "run_eagerly": bool(model.run_eagerly),
+            "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        }
 
 
 class Places:

@@ -109,9 +109,13 @@ class TensorFlowBackend(Backend):
         if key not in self._updates:
             variables = [v for v, is_none in zip(trained_by(self._model.optimizer), mask, strict=True) if not is_none]
             signature = [tuple(_signature(g, v) for g, v in zip(given, variables, strict=True))]
-            self._updates[key] = tf.function(lambda given: self._apply_now(given, mask), input_signature=signature,
-                                             jit_compile=bool(self._model.jit_compile), autograph=False,
-                                             experimental_attributes=_APART)  # fmt: skip
+            self._updates[key] = tf.function(
+                lambda given: self._apply_now(given, mask),
+                input_signature=signature,
+                jit_compile=bool(self._model.jit_compile),
+                autograph=False,
+                experimental_attributes=_APART,
+            )
         made: Callable[[Any], Any] = self._updates[key]
         return made
 
@@ -150,8 +154,9 @@ class TensorFlowBackend(Backend):
             return tf.constant(from_array(array))
         assert form is not None
         indices = from_array(array.indices).reshape(-1)
-        return tf.IndexedSlices(tf.constant(from_array(array.values)), tf.constant(indices, form[0]),
-                                tf.constant(array.shape, form[1]))  # fmt: skip
+        return tf.IndexedSlices(
+            tf.constant(from_array(array.values)), tf.constant(indices, form[0]), tf.constant(array.shape, form[1])
+        )
 
     # The environment.
 
@@ -160,13 +165,14 @@ class TensorFlowBackend(Backend):
         return {
             "tensorflow": str(tf.__version__),
             "devices": sorted({_variable(v).device.rpartition("device:")[2].partition(":")[0] for v in model.variables}),
-            "jit_compile": bool(model.jit_compile), "run_eagerly": bool(model.run_eagerly),
+            "jit_compile": bool(model.jit_compile),
+            "run_eagerly": bool(model.run_eagerly),
             "intra_op_threads": config.threading.get_intra_op_parallelism_threads(),
             "inter_op_threads": config.threading.get_inter_op_parallelism_threads(),
             "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1" if platform.machine() == "x86_64" else "0"),
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
             "deterministic": bool(config.experimental.get_synchronous_execution()),
-        }  # fmt: skip
+        }
 
 
 class TensorFlowTap(Tap):
@@ -332,6 +338,11 @@ def _kind(gradient: Any) -> Any:
 def _signature(gradient: Any, variable: Any) -> Any:
     """A gradient's form: the number of a sparse one's rows is left open, so that batches of all sizes share a function."""
     if _is_sparse(gradient):
-        return tf.IndexedSlicesSpec(tf.TensorShape(variable.shape), gradient.values.dtype, gradient.indices.dtype,
-                                    gradient.dense_shape.dtype, tf.TensorShape([None]))  # fmt: skip
+        return tf.IndexedSlicesSpec(
+            tf.TensorShape(variable.shape),
+            gradient.values.dtype,
+            gradient.indices.dtype,
+            gradient.dense_shape.dtype,
+            tf.TensorShape([None]),
+        )
     return tf.TensorSpec(variable.shape, gradient.dtype)

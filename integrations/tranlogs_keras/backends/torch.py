@@ -86,11 +86,13 @@ class TorchBackend(Backend):
 
     def describe(self, model: Any) -> dict[str, Any]:
         return {
-            "torch": str(torch.__version__), "threads": torch.get_num_threads(),
-            "devices": sorted({v.value.device.type for v in model.variables}), "jit_compile": bool(model.jit_compile),
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+            "devices": sorted({v.value.device.type for v in model.variables}),
+            "jit_compile": bool(model.jit_compile),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
-        }  # fmt: skip
+        }
 
 
 class TorchTap(Tap):

@@ -51,8 +51,10 @@ class GradientPayloads:
         return Payload(self._layout, [*gathered, *large], self._absent)
 
     def _lay_out(self, gradients: Gradients, forms: list[Any]) -> None:
-        specs = [self._spec(i, None if gradient is None else self._backend.dtype_of(gradient))
-                 for i, gradient in enumerate(gradients)]  # fmt: skip
+        specs = [
+            self._spec(i, None if gradient is None else self._backend.dtype_of(gradient))
+            for i, gradient in enumerate(gradients)
+        ]
         laid_out = GradientLayout(specs)
         self._layout, self._small, self._large = laid_out.layout, laid_out.small, laid_out.large
         self._absent = frozenset(at for at, i in enumerate(laid_out.order) if gradients[i] is None)

@@ -50,8 +50,14 @@ class StepCapture:
         looks_behind_steps: whether anything may write between a step and the boundary behind it.
     """
 
-    def __init__(self, state: KerasState, journal: Journal, expects: Callable[[], bool], give_up: Callable[[str], None],
-                 on_late: Callable[[str], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        state: KerasState,
+        journal: Journal,
+        expects: Callable[[], bool],
+        give_up: Callable[[str], None],
+        on_late: Callable[[str], None],
+    ) -> None:
         self.state, self.backend, self.journal, self._give_up = state, state.backend, journal, give_up
         self._expects, self._on_late = expects, on_late
         self.steps_since_boundary = 0
@@ -215,8 +221,12 @@ class StepCapture:
 
     def _attributes_may_differ(self) -> bool:
         """Whether any attribute of an optimizer is another object than at the last step."""
-        held = [value for optimizer in self.state.variables.optimizers.values() for owner in private.layers_of(optimizer)
-                for value in vars(owner).values()]  # fmt: skip
+        held = [
+            value
+            for optimizer in self.state.variables.optimizers.values()
+            for owner in private.layers_of(optimizer)
+            for value in vars(owner).values()
+        ]
         is_same = len(held) == len(self._attributes) and all(map(is_, held, self._attributes))
         self._attributes = held
         return not is_same
@@ -297,8 +307,11 @@ class StepCapture:
         """After-images of all variables whose bytes are not those that the log has."""
         slots, known = self.state.plan.updated, self._hashes
         self._hashes = self._hashed(values)
-        return [(slot.name, to_array(value)) for slot, value in zip(slots, values, strict=True)
-                if known.get(slot.name) != self._hashes[slot.name]]  # fmt: skip
+        return [
+            (slot.name, to_array(value))
+            for slot, value in zip(slots, values, strict=True)
+            if known.get(slot.name) != self._hashes[slot.name]
+        ]
 
     def _hashed(self, values: Sequence[Values]) -> dict[str, int]:
         return {slot.name: digest(value) for slot, value in zip(self.state.plan.updated, values, strict=True)}

@@ -28,8 +28,11 @@ class Consumed(Source):
         self._opened_at: dict[str, Any] | None = None  # the generators' states before the pass was opened
         self._first = _first_batches(adapter)
         if isinstance(adapter, private.GeneratorDataAdapter) and private.get_random_seed() is None:
-            doubt("the data come from a Python generator and no seed was set: if it draws random numbers, a resume sees other "
-                  "batches. Call keras.utils.set_random_seed(...) at the top of the script", False)  # fmt: skip
+            doubt(
+                "the data come from a Python generator and no seed was set: if it draws random numbers, a resume sees other "
+                "batches. Call keras.utils.set_random_seed(...) at the top of the script",
+                False,
+            )
 
     def open(self, passes: int, seen: int) -> Any:
         if seen and self._opened_at is not None:
@@ -53,8 +56,11 @@ class Consumed(Source):
     def write(self, state: dict[str, Any]) -> None:
         self._opened_at = state["rng"]
         if state["first"] != self._first:
-            self._doubt("the generator gives other batches than before: what follows is not what the run would have seen. Seed "
-                        "what it draws from", True)  # fmt: skip
+            self._doubt(
+                "the generator gives other batches than before: what follows is not what the run would have seen. Seed "
+                "what it draws from",
+                True,
+            )
 
 
 def _first_batches(adapter: Any) -> list[int]:

@@ -62,9 +62,18 @@ class Cursor:
         is_amid: whether a batch has been handed out and not yet been done with.
     """
 
-    def __init__(self, epoch_iterator: EpochIterator, source: Source, position: Position, *,
-                 on_enter: Callable[[], bool], on_opened: Callable[[], None], on_empty: Callable[[], bool],
-                 on_passed: Callable[[], None], on_boundary: Callable[[], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        epoch_iterator: EpochIterator,
+        source: Source,
+        position: Position,
+        *,
+        on_enter: Callable[[], bool],
+        on_opened: Callable[[], None],
+        on_empty: Callable[[], bool],
+        on_passed: Callable[[], None],
+        on_boundary: Callable[[], None],
+    ) -> None:
         self._iterator, self.source, self.position = epoch_iterator, source, position
         self._on_enter, self._on_opened, self._on_boundary = on_enter, on_opened, on_boundary
         self._on_empty, self._on_passed = on_empty, on_passed

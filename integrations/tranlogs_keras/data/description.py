@@ -17,16 +17,22 @@ def describe_data(adapter: Any, source: Source) -> dict[str, Any]:
     """What must be as it was for a recorded place to mean the same batches, as plain values."""
     inputs = getattr(adapter, "_inputs", None)
     return {
-        "kind": type(source).__name__, "batch_size": getattr(adapter, "batch_size", None), "batches": adapter.num_batches,
-        "samples": getattr(adapter, "_num_samples", None), "content": None if inputs is None else _glance(inputs),
-    }  # fmt: skip
+        "kind": type(source).__name__,
+        "batch_size": getattr(adapter, "batch_size", None),
+        "batches": adapter.num_batches,
+        "samples": getattr(adapter, "_num_samples", None),
+        "content": None if inputs is None else _glance(inputs),
+    }
 
 
 def other_data(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What differs, one sentence each."""
     words = {"batch_size": "batch size", "batches": "number of batches", "samples": "number of samples"}
-    found = [f"the {word} of the data was {recorded[key]}, now it is {now[key]}: other batches follow than the run had"
-             for key, word in words.items() if recorded.get(key) is not None and recorded[key] != now[key]]  # fmt: skip
+    found = [
+        f"the {word} of the data was {recorded[key]}, now it is {now[key]}: other batches follow than the run had"
+        for key, word in words.items()
+        if recorded.get(key) is not None and recorded[key] != now[key]
+    ]
     if not found and recorded.get("content") is not None and recorded["content"] != now["content"]:
         found.append("the arrays hold other values than in the run: other batches follow than it had")
     return found

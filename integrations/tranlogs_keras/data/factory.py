@@ -14,8 +14,9 @@ from .py_dataset import PyDatasetBatches
 from .source import DataOrder, Doubt, OwnOrder, Source
 
 
-def make_source(epoch_iterator: Any, backend: Backend, *, seed: int, data_order: DataOrder, doubt: Doubt,
-                strategy: Any = None) -> Source:  # fmt: skip
+def make_source(
+    epoch_iterator: Any, backend: Backend, *, seed: int, data_order: DataOrder, doubt: Doubt, strategy: Any = None
+) -> Source:
     """The source of a fit's batches."""
     adapter = epoch_iterator.data_adapter
     if data_order not in ("tranlogs", "keras"):
@@ -24,8 +25,11 @@ def make_source(epoch_iterator: Any, backend: Backend, *, seed: int, data_order:
         if data_order == "tranlogs" or not adapter._shuffle:
             return Arrays(adapter, backend, OwnOrder(seed), strategy)
         if backend.name == "tensorflow" and private.get_random_seed() is None:
-            doubt('data_order="keras" shuffles with TensorFlow\'s own generator, which cannot be repeated without a seed: call '
-                  'keras.utils.set_random_seed(...), or use data_order="tranlogs"', False)  # fmt: skip
+            doubt(
+                'data_order="keras" shuffles with TensorFlow\'s own generator, which cannot be repeated without a seed: call '
+                'keras.utils.set_random_seed(...), or use data_order="tranlogs"',
+                False,
+            )
         return Consumed(epoch_iterator, backend, doubt)
     if isinstance(adapter, private.PyDatasetAdapter):
         own = OwnOrder(seed) if data_order == "tranlogs" or not adapter.shuffle else None

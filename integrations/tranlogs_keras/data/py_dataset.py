@@ -117,8 +117,12 @@ class PyDatasetBatches(Source):
                     "again in the same order. Use workers=1, or draw from a generator seeded by the batch's number",
                     False,
                 )
-        return {"attributes": self._held, "order": self._order, "begun": self._begun if self._draws else None,
-                "draws": self._draws}  # fmt: skip
+        return {
+            "attributes": self._held,
+            "order": self._order,
+            "begun": self._begun if self._draws else None,
+            "draws": self._draws,
+        }
 
     def write(self, state: dict[str, Any]) -> None:
         self._held, self._order = state["attributes"], state["order"]

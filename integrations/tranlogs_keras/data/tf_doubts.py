@@ -10,8 +10,17 @@ _log = logging.getLogger("tranlogs")
 
 _PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
 _WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "RngReadAndSkip"}
-_RANDOM = {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle", "Multinomial",
-           "RandomGamma", "RandomPoissonV2", "ParameterizedTruncatedNormal"}  # fmt: skip
+_RANDOM = {
+    "RandomUniform",
+    "RandomUniformInt",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "RandomShuffle",
+    "Multinomial",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "ParameterizedTruncatedNormal",
+}
 
 _VARIABLES = (
     "a map of the dataset writes variables, such as the seed of a Keras layer that augments: they are not brought back, and a "

@@ -53,8 +53,9 @@ def _write_model(target: Path, path: Path, state: RecordedState) -> bool:
     """Whether optimizer, losses and metrics are in the file, too."""
     architecture = state.meta["architecture"]
     if architecture is None:
-        raise UsageError(f"{path}: the run does not hold the model's architecture (a subclassed model without get_config). Use "
-                         ".weights.h5")  # fmt: skip
+        raise UsageError(
+            f"{path}: the run does not hold the model's architecture (a subclassed model without get_config). Use .weights.h5"
+        )
     foreign = only_keras(json.loads(architecture))
     if foreign:
         raise UsageError(

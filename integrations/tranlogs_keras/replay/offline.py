@@ -48,8 +48,14 @@ class OfflineRun:
         self.report: RecoveryReport | None = None
         self._found: Recovered | None = None
 
-    def replay(self, *, step: int | None = None, sequence: int | None = None, checkpoint: str | None = None,
-               progress: Progress | None = None) -> RecoveryReport:  # fmt: skip
+    def replay(
+        self,
+        *,
+        step: int | None = None,
+        sequence: int | None = None,
+        checkpoint: str | None = None,
+        progress: Progress | None = None,
+    ) -> RecoveryReport:
         """Bring the state to a step (default: the newest).
 
         Args:
@@ -72,9 +78,13 @@ class OfflineRun:
         compared = environment.compare(self.state.recorded_environment, self.state.environment_now())
         position = self.state.body["position"]
         self.report = make_report(
-            found, exact=None if exact and compared else exact, notes=[*found.notes, *self.state.notes, *compared, *told],
-            batch=position["total"], epoch=position["epoch"], seconds=time.monotonic() - start,
-        )  # fmt: skip
+            found,
+            exact=None if exact and compared else exact,
+            notes=[*found.notes, *self.state.notes, *compared, *told],
+            batch=position["total"],
+            epoch=position["epoch"],
+            seconds=time.monotonic() - start,
+        )
         return self.report
 
     def snapshot(self, position: Position) -> Snapshot:

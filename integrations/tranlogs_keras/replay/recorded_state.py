@@ -142,8 +142,10 @@ def _constrain(slots: dict[str, Slot], constraints: dict[str, str | None]) -> No
     for name, text in constraints.items():
         config = None if text is None else json.loads(text)
         if config is None or only_keras(config) or not isinstance(config, dict):
-            raise UsageError(f"{name} has a constraint that is not Keras's own, and a run executes no code that it names: its "
-                             "steps cannot be redone without the script")  # fmt: skip
+            raise UsageError(
+                f"{name} has a constraint that is not Keras's own, and a run executes no code that it names: its "
+                "steps cannot be redone without the script"
+            )
         slots[name].variable.constraint = keras.saving.deserialize_keras_object(config, safe_mode=True)
 
 

@@ -41,8 +41,12 @@ def _write_image(state: KerasState, entry: Entry) -> None:
     for name in entry.tensor_names():
         array = entry.read(name)
         if name not in slots:
-            raise CorruptRecord(entry.reader.path, "it is logged, and the model has no such variable: build all layers and "
-                                "optimizers before fit", step=entry.step, tensor=name)  # fmt: skip
+            raise CorruptRecord(
+                entry.reader.path,
+                "it is logged, and the model has no such variable: build all layers and optimizers before fit",
+                step=entry.step,
+                tensor=name,
+            )
         assert array is not None
         state.backend.assign(slots[name].variable, from_array(array))
 
@@ -65,8 +69,11 @@ def _tensors(entry: Entry) -> dict[str, AnyArray | None]:
     if entry.sparse:
         return {name: entry.read(name) for name in entry.tensor_names()}
     data, places = entry.read_all(), zip(entry.layout.tensors, entry.starts(), entry.layout.sizes, strict=True)
-    return {spec.name: array_of(spec, data[start : start + size])
-            for i, (spec, start, size) in enumerate(places) if i not in entry.absent}  # fmt: skip
+    return {
+        spec.name: array_of(spec, data[start : start + size])
+        for i, (spec, start, size) in enumerate(places)
+        if i not in entry.absent
+    }
 
 
 def _compare(state: KerasState, entry: Entry, body: dict[str, Any], values: Sequence[Values] | None) -> Divergence | None:

@@ -21,8 +21,11 @@ def describe_model(model: Any, variables: Variables) -> dict[str, Any]:
     return {
         "layout": _layout(model, variables.optimizers, names),
         "architecture": _json(model.to_json),
-        "constraints": {names[id(v)]: _json(partial(_serialized, v.constraint)) for v in model.trainable_variables
-                        if getattr(v, "constraint", None) is not None and id(v) in names},
+        "constraints": {
+            names[id(v)]: _json(partial(_serialized, v.constraint))
+            for v in model.trainable_variables
+            if getattr(v, "constraint", None) is not None and id(v) in names
+        },
         "optimizers": {
             which: {
                 "class": environment.class_name(optimizer),
@@ -32,7 +35,7 @@ def describe_model(model: Any, variables: Variables) -> dict[str, Any]:
             }
             for which, optimizer in variables.optimizers.items()
         },
-    }  # fmt: skip
+    }
 
 
 def compare_models(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:

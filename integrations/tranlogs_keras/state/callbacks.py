@@ -51,9 +51,10 @@ class CallbackStates:
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._named = _named(callbacks)
-        self._given = {name: {key: _digest(value) if _is_heavy(value) else _encoded(value)
-                              for key, value in _plain(callback).items()}
-                       for name, callback in self._named.items()}  # fmt: skip
+        self._given = {
+            name: {key: _digest(value) if _is_heavy(value) else _encoded(value) for key, value in _plain(callback).items()}
+            for name, callback in self._named.items()
+        }
         self._packed: dict[tuple[str, str], tuple[Any, Any]] = {}  # digest or encoding, and what was packed
         self._batchwise = {name: callback for name, callback in self._named.items() if _has_hook(callback, *_HOOKS)}
         self._seen: dict[str, dict[str, Any]] = {}  # copies of attributes at the last look
@@ -94,8 +95,9 @@ class CallbackStates:
             return
         before = self._states.get(name, {})
         self._seen[name] = {key: copied(value) if key in others else seen[key] for key, value in plain.items()}
-        found = {key: self._changed(name, key, value) if key in others else before.get(key, _SAME)
-                 for key, value in plain.items()}  # fmt: skip
+        found = {
+            key: self._changed(name, key, value) if key in others else before.get(key, _SAME) for key, value in plain.items()
+        }
         now = {key: value for key, value in found.items() if value is not _SAME}
         if name not in self._states or now.keys() != before.keys() or any(now[key] is not before[key] for key in now):
             self._states[name] = now

@@ -13,25 +13,39 @@ from ..backends import Backend
 
 # What has to be the same, or the function that redoes a step is another one than the one that took it.
 _DEMANDED = {
-    "backend": "the Keras backend (KERAS_BACKEND)", "jit_compile": "jit_compile of model.compile",
+    "backend": "the Keras backend (KERAS_BACKEND)",
+    "jit_compile": "jit_compile of model.compile",
     "run_eagerly": "run_eagerly of model.compile",
-}  # fmt: skip
+}
 _COMPARED = {
-    "keras": "Keras version", "tensorflow": "TensorFlow version", "torch": "torch version", "jax": "JAX version",
-    "machine": "processor architecture", "cpu_capability": "vector instructions", "devices": "device types",
-    "threads": "thread count", "intra_op_threads": "intra-op threads", "inter_op_threads": "inter-op threads",
-    "onednn": "TF_ENABLE_ONEDNN_OPTS", "xla_flags": "XLA_FLAGS", "dtype_policy": "dtype policy",
-}  # fmt: skip
+    "keras": "Keras version",
+    "tensorflow": "TensorFlow version",
+    "torch": "torch version",
+    "jax": "JAX version",
+    "machine": "processor architecture",
+    "cpu_capability": "vector instructions",
+    "devices": "device types",
+    "threads": "thread count",
+    "intra_op_threads": "intra-op threads",
+    "inter_op_threads": "inter-op threads",
+    "onednn": "TF_ENABLE_ONEDNN_OPTS",
+    "xla_flags": "XLA_FLAGS",
+    "dtype_policy": "dtype policy",
+}
 
 
 def describe(model: Any, backend: Backend, optimizers: dict[str, Any]) -> dict[str, Any]:
     """The environment as plain values."""
     return {
-        "tranlogs": tranlogs.__version__, "keras": str(keras.__version__), "backend": backend.name,
-        "python": platform.python_version(), "machine": platform.machine(),
-        "dtype_policy": str(keras.config.dtype_policy().name), **backend.describe(model),
+        "tranlogs": tranlogs.__version__,
+        "keras": str(keras.__version__),
+        "backend": backend.name,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "dtype_policy": str(keras.config.dtype_policy().name),
+        **backend.describe(model),
         "optimizers": {name: class_name(optimizer) for name, optimizer in optimizers.items()},
-    }  # fmt: skip
+    }
 
 
 def class_name(thing: Any) -> str:
@@ -54,8 +68,11 @@ def differences(recorded: dict[str, Any], optimizers: dict[str, Any]) -> list[st
 
 def demanded(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What differs and must not, one sentence each."""
-    return [f"{word} was {recorded[key]!r}, now it is {now.get(key)!r}"
-            for key, word in _DEMANDED.items() if key in recorded and recorded[key] != now.get(key)]  # fmt: skip
+    return [
+        f"{word} was {recorded[key]!r}, now it is {now.get(key)!r}"
+        for key, word in _DEMANDED.items()
+        if key in recorded and recorded[key] != now.get(key)
+    ]
 
 
 def compare(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -75,9 +75,20 @@ class KerasState:
         values = self.backend.values_of([slot.variable for slot in slots])
         tensors: dict[str, AnyArray] = {slot.name: to_array(value) for slot, value in zip(slots, values, strict=True)}
         listed = [(slot.name, slot.dtype, slot.shape) for slot in [*slots, *self.variables.metrics]]
-        return Snapshot(tensors, {"variables": listed, "trained": [slot.name for slot in self.variables.trained],
-                                  "log": self.log, "attributes": self.optimizer_attributes, "halved": self.is_halved,
-                                  "schedules": self.schedules(), "boundary": boundary, "kept": kept, **self.about})  # fmt: skip
+        return Snapshot(
+            tensors,
+            {
+                "variables": listed,
+                "trained": [slot.name for slot in self.variables.trained],
+                "log": self.log,
+                "attributes": self.optimizer_attributes,
+                "halved": self.is_halved,
+                "schedules": self.schedules(),
+                "boundary": boundary,
+                "kept": kept,
+                **self.about,
+            },
+        )
 
     def schedules(self) -> dict[str, str]:
         """Learning-rate schedules as JSON, by optimizer."""
@@ -121,8 +132,11 @@ class KerasState:
             if not name.startswith("metric/"):
                 self.backend.assign(slots[name].variable, from_array(checkpoint.read(name)))
         now = plain_attributes(self.variables.optimizers)
-        self.notes += [f"model.{path.replace('/', '.')}: the script gives {now[path]!r}, the run has {value!r}, which holds"
-                       for path, value in meta["attributes"].items() if path in now and now[path] != value]  # fmt: skip
+        self.notes += [
+            f"model.{path.replace('/', '.')}: the script gives {now[path]!r}, the run has {value!r}, which holds"
+            for path, value in meta["attributes"].items()
+            if path in now and now[path] != value
+        ]
         self.set_attributes(meta["attributes"])
         self.kept = meta["kept"], meta["boundary"]["position"]
         self.set_auxiliary(meta["boundary"])

@@ -77,8 +77,11 @@ class Variables:
         self.others = [slot for v in rest for slot in self._slots("param", [v], names)]
         own = {id(part) for v in rest if id(v) in own for part in self.backend.parts_of(v)}
         self.auxiliary = [slot for slot in self.others if id(slot.variable) in own]
-        self.owned = [slot for which, optimizer in self.optimizers.items()
-                      for slot in self._slots(f"optimizer/{which}", optimizer.variables, names)]  # fmt: skip
+        self.owned = [
+            slot
+            for which, optimizer in self.optimizers.items()
+            for slot in self._slots(f"optimizer/{which}", optimizer.variables, names)
+        ]
         known = {id(slot.variable) for slot in self.everything_but_metrics}
         metrics = [v for v in model.metrics_variables if id(v) not in known]
         self.metrics = list(self._slots("metric", _unique(metrics), names))

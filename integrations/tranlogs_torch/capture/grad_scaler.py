@@ -46,6 +46,8 @@ class ScalerWatch:
             return
         known = self.scaler._per_optimizer_states
         if id(inner) in known and id(shell) in known:
-            raise UsageError("the GradScaler was given the LoggedOptimizer in one call and the optimizer inside it in another "
-                             "(unscale_, step): it takes them for two, and unscales the gradients twice. Give it the "
-                             "LoggedOptimizer in both")  # fmt: skip
+            raise UsageError(
+                "the GradScaler was given the LoggedOptimizer in one call and the optimizer inside it in another "
+                "(unscale_, step): it takes them for two, and unscales the gradients twice. Give it the "
+                "LoggedOptimizer in both"
+            )

@@ -51,19 +51,23 @@ class OptimizerHooks:
         log: "gradients" or "weights"; what cannot be redone from gradients logs weights once that is found out.
     """
 
-    def __init__(self, run: LoggedRun, name: str, outer: torch.optim.Optimizer, log: LogKind, *,
-                 optimizer_state: bool) -> None:  # fmt: skip
+    def __init__(self, run: LoggedRun, name: str, outer: torch.optim.Optimizer, log: LogKind, *, optimizer_state: bool) -> None:
         self.run, self.name, self.outer, self.log = run, name, outer, log
         self.inner = inner = own_of(outer)
         tree.encode(self.hyper(), path=f"optimizer {name!r}.param_groups", adapt=adapt)
         if log == "gradients" and isinstance(inner, torch.optim.LBFGS):
             self.log = "weights"
-            _log.warning("LBFGS evaluates its closure many times a step and cannot be redone from gradients: its weights and "
-                         "state are logged instead")  # fmt: skip
+            _log.warning(
+                "LBFGS evaluates its closure many times a step and cannot be redone from gradients: its weights and "
+                "state are logged instead"
+            )
         if self.log == "gradients" and not is_elementwise(inner) and any(map(is_part, self.parameters())):
             self.log = "weights"
-            _log.warning("%s: its parameters are sharded, and that its update goes element by element is not known: weights "
-                         "and state are logged, not gradients", type(inner).__name__)  # fmt: skip
+            _log.warning(
+                "%s: its parameters are sharded, and that its update goes element by element is not known: weights "
+                "and state are logged, not gradients",
+                type(inner).__name__,
+            )
         self.shell: Any = self.inner  # the wrapper around it, as soon as there is one
         self.with_state = optimizer_state or self.log == "gradients"
         self.watch = StateWatch(inner)
@@ -118,8 +122,9 @@ class OptimizerHooks:
         """The optimizer's parameters, in order."""
         return [p for group in self.inner.param_groups for p in group["params"]]
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
-                        foreach: bool | None = None) -> torch.Tensor:  # fmt: skip
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    ) -> torch.Tensor:
         """Clip as torch does; the log holds the gradients as they were, and the norm (see `LoggedOptimizer`)."""
         trained = [p for group in self.outer.param_groups for p in group["params"]]
         parameters = [p for p in trained if settled(p) is not None]
@@ -143,8 +148,13 @@ class OptimizerHooks:
         if self.log == "weights":
             return
         self.log = "weights"
-        _log.warning("%s: optimizer %r (%s) logs weights and state from now on, not gradients: %s", self.run.run, self.name,
-                     type(self.inner).__name__, why)  # fmt: skip
+        _log.warning(
+            "%s: optimizer %r (%s) logs weights and state from now on, not gradients: %s",
+            self.run.run,
+            self.name,
+            type(self.inner).__name__,
+            why,
+        )
 
     # The step.
 
@@ -196,15 +206,19 @@ class OptimizerHooks:
         self.run.auxiliary.gradients.before_step(self.name)
         hyper = self.hyper()
         self._hyper = self._hyper if is_same(hyper, self._hyper) else hyper
-        self._amp = {key: getattr(self.inner, key).detach().clone() for key in ("grad_scale", "found_inf")
-                     if isinstance(getattr(self.inner, key, None), torch.Tensor)}  # fmt: skip
+        self._amp = {
+            key: getattr(self.inner, key).detach().clone()
+            for key in ("grad_scale", "found_inf")
+            if isinstance(getattr(self.inner, key, None), torch.Tensor)
+        }
         self._captures += 1
         self._began = time.perf_counter()
 
     def hyper(self) -> list[dict[str, Any]]:
         """The parameter groups' values as they are now."""
-        return [{k: frozen(v) for k, v in group.items() if k not in ("params", "param_names")}
-                for group in self.outer.param_groups]  # fmt: skip
+        return [
+            {k: frozen(v) for k, v in group.items() if k not in ("params", "param_names")} for group in self.outer.param_groups
+        ]
 
     def _is_as_clipped(self) -> bool:
         """Whether nothing happened since the gradients were logged and clipped that the record does not hold."""
@@ -292,9 +306,11 @@ class OptimizerHooks:
             self._drop()
             self._is_image = True
         body: dict[str, Any] = {
-            "record": "weights" if self._is_image else "gradients", "optimizer": self.name, "hyper": self._hyper,
+            "record": "weights" if self._is_image else "gradients",
+            "optimizer": self.name,
+            "hyper": self._hyper,
             "fingerprint": run.state.fingerprint.kind,
-        }  # fmt: skip
+        }
         if self._amp:
             body["amp"] = self._amp
         if self._clip is not None and not self._is_image:
@@ -342,8 +358,10 @@ class OptimizerHooks:
         """Fused kernels go by memory order: a gradient laid out otherwise than its parameter cannot be told from values."""
         return any(
             p.grad is not None and p.grad.layout is torch.strided and local(p.grad).stride() != local(p).stride()
-            for group in self.inner.param_groups if group.get("fused") for p in group["params"]
-        )  # fmt: skip
+            for group in self.inner.param_groups
+            if group.get("fused")
+            for p in group["params"]
+        )
 
 
 def _seen_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:

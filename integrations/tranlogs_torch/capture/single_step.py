@@ -41,8 +41,12 @@ def amp_of(optimizer: torch.optim.Optimizer, body: dict[str, Any]) -> Iterator[N
 @contextmanager
 def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Neither ours nor the user's hooks run, global ones included: what they did to the gradients is in the log."""
-    places: list[Any] = [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
-              _global_optimizer_pre_hooks, _global_optimizer_post_hooks]  # fmt: skip
+    places: list[Any] = [
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+    ]
     kept = [dict(hooks) for hooks in places]
     for hooks in places:
         hooks.clear()

@@ -168,8 +168,9 @@ class Staging:
         layout = Layout(_spec_of_content(name, content) for name, content in named)
         tensors = [
             content.source if isinstance(content, DeviceArray) else from_array(content)
-            for _, content in named if content is not None
-        ]  # fmt: skip
+            for _, content in named
+            if content is not None
+        ]
         return self.stage(layout, tensors, absent)
 
     def _fetched(self, named: list[tuple[str, AnyArray | None]]) -> list[tuple[str, AnyArray | None]]:
@@ -360,8 +361,14 @@ class _Plan:
         places: of the staged tensors in flat memory, and likewise in the ring.
     """
 
-    def __init__(self, layout: Layout, tensors: Sequence[torch.Tensor], absent: frozenset[int],
-                 device: torch.device | None, lane: _Lane | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        layout: Layout,
+        tensors: Sequence[torch.Tensor],
+        absent: frozenset[int],
+        device: torch.device | None,
+        lane: _Lane | None,
+    ) -> None:
         self._absent, self.device, self.lane = absent, device, lane
         self._indices = [i for i in range(len(layout)) if i not in absent]
         if len(tensors) != len(self._indices):
@@ -373,9 +380,10 @@ class _Plan:
         for spec, tensor in zip(self._specs, tensors, strict=True):
             _demand_fit(spec, tensor)
         self._staged = [
-            k for k, tensor in enumerate(tensors)
+            k
+            for k, tensor in enumerate(tensors)
             if lane is not None and tensor.layout is torch.strided and tensor.device == device
-        ]  # fmt: skip
+        ]
         self.places = Places([_form(self._specs[k]) for k in self._staged])
         self._parts = self._divide()
         self._buffers: list[_Buffer] = []  # those that the rounds are planned for
@@ -440,8 +448,9 @@ class _Plan:
             self._rounds.append(_Round(list(run), (first, second), places.starts[run.start], places.stop(run[-1]), base))
         self._buffers = lane.buffers
 
-    def near_bytes(self, tensors: Sequence[torch.Tensor], ring: _PinnedRing | None,
-                   region: Region | None) -> tuple[list[Bytes], frozenset[int], dict[int, SparseForm]]:  # fmt: skip
+    def near_bytes(
+        self, tensors: Sequence[torch.Tensor], ring: _PinnedRing | None, region: Region | None
+    ) -> tuple[list[Bytes], frozenset[int], dict[int, SparseForm]]:
         """Return the payload's buffers (views of the ring, and copies of what is not staged), absent and sparse tensors."""
         buffers: list[Bytes] = []
         sparse: dict[int, SparseForm] = {}

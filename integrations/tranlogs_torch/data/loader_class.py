@@ -30,7 +30,16 @@ def iterating(loader: Any, plain: Any, iterate: Callable[[], Iterator[Any]], **m
             make = object.__new__
         return (plain if make is own else make, tuple(plain if a is own else a for a in arguments), *rest)
 
-    return type(plain.__name__, (plain,), {
-        "__iter__": __iter__, "__reduce_ex__": __reduce_ex__, "__module__": plain.__module__, "__doc__": plain.__doc__,
-        "__qualname__": plain.__qualname__, "_tranlogs_plain": plain, **marks,
-    })  # fmt: skip
+    return type(
+        plain.__name__,
+        (plain,),
+        {
+            "__iter__": __iter__,
+            "__reduce_ex__": __reduce_ex__,
+            "__module__": plain.__module__,
+            "__doc__": plain.__doc__,
+            "__qualname__": plain.__qualname__,
+            "_tranlogs_plain": plain,
+            **marks,
+        },
+    )

@@ -79,15 +79,24 @@ class LoaderPosition:
         doubts: what was found out about the loader that a resume cannot bring back.
     """
 
-    def __init__(self, loader: DataLoader[Any], on_boundary: Callable[[LoaderPosition], None],
-                 on_open: Callable[[LoaderPosition], None],
-                 on_doubt: Callable[[str, bool], None], worker_seeds: str | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        on_boundary: Callable[[LoaderPosition], None],
+        on_open: Callable[[LoaderPosition], None],
+        on_doubt: Callable[[str, bool], None],
+        worker_seeds: str | None = None,
+    ) -> None:
         if not isinstance(loader, DataLoader):
-            raise UsageError(f"a torch.utils.data.DataLoader is wanted, not a {type(loader).__name__}; "
-                             "for other sources there is steps(until=...)")  # fmt: skip
+            raise UsageError(
+                f"a torch.utils.data.DataLoader is wanted, not a {type(loader).__name__}; "
+                "for other sources there is steps(until=...)"
+            )
         if any("__class__" in vars(kind) for kind in type(loader).__mro__[:-1]):  # it only says that it is one
-            raise UsageError(f"a {type(loader).__name__} holds the loader that it stands for. If accelerate has prepared it: "
-                             "tranlogs_torch.trainers.accelerate.log_prepared(...)")  # fmt: skip
+            raise UsageError(
+                f"a {type(loader).__name__} holds the loader that it stands for. If accelerate has prepared it: "
+                "tranlogs_torch.trainers.accelerate.log_prepared(...)"
+            )
         self.loader, self._on_boundary, self._on_open, self._on_doubt = loader, on_boundary, on_open, on_doubt
         self.loader_class: Any = getattr(type(loader), "_tranlogs_plain", type(loader))
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
@@ -155,23 +164,37 @@ class LoaderPosition:
             self._looked_at = self.epoch
             self._note_unkept()
         return {
-            "epoch": self.epoch, "batch": cursor.batch, "taken": self.taken,
+            "epoch": self.epoch,
+            "batch": cursor.batch,
+            "taken": self.taken,
             "opened": cursor.opened if cursor.batch else None,
             "index": cursor.draws.position() if cursor.batch and cursor.draws is not None else None,
-            "order": cursor.order, "workers": self._workers, "entered": self.entered,
+            "order": cursor.order,
+            "workers": self._workers,
+            "entered": self.entered,
             "samplers": cursor.samplers if cursor.batch else self._samplers.read(),
-            "generators": [g.get_state() for g in self.generators], "sizes": self._sizes(),
-            "passes": bytes(self.passes), "pass_kind": self.pass_kind, "leads": self.leads, "doubts": list(self.doubts),
-            "was_companion": self.was_companion, "world": size(), "division": division_of(self._sampler),
+            "generators": [g.get_state() for g in self.generators],
+            "sizes": self._sizes(),
+            "passes": bytes(self.passes),
+            "pass_kind": self.pass_kind,
+            "leads": self.leads,
+            "doubts": list(self.doubts),
+            "was_companion": self.was_companion,
+            "world": size(),
+            "division": division_of(self._sampler),
             "rest": cursor.rest if cursor.batch else None,
-        }  # fmt: skip
+        }
 
     def _sizes(self) -> dict[str, Any]:
         """What must be as it was for the recorded position to mean the same batches."""
         loader = self.loader
         samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
-        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last, "samples": samples,
-                "worker_seeds": self.worker_seeds}  # fmt: skip
+        return {
+            "batch_size": loader.batch_size,
+            "drop_last": loader.drop_last,
+            "samples": samples,
+            "worker_seeds": self.worker_seeds,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at a recorded position when the next epoch (or the rest of one) is opened."""
@@ -219,8 +242,10 @@ class LoaderPosition:
         if self.batch and not getattr(loader, "in_order", True):
             return "in_order=False: batches come in the order in which workers finish, which no log can repeat"
         if self._index is not None and self.worker_seeds is None:
-            return ("random numbers drawn inside DataLoader workers (augmentation) are not brought back; the order of samples "
-                    'is. LoggedOptimizer(..., worker_seeds="batch") brings them back, too')  # fmt: skip
+            return (
+                "random numbers drawn inside DataLoader workers (augmentation) are not brought back; the order of samples "
+                'is. LoggedOptimizer(..., worker_seeds="batch") brings them back, too'
+            )
         if self._index is None and loader.persistent_workers and self.epoch:
             return "random numbers drawn by an IterableDataset inside persistent workers are not brought back"
         return None
@@ -374,16 +399,21 @@ class LoaderPosition:
 
     def _note_unkept(self) -> None:
         for name in self._samplers.unkept():
-            self.doubt(f"{name} changes while training and is not brought back, so after a resume another order may come: "
-                       "give the sampler state_dict() and load_state_dict()")  # fmt: skip
+            self.doubt(
+                f"{name} changes while training and is not brought back, so after a resume another order may come: "
+                "give the sampler state_dict() and load_state_dict()"
+            )
 
     def _new_draws(self, resume: dict[str, Any] | None) -> Draws | None:
         if self._index is not None:
             has_workers = getattr(self.loader, "_iterator", None) is not None and self.loader.persistent_workers
             rest = self.cursor.rest
-            self.cursor.draws = Draws(resume, partial(seeded, self.epoch) if self.worker_seeds else None,
-                                      rounds_now=2 if self.loader.num_workers and not has_workers else 1,
-                                      rest=None if rest is None else partial(rest_of, self._sampler, rest))  # fmt: skip
+            self.cursor.draws = Draws(
+                resume,
+                partial(seeded, self.epoch) if self.worker_seeds else None,
+                rounds_now=2 if self.loader.num_workers and not has_workers else 1,
+                rest=None if rest is None else partial(rest_of, self._sampler, rest),
+            )
         return self.cursor.draws
 
     def _skip_batches(self, iterator: Iterator[Any], recorded: int) -> None:

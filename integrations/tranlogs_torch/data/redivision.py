@@ -45,8 +45,10 @@ def redivided(state: dict[str, Any], loader: DataLoader[Any], sampler: Any, worl
     at = max(1, consumed // ((loader.batch_size or 1) * replicas))
     index = {**state["index"], "drawn": 0, "seen": 0, "ahead": [], "order": 0}
     left = max(0, state["sizes"]["samples"] - consumed)
-    told = (f"the data: what {_processes(state['world'])} had not consumed of the epoch ({left} samples) is divided among "
-            f"{world}, so that each sample comes once")  # fmt: skip
+    told = (
+        f"the data: what {_processes(state['world'])} had not consumed of the epoch ({left} samples) is divided among "
+        f"{world}, so that each sample comes once"
+    )
     return {**state, "batch": at, "index": index, "rest": (at, consumed)}, told
 
 
@@ -67,8 +69,10 @@ def _at_same_part(state: dict[str, Any], sampler: Any, world: int) -> tuple[dict
     if index is not None:
         index = {**index, "drawn": at, "seen": at, "ahead": None}
     kind = type(getattr(sampler, "sampler", sampler)).__name__
-    told = (f"the data: what {kind} draws may depend on the number of processes, so the epoch goes on at its batch {at}, as "
-            f"far in it as {_processes(before)} had come: some of its samples can come twice or not at all")  # fmt: skip
+    told = (
+        f"the data: what {kind} draws may depend on the number of processes, so the epoch goes on at its batch {at}, as "
+        f"far in it as {_processes(before)} had come: some of its samples can come twice or not at all"
+    )
     return {**state, "batch": at, "index": index, "rest": None, "is_redrawn": True}, told
 
 

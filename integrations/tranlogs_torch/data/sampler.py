@@ -62,8 +62,14 @@ class Draws:
         if self.ahead and self.is_encodable is None:
             self.is_encodable = _is_encodable(self.ahead)
         ahead = None if self.is_encodable is False else list(self.ahead)
-        return {"first_draw": self.first_draw, "drawn": self.drawn, "seen": self.drawn - len(self.ahead), "ahead": ahead,
-                "order": self.order, "rounds": self.rounds}  # fmt: skip
+        return {
+            "first_draw": self.first_draw,
+            "drawn": self.drawn,
+            "seen": self.drawn - len(self.ahead),
+            "ahead": ahead,
+            "order": self.order,
+            "rounds": self.rounds,
+        }
 
 
 class SeekableSampler:
@@ -77,8 +83,7 @@ class SeekableSampler:
     on_doubt: Callable[[str, bool], None]
     opening: Draws | None  # where to count what the iterator draws that is being made
 
-    def __init__(self, sampler: Any, generators: list[torch.Generator],
-                 on_doubt: Callable[[str, bool], None]) -> None:  # fmt: skip
+    def __init__(self, sampler: Any, generators: list[torch.Generator], on_doubt: Callable[[str, bool], None]) -> None:
         self.__dict__.update(sampler=sampler, generators=generators, on_doubt=on_doubt, opening=None)
 
     def __getattr__(self, name: str) -> Any:  # set_epoch, batch_size, drop_last, ...
@@ -197,8 +202,12 @@ class SamplerStates:
 
     def unkept(self) -> list[str]:
         """Numbers and arrays that an order depends on, and that have changed though `read` does not have them."""
-        return [f"{type(part).__name__}.{name}" for part, was in zip(self.samplers, self._contents, strict=True)
-                for name, value in _contents(part).items() if was.get(name, value) != value]  # fmt: skip
+        return [
+            f"{type(part).__name__}.{name}"
+            for part, was in zip(self.samplers, self._contents, strict=True)
+            for name, value in _contents(part).items()
+            if was.get(name, value) != value
+        ]
 
 
 def _has_state(sampler: Any) -> bool:

@@ -70,8 +70,10 @@ def seeded(epoch: int, first_draw: dict[str, Any], number: int, indices: Any) ->
 def check_workers(loader: DataLoader[Any]) -> None:
     """Refuse a loader whose persistent workers have the dataset as it is."""
     if loader.persistent_workers and getattr(loader, "_iterator", None) is not None:
-        raise UsageError('worker_seeds="batch": the persistent workers of this loader run already, and cannot be given seeds. '
-                         "Track the loader before anything iterates over it")  # fmt: skip
+        raise UsageError(
+            'worker_seeds="batch": the persistent workers of this loader run already, and cannot be given seeds. '
+            "Track the loader before anything iterates over it"
+        )
 
 
 def _unpack(indices: Any) -> Any:

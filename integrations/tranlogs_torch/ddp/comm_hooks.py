@@ -27,9 +27,14 @@ _REFUSED = {
     "post_localSGD_hook": "post-local SGD, after which gradients and weights differ between ranks until they are averaged",
 }
 _SETTINGS = (
-    "matrix_approximation_rank", "start_powerSGD_iter", "min_compression_rate", "use_error_feedback", "warm_start",
-    "orthogonalization_epsilon", "batch_tensors_with_same_shape",
-)  # fmt: skip
+    "matrix_approximation_rank",
+    "start_powerSGD_iter",
+    "min_compression_rate",
+    "use_error_feedback",
+    "warm_start",
+    "orthogonalization_epsilon",
+    "batch_tensors_with_same_shape",
+)
 _COUNTS = ("iter", "total_numel_before_compression", "total_numel_after_compression", "next_stats_report")
 _SHARED = ("p_memory_dict", "q_memory_dict")
 _CONSTANT = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, logging.Logger)
@@ -54,16 +59,20 @@ class Hook:
             UsageError: it makes a log of gradients wrong.
         """
         if self.name in _REFUSED:
-            raise UsageError(f"the communication hook {self.name} is {_REFUSED[self.name]}: this cannot be brought back. Use "
-                             "another hook, or none")  # fmt: skip
+            raise UsageError(
+                f"the communication hook {self.name} is {_REFUSED[self.name]}: this cannot be brought back. Use "
+                "another hook, or none"
+            )
         if self.is_brought_back:
             return ""
         if self._state is not None and not isinstance(self._state, dist.ProcessGroup):
             return f"the state of the communication hook {self.name} is not brought back"
         if is_stateless(self._hook):
             return ""
-        return (f"the communication hook {self.name} can keep a state (in an object, a closure, a default or a global "
-                "variable), which is not brought back")  # fmt: skip
+        return (
+            f"the communication hook {self.name} can keep a state (in an object, a closure, a default or a global "
+            "variable), which is not brought back"
+        )
 
     def read(self) -> dict[str, Any] | None:
         """Its state, encodable."""

@@ -53,9 +53,11 @@ class Reducer:
         """What its sums depend on."""
         ddp = self.ddp
         return {
-            "bucket_bytes": int(ddp.bucket_bytes_cap), "find_unused_parameters": bool(ddp.find_unused_parameters),
-            "static_graph": bool(ddp.static_graph), "hooks": [hook.name for hook in self.hooks()],
-        }  # fmt: skip
+            "bucket_bytes": int(ddp.bucket_bytes_cap),
+            "find_unused_parameters": bool(ddp.find_unused_parameters),
+            "static_graph": bool(ddp.static_graph),
+            "hooks": [hook.name for hook in self.hooks()],
+        }
 
     @property
     def rebuilds(self) -> bool:
@@ -95,8 +97,10 @@ class Reducer:
         doubts = [doubt for hook, one in zip(self.hooks(), padded, strict=False) if (doubt := hook.write(one, device))]
         for one in recorded[len(self.ddp._comm_hooks) :]:
             if one is not None:
-                doubts.append(f"the state of the communication hook {one['name']} was recorded, and no such hook is "
-                              "registered: register it before recover()")  # fmt: skip
+                doubts.append(
+                    f"the state of the communication hook {one['name']} was recorded, and no such hook is "
+                    "registered: register it before recover()"
+                )
         return doubts
 
     def note_order(self) -> None:

@@ -185,8 +185,16 @@ class _Plan:
         lengths = np.array([tensor.nbytes for tensor in tensors], np.uint64) * np.uint64(LENGTH)
         self._lengths = _on(device, lengths)
 
-    def _plan_rounds(self, tensors: Sequence[torch.Tensor], pieces: list[_Piece], window_bytes: int, at: int,
-                     runs: npt.NDArray[np.int64], multipliers: list[Digests], constants: Digests) -> int:  # fmt: skip
+    def _plan_rounds(
+        self,
+        tensors: Sequence[torch.Tensor],
+        pieces: list[_Piece],
+        window_bytes: int,
+        at: int,
+        runs: npt.NDArray[np.int64],
+        multipliers: list[Digests],
+        constants: Digests,
+    ) -> int:
         """Divide what is gathered into windows; return the number of rows so far."""
         places = Places([piece.form for piece in pieces], alignment=ROW_BYTES)
         divided = places.rounds(window_bytes)

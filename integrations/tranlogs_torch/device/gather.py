@@ -13,9 +13,17 @@ from ..tensors.arrays import memory_order
 # Dtypes for which the multi-tensor copy has a kernel of its own on every device. Complex tensors may be lazily conjugated,
 # which a copy of each alone resolves.
 _MULTI_TENSOR = {
-    torch.float64, torch.float32, torch.float16, torch.bfloat16,
-    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
-}  # fmt: skip
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+}
 _ALIGNMENT = 16  # a slice of the memory that begins at a multiple of it can be seen as any dtype
 
 

@@ -164,8 +164,10 @@ def demand_group(run: Path, *, was_alone: bool = False) -> None:
         why = f"WORLD_SIZE is {world}, but torch.distributed is not initialised"
     else:
         return
-    raise UsageError(f"{run}: {why}, so this process cannot agree with the others on a step. Call "
-                     "torch.distributed.init_process_group() before LoggedOptimizer(...) is made")  # fmt: skip
+    raise UsageError(
+        f"{run}: {why}, so this process cannot agree with the others on a step. Call "
+        "torch.distributed.init_process_group() before LoggedOptimizer(...) is made"
+    )
 
 
 def warn_of_restarts(rank: int) -> None:
@@ -173,5 +175,8 @@ def warn_of_restarts(rank: int) -> None:
     may_restart = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in ("", "0")
     shares_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if rank == 0 and may_restart and shares_store and not os.environ.get(_CURE):
-        _log.warning("torchrun --max-restarts: after a crash the restarted processes read the addresses of the dead ones and "
-                     "hang, before any code of a script runs. Start torchrun with %s=1 in the environment", _CURE)  # fmt: skip
+        _log.warning(
+            "torchrun --max-restarts: after a crash the restarted processes read the addresses of the dead ones and "
+            "hang, before any code of a script runs. Start torchrun with %s=1 in the environment",
+            _CURE,
+        )

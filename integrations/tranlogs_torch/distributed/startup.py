@@ -21,8 +21,9 @@ MADE, HERE = "made", "here"  # notes: that a LoggedOptimizer was made, that it h
 _POLL_SECONDS_MAX = 1.0
 
 
-def wait_for_all(board: Board, world: int, *, now: Callable[[], float] = time.monotonic,
-                 sleep: Callable[[float], None] = time.sleep) -> None:  # fmt: skip
+def wait_for_all(
+    board: Board, world: int, *, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+) -> None:
     """Return when all have come.
 
     Raises:
@@ -50,10 +51,12 @@ def _told(missing: Collection[int], made: Collection[int], seconds: float) -> st
     behind = [rank for rank in sorted(missing) if rank in made]
     found = [f"{_named(without)} made no LoggedOptimizer"] if without else []
     found += [f"{_named(behind)} made one, and did not come to its recover() or its first step"] if behind else []
-    return (f"waiting for other processes for {seconds:.0f} s: {'; '.join(found)}. All processes of torch.distributed agree on "
-            "a step to go on from, so each must make a LoggedOptimizer and call recover(), also where only one saves. One that "
-            "does not train with the others (it evaluates, or belongs to another group) must be left out of "
-            "init_process_group()")  # fmt: skip
+    return (
+        f"waiting for other processes for {seconds:.0f} s: {'; '.join(found)}. All processes of torch.distributed agree on "
+        "a step to go on from, so each must make a LoggedOptimizer and call recover(), also where only one saves. One that "
+        "does not train with the others (it evaluates, or belongs to another group) must be left out of "
+        "init_process_group()"
+    )
 
 
 def _named(ranks: list[int]) -> str:

@@ -56,8 +56,10 @@ def adopt(state: TorchState, sources: Sequence[Path], rank: int, built: dict[str
         state.set_auxiliary(unpacked(blob))
         return []
     state.set_auxiliary({**without_errors(boundary), "rng": seeded(f"{sources[0].name} {rank}")})
-    return [f"the journal of rank {rank} is gone, and what was its own is nowhere else: it goes on with the buffers of another "
-            "rank, and with new random numbers"]  # fmt: skip
+    return [
+        f"the journal of rank {rank} is gone, and what was its own is nowhere else: it goes on with the buffers of another "
+        "rank, and with new random numbers"
+    ]
 
 
 def _mirrored(sources: Sequence[Path], rank: int) -> bytes:

@@ -67,8 +67,10 @@ def settle_beside(state: TorchState, landing: GroupRecovered, body: dict[str, An
     own = unpacked(blob) if rank == lost and blob else {"rng": seeded(f"{landing.timeline} {lost}")}
     if "tracked" not in own or "data" not in own:
         what = "what is tracked is" if own.keys() > {"rng"} else "random numbers are new, buffers and what is tracked are"
-        landing.caveats.append(f"the journal of rank {lost} is gone, and not all that was its own is in a copy (more "
-                              f"than 1 MiB, or not to be stored): {what} that of the rank before")  # fmt: skip
+        landing.caveats.append(
+            f"the journal of rank {lost} is gone, and not all that was its own is in a copy (more "
+            f"than 1 MiB, or not to be stored): {what} that of the rank before"
+        )
     body = theirs | own
     state.set_auxiliary(body)
     return body

@@ -100,8 +100,10 @@ class Target:
             both = common((offset, tuple(values.shape)), (at, tuple(box.shape)))
             if both is None:
                 continue
-            source, target = (one[tuple(slice(first - i, first - i + n) for first, n, i in zip(*both, begin, strict=True))]
-                              for one, begin in ((values, offset), (box, at)))  # fmt: skip
+            source, target = (
+                one[tuple(slice(first - i, first - i + n) for first, n, i in zip(*both, begin, strict=True))]
+                for one, begin in ((values, offset), (box, at))
+            )
             before = self._filled.setdefault((offset, tuple(values.shape)), rank)
             if before == rank:
                 target.copy_(source)
@@ -113,8 +115,9 @@ class Target:
 class Taking:
     """See the module, and `GroupState.assemble`."""
 
-    def __init__(self, state: TorchState, parts: dict[int, Any], owners: Mapping[int, int], rank: int,
-                 transport: Transport) -> None:  # fmt: skip
+    def __init__(
+        self, state: TorchState, parts: dict[int, Any], owners: Mapping[int, int], rank: int, transport: Transport
+    ) -> None:
         self._state, self._parts, self._owners, self._rank, self._transport = state, parts, owners, rank, transport
         self._targets: dict[str, Target] = {}
         self._told: dict[int, dict[str, Any]] = {}
@@ -127,8 +130,11 @@ class Taking:
         mine = self._on_all(self._described)
         self._told = dict(sorted((rank, unpacked(blob)) for one in self._transport.gather(mine) for rank, blob in one))
         self._on_all(self._demand_fit)
-        given = {rank: [Told(*one) for one in about["tensors"]] for rank, about in self._told.items()
-                 if rank == self._donor or not self._is_copied}  # fmt: skip
+        given = {
+            rank: [Told(*one) for one in about["tensors"]]
+            for rank, about in self._told.items()
+            if rank == self._donor or not self._is_copied
+        }
         self._wanted = [unpacked(blob) for blob in self._transport.gather(self._on_all(lambda: self._wants(given)))]
         for rank, told in given.items():
             self._deal(rank, told)
@@ -176,14 +182,18 @@ class Taking:
         for rank, about in self._told.items():
             named = {one[0][6:]: (one[1], tuple(one[4])) for one in about["tensors"] if one[0].startswith("param/")}
             theirs = theirs or named
-            if named != theirs or any(about["optimizers"][which]["all"] != one["all"]
-                                      for which, one in first["optimizers"].items()):  # fmt: skip
+            if named != theirs or any(
+                about["optimizers"][which]["all"] != one["all"] for which, one in first["optimizers"].items()
+            ):
                 differing = f"rank {rank} did not train the same parameters as rank {min(self._told)}"
         if not differing and self._is_copied and len({about["whole"] for about in self._told.values()}) > 1:
             differing = "ranks that had the same parameters came to other values"
         later = in_later_groups(state, first["optimizers"]) - theirs.keys()
-        found = mismatches("parameter", {name: (arrays.NAMES[p.dtype], shape_of(p)) for name, p in state.parameters.items()
-                                         if name not in later}, theirs)  # fmt: skip
+        found = mismatches(
+            "parameter",
+            {name: (arrays.NAMES[p.dtype], shape_of(p)) for name, p in state.parameters.items() if name not in later},
+            theirs,
+        )
         found += optimizer_differences(state, first["optimizers"])
         if state.modules:
             live, recorded = naming.named_buffers(state.modules), first["body"]["buffers"]
@@ -244,8 +254,10 @@ class Taking:
         for name, target in self._targets.items():
             if target.clash is not None:
                 a, b = target.clash
-                raise UsageError(f"{name}: rank {b} had other values than rank {a}, so that it is not known which are right. "
-                                 f"Start {len(self._told)} processes, as before")  # fmt: skip
+                raise UsageError(
+                    f"{name}: rank {b} had other values than rank {a}, so that it is not known which are right. "
+                    f"Start {len(self._told)} processes, as before"
+                )
             if not target.is_whole and not name.startswith("grad/"):
                 raise UsageError(f"{name}: the journals of {len(self._told)} ranks do not hold all of its elements")
 
@@ -295,15 +307,30 @@ def _description(part: Part, *, with_body: bool) -> dict[str, Any]:
     for which, about in part.meta["optimizers"].items():
         rest = part.state_tensors(which)[1]
         if "" in rest:
-            raise UsageError(f"optimizer {which!r} keeps state that belongs to no parameter, which is not dealt out to other "
-                             "processes. Start as many as before")  # fmt: skip
+            raise UsageError(
+                f"optimizer {which!r} keeps state that belongs to no parameter, which is not dealt out to other "
+                "processes. Start as many as before"
+            )
         groups = part.groups(which)
         names = about.get("all", groups["params"])  # also those of other ranks
-        optimizers[which] = {"class": about["class"], "groups": groups["values"], "params": names, "all": names, "state": rest,
-                             "given": part.given.get(which, [])}  # fmt: skip
-    found = {"tensors": [tuple(one) for one in told], "optimizers": optimizers, "environment": part.recorded_environment,
-             "born": part.meta["born"], "kinds": sorted(part.fingerprint_kinds), "stale": sorted(part.stale),
-             "notes": part.notes, "whole": _digest(part)}  # fmt: skip
+        optimizers[which] = {
+            "class": about["class"],
+            "groups": groups["values"],
+            "params": names,
+            "all": names,
+            "state": rest,
+            "given": part.given.get(which, []),
+        }
+    found = {
+        "tensors": [tuple(one) for one in told],
+        "optimizers": optimizers,
+        "environment": part.recorded_environment,
+        "born": part.meta["born"],
+        "kinds": sorted(part.fingerprint_kinds),
+        "stale": sorted(part.stale),
+        "notes": part.notes,
+        "whole": _digest(part),
+    }
     return found | {"body": {key: value for key, value in _body(part).items() if key not in _NOT_TAKEN}} if with_body else found
 
 

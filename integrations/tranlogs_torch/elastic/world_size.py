@@ -30,8 +30,9 @@ def is_of_many(folder: Path) -> bool:
     return len(logs) > 1 and logs[0].is_empty
 
 
-def recover_alone(journal: Journal, state: RecoverableState, step: int | None, progress: Progress | None,
-                  spare: ReplacementSource) -> GroupRecovered | None:  # fmt: skip
+def recover_alone(
+    journal: Journal, state: RecoverableState, step: int | None, progress: Progress | None, spare: ReplacementSource
+) -> GroupRecovered | None:
     """Bring one process to where the several that recorded the run would land; None if the run is fresh."""
     demand_unused(journal.paths.folder, 1)
     return GroupRecovery(journal.paths.folder, 0, 1, journal.run.run_id, state, Solo(), spare).recover(step, progress)
@@ -57,8 +58,10 @@ def settle_in(state: RecoverableState, landing: GroupRecovered, body: dict[str, 
     """
     about = body.get("ddp")
     if landing.is_resized and about is not None and not about["is_divided"]:
-        raise UsageError("the weights of the processes that recorded the run were not the same any more, so that only as many "
-                         "as before can go on with it")  # fmt: skip
+        raise UsageError(
+            "the weights of the processes that recorded the run were not the same any more, so that only as many "
+            "as before can go on with it"
+        )
     if landing.copied_rank >= 0:
         return settle_beside(state, landing, body)
     if landing.seed:

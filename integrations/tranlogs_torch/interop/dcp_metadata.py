@@ -34,13 +34,31 @@ _DEPTH_MAX = 64  # of the nest of dicts and lists that was saved
 _DTYPES = {f"torch.{name}": dtype for name, dtype in DTYPES.items()}
 _DCP = "torch.distributed.checkpoint."
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata."  # up to torch 2.2
-_CLASSES = frozenset([
-    *(f"{_DCP}metadata.{name}" for name in ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
-                                            "TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")),
-    f"{_DCP}filesystem._StorageInfo", f"{_SHARDED}TensorProperties", f"{_SHARDED}MEM_FORMAT_ENCODING",
-    "torch.serialization._get_layout", "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib._local.PosixPath",
-    "pathlib._local.WindowsPath",
-])  # fmt: skip
+_CLASSES = frozenset(
+    [
+        *(
+            f"{_DCP}metadata.{name}"
+            for name in (
+                "Metadata",
+                "TensorStorageMetadata",
+                "BytesStorageMetadata",
+                "ChunkStorageMetadata",
+                "TensorProperties",
+                "MetadataIndex",
+                "StorageMeta",
+                "_MEM_FORMAT_ENCODING",
+            )
+        ),
+        f"{_DCP}filesystem._StorageInfo",
+        f"{_SHARDED}TensorProperties",
+        f"{_SHARDED}MEM_FORMAT_ENCODING",
+        "torch.serialization._get_layout",
+        "pathlib.PosixPath",
+        "pathlib.WindowsPath",
+        "pathlib._local.PosixPath",
+        "pathlib._local.WindowsPath",
+    ]
+)
 
 
 def read_metadata(folder: Path, *, is_trusted: bool = False) -> Metadata:
@@ -60,8 +78,10 @@ def read_metadata(folder: Path, *, is_trusted: bool = False) -> Metadata:
     except UsageError:
         raise
     except _Refused as error:
-        raise UsageError(f"{file}: it {error}, which does not belong in this file. Reading such a file could execute code. If "
-                         "you trust whoever wrote it, --trust (trust=True) reads it as torch does") from None  # fmt: skip
+        raise UsageError(
+            f"{file}: it {error}, which does not belong in this file. Reading such a file could execute code. If "
+            "you trust whoever wrote it, --trust (trust=True) reads it as torch does"
+        ) from None
     except Exception as error:  # a damaged pickle can raise anything
         raise UsageError(
             f"{file}: not valid metadata of torch.distributed.checkpoint ({type(error).__name__}: {error})"
@@ -88,11 +108,46 @@ class _Record:
 
 # The unpickler in C allocates memory for any index that a pickle gives to the memo, and ends the process when a key is a deeply
 # nested tuple. Python's own is restricted here to these opcodes, and to keys of simple types.
-_OPCODES = ["PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1",
-            "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "EMPTY_TUPLE", "TUPLE",
-            "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS", "MEMOIZE",
-            "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "GLOBAL", "STACK_GLOBAL", "NEWOBJ", "REDUCE",
-            "BUILD"]  # fmt: skip
+_OPCODES = [
+    "PROTO",
+    "FRAME",
+    "STOP",
+    "MARK",
+    "NONE",
+    "NEWTRUE",
+    "NEWFALSE",
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "LONG1",
+    "BINFLOAT",
+    "SHORT_BINUNICODE",
+    "BINUNICODE",
+    "BINUNICODE8",
+    "SHORT_BINBYTES",
+    "BINBYTES",
+    "EMPTY_TUPLE",
+    "TUPLE",
+    "TUPLE1",
+    "TUPLE2",
+    "TUPLE3",
+    "EMPTY_LIST",
+    "APPEND",
+    "APPENDS",
+    "EMPTY_DICT",
+    "SETITEM",
+    "SETITEMS",
+    "MEMOIZE",
+    "BINPUT",
+    "LONG_BINPUT",
+    "BINGET",
+    "LONG_BINGET",
+    "GLOBAL",
+    "STACK_GLOBAL",
+    "NEWOBJ",
+    "REDUCE",
+    "BUILD",
+]
 _Base: Any = pickle._Unpickler
 
 

@@ -81,8 +81,13 @@ def _store(run: Path, start: StartFrom, parts: Parts) -> int:
     if (run / FOLDER).exists():
         raise UsageError(f"{run / FOLDER} is there already, from another import. Delete it, or give a new folder")
     options = {**asdict(start), "path": str(start.path), "missing": list(start.missing), "unexpected": list(start.unexpected)}
-    meta = {"options": options, "weights": parts.weights, "optimizers": parts.optimizers, "others": parts.others,
-            "left": list(parts.left)}  # fmt: skip
+    meta = {
+        "options": options,
+        "weights": parts.weights,
+        "optimizers": parts.optimizers,
+        "others": parts.others,
+        "left": list(parts.left),
+    }
     snapshot = Snapshot({}, meta)
     snapshot.encode(adapt)
     SnapshotPool().hold(snapshot)
@@ -125,8 +130,9 @@ def _about(parts: Parts) -> dict[str, Any]:
     return {
         "weights": {key: _weights(weights) for key, weights in parts.weights.items()},
         "optimizers": {which or "optimizer": _parameters_of(state) for which, state in parts.optimizers.items()},
-        "others": list(parts.others), "not_used": list(parts.left),
-    }  # fmt: skip
+        "others": list(parts.others),
+        "not_used": list(parts.left),
+    }
 
 
 def _weights(weights: StateDict) -> dict[str, Any]:

@@ -72,18 +72,22 @@ def load(start: StartFrom, parts: Parts, built: Built) -> list[str]:
 # Weights.
 
 
-def _weights(start: StartFrom, source: StateDict, prefix: str, module: nn.Module, problems: list[str],
-             reading: dict[str, str]) -> StateDict:  # fmt: skip
+def _weights(
+    start: StartFrom, source: StateDict, prefix: str, module: nn.Module, problems: list[str], reading: dict[str, str]
+) -> StateDict:
     """Return the state dict to load into a module. Add the log's name of each parameter to `reading`, by the source's name."""
     if any(map(is_part, module.parameters())) or any(map(is_dtensor, module.buffers())):
-        raise UsageError(f"{start.path}: the model, or its optimizer, is sharded, and a source is loaded whole. Load it in the "
-                         "script of a fresh run, by torch.distributed.checkpoint.load and set_model_state_dict, before "
-                         "recover()")  # fmt: skip
+        raise UsageError(
+            f"{start.path}: the model, or its optimizer, is sharded, and a source is loaded whole. Load it in the "
+            "script of a fresh run, by torch.distributed.checkpoint.load and set_model_state_dict, before "
+            "recover()"
+        )
     now = module.state_dict()
     actual = {short: name for name, short in naming.clean_names(now).items()}
     logged = naming.state_keys({prefix: module})[prefix]
-    match = match_names(source, actual, same=lambda name: logged.get(name, name), may_lack=start.missing,
-                        may_drop=start.unexpected)  # fmt: skip
+    match = match_names(
+        source, actual, same=lambda name: logged.get(name, name), may_lack=start.missing, may_drop=start.unexpected
+    )
     problems += _name_problems(match)
     found = {actual[short]: source[name] for name, short in match.names.items()}
     for name, value in found.items():
@@ -130,9 +134,11 @@ def _plain(dtype: torch.dtype) -> str:
 def _refusal(start: StartFrom, problems: Sequence[str]) -> str:
     shown = "".join(f"\n  - {problem}" for problem in problems[:_SHOWN_MAX])
     more = f"\n  ... and {len(problems) - _SHOWN_MAX} more" if len(problems) > _SHOWN_MAX else ""
-    return (f"{start.path} does not fit what was built (nothing was changed):{shown}{more}\nWhat may be missing, left out or "
-            "converted is named: missing=, unexpected=, cast=True, only_weights=True of StartFrom, or the options of `tranlogs "
-            "import`")  # fmt: skip
+    return (
+        f"{start.path} does not fit what was built (nothing was changed):{shown}{more}\nWhat may be missing, left out or "
+        "converted is named: missing=, unexpected=, cast=True, only_weights=True of StartFrom, or the options of `tranlogs "
+        "import`"
+    )
 
 
 # Optimizers and tracked objects.
@@ -167,12 +173,16 @@ def _others(start: StartFrom, parts: Parts, built: Built, states: Mapping[str, S
         try:
             thing.load_state_dict(_keyed_as(thing.state_dict(), others[name]))
         except Exception as error:
-            raise UsageError(f"{start.path}: {name!r} did not take its state from there ({type(error).__name__}: {error}). "
-                             "The weights are loaded already: build all anew, with only_weights=True") from error  # fmt: skip
+            raise UsageError(
+                f"{start.path}: {name!r} did not take its state from there ({type(error).__name__}: {error}). "
+                "The weights are loaded already: build all anew, with only_weights=True"
+            ) from error
         taken.append(name)
     came = [*(f"optimizer {which}" for which in states), *taken]
-    fresh = [*(f"optimizer {which}" for which in built.optimizers if which not in states),
-             *(name for name in built.tracked if name not in taken)]  # fmt: skip
+    fresh = [
+        *(f"optimizer {which}" for which in built.optimizers if which not in states),
+        *(name for name in built.tracked if name not in taken),
+    ]
     unused = [key for key in others if key not in taken]
     unused += [] if states else [which or "optimizer" for which in parts.optimizers]
     unused += parts.left

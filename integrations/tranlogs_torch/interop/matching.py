@@ -38,8 +38,14 @@ class Match:
         return bool(self.names) and not (self.missing or self.unexpected or self.is_ambiguous)
 
 
-def match_names(source: Iterable[str], model: Iterable[str], *, same: Callable[[str], object] = str,
-                may_lack: Sequence[str] = (), may_drop: Sequence[str] = ()) -> Match:  # fmt: skip
+def match_names(
+    source: Iterable[str],
+    model: Iterable[str],
+    *,
+    same: Callable[[str], object] = str,
+    may_lack: Sequence[str] = (),
+    may_drop: Sequence[str] = (),
+) -> Match:
     """Match names.
 
     Args:
@@ -61,8 +67,13 @@ def match_names(source: Iterable[str], model: Iterable[str], *, same: Callable[[
     return replace(best[0], is_ambiguous=True)
 
 
-def _under(reading: Mapping[str, str], wanted: Mapping[str, None], same: Callable[[str], object],
-           may_lack: Sequence[str], may_drop: Sequence[str]) -> Match:  # fmt: skip
+def _under(
+    reading: Mapping[str, str],
+    wanted: Mapping[str, None],
+    same: Callable[[str], object],
+    may_lack: Sequence[str],
+    may_drop: Sequence[str],
+) -> Match:
     names = {name: read for name, read in reading.items() if read in wanted}
     there = {same(read) for read in names.values()}
     missing = [name for name in wanted if same(name) not in there and not _fits(name, may_lack)]

@@ -14,8 +14,22 @@ from torch.optim import Optimizer
 
 _NO_SETTINGS = ("params", "param_names")
 _OF_SCHEDULERS = frozenset(["initial_lr", "max_lr", "min_lr", "swa_lr", "max_momentum", "base_momentum", "name"])
-_SHAPED = frozenset(["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum", "ax",
-                     "acc_delta", "exp_inf", "prev", "step_size"])  # fmt: skip
+_SHAPED = frozenset(
+    [
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "momentum_buffer",
+        "square_avg",
+        "grad_avg",
+        "sum",
+        "ax",
+        "acc_delta",
+        "exp_inf",
+        "prev",
+        "step_size",
+    ]
+)
 
 StateDict = dict[str, Any]
 
@@ -24,8 +38,9 @@ class Unfit(ValueError):
     """The state does not fit this optimizer. The text says why."""
 
 
-def fitted(source: Mapping[str, Any], optimizer: Optimizer, names: Sequence[Sequence[str]],
-           reading: Mapping[str, str]) -> StateDict:  # fmt: skip
+def fitted(
+    source: Mapping[str, Any], optimizer: Optimizer, names: Sequence[Sequence[str]], reading: Mapping[str, str]
+) -> StateDict:
     """Return the state dict to load.
 
     Args:
@@ -57,8 +72,9 @@ def _numbered(source: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Stat
     return {"state": dict(source.get("state", {})), "param_groups": source["param_groups"]}
 
 
-def _named(source: Mapping[str, Any], optimizer: Optimizer, names: Sequence[Sequence[str]],
-           reading: Mapping[str, str]) -> StateDict:  # fmt: skip
+def _named(
+    source: Mapping[str, Any], optimizer: Optimizer, names: Sequence[Sequence[str]], reading: Mapping[str, str]
+) -> StateDict:
     settings, slots = _by_name(source)
     settings = {reading.get(name, name): value for name, value in settings.items()}
     slots = {reading.get(name, name): value for name, value in slots.items()}
@@ -107,8 +123,9 @@ def _demand_same_kind(made: StateDict, optimizer: Optimizer) -> None:
         strange = sorted(group.keys() - optimizer.param_groups[0].keys() - _OF_SCHEDULERS - set(_NO_SETTINGS))
         absent = sorted(optimizer.defaults.keys() - group.keys())
         if strange and absent:
-            raise Unfit(f"it is of another kind than {type(optimizer).__name__}: it has {_listing(strange)}, and no "
-                        f"{_listing(absent)}")  # fmt: skip
+            raise Unfit(
+                f"it is of another kind than {type(optimizer).__name__}: it has {_listing(strange)}, and no {_listing(absent)}"
+            )
 
 
 def _demand_shapes(made: StateDict, optimizer: Optimizer, names: Sequence[Sequence[str]]) -> None:
@@ -119,8 +136,10 @@ def _demand_shapes(made: StateDict, optimizer: Optimizer, names: Sequence[Sequen
             raise Unfit(f"it has state of a parameter {number!r}, and there are {len(flat)}")
         for slot, value in slots.items():
             if slot in _SHAPED and isinstance(value, torch.Tensor) and value.shape != parameters[number].shape:
-                raise Unfit(f"{slot} of {flat[number]} has the shape {list(value.shape)}, and the parameter "
-                            f"{list(parameters[number].shape)}")  # fmt: skip
+                raise Unfit(
+                    f"{slot} of {flat[number]} has the shape {list(value.shape)}, and the parameter "
+                    f"{list(parameters[number].shape)}"
+                )
 
 
 def _listing(values: Sequence[object]) -> str:

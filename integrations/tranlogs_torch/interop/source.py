@@ -108,8 +108,10 @@ def read_parts(path: Path, *, is_trusted: bool = False, progress: Progress | Non
     if not path.is_dir():
         return _sort(path, _read_file(path))
     if not (path / METADATA).is_file():
-        raise UsageError(f"{path}: not a folder of torch.distributed.checkpoint (there is no .metadata). `tranlogs export` "
-                         "writes one of a run of TranLogs")  # fmt: skip
+        raise UsageError(
+            f"{path}: not a folder of torch.distributed.checkpoint (there is no .metadata). `tranlogs export` "
+            "writes one of a run of TranLogs"
+        )
     from .dcp import read_folder  # importing torch.distributed.checkpoint takes a second
 
     return _sort(path, read_folder(path, is_trusted=is_trusted, progress=progress))
@@ -125,8 +127,10 @@ def _read_file(path: Path) -> Any:
     except OSError as error:
         raise UsageError(f"{path}: it cannot be read ({error.strerror or error})") from None
     except Exception as error:  # whatever torch makes of a damaged or foreign file
-        raise UsageError(f"{path}: {weights_only.reason(error)}. If you trust the file, load it in a script of your own, and "
-                         "save the state_dicts alone, or load them before recover()") from None  # fmt: skip
+        raise UsageError(
+            f"{path}: {weights_only.reason(error)}. If you trust the file, load it in a script of your own, and "
+            "save the state_dicts alone, or load them before recover()"
+        ) from None
 
 
 def _read_safetensors(path: Path) -> Parts:
@@ -186,9 +190,12 @@ def _sort(path: Path, content: Any) -> Parts:
 
 def is_weights(value: Any) -> bool:
     """True if this looks like a module's state dict: tensors by name."""
-    return (isinstance(value, Mapping) and any(isinstance(item, torch.Tensor) for item in value.values())
-            and all(isinstance(key, str) for key in value)
-            and all(isinstance(item, torch.Tensor) or key.endswith("_extra_state") for key, item in value.items()))  # fmt: skip
+    return (
+        isinstance(value, Mapping)
+        and any(isinstance(item, torch.Tensor) for item in value.values())
+        and all(isinstance(key, str) for key in value)
+        and all(isinstance(item, torch.Tensor) or key.endswith("_extra_state") for key, item in value.items())
+    )
 
 
 def is_optimizer(value: Any) -> bool:

@@ -126,8 +126,10 @@ class Coordinator:
             UsageError: a communication hook makes a log of gradients wrong, or there is nothing to keep copies of.
         """
         if self.copies > 1 and not self.is_divided:
-            raise UsageError("copies=2: each process logs all of its gradients here, which are its own, so that there are no "
-                             "shares to keep copies of. Leave the argument out")  # fmt: skip
+            raise UsageError(
+                "copies=2: each process logs all of its gradients here, which are its own, so that there are no "
+                "shares to keep copies of. Leave the argument out"
+            )
         found = [text for reducer in self._reducers for text in reducer.hooks_told()]
         if not self._reducers and not self._sharding:
             found.append(
@@ -143,8 +145,10 @@ class Coordinator:
         if not self._is_lockstep() or not self.is_divided:
             return None
         if not self._is_reduced((hooks.name, hooks.inner)):  # a group was added, or a parameter trains that was frozen
-            self._fall_back(f"optimizer {hooks.name!r} trains parameters whose gradients no DistributedDataParallel sums (it "
-                            "sums those that were there, and trained, when it was made)")  # fmt: skip
+            self._fall_back(
+                f"optimizer {hooks.name!r} trains parameters whose gradients no DistributedDataParallel sums (it "
+                "sums those that were there, and trained, when it was made)"
+            )
             return None
         if hooks.name not in self._checked:
             self._checked.add(hooks.name)
@@ -209,20 +213,30 @@ class Coordinator:
         if not joining:
             return
         if self._sharding:
-            raise UsageError("join() with a ZeroRedundancyOptimizer is not logged: give all ranks as many batches "
-                             "(DistributedSampler does)")  # fmt: skip
+            raise UsageError(
+                "join() with a ZeroRedundancyOptimizer is not logged: give all ranks as many batches (DistributedSampler does)"
+            )
         if not self._joining:
             self._joining = joining
             journal.holds.hold_until_next_process()
         elif any(now is not then for now, then in zip(joining, self._joining, strict=True)):
-            raise UsageError("join() was entered a second time: since the first, ranks took different numbers of steps, and "
-                             "after a crash none would be common. Take all epochs within one join(), or give all ranks as many "
-                             "batches (DistributedSampler does)")  # fmt: skip
+            raise UsageError(
+                "join() was entered a second time: since the first, ranks took different numbers of steps, and "
+                "after a crash none would be common. Take all epochs within one join(), or give all ranks as many "
+                "batches (DistributedSampler does)"
+            )
 
     # Boundaries.
 
-    def at_boundary(self, journal: Journal, body: dict[str, Any], whole: Callable[[], dict[str, Any]], *, wanted: bool | None,
-                    digests: bytes) -> bool | None:  # fmt: skip
+    def at_boundary(
+        self,
+        journal: Journal,
+        body: dict[str, Any],
+        whole: Callable[[], dict[str, Any]],
+        *,
+        wanted: bool | None,
+        digests: bytes,
+    ) -> bool | None:
         """Whether to take a checkpoint at this boundary; None for whatever the policy says.
 
         Args:
@@ -240,8 +254,11 @@ class Coordinator:
             for reducer in self._reducers:
                 reducer.note_order()
         if self._reducers:
-            body["ddp"] = {"orders": [reducer.read_order() for reducer in self._reducers], "is_divided": self.is_divided,
-                           "hooks": [[hook.read() for hook in reducer.hooks()] for reducer in self._reducers]}  # fmt: skip
+            body["ddp"] = {
+                "orders": [reducer.read_order() for reducer in self._reducers],
+                "is_divided": self.is_divided,
+                "hooks": [[hook.read() for hook in reducer.hooks()] for reducer in self._reducers],
+            }
         if is_lockstep and has_stepped and self.copies > 1 and self.is_divided:
             body |= self._beside.exchange(body)
         if self._has_left:
@@ -269,8 +286,13 @@ class Coordinator:
         self._asked_at, self._is_hurried = journal.step, False
         has_gap = self._was_suspended and not journal.is_suspended  # what others hold of these steps is of no use without it
         is_due = self._is_wanted or has_gap or journal.is_checkpoint_due()
-        said = self._group.gather({"due": is_due, "digests": xxhash.xxh3_64_hexdigest(digests) if digests else "",
-                                   "has": journal.checkpoints.newest_step})  # fmt: skip
+        said = self._group.gather(
+            {
+                "due": is_due,
+                "digests": xxhash.xxh3_64_hexdigest(digests) if digests else "",
+                "has": journal.checkpoints.newest_step,
+            }
+        )
         journal.holds.set_common_step(min(one["has"] for one in said), self.world)
         known, is_any_due = [one["digests"] for one in said], any(one["due"] for one in said)
         if self.is_divided and is_any_due and not all(known):  # it is going to read all of them anyway
@@ -316,18 +338,28 @@ class Coordinator:
             return
         self._is_compared = True
         kinds = ["DistributedDataParallel"] * bool(self._reducers) + ["sharded"] * bool(self._sharding)
-        mine = {"model": " and ".join(kinds) or "neither DistributedDataParallel nor sharded", "copies": str(self.copies),
-                "checkpoint_every": f"{self._every} steps" if self._every else "no number of steps", **settings}  # fmt: skip
+        mine = {
+            "model": " and ".join(kinds) or "neither DistributedDataParallel nor sharded",
+            "copies": str(self.copies),
+            "checkpoint_every": f"{self._every} steps" if self._every else "no number of steps",
+            **settings,
+        }
         said = self.told_by_all({"settings": mine, "is_lockstep": self._spans_all})
         if not any(one["is_lockstep"] for one in said):
             return
         names = dict.fromkeys(name for one in said for name in one["settings"])
         found = {name: [one["settings"].get(name, "none") for one in said] for name in names}
-        apart = [f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}" for name, values in found.items()
-                 if len(set(values)) > 1 for other in [_first_other(values)]]  # fmt: skip
+        apart = [
+            f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}"
+            for name, values in found.items()
+            if len(set(values)) > 1
+            for other in [_first_other(values)]
+        ]
         if apart:
-            raise UsageError(f"LoggedOptimizer's settings are not the same on all ranks ({'; '.join(apart)}). They log, and "
-                             "take checkpoints, together: give all of them the same")  # fmt: skip
+            raise UsageError(
+                f"LoggedOptimizer's settings are not the same on all ranks ({'; '.join(apart)}). They log, and "
+                "take checkpoints, together: give all of them the same"
+            )
 
     def demand_same_start(self, identity: str, *, is_fresh: bool) -> None:
         """All must start from the same. All ranks must call it.
@@ -340,8 +372,9 @@ class Coordinator:
             other = _first_other([one["identity"] for one in said])
             raise UsageError(f"rank {other} starts from something else than rank 0, or from nothing: all must see the same")
 
-    def recover(self, journal: Journal, built: dict[str, Any], step: int | None, progress: Progress | None,
-                spare: ReplacementSource) -> GroupRecovered | None:  # fmt: skip
+    def recover(
+        self, journal: Journal, built: dict[str, Any], step: int | None, progress: Progress | None, spare: ReplacementSource
+    ) -> GroupRecovered | None:
         """Land where all land; None if the run is fresh. `built`: this rank's own part of the state as it was built."""
         self._state.built = built
         folder, run_id = journal.paths.folder, journal.run.run_id

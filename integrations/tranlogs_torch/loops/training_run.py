@@ -282,8 +282,10 @@ class TrainingRun:
             return
         body: dict[str, Any] = {"state": {}, "groups": {}}
         if any(which in state.outers for which in grown):
-            raise UsageError(f"optimizer {grown[0]!r}: a parameter group was added to a ZeroRedundancyOptimizer while it was "
-                             "training, which is not logged: add it before recover()")  # fmt: skip
+            raise UsageError(
+                f"optimizer {grown[0]!r}: a parameter group was added to a ZeroRedundancyOptimizer while it was "
+                "training, which is not logged: add it before recover()"
+            )
         if grown:
             covered = set(state.parameters)
             state.refresh()
@@ -338,8 +340,11 @@ class TrainingRun:
     def _say_nested(self) -> None:
         if self.steps_since_boundary and not self._has_said_nested:
             self._has_said_nested = True
-            _log.warning("%s: one of these loops runs inside the body of another: only the outer one's batches are places to "
-                         "come back to", self.run)  # fmt: skip
+            _log.warning(
+                "%s: one of these loops runs inside the body of another: only the outer one's batches are places to "
+                "come back to",
+                self.run,
+            )
 
     def _is_amid(self, taken: dict[str, int], asking: object) -> bool:
         """Whether the batches since the last boundary are not done with: another loader's half of the same turn (`zip`),

@@ -138,8 +138,9 @@ class UserLoops:
 
     def adopt(self, position: LoaderPosition) -> None:
         """Give the loader a class whose `__iter__` gives out passes."""
-        position.loader.__class__ = iterating(position.loader, position.loader_class, lambda: self.iterate(position),
-                                              _tranlogs_loops=self)  # fmt: skip
+        position.loader.__class__ = iterating(
+            position.loader, position.loader_class, lambda: self.iterate(position), _tranlogs_loops=self
+        )
         self._positions.append(position)
 
     def release(self) -> None:
@@ -182,8 +183,11 @@ class UserLoops:
             return
         leader = self.leader
         if leader is not None:
-            _log.warning("%s: batches(), epochs() or steps() began while a loop over a tracked loader was under way. From here "
-                         "on theirs are the places to come back to", self._run.run)  # fmt: skip
+            _log.warning(
+                "%s: batches(), epochs() or steps() began while a loop over a tracked loader was under way. From here "
+                "on theirs are the places to come back to",
+                self._run.run,
+            )
             self._accompany(leader)
             self._leader = None
         self._end_all()
@@ -231,9 +235,11 @@ class UserLoops:
         kind = position.next_finished()
         if kind is not None:
             if not self.has_skipped:
-                _log.warning("%s: epochs that were finished give no batches, and the code around their loops runs again "
-                             "(validation, files of the best model). optimizer.epochs(...) leaves them out",
-                             self._run.run)  # fmt: skip
+                _log.warning(
+                    "%s: epochs that were finished give no batches, and the code around their loops runs again "
+                    "(validation, files of the best model). optimizer.epochs(...) leaves them out",
+                    self._run.run,
+                )
             self.has_skipped = True
             if kind == IDLE:
                 return position.iterate_plainly()

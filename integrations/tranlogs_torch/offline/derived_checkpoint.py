@@ -36,13 +36,22 @@ def snapshot(state: RecordedState, found: Recovered) -> Snapshot:
     for which, about in before["optimizers"].items():
         held, rest = state.state_tensors(which)
         tensors |= {name: array for name, array in held if array is not None}
-        optimizers[which] = {"class": about["class"], "groups": body["after"][which], "params": state.group_names(which),
-                             "state": rest, "given": state.given[which]}  # fmt: skip
+        optimizers[which] = {
+            "class": about["class"],
+            "groups": body["after"][which],
+            "params": state.group_names(which),
+            "state": rest,
+            "given": state.given[which],
+        }
     curves = ScalarHistory()
     curves.unpack(before["boundary"].get("scalars", {}))
     curves.extend(found.scalars)
-    meta = {"optimizers": optimizers, "modules": before["modules"], "boundary": {**body, "scalars": curves.pack()},
-            "born": before["born"]}  # fmt: skip
+    meta = {
+        "optimizers": optimizers,
+        "modules": before["modules"],
+        "boundary": {**body, "scalars": curves.pack()},
+        "born": before["born"],
+    }
     made = Snapshot(tensors, meta)
     made.encode(adapt)
     return made

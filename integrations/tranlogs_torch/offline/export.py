@@ -69,8 +69,10 @@ def check_target(path: Path, form: str | None = None) -> None:
     if form is None and path.name.endswith(".weights.h5"):
         raise UsageError(f"{path}: this run is PyTorch's, and such files are Keras's. Use .safetensors or .pt")
     if form is None and path.suffix not in (".pt", ".safetensors"):
-        raise UsageError(f"{path}: the name must end in .safetensors or .pt (for a folder of torch.distributed.checkpoint: "
-                         "`tranlogs export RUN --to dcp FOLDER`)")  # fmt: skip
+        raise UsageError(
+            f"{path}: the name must end in .safetensors or .pt (for a folder of torch.distributed.checkpoint: "
+            "`tranlogs export RUN --to dcp FOLDER`)"
+        )
     if _format_of(path, form) == "safetensors" and importlib.util.find_spec("safetensors") is None:
         raise UsageError(f"{path}: this format needs a package: pip install safetensors")
     if not path.parent.is_dir():

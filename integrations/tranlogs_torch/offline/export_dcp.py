@@ -44,8 +44,13 @@ def check_target(path: Path) -> None:
         raise UsageError(f"{path} is there already, and a folder is not replaced: delete it, or give another name")
 
 
-def write(path: Path, content: Mapping[str, Any], optimizers: Mapping[str, Optimizer], names: Mapping[int, str],
-          progress: Progress | None = None) -> list[str]:  # fmt: skip
+def write(
+    path: Path,
+    content: Mapping[str, Any],
+    optimizers: Mapping[str, Optimizer],
+    names: Mapping[int, str],
+    progress: Progress | None = None,
+) -> list[str]:
     """Write the folder, all of it or nothing; returns what plain loading has to know.
 
     Args:
@@ -74,8 +79,9 @@ def write(path: Path, content: Mapping[str, Any], optimizers: Mapping[str, Optim
     return notes
 
 
-def _nested(content: Mapping[str, Any], optimizers: Mapping[str, Optimizer],
-            names: Mapping[int, str]) -> tuple[Nest, list[str]]:  # fmt: skip
+def _nested(
+    content: Mapping[str, Any], optimizers: Mapping[str, Optimizer], names: Mapping[int, str]
+) -> tuple[Nest, list[str]]:
     nested: Nest = {"step": content["step"], "tranlogs": content["tranlogs"]}
     notes: list[str] = []
     nested |= {key: content[key] for key in ("model", "models", "parameters", "tracked") if content.get(key)}
@@ -120,8 +126,10 @@ def _optimizers_as_one(optimizers: Mapping[str, Optimizer], names: Mapping[int, 
                 flat |= {f"param_groups.{name}.{key}": value for key, value in settings.items()}
         if without and len(without) < sum(len(group["params"]) for group in optimizer.param_groups):
             more = " ..." if len(without) > 3 else ""
-            notes.append(f"optimizer {which} has no state for {', '.join(without[:3])}{more}, which had no gradient yet: where "
-                         "the loading program has one, it needs DefaultLoadPlanner(allow_partial_load=True)")  # fmt: skip
+            notes.append(
+                f"optimizer {which} has no state for {', '.join(without[:3])}{more}, which had no gradient yet: where "
+                "the loading program has one, it needs DefaultLoadPlanner(allow_partial_load=True)"
+            )
     made: Nest = {"state": state, "param_groups": groups}
     taken = {f"param_groups.{i}.{key}" for i, group in enumerate(groups) for key in group}
     return made | flat if taken.isdisjoint(flat) else made

@@ -28,8 +28,9 @@ _ATTEMPTS_MAX = 1000
 Held = tuple[Place, torch.Tensor]
 
 
-def recover_joined(reader: SingleReader, make: Callable[[], RecordedState], step: int | None,
-                   progress: Progress | None) -> tuple[RecordedState, Recovered] | None:  # fmt: skip
+def recover_joined(
+    reader: SingleReader, make: Callable[[], RecordedState], step: int | None, progress: Progress | None
+) -> tuple[RecordedState, Recovered] | None:
     """The whole state, and how the rank got there whose journal was given. None if the run holds nothing yet.
 
     Args:
@@ -58,15 +59,18 @@ def recover_joined(reader: SingleReader, make: Callable[[], RecordedState], step
             found.notes += recovered.notes
         if recovered.divergence and (found.divergence is None or recovered.divergence.step < found.divergence.step):
             found.divergence = recovered.divergence
-    found.notes.append(f"the parts of {reader.world} ranks were redone and joined; buffers and what was tracked are those of "
-                       f"rank {reader.rank}")  # fmt: skip
+    found.notes.append(
+        f"the parts of {reader.world} ranks were redone and joined; buffers and what was tracked are those of "
+        f"rank {reader.rank}"
+    )
     found.notes = list(dict.fromkeys(found.notes))
     _join(state, states)
     return state, found
 
 
-def _all_on_one_step(reader: SingleReader, make: Callable[[], RecordedState], step: int | None,
-                     progress: Progress | None) -> tuple[list[RecordedState], list[GroupRecovered]]:  # fmt: skip
+def _all_on_one_step(
+    reader: SingleReader, make: Callable[[], RecordedState], step: int | None, progress: Progress | None
+) -> tuple[list[RecordedState], list[GroupRecovered]]:
     """Damage that one rank meets makes it land earlier: then the others do so, too."""
     for _ in range(_ATTEMPTS_MAX):
         states, landings = [], []
@@ -107,8 +111,9 @@ def _join(state: RecordedState, states: Sequence[RecordedState]) -> None:
         state.optimizers[which].state[wholes[name]] = values
 
 
-def _joined_state(what: str, key: str, held: Sequence[dict[str, Any]], parts: Sequence[torch.Tensor],
-                  places: Sequence[Place]) -> Any:  # fmt: skip
+def _joined_state(
+    what: str, key: str, held: Sequence[dict[str, Any]], parts: Sequence[torch.Tensor], places: Sequence[Place]
+) -> Any:
     there = [(one[key], part, place) for one, part, place in zip(held, parts, places, strict=True) if key in one]
     value = there[0][0]
     if not torch.is_tensor(value) or not all(is_alike(key, one, part) for one, part, _ in there):
@@ -121,8 +126,9 @@ def _joined(name: str, held: Iterable[Held]) -> torch.Tensor:
     parts = {place: tensor for place, tensor in held if tensor.numel()}
     shape, first = next(iter(parts)).whole, next(iter(parts.values()))
     if sum(map(torch.Tensor.numel, parts.values())) != math.prod(shape):
-        raise UsageError(f"{name}: the journals hold {sum(map(torch.Tensor.numel, parts.values()))} of its {math.prod(shape)} "
-                         "elements")  # fmt: skip
+        raise UsageError(
+            f"{name}: the journals hold {sum(map(torch.Tensor.numel, parts.values()))} of its {math.prod(shape)} elements"
+        )
     whole = torch.empty(shape, dtype=first.dtype, device=first.device)
     for (_, piece), tensor in parts.items():
         if piece.kind == "flat":

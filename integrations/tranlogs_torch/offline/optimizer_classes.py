@@ -63,8 +63,12 @@ class OptimizerClasses:
         return found
 
 
-def make_optimizer(kind: type[Optimizer], groups: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]],
-                   parameters: Mapping[str, torch.Tensor]) -> Optimizer:  # fmt: skip
+def make_optimizer(
+    kind: type[Optimizer],
+    groups: Sequence[Mapping[str, Any]],
+    names: Sequence[Sequence[str]],
+    parameters: Mapping[str, torch.Tensor],
+) -> Optimizer:
     """An optimizer with the recorded parameter groups.
 
     Raises:

@@ -49,8 +49,14 @@ class OfflineRun:
         self.report: RecoveryReport | None = None
         self._found: Recovered | None = None
 
-    def replay(self, *, step: int | None = None, sequence: int | None = None, checkpoint: str | None = None,
-               progress: Progress | None = None) -> RecoveryReport:  # fmt: skip
+    def replay(
+        self,
+        *,
+        step: int | None = None,
+        sequence: int | None = None,
+        checkpoint: str | None = None,
+        progress: Progress | None = None,
+    ) -> RecoveryReport:
         """Bring the state to a step (default: the newest). Threads and flags of this process become the run's.
 
         Args:
@@ -83,16 +89,19 @@ class OfflineRun:
         self._found.require_position(position)
         return derived_checkpoint.snapshot(self.state, self._found)
 
-    def _recover(self, step: int | None, sequence: int | None, checkpoint: str | None,
-                 progress: Progress | None) -> Recovered | None:  # fmt: skip
+    def _recover(
+        self, step: int | None, sequence: int | None, checkpoint: str | None, progress: Progress | None
+    ) -> Recovered | None:
         environment = read_environment(self.folder)
         is_alone = not is_of_group(environment) and not is_sharded(environment)
         is_one_part = is_sharded(environment) and (sequence is not None or checkpoint is not None)
         if is_alone or is_one_part or (sequence is not None and get_world(environment) == 1):
             return recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
         if sequence is not None:
-            raise UsageError(f"{self.folder}: several processes train this run, and a checkpoint holds what is the next one's "
-                             "own: only they can make it")  # fmt: skip
+            raise UsageError(
+                f"{self.folder}: several processes train this run, and a checkpoint holds what is the next one's "
+                "own: only they can make it"
+            )
         reader = SingleReader(self.folder, step=step, checkpoint=checkpoint)  # each rank's journal has its share of the records
         if reader.generation.is_sharded and checkpoint is None:
             joined = recover_joined(reader, partial(RecordedState, self._classes), step, progress)
@@ -118,10 +127,13 @@ class OfflineRun:
             exact = None
         loaders = list(state.body["data"].values())
         return make_report(
-            found, exact=exact, notes=[*found.notes, *state.notes, *compared, *told, *lost],
-            batch=loaders[0]["taken"] if loaders else state.body["count"], epoch=loaders[0]["epoch"] if loaders else 0,
+            found,
+            exact=exact,
+            notes=[*found.notes, *state.notes, *compared, *told, *lost],
+            batch=loaders[0]["taken"] if loaders else state.body["count"],
+            epoch=loaders[0]["epoch"] if loaders else 0,
             seconds=seconds,
-        )  # fmt: skip
+        )
 
     def export(self, path: Path, form: str | None = None, progress: Progress | None = None) -> list[str]:
         """Write the replayed state to a file or folder (see `export`); returns what it does not hold, one sentence each.

@@ -32,9 +32,20 @@ from .gradient_blocks import GradientMemory
 _STEPS_MIN = 2  # fewer steps than this are not worth another order
 
 _ELEMENTWISE = {
-    "SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD", "Adafactor",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "Adagrad",
+    "Adadelta",
+    "RMSprop",
+    "Rprop",
+    "ASGD",
+    "Adafactor",
     "Muon",
-}  # fmt: skip
+}
 
 
 def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
@@ -79,8 +90,9 @@ def _decoded(state: TorchState, entries: Sequence[Entry]) -> list[Decoded]:
 def _whole(state: TorchState, entry: Entry, body: dict[str, Any]) -> Entry:
     """A record that ranks divided among themselves, with the shares of all."""
     if state.shards is None:
-        raise CorruptRecord(entry.reader.path, "it holds a share of the gradients, and the other ranks' journals are not there",
-                            step=entry.step)  # fmt: skip
+        raise CorruptRecord(
+            entry.reader.path, "it holds a share of the gradients, and the other ranks' journals are not there", step=entry.step
+        )
     return state.shards.join(entry, body, state.decode)
 
 

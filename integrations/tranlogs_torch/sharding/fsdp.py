@@ -51,8 +51,10 @@ def sharded_for(modules: Modules) -> dict[int, nn.Parameter]:
     """The sharded parameter for each whole one (by id) that is registered in its place until the next backward pass."""
     found = {
         id(getattr(p._module_info.module, p._module_info.param_name)): p.sharded_param
-        for group in _groups(modules) for p in group.fsdp_params if p.sharded_state.name != "SHARDED"
-    }  # fmt: skip
+        for group in _groups(modules)
+        for p in group.fsdp_params
+        if p.sharded_state.name != "SHARDED"
+    }
     return found | fsdp_wrapper.sharded_for(modules)
 
 

@@ -54,9 +54,11 @@ def tell_places(modules: Modules) -> None:
 def _demand_known(handle: Any) -> None:
     name = "FullyShardedDataParallel"
     if not handle._use_orig_params:
-        raise UsageError(f"{name} has put the parameters into a flat one of its own, of which a log cannot tell what belongs "
-                         f"where. Set use_orig_params=True: {name}(model, use_orig_params=True), or use "
-                         "torch.distributed.fsdp.fully_shard(model)")  # fmt: skip
+        raise UsageError(
+            f"{name} has put the parameters into a flat one of its own, of which a log cannot tell what belongs "
+            f"where. Set use_orig_params=True: {name}(model, use_orig_params=True), or use "
+            "torch.distributed.fsdp.fully_shard(model)"
+        )
     if handle._offload_params:
         raise UsageError(f"{name}(cpu_offload=...) is not logged: leave it out, or use fully_shard(model)")
     if handle._keep_low_precision_grads:
@@ -123,8 +125,13 @@ def policies(modules: Modules) -> list[Any]:
 def total_norm(modules: Modules, parameters: Sequence[torch.Tensor], norm_type: float, foreach: bool | None) -> Any:
     """The norm of gradients of which some are ranges; None where none is. All processes that share one must call it."""
     wanted = set(map(id, parameters))
-    held = {id(p): (p, w._handle.process_group) for w in _wrappers(modules) if w._handle.uses_sharded_strategy
-            for p in w._handle.flat_param._params if id(p) in wanted}  # fmt: skip
+    held = {
+        id(p): (p, w._handle.process_group)
+        for w in _wrappers(modules)
+        if w._handle.uses_sharded_strategy
+        for p in w._handle.flat_param._params
+        if id(p) in wanted
+    }
     if not held:
         return None
     parts = [p.grad for p, _ in held.values() if p.grad is not None]  # in the order in which the wrapper adds them up
@@ -142,7 +149,8 @@ def total_norm(modules: Modules, parameters: Sequence[torch.Tensor], norm_type: 
     return norm ** (1.0 / norm_type)
 
 
-def _local_norm(gradients: Sequence[torch.Tensor], norm_type: float, foreach: bool | None,
-                beside: torch.Tensor) -> torch.Tensor:  # fmt: skip
+def _local_norm(
+    gradients: Sequence[torch.Tensor], norm_type: float, foreach: bool | None, beside: torch.Tensor
+) -> torch.Tensor:
     norm = torch.nn.utils.get_total_norm(gradients, norm_type, foreach=foreach)
     return norm.to(beside.device, torch.float32)

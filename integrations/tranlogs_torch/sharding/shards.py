@@ -40,8 +40,10 @@ def place_of(parameter: torch.Tensor) -> Place | None:
     whole: Any = parameter
     found = _box(tuple(whole.shape), whole.device_mesh, tuple(whole.placements))
     if found is not None and found.piece.length != tuple(local(parameter).shape):
-        raise UsageError(f"a DTensor of shape {found.whole} with the placements {whole.placements}: what this process holds, "
-                         f"{tuple(local(parameter).shape)}, is no box of it that can be named")  # fmt: skip
+        raise UsageError(
+            f"a DTensor of shape {found.whole} with the placements {whole.placements}: what this process holds, "
+            f"{tuple(local(parameter).shape)}, is no box of it that can be named"
+        )
     return found
 
 
@@ -66,8 +68,9 @@ def put_place(parameter: torch.Tensor, place: Place) -> None:
     setattr(parameter, _PLACE, place)
 
 
-def array_of(tensor: torch.Tensor, parameter: torch.Tensor,
-             convert: Callable[[torch.Tensor], AnyArray] | None = None) -> AnyArray:  # fmt: skip
+def array_of(
+    tensor: torch.Tensor, parameter: torch.Tensor, convert: Callable[[torch.Tensor], AnyArray] | None = None
+) -> AnyArray:
     """The bytes of what is laid out as a parameter (itself, its gradient, its state), told where in the whole they belong.
 
     `convert` makes an array of a tensor: `arrays.to_array` if it is None.
@@ -105,8 +108,9 @@ def like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
     whole: Any = parameter
     with torch.no_grad():
-        return DTensor.from_local(value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape,
-                                  stride=whole.stride())  # fmt: skip
+        return DTensor.from_local(
+            value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+        )
 
 
 def settled(parameter: torch.Tensor) -> torch.Tensor | None:

@@ -41,8 +41,10 @@ def demand_known(optimizer: Any) -> None:
         UsageError: steps are taken amid the backward pass.
     """
     if is_redundancy(optimizer) and optimizer._overlap_with_ddp:
-        raise UsageError("ZeroRedundancyOptimizer(overlap_with_ddp=True) steps inside the backward pass, which is not logged: "
-                         "leave that argument out")  # fmt: skip
+        raise UsageError(
+            "ZeroRedundancyOptimizer(overlap_with_ddp=True) steps inside the backward pass, which is not logged: "
+            "leave that argument out"
+        )
 
 
 def tell_places(optimizer: Any) -> None:

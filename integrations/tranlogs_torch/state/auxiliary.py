@@ -51,9 +51,15 @@ class Auxiliary:
         count: turns of loops without a loader.
     """
 
-    def __init__(self, state: TorchState, on_boundary: Callable[[LoaderPosition], None],
-                 on_open: Callable[[LoaderPosition], None], on_doubt: Callable[[str, bool], None],
-                 on_loader: Callable[[LoaderPosition], None], worker_seeds: str | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        state: TorchState,
+        on_boundary: Callable[[LoaderPosition], None],
+        on_open: Callable[[LoaderPosition], None],
+        on_doubt: Callable[[str, bool], None],
+        on_loader: Callable[[LoaderPosition], None],
+        worker_seeds: str | None,
+    ) -> None:
         self._state, self._on_boundary, self._on_open, self._on_doubt = state, on_boundary, on_open, on_doubt
         self._on_loader, self._worker_seeds = on_loader, worker_seeds
         self.gradients = Gradients(state)
@@ -90,8 +96,9 @@ class Auxiliary:
             thing.load_state_dict(self._landed["tracked"][name])
             self._set_hyper(self._landed)  # making a scheduler writes the groups
 
-    def loader(self, loader: DataLoader[Any], name: str = "loader",
-               kind: type[LoaderPosition] = LoaderPosition) -> LoaderPosition:  # fmt: skip
+    def loader(
+        self, loader: DataLoader[Any], name: str = "loader", kind: type[LoaderPosition] = LoaderPosition
+    ) -> LoaderPosition:
         """The position in a loader; one object a loader. Of another `kind`, its loops are not the script's own ones."""
         for position in self.loaders.values():
             if position.stands_for(loader):
@@ -112,11 +119,15 @@ class Auxiliary:
         for name, position in self.loaders.items():
             for path, generator in generators_in(position.loader.dataset, f"{name}.dataset"):
                 if position.taken and (position.loader.num_workers or id(generator) not in tracked):
-                    found.append(f"{path} is a random generator of the dataset's own: what it draws is not brought back. "
-                                 "Without workers track it, or let the dataset draw from the global generators")  # fmt: skip
+                    found.append(
+                        f"{path} is a random generator of the dataset's own: what it draws is not brought back. "
+                        "Without workers track it, or let the dataset draw from the global generators"
+                    )
         if self._orphans:
-            found.append(f"gradients of parameters that no optimizer has ({self._orphans[0]}, ...) pile up and are not brought "
-                         "back: freeze them with requires_grad_(False)")  # fmt: skip
+            found.append(
+                f"gradients of parameters that no optimizer has ({self._orphans[0]}, ...) pile up and are not brought "
+                "back: freeze them with requires_grad_(False)"
+            )
         groups = (group for which in self._state.optimizers for group in self._state.outer(which).param_groups)
         scheduled = any("initial_lr" in group for group in groups)
         tracked_or_inside = (getattr(t, "scheduler", t) for t in self.tracked.values())  # accelerate's keeps one
@@ -137,8 +148,9 @@ class Auxiliary:
         landed, self._landed, self._rng = self._landed, None, None
         if landed is not None:
             for name in landed["tracked"].keys() - self.tracked.keys():
-                self._on_doubt(f"the run has the state of {name!r}, but nothing is tracked under that name: it does not come "
-                               "back", False)  # fmt: skip
+                self._on_doubt(
+                    f"the run has the state of {name!r}, but nothing is tracked under that name: it does not come back", False
+                )
             for name in self.tracked.keys() - landed["tracked"].keys():
                 self._on_doubt(f"{name!r} is tracked now, but the run has no state of it: it starts as it is", False)
 
@@ -241,9 +253,13 @@ class Auxiliary:
     def changed_hyper(self) -> list[str]:
         """Hyper-parameters that are not what recovery has set."""
         recorded = {} if self._landed is None else self._landed["after"]
-        return [f"{key} of parameter group {i} of optimizer {which!r}" for which, groups in recorded.items()
-                for i, (was, now) in enumerate(zip(groups, self._state.hyper(which), strict=False))
-                for key in was.keys() & now.keys() if not _is_equal(was[key], now[key])]  # fmt: skip
+        return [
+            f"{key} of parameter group {i} of optimizer {which!r}"
+            for which, groups in recorded.items()
+            for i, (was, now) in enumerate(zip(groups, self._state.hyper(which), strict=False))
+            for key in was.keys() & now.keys()
+            if not _is_equal(was[key], now[key])
+        ]
 
     def _set_hyper(self, body: dict[str, Any]) -> None:
         for which, groups in body["after"].items():  # a scheduler's load_state_dict does not write them

@@ -15,15 +15,19 @@ def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
     """What a script leaves out that a replay cannot show: each makes it impossible to tell whether the run is exact."""
     found = []
     if not state.modules:
-        found.append("no model=... was given: buffers (BatchNorm's statistics) are not recovered, and parameters are matched "
-                     "by their place")  # fmt: skip
+        found.append(
+            "no model=... was given: buffers (BatchNorm's statistics) are not recovered, and parameters are matched "
+            "by their place"
+        )
     found += lost_attributes(state)
     if state.extra.lost:
         found.append(f"the extra state of {', '.join(state.extra.lost)} cannot be stored safely and is not recovered")
     if body.get("is_implicit"):
-        found.append("the last step was taken outside of batches(), epochs(), steps() and loops over a tracked loader: the "
-                     "position in the data is the script's own, as are random numbers drawn between a step and the next "
-                     "forward pass. track(loader=...) is all that a plain loop over a DataLoader needs")  # fmt: skip
+        found.append(
+            "the last step was taken outside of batches(), epochs(), steps() and loops over a tracked loader: the "
+            "position in the data is the script's own, as are random numbers drawn between a step and the next "
+            "forward pass. track(loader=...) is all that a plain loop over a DataLoader needs"
+        )
     return found
 
 

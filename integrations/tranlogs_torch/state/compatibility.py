@@ -57,18 +57,29 @@ def _differences(state: Grouped, which: str, recorded: dict[str, Any]) -> list[s
     if recorded["class"] != now:
         found.append(f"optimizer {which!r} was a {recorded['class']}, now it is a {now}")
     is_all = "all" in recorded  # the names that all ranks have together
-    groups = list(zip(state.all_names(which) if is_all else state.group_names(which),
-                      recorded["all" if is_all else "params"], strict=False))  # fmt: skip
+    groups = list(
+        zip(
+            state.all_names(which) if is_all else state.group_names(which),
+            recorded["all" if is_all else "params"],
+            strict=False,
+        )
+    )
     if {name for mine, _ in groups for name in mine} == {name for _, theirs in groups for name in theirs}:
         return found  # if they are grouped otherwise now, the run's groups hold
     for i, (mine, theirs) in enumerate(groups):
         if set(mine) != set(theirs):
-            found.append(f"optimizer {which!r}: its parameter group {i} holds other parameters ({len(theirs)} recorded, "
-                         f"{len(mine)} now)")  # fmt: skip
+            found.append(
+                f"optimizer {which!r}: its parameter group {i} holds other parameters ({len(theirs)} recorded, {len(mine)} now)"
+            )
     return found
 
 
 def in_later_groups(state: Grouped, recorded: dict[str, Any]) -> set[str]:
     """Parameters of groups that were added after the recorded ones: the log, or nobody yet, knows them."""
-    return {name for which, about in recorded.items() if which in state.optimizers
-            for group in state.group_names(which)[len(about["params"]):] for name in group}  # fmt: skip
+    return {
+        name
+        for which, about in recorded.items()
+        if which in state.optimizers
+        for group in state.group_names(which)[len(about["params"]) :]
+        for name in group
+    }

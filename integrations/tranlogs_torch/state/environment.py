@@ -74,11 +74,17 @@ def set_back(recorded: dict[str, Any]) -> list[str]:
 def compare(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Differences that can change rounding, one sentence each."""
     words = {
-        "torch": "torch version", "machine": "processor architecture", "cpu_capability": "vector instructions",
-        "devices": "device types", "gpu": "GPU model", "cuda": "CUDA version", "mkldnn": "oneDNN in use",
-        "backend": "backend of the process group", "reducers": "settings of DistributedDataParallel",
+        "torch": "torch version",
+        "machine": "processor architecture",
+        "cpu_capability": "vector instructions",
+        "devices": "device types",
+        "gpu": "GPU model",
+        "cuda": "CUDA version",
+        "mkldnn": "oneDNN in use",
+        "backend": "backend of the process group",
+        "reducers": "settings of DistributedDataParallel",
         "fsdp": "mixed precision of FSDP",
-    }  # fmt: skip
+    }
     return [
         f"{word} differs: the run was recorded with {recorded.get(key)!r}, now it is {now.get(key)!r}; "
         "what is computed from here on can round differently"

@@ -32,8 +32,11 @@ def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
     """Attributes of an optimizer's own; none of one of torch's."""
     if is_torchs(optimizer):
         return {}
-    return {name: value for name, value in vars(optimizer).items()
-            if name not in _TORCHS_OWN and not name.startswith(_TORCHS_PREFIXES)}  # fmt: skip
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in _TORCHS_OWN and not name.startswith(_TORCHS_PREFIXES)
+    }
 
 
 def split(optimizer: Optimizer) -> tuple[dict[str, Any], list[str]]:

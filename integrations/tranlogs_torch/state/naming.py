@@ -88,8 +88,9 @@ def buffer_places(modules: Mapping[str, nn.Module]) -> dict[str, tuple[nn.Module
     """Where each buffer lives, by name; one that is None so far (registered, and filled later) included."""
     found: dict[str, tuple[nn.Module, str]] = {}
     for prefix, root in modules.items():
-        places = {f"{path}.{key}" if path else key: (module, key)
-                  for path, module in root.named_modules() for key in module._buffers}  # fmt: skip
+        places = {
+            f"{path}.{key}" if path else key: (module, key) for path, module in root.named_modules() for key in module._buffers
+        }
         found |= {prefix + short: places[name] for name, short in clean_names(places).items()}
     return found
 
@@ -118,8 +119,9 @@ def _set_buffer(module: nn.Module, key: str, value: torch.Tensor) -> None:
             module._buffers[key] = value.clone() if now is None else value.to(now.device, copy=True)
 
 
-def name_parameters(modules: Mapping[str, nn.Module],
-                    optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, torch.Tensor]:  # fmt: skip
+def name_parameters(
+    modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+) -> dict[str, torch.Tensor]:
     """Every tensor to be logged by name: the modules' parameters, then those that only an optimizer knows."""
     found: dict[str, torch.Tensor] = dict(named_parameters(modules))
     known = {id(p) for p in found.values()}

@@ -47,9 +47,14 @@ class TorchState:
         auxiliary: gives and takes what a boundary commits (session.py); None when replayed without a training script.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer],
-                 set_auxiliary: Callable[[dict[str, Any]], None] | None = None, *,
-                 fingerprint: Mode = "auto") -> None:  # fmt: skip
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        set_auxiliary: Callable[[dict[str, Any]], None] | None = None,
+        *,
+        fingerprint: Mode = "auto",
+    ) -> None:
         self.modules, self.optimizers = dict(modules), dict(optimizers)
         self.outers: dict[str, torch.optim.Optimizer] = {}  # around optimizers that have some of the parameters only
         self._set_auxiliary = set_auxiliary
@@ -164,8 +169,13 @@ class TorchState:
             found, rest = self.state_tensors(which, convert)
             tensors |= {name: array for name, array in found if array is not None}
             groups = self.groups(which)
-            optimizers[which] = {"class": environment.class_name(optimizer), "groups": groups["values"],
-                                 "params": groups["params"], "state": rest, "given": self.given.get(which, [])}  # fmt: skip
+            optimizers[which] = {
+                "class": environment.class_name(optimizer),
+                "groups": groups["values"],
+                "params": groups["params"],
+                "state": rest,
+                "given": self.given.get(which, []),
+            }
             if which in self.outers:
                 optimizers[which]["all"] = self.all_names(which)
         born = sorted(buffers.keys() - self._built_buffers)
@@ -180,8 +190,11 @@ class TorchState:
         theirs = {n[6:]: checkpoint.layout(n) for n in checkpoint.names("param/")}
         later = in_later_groups(self, recorded) - theirs.keys()
         found = self._world_differences(int(checkpoint.manifest["environment"].get("world", 1)))
-        found += mismatches("parameter", {n: (arrays.NAMES[p.dtype], tuple(local(p).shape)) for n, p in self.parameters.items()
-                                         if n not in later}, theirs)  # fmt: skip
+        found += mismatches(
+            "parameter",
+            {n: (arrays.NAMES[p.dtype], tuple(local(p).shape)) for n, p in self.parameters.items() if n not in later},
+            theirs,
+        )
         if not found:
             about = checkpoint.manifest["tensors"]
             found += place_differences(self.parameters, {n: about.get(f"param/{n}", {}).get("piece") for n in theirs})
@@ -352,8 +365,7 @@ class TorchState:
         return entry.body(make_array=make_array, make_extension=make_extension)
 
 
-def _state_array(which: str, name: str, key: str, value: torch.Tensor, parameter: torch.Tensor,
-                 convert: Convert) -> AnyArray:  # fmt: skip
+def _state_array(which: str, name: str, key: str, value: torch.Tensor, parameter: torch.Tensor, convert: Convert) -> AnyArray:
     if is_alike(key, value, parameter):
         return array_of(value, parameter, convert)
     if is_dtensor(value):
@@ -380,11 +392,14 @@ def _into(old: Any, array: AnyArray, device: torch.device) -> torch.Tensor:
     """A state tensor with recorded values: the existing one where dtype, shape and strides fit, else a new one."""
     value = from_array(array)
     if (
-        isinstance(old, torch.Tensor) and old.layout is value.layout and old.dtype == value.dtype
-        and old.shape == value.shape and old.device.type == device.type
+        isinstance(old, torch.Tensor)
+        and old.layout is value.layout
+        and old.dtype == value.dtype
+        and old.shape == value.shape
+        and old.device.type == device.type
         and (value.layout is not torch.strided or old.stride() == value.stride())
         and value.layout is torch.strided
-    ):  # fmt: skip
+    ):
         return old.copy_(value)
     if device.type != "cpu":
         return value.to(device)

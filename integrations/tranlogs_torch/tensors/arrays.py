@@ -97,8 +97,13 @@ def _in_storage_order(tensor: torch.Tensor) -> torch.Tensor | None:
 def from_array(array: AnyArray) -> torch.Tensor:
     """The tensor of an array. It shares the array's memory where that is writable."""
     if isinstance(array, SparseArray):
-        return torch.sparse_coo_tensor(from_array(array.indices), from_array(array.values), array.shape,
-                                       is_coalesced=array.is_coalesced, check_invariants=False)  # fmt: skip
+        return torch.sparse_coo_tensor(
+            from_array(array.indices),
+            from_array(array.values),
+            array.shape,
+            is_coalesced=array.is_coalesced,
+            check_invariants=False,
+        )
     dtype = DTYPES[array.dtype]
     if array.nbytes == 0:
         return torch.empty(array.shape, dtype=dtype)

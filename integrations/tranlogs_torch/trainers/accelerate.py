@@ -29,8 +29,9 @@ __all__ = ["log_prepared"]
 check_accelerate()
 
 
-def log_prepared(accelerator: Accelerator, run: str | Path, model: Any, optimizer: Any, loader: Any,
-                 **settings: Any) -> LoggedOptimizer:  # fmt: skip
+def log_prepared(
+    accelerator: Accelerator, run: str | Path, model: Any, optimizer: Any, loader: Any, **settings: Any
+) -> LoggedOptimizer:
     """Log a training of which accelerate has prepared the parts; give all as `prepare` gave them.
 
     What comes back is a `LoggedOptimizer`: track the (prepared) scheduler, `recover()`, and take the batches from its `epochs`

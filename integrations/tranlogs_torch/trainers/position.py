@@ -28,9 +28,14 @@ class TrainerPosition(LoaderPosition):
         trained: batches of the epoch that were trained on.
     """
 
-    def __init__(self, loader: DataLoader[Any], on_boundary: Callable[[LoaderPosition], None],
-                 on_open: Callable[[LoaderPosition], None], on_doubt: Callable[[str, bool], None],
-                 worker_seeds: str | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        on_boundary: Callable[[LoaderPosition], None],
+        on_open: Callable[[LoaderPosition], None],
+        on_doubt: Callable[[str, bool], None],
+        worker_seeds: str | None = None,
+    ) -> None:
         super().__init__(loader, on_boundary, on_open, on_doubt, worker_seeds)
         self.trained = 0
         self._fetched: dict[int, dict[str, Any]] = {}  # by number of a batch at hand: the position before it was fetched
@@ -58,8 +63,10 @@ class TrainerPosition(LoaderPosition):
             UsageError: other processes train together now: the trainer counts batches and epochs by their number.
         """
         if (world := state.get("world", size())) != size():
-            raise UsageError(f"the run stands at a batch that {world} processes have counted, and there are {size()}: under "
-                             f"a trainer start it with {world}, or take its weights by `tranlogs replay`")  # fmt: skip
+            raise UsageError(
+                f"the run stands at a batch that {world} processes have counted, and there are {size()}: under "
+                f"a trainer start it with {world}, or take its weights by `tranlogs replay`"
+            )
         super().load_state_dict(state)
         self.trained, self._at_hand = self.batch, state["at_hand"]
         self._fetched.clear()

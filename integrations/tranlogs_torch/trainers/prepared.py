@@ -20,15 +20,19 @@ def check_accelerate() -> None:
         UsageError: it is not; the message says what is missing.
     """
     expected = [
-        (DataLoaderAdapter.__init__, "self.base_dataloader ="), (DataLoaderShard.__iter__, "self.base_dataloader.__iter__()"),
-        (DataLoaderShard.set_epoch, "self.iteration = epoch"), (AcceleratedOptimizer.__init__, "self.optimizer = optimizer"),
+        (DataLoaderAdapter.__init__, "self.base_dataloader ="),
+        (DataLoaderShard.__iter__, "self.base_dataloader.__iter__()"),
+        (DataLoaderShard.set_epoch, "self.iteration = epoch"),
+        (AcceleratedOptimizer.__init__, "self.optimizer = optimizer"),
         (accelerate.Accelerator._do_sync, "self.step += 1"),
         (accelerate.Accelerator.register_for_checkpointing, "self._custom_objects.extend(objects)"),
-    ]  # fmt: skip
+    ]
     missing = [f"{method.__qualname__} ({part})" for method, part in expected if part not in inspect.getsource(method)]
     if missing:
-        raise UsageError(f"accelerate {accelerate.__version__} lacks what TranLogs needs of it: {', '.join(missing)}. It was "
-                         "made for 1.15: pip install 'accelerate>=1.15,<1.16'")  # fmt: skip
+        raise UsageError(
+            f"accelerate {accelerate.__version__} lacks what TranLogs needs of it: {', '.join(missing)}. It was "
+            "made for 1.15: pip install 'accelerate>=1.15,<1.16'"
+        )
 
 
 def plain_optimizer(prepared: Any) -> Optimizer:
@@ -46,12 +50,16 @@ def plain_loader(prepared: Any) -> Any:
         UsageError: its place cannot be known.
     """
     if isinstance(prepared, DataLoaderDispatcher):
-        raise UsageError("batches that one process reads for all (dispatch_batches, the default for an IterableDataset) cannot "
-                         "be resumed exactly: set dispatch_batches=False (in accelerator_config of TrainingArguments, or in "
-                         "DataLoaderConfiguration)")  # fmt: skip
+        raise UsageError(
+            "batches that one process reads for all (dispatch_batches, the default for an IterableDataset) cannot "
+            "be resumed exactly: set dispatch_batches=False (in accelerator_config of TrainingArguments, or in "
+            "DataLoaderConfiguration)"
+        )
     if not isinstance(prepared, DataLoaderShard):
-        raise UsageError(f"the training loader is a {type(prepared).__name__}; only those that accelerate prepares "
-                         "(DataLoaderShard) can be resumed")  # fmt: skip
+        raise UsageError(
+            f"the training loader is a {type(prepared).__name__}; only those that accelerate prepares "
+            "(DataLoaderShard) can be resumed"
+        )
     if prepared.use_stateful_dataloader:
         raise UsageError(
             "use_stateful_dataloader=True: that loader keeps its place for itself; leave it out, TranLogs knows it"

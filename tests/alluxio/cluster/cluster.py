@@ -182,9 +182,13 @@ class Cluster:
         (self.home / "conf/alluxio-site.properties").write_text("".join(f"{key}={value}\n" for key, value in site.items()))
         write_log_settings(self.home)
         done = subprocess.run(
-            command(ROLES["format"], self.home, {}, ["master"]), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            cwd=self.home, check=False,
-        )  # fmt: skip
+            command(ROLES["format"], self.home, {}, ["master"]),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            cwd=self.home,
+            check=False,
+        )
         assert done.returncode == 0, f"the journal could not be formatted:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
 
     def _run(self, name: str) -> None:

@@ -63,9 +63,15 @@ def _resolve(text: str, folder: Path) -> None:
     unfinished.mkdir()
     (unfinished / "pom.xml").write_text(text)
     command = [
-        maven, "-q", "-B", "-f", str(unfinished / "pom.xml"), "dependency:copy-dependencies", "-DincludeScope=runtime",
+        maven,
+        "-q",
+        "-B",
+        "-f",
+        str(unfinished / "pom.xml"),
+        "dependency:copy-dependencies",
+        "-DincludeScope=runtime",
         f"-DoutputDirectory={unfinished}",
-    ]  # fmt: skip
+    ]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise Missing(f"Maven could not resolve Alluxio's jars:\n{(done.stdout + done.stderr)[-4000:]}")

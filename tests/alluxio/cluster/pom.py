@@ -10,8 +10,13 @@ VERSION = "2.9.6"
 
 # Modules whose dependencies together are the five roles. The local under-store is found by being on the path.
 _MODULES = (
-    "core-server-master", "core-server-worker", "core-server-proxy", "core-server-common", "job-server", "underfs-local",
-)  # fmt: skip
+    "core-server-master",
+    "core-server-worker",
+    "core-server-proxy",
+    "core-server-common",
+    "job-server",
+    "underfs-local",
+)
 
 _BILLS = (
     ("org.alluxio", "alluxio-parent", VERSION),

@@ -21,11 +21,21 @@ log4j.appender.out.layout.ConversionPattern=%d{ISO8601} %-5p %c{1} - %m%n
 
 # Modules that some of the libraries look into; Java 17 keeps them closed.
 _OPENED = (
-    "java.base/java.lang", "java.base/java.lang.reflect", "java.base/java.io", "java.base/java.net", "java.base/java.nio",
-    "java.base/java.util", "java.base/java.util.concurrent", "java.base/java.util.concurrent.atomic", "java.base/sun.nio.ch",
-    "java.base/jdk.internal.misc", "java.base/jdk.internal.ref", "java.base/jdk.internal.loader",
-    "java.management/sun.management", "jdk.management/com.sun.management.internal",
-)  # fmt: skip
+    "java.base/java.lang",
+    "java.base/java.lang.reflect",
+    "java.base/java.io",
+    "java.base/java.net",
+    "java.base/java.nio",
+    "java.base/java.util",
+    "java.base/java.util.concurrent",
+    "java.base/java.util.concurrent.atomic",
+    "java.base/sun.nio.ch",
+    "java.base/jdk.internal.misc",
+    "java.base/jdk.internal.ref",
+    "java.base/jdk.internal.loader",
+    "java.management/sun.management",
+    "jdk.management/com.sun.management.internal",
+)
 
 # For processes that live for seconds: what is loaded is trusted, and compiled once.
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
@@ -49,19 +59,33 @@ def command(
     conf, logs = home / "conf", home / "logs"
     told = {
         # These four are read from the command line only; without site.conf.dir the user's own settings would be read, too.
-        "alluxio.conf.dir": conf, "alluxio.site.conf.dir": f"{conf}/", "alluxio.logs.dir": logs,
+        "alluxio.conf.dir": conf,
+        "alluxio.site.conf.dir": f"{conf}/",
+        "alluxio.logs.dir": logs,
         "alluxio.user.logs.dir": logs / "user",
-        "alluxio.home": home, "alluxio.logger.type": "Console", "log4j.configuration": f"file:{conf}/log4j.properties",
-        "java.net.preferIPv4Stack": "true", "org.apache.jasper.compiler.disablejsr199": "true",
+        "alluxio.home": home,
+        "alluxio.logger.type": "Console",
+        "log4j.configuration": f"file:{conf}/log4j.properties",
+        "java.net.preferIPv4Stack": "true",
+        "org.apache.jasper.compiler.disablejsr199": "true",
         "io.netty.allocator.numDirectArenas": "2",
         **properties,
-    }  # fmt: skip
+    }
     return [
-        jars.java(), f"-Xmx{role.heap}", "-Xms32m", f"-XX:MaxDirectMemorySize={role.direct}", "-XX:+UseSerialGC",
-        "-XX:+ExitOnOutOfMemoryError", *(_QUICK if is_impatient else []),
-        *(f"--add-opens={module}=ALL-UNNAMED" for module in _OPENED), *(f"-D{key}={value}" for key, value in told.items()),
-        "-cp", f"{conf}/:{jars.class_path()}", role.main, *arguments,
-    ]  # fmt: skip
+        jars.java(),
+        f"-Xmx{role.heap}",
+        "-Xms32m",
+        f"-XX:MaxDirectMemorySize={role.direct}",
+        "-XX:+UseSerialGC",
+        "-XX:+ExitOnOutOfMemoryError",
+        *(_QUICK if is_impatient else []),
+        *(f"--add-opens={module}=ALL-UNNAMED" for module in _OPENED),
+        *(f"-D{key}={value}" for key, value in told.items()),
+        "-cp",
+        f"{conf}/:{jars.class_path()}",
+        role.main,
+        *arguments,
+    ]
 
 
 class Process:

@@ -11,9 +11,17 @@ from pathlib import Path
 _HERE = "127.0.0.1"
 
 _PORTS = (
-    "master.rpc", "master.web", "job.master.rpc", "job.master.web", "worker.rpc", "worker.web", "job.worker.rpc",
-    "job.worker.data", "job.worker.web", "proxy.web",
-)  # fmt: skip
+    "master.rpc",
+    "master.web",
+    "job.master.rpc",
+    "job.master.web",
+    "worker.rpc",
+    "worker.web",
+    "job.worker.rpc",
+    "job.worker.data",
+    "job.worker.web",
+    "proxy.web",
+)
 
 STANDARD_PORTS = dict(zip(_PORTS, (19998, 19999, 20001, 20002, 29999, 30000, 30001, 30002, 30003, 39999), strict=True))
 
@@ -142,9 +150,15 @@ class Settings:
             return {}
         host = f"127.0.0.{1 + number}"
         who = (
-            "worker.hostname", "worker.bind.host", "worker.web.hostname", "worker.web.bind.host", "job.worker.hostname",
-            "job.worker.bind.host", "job.worker.web.bind.host", "locality.node",
-        )  # fmt: skip
+            "worker.hostname",
+            "worker.bind.host",
+            "worker.web.hostname",
+            "worker.web.bind.host",
+            "job.worker.hostname",
+            "job.worker.bind.host",
+            "job.worker.web.bind.host",
+            "locality.node",
+        )
         return {f"alluxio.{key}": host for key in who} | {
             "alluxio.worker.tieredstore.level0.dirs.path": memory_of(home, number)
         }

@@ -26,8 +26,15 @@ _log = logging.getLogger(__name__)
 class Checkpointer:
     """One checkpoint at a time; while one is being written, `is_busy`."""
 
-    def __init__(self, folder: Path, catalog: Catalog, clock: Clock, about: dict[str, Any],
-                 on_published: Callable[[CheckpointRow], None], make_room: Callable[[], bool]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        folder: Path,
+        catalog: Catalog,
+        clock: Clock,
+        about: dict[str, Any],
+        on_published: Callable[[CheckpointRow], None],
+        make_room: Callable[[], bool],
+    ) -> None:
         self._folder, self._catalog, self._clock, self._about = folder, catalog, clock, about
         self._on_published, self._make_room = on_published, make_room
         self._pool = SnapshotPool()
@@ -54,9 +61,13 @@ class Checkpointer:
         start = self._clock.monotonic()
         name = checkpoint_name(position.step, position.timeline, position.sequence)
         about = {
-            **self._about, "step": position.step, "sequence": position.sequence, "chain": f"{position.chain:016x}",
-            "timeline": position.timeline, "created_at": self._clock.now(),
-        }  # fmt: skip
+            **self._about,
+            "step": position.step,
+            "sequence": position.sequence,
+            "chain": f"{position.chain:016x}",
+            "timeline": position.timeline,
+            "created_at": self._clock.now(),
+        }
         try:
             if self._has(name, position):
                 return
@@ -67,8 +78,9 @@ class Checkpointer:
                     return  # a monitor was first
                 raise
             seconds = self._clock.monotonic() - start
-            row = CheckpointRow(name, position.step, position.sequence, about["chain"], position.timeline, nbytes,
-                                about["created_at"], seconds)  # fmt: skip
+            row = CheckpointRow(
+                name, position.step, position.sequence, about["chain"], position.timeline, nbytes, about["created_at"], seconds
+            )
             with self._catalog.transaction() as tables:
                 tables.put(f"checkpoint/{name}", row)
             self._on_published(row)

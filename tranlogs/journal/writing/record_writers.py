@@ -47,8 +47,16 @@ class Writer(Protocol):
     def commit(self, record: StepRecord, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
         """Finish the record of a step."""
 
-    def append(self, kind: EntryKind, step: int, payload: Payload, body: dict[str, Any], digests: bytes,
-               adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
+    def append(
+        self,
+        kind: EntryKind,
+        step: int,
+        payload: Payload,
+        body: dict[str, Any],
+        digests: bytes,
+        adapt: tree.Adapt | None,
+        scalars: Scalars | None,
+    ) -> None:
         """Write a whole record."""
 
 
@@ -65,8 +73,16 @@ class DirectWriter:
         assert isinstance(record, RecordWriter)
         self._log.commit(record, EntryKind.STEP, step, self._log.encoder.whole(body, adapt), digests)
 
-    def append(self, kind: EntryKind, step: int, payload: Payload, body: dict[str, Any], digests: bytes,
-               adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
+    def append(
+        self,
+        kind: EntryKind,
+        step: int,
+        payload: Payload,
+        body: dict[str, Any],
+        digests: bytes,
+        adapt: tree.Adapt | None,
+        scalars: Scalars | None,
+    ) -> None:
         self._log.append(kind, step, payload, encoded(self._log.encoder, kind, body, adapt), digests, scalars)
 
 
@@ -83,8 +99,16 @@ class QueuedWriter:
         assert isinstance(record, QueuedRecord)
         self._submit(record, EntryKind.STEP, step, body, digests, adapt, None)
 
-    def append(self, kind: EntryKind, step: int, payload: Payload, body: dict[str, Any], digests: bytes,
-               adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
+    def append(
+        self,
+        kind: EntryKind,
+        step: int,
+        payload: Payload,
+        body: dict[str, Any],
+        digests: bytes,
+        adapt: tree.Adapt | None,
+        scalars: Scalars | None,
+    ) -> None:
         record = QueuedRecord(copy_payload(self._writer_thread.pool, payload))
         try:
             self._submit(record, kind, step, body, digests, adapt, scalars)
@@ -92,8 +116,16 @@ class QueuedWriter:
             record.abort()
             raise
 
-    def _submit(self, record: QueuedRecord, kind: EntryKind, step: int, body: Body, digests: bytes,
-                adapt: tree.Adapt | None, scalars: Scalars | None) -> None:  # fmt: skip
+    def _submit(
+        self,
+        record: QueuedRecord,
+        kind: EntryKind,
+        step: int,
+        body: Body,
+        digests: bytes,
+        adapt: tree.Adapt | None,
+        scalars: Scalars | None,
+    ) -> None:
         """Queue a record. Its body is encoded now: what it refers to may change before the writer gets to it."""
         writer_thread, log, pool, payload = self._writer_thread, self._log, self._writer_thread.pool, record.payload
         if writer_thread.failure is not None:

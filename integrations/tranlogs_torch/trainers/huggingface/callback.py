@@ -79,8 +79,10 @@ class TranLogsTrainerCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._loop is None:
-            raise UsageError(f"{self._run}: this callback has not seen its trainer being made, and would log nothing: call "
-                             "callback.attach(trainer) before trainer.train()")  # fmt: skip
+            raise UsageError(
+                f"{self._run}: this callback has not seen its trainer being made, and would log nothing: call "
+                "callback.attach(trainer) before trainer.train()"
+            )
         self._loop.begin()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -68,8 +68,14 @@ class Loop:
         self._loader = self._plain["get_train_dataloader"]()
         return self._loader
 
-    def init_training_state(self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int,
-                            resume_from_checkpoint: str | None, trial: Any) -> tuple[int, int]:  # fmt: skip
+    def init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
         """Epochs that are finished, and batches of the next one."""
         self.end()
         self._refuse(trial)
@@ -128,9 +134,11 @@ class Loop:
     def _recover(self, logged: LoggedOptimizer, resume_from_checkpoint: str | None) -> None:
         trainer, training_run = self.trainer, logged.training_run
         if resume_from_checkpoint is not None and training_run.journal.is_fresh:
-            raise UsageError(f"{self.run} is a fresh run, and train(resume_from_checkpoint={str(resume_from_checkpoint)!r}) is "
-                             "to begin in the middle of another one: finish that one as it was begun, or give the model its "
-                             "weights (from_pretrained) and call train() without")  # fmt: skip
+            raise UsageError(
+                f"{self.run} is a fresh run, and train(resume_from_checkpoint={str(resume_from_checkpoint)!r}) is "
+                "to begin in the middle of another one: finish that one as it was begun, or give the model its "
+                "weights (from_pretrained) and call train() without"
+            )
         position = training_run.auxiliary.loader(plain_loader(self._loader), kind=TrainerPosition)
         assert isinstance(position, TrainerPosition)
         self._position, self._progress = position, Progress(trainer)
@@ -141,8 +149,12 @@ class Loop:
         self.optimizer, self._is_resumed = logged, bool(report.step)
         self._turns, self._has_begun = logged.steps(until=sys.maxsize), False
         if resume_from_checkpoint is not None:
-            _log.warning("%s: the run goes on at its own step %d, not at the checkpoint %s", self.run, report.step,
-                         resume_from_checkpoint)  # fmt: skip
+            _log.warning(
+                "%s: the run goes on at its own step %d, not at the checkpoint %s",
+                self.run,
+                report.step,
+                resume_from_checkpoint,
+            )
         if self._verbose and self._is_resumed and trainer.is_world_process_zero():
             print(f"TranLogs: {self.run} goes on at step {trainer.state.global_step}: {report}", flush=True)
 

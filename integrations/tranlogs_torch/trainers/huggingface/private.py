@@ -37,8 +37,11 @@ def check_transformers() -> None:
     Raises:
         UsageError: it is not; the message says what is missing.
     """
-    missing = [f"Trainer.{name}({', '.join(parameters)})" for name, parameters in PATCHED.items()
-               if not _takes(getattr(Trainer, name, None), parameters)]  # fmt: skip
+    missing = [
+        f"Trainer.{name}({', '.join(parameters)})"
+        for name, parameters in PATCHED.items()
+        if not _takes(getattr(Trainer, name, None), parameters)
+    ]
     source = inspect.getsource(sys.modules[Trainer.__module__])
     missing += [f"Trainer.{name}" for name in PROGRESS if f"self.{name} " not in source]
     if missing:

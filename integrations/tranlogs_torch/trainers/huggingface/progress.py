@@ -14,9 +14,20 @@ from . import private
 
 # Of the script, or made anew by each start: the rest of TrainerState is progress.
 _GIVEN = {
-    "max_steps", "logging_steps", "eval_steps", "save_steps", "train_batch_size", "num_train_epochs", "is_local_process_zero",
-    "is_world_process_zero", "is_hyper_param_search", "trial_name", "trial_params", "stateful_callbacks", "log_history",
-}  # fmt: skip
+    "max_steps",
+    "logging_steps",
+    "eval_steps",
+    "save_steps",
+    "train_batch_size",
+    "num_train_epochs",
+    "is_local_process_zero",
+    "is_world_process_zero",
+    "is_hyper_param_search",
+    "trial_name",
+    "trial_params",
+    "stateful_callbacks",
+    "log_history",
+}
 
 
 class Progress:
@@ -40,11 +51,14 @@ class Progress:
         state = self._trainer.state
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state) if field.name not in _GIVEN}
         return {
-            "epoch": self.epoch, "batches": self.batches, "is_stopped": self.is_stopped, "state": json.dumps(fields),
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "is_stopped": self.is_stopped,
+            "state": json.dumps(fields),
             "logged": self._logged.packed(state.log_history),
             "callbacks": [[type(callback).__name__, json.dumps(callback.state()["attributes"])] for callback in self._others()],
             "sums": {name: _plain(getattr(self._trainer, name, None)) for name in private.PROGRESS},
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the place, and what the trainer has not made anew since."""

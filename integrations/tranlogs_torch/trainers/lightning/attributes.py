@@ -24,8 +24,10 @@ def read(trainer: Any) -> Attributes:
 def changed(trainer: Any, built: Attributes) -> Attributes:
     """What they have otherwise than when they were built; the rest is the script's, which may have been edited since."""
     now = read(trainer)
-    return {name: {key: value for key, value in own.items() if (key, value) not in built.get(name, {}).items()}
-            for name, own in now.items()}  # fmt: skip
+    return {
+        name: {key: value for key, value in own.items() if (key, value) not in built.get(name, {}).items()}
+        for name, own in now.items()
+    }
 
 
 def write(trainer: Any, recorded: Attributes) -> None:
@@ -45,5 +47,8 @@ def _owners(trainer: Any) -> dict[str, Any]:
 
 
 def _plain_of(one: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(one).items()
-            if type(value) in _PLAIN and not name.startswith("_") and name not in _NOT_OURS}  # fmt: skip
+    return {
+        name: value
+        for name, value in vars(one).items()
+        if type(value) in _PLAIN and not name.startswith("_") and name not in _NOT_OURS
+    }

@@ -78,8 +78,10 @@ class TranLogsLightningCallback(TranLogsCallback):
         """Optimizers and the wrapped model are there, the loops have not begun: recover."""
         self._close()
         if trainer.ckpt_path:
-            raise UsageError(f"{self._run}: fit(ckpt_path=...) sets weights and counters back to that checkpoint: take it out, "
-                             "TranLogs brings training back to the batch")  # fmt: skip
+            raise UsageError(
+                f"{self._run}: fit(ckpt_path=...) sets weights and counters back to that checkpoint: take it out, "
+                "TranLogs brings training back to the batch"
+            )
         if not trainer.optimizers:
             raise UsageError(f"{self._run}: configure_optimizers gives no optimizer, so there are no steps to log")
         model: Any = trainer.strategy.model
@@ -110,8 +112,9 @@ class TranLogsLightningCallback(TranLogsCallback):
         if self._is_resumed and progress.averaged:
             logged.training_run.report.warn(
                 f"the metrics that are averaged over an epoch begin anew in its middle ({', '.join(progress.averaged)}): what "
-                "depends on them at the end of this epoch (a checkpoint, a scheduler) may be otherwise", False
-            )  # fmt: skip
+                "depends on them at the end of this epoch (a checkpoint, a scheduler) may be otherwise",
+                False,
+            )
         for doubt in hooks.doubts(trainer) if self._is_resumed else ():
             logged.training_run.report.warn(doubt, False)
         if self._verbose and self._is_resumed and trainer.is_global_zero:
@@ -122,8 +125,10 @@ class TranLogsLightningCallback(TranLogsCallback):
         assert self._trainer is not None
         found = private.loaders(self._trainer)
         if len(found) != 1:
-            raise UsageError(f"{self._run}: one training loader can be resumed, and there are {len(found)}: combine the data "
-                             "sets behind one DataLoader")  # fmt: skip
+            raise UsageError(
+                f"{self._run}: one training loader can be resumed, and there are {len(found)}: combine the data "
+                "sets behind one DataLoader"
+            )
         position = self.optimizer.training_run.auxiliary.loader(found[0], kind=_Position)
         assert isinstance(position, _Position)
         if self._position not in (None, position):

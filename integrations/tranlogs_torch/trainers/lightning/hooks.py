@@ -26,8 +26,10 @@ def doubts(trainer: Any) -> list[str]:
             continue
         name = type(one).__name__
         if _has_own(one, "on_save_checkpoint"):
-            found.append(f"{name}.on_save_checkpoint is not asked: what it alone keeps begins anew. Keep that in state_dict() "
-                         "of a callback, or in a buffer of the module")  # fmt: skip
+            found.append(
+                f"{name}.on_save_checkpoint is not asked: what it alone keeps begins anew. Keep that in state_dict() "
+                "of a callback, or in a buffer of the module"
+            )
     return found
 
 

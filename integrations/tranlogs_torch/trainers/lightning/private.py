@@ -21,13 +21,23 @@ from tranlogs.base.errors import UsageError
 __all__ = ["before_iterating", "before_training", "check_lightning", "end_restart", "epoch_metrics", "loaders"]
 
 _EXPECTED: dict[Any, dict[str, str]] = {
-    _FitLoop: {"setup_data": "self._load_combined_loader_states()", "_load_combined_loader_states": "", "state_dict": "",
-               "load_state_dict": "", "__init__": "self._combined_loader:"},
+    _FitLoop: {
+        "setup_data": "self._load_combined_loader_states()",
+        "_load_combined_loader_states": "",
+        "state_dict": "",
+        "load_state_dict": "",
+        "__init__": "self._combined_loader:",
+    },
     _TrainingEpochLoop: {"on_run_start": "data_fetcher", "reset_restart_stage": "", "__init__": "self._results ="},
     _Loop: {"__init__": "self._restarting ="},
-}  # fmt: skip
-_KEYS = ("epoch_progress", "epoch_loop.batch_progress", "epoch_loop.scheduler_progress",
-         "epoch_loop.automatic_optimization.optim_progress", "epoch_loop.val_loop.batch_progress")  # fmt: skip
+}
+_KEYS = (
+    "epoch_progress",
+    "epoch_loop.batch_progress",
+    "epoch_loop.scheduler_progress",
+    "epoch_loop.automatic_optimization.optim_progress",
+    "epoch_loop.val_loop.batch_progress",
+)
 
 
 def check_lightning() -> None:
@@ -46,8 +56,10 @@ def check_lightning() -> None:
         state = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones=True).fit_loop.state_dict()
         missing = [f"fit_loop.state_dict()[{key!r}]" for key in _KEYS if key not in state]
     if missing:
-        raise UsageError(f"lightning {pl.__version__} lacks what TranLogs needs to resume inside Trainer.fit: "
-                         f"{', '.join(missing)}. It was made for 2.6: pip install 'lightning>=2.6,<2.7'")  # fmt: skip
+        raise UsageError(
+            f"lightning {pl.__version__} lacks what TranLogs needs to resume inside Trainer.fit: "
+            f"{', '.join(missing)}. It was made for 2.6: pip install 'lightning>=2.6,<2.7'"
+        )
 
 
 def before_iterating(trainer: pl.Trainer, call: Callable[[], None]) -> None:

@@ -36,13 +36,16 @@ class Progress:
         module = trainer.datamodule
         metrics = (trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics)
         return {
-            "loops": loops, "is_amid": self.is_amid, "should_stop": trainer.should_stop,
-            "accumulates": trainer.accumulate_grad_batches, "attributes": attributes.changed(trainer, self._built),
+            "loops": loops,
+            "is_amid": self.is_amid,
+            "should_stop": trainer.should_stop,
+            "accumulates": trainer.accumulate_grad_batches,
+            "attributes": attributes.changed(trainer, self._built),
             "callbacks": {callback.state_key: state for callback in self._others() if (state := callback.state_dict())},
             "datamodule": {} if module is None else module.state_dict(),
             "metrics": [{name: _plain(value) for name, value in found.items()} for found in metrics],
             "averaged": private.epoch_metrics(trainer) if self.is_amid else [],
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set it."""
