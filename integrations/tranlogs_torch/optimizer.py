@@ -19,6 +19,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.journal.process.shutdown import GRACE_SECONDS, OnSignal
 from tranlogs.recovery import RecoveryReport
 from tranlogs.retention import Monitor
+from tranlogs.training.scalars import Curve
 from tranlogs.training.settings import RunSettings
 
 from .capture.optimizer_hooks import LogKind, OptimizerHooks
@@ -31,7 +32,6 @@ from .sharding import zero_optimizer
 from .state.fingerprint import Mode
 from .state.naming import Models
 from .state.pending_gradients import mark_zero
-from .state.scalars import Curve
 from .tensors.placement import local
 
 _SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_step_supports_amp_scaling"]

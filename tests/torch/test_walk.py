@@ -25,8 +25,8 @@ def test_unchanged_modules_are_walked_once(children: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(naming, "named_buffers", counted)
     walk = ModuleWalk({"": nn.Sequential(*[nn.BatchNorm1d(2) for _ in range(children)])})
     for _ in range(5):
-        assert len(walk.buffers()) == 3 * children
-        assert len(walk.training()[""]) == children + 1
+        assert len(walk.read()[0]) == 3 * children
+        assert len(walk.read()[1][""]) == children + 1
     assert walks == 1
 
 
@@ -54,9 +54,9 @@ def buffer_replaced(model: nn.Sequential) -> None:
 def test_change_of_the_structure_is_seen(change: Callable[[nn.Sequential], None]) -> None:
     model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
     walk = ModuleWalk({"": model})
-    walk.buffers()
+    walk.read()[0]
     change(model)
     now = naming.named_buffers({"": model})
-    assert walk.buffers().keys() == now.keys()
-    assert all(walk.buffers()[name] is tensor for name, tensor in now.items())
-    assert len(walk.training()[""]) == len(list(model.modules()))
+    assert walk.read()[0].keys() == now.keys()
+    assert all(walk.read()[0][name] is tensor for name, tensor in now.items())
+    assert len(walk.read()[1][""]) == len(list(model.modules()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tranlogs.training.write_scans import FIRST_UNITS, ScanSchedule
 
-DEAR, STEP = 0.001, 0.01  # seconds: a look costs a tenth of a step
+DEAR, STEP = 0.0005, 0.01  # seconds: a look costs a twentieth of a step
 
 
 def after(looks: ScanSchedule, units: int) -> list[int]:
@@ -29,7 +29,7 @@ def test_a_cheap_look_is_always_full() -> None:
     for _ in range(20):
         looks.count_unit()
         assert looks.is_full_scan_due("before a step", 10e-6, STEP)
-        assert looks.is_full_scan_due("at a boundary", 0.009 * STEP, STEP)
+        assert looks.is_full_scan_due("at a boundary", 0.0045 * STEP, STEP)
 
 
 def test_a_place_where_a_write_was_found_is_looked_at_each_time() -> None:

@@ -6,10 +6,10 @@ alias): only the bytes show them. Reading all bytes takes 0.2 ms for 8 MB, which
 small,
 fast model. So a scan reads all bytes (it is *full*)
 
-* if it takes less than 50 us or 1 % of a step,
+* if it takes less than 50 us or 0.5 % of a step,
 * in the first units of a run: a script that writes past the counters mostly does so in each unit, at the same place,
 * at a place (before a step, or at the boundary) where such a write was ever found,
-* and otherwise once in as many units as bring its mean cost to 1 % of a step.
+* and otherwise once in as many units as bring its mean cost to 0.5 % of a step, so to 1 % for both places.
 
 Between full scans, small tensors are read in turn, up to 64 KiB a scan: a script that writes to all parameters is noticed
 within a few
@@ -26,7 +26,7 @@ from typing import Literal
 Place = Literal["before a step", "at a boundary"]
 
 FIRST_UNITS = 32  # of a process, in which every scan is full
-_SHARE = 0.01  # of a step
+_SHARE = 0.005  # of a step, for each of the two places
 _FREE_SECONDS = 50e-6
 _PART_BYTES = 64 << 10  # read in a scan that is not full
 

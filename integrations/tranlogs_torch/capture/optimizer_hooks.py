@@ -19,14 +19,15 @@ from tranlogs.base.types import AnyArray
 from tranlogs.encoding import tree
 from tranlogs.log.layout import NO_TENSORS, Layout, Payload
 from tranlogs.log.writer import Tensor
-from tranlogs.training.recorder import StepRecorder, is_same
+from tranlogs.training.recorder import StepRecorder
 
 from ..ddp.gradient_ranges import Portion
 from ..sharding import fsdp_wrapper
 from ..sharding.shards import array_of, is_elementwise, is_part, placed, settled, spec_of
 from ..sharding.zero_optimizer import forget_places, own_of
-from ..state.extra_state import frozen, is_torchs
+from ..state.extra_state import is_torchs
 from ..state.fingerprint import StateWatch, version_of, versions
+from ..state.group_values import GroupValues
 from ..state.pending_gradients import mark_used
 from ..tensors.arrays import adapt, to_array
 from ..tensors.placement import KNOWN, local
@@ -54,7 +55,8 @@ class OptimizerHooks:
     def __init__(self, run: LoggedRun, name: str, outer: torch.optim.Optimizer, log: LogKind, *, optimizer_state: bool) -> None:
         self.run, self.name, self.outer, self.log = run, name, outer, log
         self.inner = inner = own_of(outer)
-        tree.encode(self.hyper(), path=f"optimizer {name!r}.param_groups", adapt=adapt)
+        self._values = GroupValues(outer)
+        tree.encode(self._values.now(), path=f"optimizer {name!r}.param_groups", adapt=adapt)
         if log == "gradients" and isinstance(inner, torch.optim.LBFGS):
             self.log = "weights"
             _log.warning(
@@ -204,8 +206,7 @@ class OptimizerHooks:
         self._captured = [] if self._is_image else [p.grad for p in self._owners if p.grad is not None]
         self._captured_versions = [version_of(g) for g in self._captured] if KNOWN else versions(self._captured)
         self.run.auxiliary.gradients.before_step(self.name)
-        hyper = self.hyper()
-        self._hyper = self._hyper if is_same(hyper, self._hyper) else hyper
+        self._hyper = self._values.now()
         self._amp = {
             key: getattr(self.inner, key).detach().clone()
             for key in ("grad_scale", "found_inf")
@@ -213,12 +214,6 @@ class OptimizerHooks:
         }
         self._captures += 1
         self._began = time.perf_counter()
-
-    def hyper(self) -> list[dict[str, Any]]:
-        """The parameter groups' values as they are now."""
-        return [
-            {k: frozen(v) for k, v in group.items() if k not in ("params", "param_names")} for group in self.outer.param_groups
-        ]
 
     def _is_as_clipped(self) -> bool:
         """Whether nothing happened since the gradients were logged and clipped that the record does not hold."""
@@ -323,7 +318,7 @@ class OptimizerHooks:
             payload = run.after_image(self._image(body), every_step=self.log == "weights")
             self.recorder.log_image(payload or NO_TENSORS, body, digests)  # without one it only counts the step
         else:
-            self.recorder.commit(body, digests)
+            self.recorder.commit(body, digests, is_frozen=True)
         self._captures = 0
         self._forget_clip()
         run.after_step()

@@ -24,8 +24,9 @@ from ..sharding.shards import is_alike, place_of, shape_of
 from ..state import environment, naming
 from ..state.compatibility import Layouts, in_later_groups, mismatches, optimizer_differences
 from ..state.fingerprint import memory_of
+from ..state.group_values import Groups
 from ..state.plain_tensors import unwrapped
-from ..state.state import Groups, TorchState
+from ..state.state import TorchState
 from ..tensors import arrays
 from ..tensors.equality import have_same_bits
 from ..tensors.placement import NOTHING, empty_of, is_dtensor, local

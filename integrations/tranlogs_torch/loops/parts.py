@@ -10,6 +10,7 @@ import torch
 from tranlogs.journal import Journal
 from tranlogs.training.report import LiveReport
 from tranlogs.training.resources import RunResources
+from tranlogs.training.scalars import ScalarHistory
 from tranlogs.training.settings import RunSettings
 
 from ..capture.foreign_writes import ForeignWriteDetector
@@ -17,7 +18,6 @@ from ..capture.optimizer_hooks import OptimizerHooks
 from ..offline.live_state import LiveState
 from ..state import environment
 from ..state.auxiliary import Auxiliary
-from ..state.scalars import ScalarHistory
 from .coordinator import Coordinator
 
 

@@ -25,6 +25,7 @@ from tranlogs.recovery import RecoveryReport
 from tranlogs.recovery.recover import Progress
 from tranlogs.training.report import LiveReport
 from tranlogs.training.resources import RunResources
+from tranlogs.training.scalars import ScalarHistory
 from tranlogs.training.settings import RunSettings
 from tranlogs.training.write_scans import Place
 
@@ -40,7 +41,6 @@ from ..sharding.shards import array_of
 from ..state import naming
 from ..state.auxiliary import Auxiliary
 from ..state.fingerprint import Digests
-from ..state.scalars import ScalarHistory
 from ..tensors import arrays
 from ..tensors.placement import local
 from .coordinator import Coordinator

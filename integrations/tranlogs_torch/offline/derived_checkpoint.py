@@ -13,10 +13,10 @@ from tranlogs.base.types import AnyArray
 from tranlogs.checkpoints import Snapshot
 from tranlogs.log.body import encode_parts
 from tranlogs.recovery.recover import Recovered
+from tranlogs.training.scalars import ScalarHistory
 
 from ..sharding.shards import array_of
 from ..state import environment
-from ..state.scalars import ScalarHistory
 from ..tensors.arrays import adapt, to_array
 from .recorded_state import RecordedState
 

@@ -26,7 +26,8 @@ from ..data.position import LoaderPosition
 from ..data.rng import KeptRng, set_rng
 from ..tensors import arrays
 from ..tensors.placement import local
-from .extra_state import frozen, split
+from .extra_state import split
+from .group_values import GroupValues
 from .module_walk import ModuleWalk
 from .pending_gradients import Gradients
 from .state import TorchState
@@ -71,6 +72,7 @@ class Auxiliary:
         self._positions: dict[str, Any] = {}  # recorded positions of loaders that nobody has named yet
         self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
         self._walk = ModuleWalk(state.modules)
+        self._values: dict[str, GroupValues] = {}  # by optimizer
         self._after, self._flags, self._training, self._kept_rng = FixedCache(), FixedCache(), FixedCache(), KeptRng()
         self._lasting: defaultdict[str, LastingStates] = defaultdict(LastingStates)  # by loader
         self._scalers: dict[str, Any] = {}  # tracked GradScalers as they were at the last boundary
@@ -188,19 +190,26 @@ class Auxiliary:
         tracked = {name: thing.state_dict() for name, thing in self.tracked.items()}
         self._scalers = {name: tracked[name] for name in tracked if isinstance(self.tracked[name], torch.amp.GradScaler)}
         flags, waiting = self.gradients.read()
+        buffers, training = self._walk.read()
         return {
             "tracked": tracked,
             "data": {name: self._lasting[name].of(position) for name, position in self.read_data().items()},
             "count": self.count,
-            "buffers": {name: local(buffer) for name, buffer in self._walk.buffers().items()},
+            "buffers": {name: local(buffer) for name, buffer in buffers.items()},
             "extra": self._state.extra.read(),
             "own": {which: own for which, o in self._state.optimizers.items() if (own := split(o)[0])},
-            "after": self._after.of({which: frozen(self._state.hyper(which)) for which in self._state.optimizers}),
+            "after": self._after.of_frozen({which: self._values_of(which).now() for which in self._state.optimizers}),
             "flags": self._flags.of(flags),
             "waiting": waiting,
-            "training": self._training.of(self._walk.training()),
+            "training": self._training.of_frozen(training),
             "rng": self.rng_now(),
         }
+
+    def _values_of(self, which: str) -> GroupValues:
+        found = self._values.get(which)
+        if found is None:
+            found = self._values[which] = GroupValues(self._state.outer(which))
+        return found
 
     def rng_now(self) -> Fixed:
         """The state of all random generators."""

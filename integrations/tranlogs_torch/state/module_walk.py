@@ -30,15 +30,10 @@ class ModuleWalk:
         self._counts: list[int] = []
         self._buffers: dict[str, torch.Tensor] = {}
 
-    def buffers(self) -> dict[str, torch.Tensor]:
-        """Return all buffers by name."""
+    def read(self) -> tuple[dict[str, torch.Tensor], dict[str, bytes]]:
+        """Return all buffers by name and, by prefix, one byte a module: whether it is in training mode."""
         self._look()
-        return self._buffers
-
-    def training(self) -> dict[str, bytes]:
-        """Return, by prefix, one byte a module: whether it is in training mode."""
-        self._look()
-        return {prefix: bytes(map(_is_training, parts)) for prefix, parts in self._parts.items()}
+        return self._buffers, {prefix: bytes(map(_is_training, parts)) for prefix, parts in self._parts.items()}
 
     def _look(self) -> None:
         counts, seen = self._structure()

@@ -10,8 +10,9 @@ after `zero_grad(set_to_none=False)` an optimizer visits a parameter whose gradi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import repeat
+from typing import Any
 
 import torch
 
@@ -37,8 +38,10 @@ class Gradients:
 
     def read(self) -> tuple[bytes, dict[str, torch.Tensor]]:
         """Flags of each parameter, and the gradients that may wait for a step."""
-        self._left = set()
         parameters = self._state.parameters
+        if (flags_of_used := self._read_used(parameters.values())) is not None:
+            return flags_of_used, {}
+        self._left = set()
         if not any(p.grad is not None for p in parameters.values()):
             return bytes([_TRAINS if p.requires_grad else 0 for p in parameters.values()]), {}
         owners = {id(p): which for which, p in self._owned()}
@@ -57,6 +60,24 @@ class Gradients:
                         waiting[name] = local(gradient)
             flags.append(flag)
         return bytes(flags), waiting
+
+    def _read_used(self, parameters: Collection[torch.Tensor]) -> bytes | None:
+        """Return the flags if each parameter has a gradient that a step has used, and that is gone before the next step.
+
+        That is so at nearly every boundary of most scripts. The answer is that of the loop in `read`, without Python code for
+        each parameter.
+        """
+        if KNOWN or any(self._is_kept.get(which) is not False for which in self._state.optimizers):
+            return None
+        gradients: list[Any] = [p.grad for p in parameters]
+        if set(map(type, gradients)) != {torch.Tensor} or {g.layout for g in gradients} != {torch.strided}:
+            return None
+        now = versions(gradients)
+        if [getattr(g, _USED, None) for g in gradients] != now or any(hasattr(g, _ZERO) for g in gradients):
+            return None
+        deque(map(setattr, gradients, repeat(_LEFT), now), maxlen=0)
+        self._left = set(self._state.optimizers)
+        return bytes([(_TRAINS if p.requires_grad else 0) | _DENSE | _REDONE for p in parameters])
 
     def _is_zero(self, which: str, gradient: torch.Tensor) -> bool:
         """Note a gradient that lies about; whether it is known to be zero."""

@@ -32,9 +32,9 @@ from . import environment, naming
 from .compatibility import in_later_groups, mismatches, optimizer_differences
 from .extra_state import ExtraState, set_own
 from .fingerprint import Fingerprint, Mode, memory_of
+from .group_values import Groups, values_of
 from .plain_tensors import unwrapped
 
-Groups = list[dict[str, Any]]
 Convert = Callable[[torch.Tensor], AnyArray]
 
 
@@ -94,7 +94,7 @@ class TorchState:
 
     def hyper(self, which: str) -> Groups:
         """An optimizer's parameter groups without the parameters: views of live values."""
-        return [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in self.outer(which).param_groups]
+        return values_of(self.outer(which))
 
     def outer(self, which: str) -> torch.optim.Optimizer:
         """The optimizer that has all of the parameters, and whose groups the script writes to."""

@@ -1,4 +1,4 @@
-"""Small scalars that the loop notes (a loss, an accuracy): with the unit in the log, and whole in checkpoints."""
+"""Scalars that the training loop logs (a loss, an accuracy): in the log with their unit, and in full in each checkpoint."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from tranlogs.base.config import SCALARS_MAX
-from tranlogs.base.errors import UsageError
+from ..base.config import SCALARS_MAX
+from ..base.errors import UsageError
 
 Curve = tuple[list[int], list[float]]  # steps, values
 
 
 class ScalarHistory:
-    """Curves by name. After recovery they are there again, without gaps or doubles."""
+    """Curves by name. Recovery restores them without gaps and without duplicates."""
 
     def __init__(self) -> None:
         self._pending: dict[str, float] = {}

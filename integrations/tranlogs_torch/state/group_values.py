@@ -1,0 +1,57 @@
+"""Hyper-parameters: the values of an optimizer's parameter groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from operator import is_
+from typing import Any
+
+from torch.optim import Optimizer
+
+from tranlogs.training.recorder import is_same
+
+from .extra_state import frozen
+
+Groups = list[dict[str, Any]]
+
+_NOT_VALUES = ("params", "param_names")
+
+
+def values_of(optimizer: Optimizer) -> Groups:
+    """Return the groups without their parameters. The values are live: schedulers fill tensors in place."""
+    return [{key: value for key, value in group.items() if key not in _NOT_VALUES} for group in optimizer.param_groups]
+
+
+class GroupValues:
+    """Copies of an optimizer's hyper-parameters, made again only when one of them was written.
+
+    Values that cannot be changed in place (numbers, strings, tuples of them) are compared by identity, which takes a few
+    microseconds. If there is any other value, such as a learning rate in a tensor, all are copied and compared each time.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._seen: list[Any] = []
+        self._sizes: list[int] = []
+        self._is_immutable = False
+        self._values: Groups = []
+
+    def now(self) -> Groups:
+        """Return a copy of the values; the previous copy, as the same object, while they are equal to it."""
+        groups = self._optimizer.param_groups
+        sizes = list(map(len, groups))
+        seen = [*chain.from_iterable(groups), *chain.from_iterable(map(dict.values, groups))]
+        if self._is_immutable and sizes == self._sizes and all(map(is_, seen, self._seen)):
+            return self._values
+        self._sizes, self._seen = sizes, seen
+        live = values_of(self._optimizer)
+        self._is_immutable = _are_immutable(chain.from_iterable(map(dict.values, live)))
+        values = [{key: frozen(value) for key, value in group.items()} for group in live]
+        if not is_same(values, self._values):
+            self._values = values
+        return self._values
+
+
+def _are_immutable(values: Iterable[Any]) -> bool:
+    return all(_are_immutable(v) if type(v) is tuple else v is None or type(v) in (str, int, float, bool) for v in values)
