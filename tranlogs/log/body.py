@@ -94,6 +94,10 @@ class _Known:
     part: Part
     offset: int
     rows: list[Row]
+    reference: tree.Fixed = field(init=False)  # what a record has in its place while it does not change
+
+    def __post_init__(self) -> None:
+        self.reference = tree.Fixed((self.offset, None, None))
 
 
 class PartsWriter:
@@ -133,15 +137,15 @@ class PartsWriter:
                 self._bodies.clear()
             self._bodies[placed.blob] = placed.record
 
-    def _write(self, name: str, part: Part, placed: PlacedBody) -> PackedPart:
+    def _write(self, name: str, part: Part, placed: PlacedBody) -> PackedPart | tree.Fixed:
         known = self._known.get(name)
         if known is not None and known.part is part:
-            return known.offset, None, None
+            return known.reference
         rows = [self._place((name, i), array_name, array, placed) for i, (array_name, array) in enumerate(part.arrays)]
         if known is not None:
             same_rows = None if rows == known.rows else rows
             if part.blob == known.part.blob:
-                return known.offset, None, same_rows
+                return known.reference if same_rows is None else (known.offset, None, same_rows)
             if len(part.blob) >= _DELTA_BYTES_MIN and len(part.blob) == len(known.part.blob):
                 packed = delta.encode(part.blob, known.part.blob)
                 if packed is not None:
@@ -174,7 +178,7 @@ class PlacedBody:
 
     def __init__(self, record: int, arrays_at: int) -> None:
         self.record, self.end = record, arrays_at
-        self.packed: dict[str, PackedPart] = {}
+        self.packed: dict[str, PackedPart | tree.Fixed] = {}
         self.buffers: list[Bytes] = []
         self.known: dict[str, _Known] = {}
         self.places: dict[tuple[str, int], Row] = {}

@@ -34,6 +34,8 @@ from .state import TorchState
 
 _log = logging.getLogger("tranlogs")
 
+_NOTHING = Fixed({})  # an empty part of a boundary: encoded once
+
 
 class Auxiliary:
     """See the module.
@@ -192,15 +194,15 @@ class Auxiliary:
         flags, waiting = self.gradients.read()
         buffers, training = self._walk.read()
         return {
-            "tracked": tracked,
+            "tracked": tracked or _NOTHING,
             "data": {name: self._lasting[name].of(position) for name, position in self.read_data().items()},
             "count": self.count,
-            "buffers": {name: local(buffer) for name, buffer in buffers.items()},
-            "extra": self._state.extra.read(),
-            "own": {which: own for which, o in self._state.optimizers.items() if (own := split(o)[0])},
+            "buffers": {name: local(buffer) for name, buffer in buffers.items()} or _NOTHING,
+            "extra": self._state.extra.read() or _NOTHING,
+            "own": {which: own for which, o in self._state.optimizers.items() if (own := split(o)[0])} or _NOTHING,
             "after": self._after.of_frozen({which: self._values_of(which).now() for which in self._state.optimizers}),
             "flags": self._flags.of(flags),
-            "waiting": waiting,
+            "waiting": waiting or _NOTHING,
             "training": self._training.of_frozen(training),
             "rng": self.rng_now(),
         }
