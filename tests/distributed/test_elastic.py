@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.conftest import ROOT, environment
-from tests.support.ports import free_ports
 from tests.distributed.test_example import torchrun, workers
+from tests.support.ports import free_ports
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths
 
