@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-import random
 import signal
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
+from tests.support import campaign
 from tests.torch.lab import Attempt, Script, contents, differences, flatten, in_child, prove_exact, uninterrupted
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tests.torch.scripts import accumulating, adversarial, numbered, per_epoch, validate, validating, without_loader
@@ -70,6 +69,9 @@ LOOPS: dict[str, tuple[Script, int]] = {
 }
 
 
+CALLS = 10_000  # of Python functions, in a loop of LOOPS from its first batch to its last: at least so many
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_exception_anywhere_in_a_loop_costs_that_batch_only(name: str, tmp_path: Path) -> None:
     """Raised at each place of the body in turn, each time a little further on."""
@@ -96,44 +98,59 @@ def ignore_dropped_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", hook)
 
 
-def _interrupt() -> None:
-    main = threading.main_thread().ident
-    assert main is not None
-    signal.pthread_kill(main, signal.SIGVTALRM)
+class Interrupt:
+    """Ctrl-C as Python sees it, when the main thread has called a number of functions.
+
+    Calls are counted, and not seconds: a timer strikes other code on another machine or under load, so that a seed repeats
+    nothing, and it may strike this test when the loop has already ended.
+    """
+
+    def __init__(self, calls: int) -> None:
+        self._left = calls
+
+    def arm(self) -> None:
+        """Count from now on."""
+        sys.setprofile(self._count)
+
+    def disarm(self) -> None:
+        """Let the loop end undisturbed."""
+        sys.setprofile(None)
+
+    def _count(self, frame: FrameType, event: str, argument: object) -> None:
+        self._left -= event == "call"
+        if not self._left:
+            self.disarm()
+            signal.raise_signal(signal.SIGVTALRM)
 
 
 @pytest.mark.parametrize("name", ["validating", "adversarial", "accumulating"])
 def test_keyboard_interrupt_at_any_moment_loses_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C as Python sees it: in the user's code, in torch's, and in the middle of ours."""
+    """Interrupts strike in the user's code, in torch's, and in the middle of ours."""
     ignore_dropped_interrupts(monkeypatch)
     script, times = LOOPS[name][0], 14
-    number = random.SystemRandom().randrange(1 << 32)
-    print("seed", number)
-    moments = random.Random(number)
+    moments = campaign.dice("interrupts", name)
     right = uninterrupted(script)
     run = tmp_path / "run"
     before = signal.signal(signal.SIGVTALRM, signal.default_int_handler)  # SIGALRM is pytest-timeout's
+    interrupted = 0
     try:
         for _ in range(times):
-            attempt = Raising(run)
-            timer = threading.Timer(moments.uniform(0.0005, 0.06), _interrupt)
+            attempt, interrupt = Raising(run), Interrupt(moments.randrange(1, CALLS))
             started = attempt.start
 
             def start(
-                *things: Any, started: Callable[..., None] = started, timer: threading.Timer = timer, **tracked: Any
+                *things: Any, started: Callable[..., None] = started, interrupt: Interrupt = interrupt, **tracked: Any
             ) -> None:
                 started(*things, **tracked)
-                timer.start()
+                interrupt.arm()
 
             attempt.start = start  # type: ignore[method-assign]
-            with suppress(KeyboardInterrupt):
-                attempt.has_finished(script)
-            with suppress(KeyboardInterrupt):
-                timer.cancel()
-                timer.join()
+            interrupted += not attempt.has_finished(script)
+            interrupt.disarm()
             attempt.logged.close()
     finally:
         signal.signal(signal.SIGVTALRM, before)
+    assert interrupted
     last = Raising(run)
     assert last.has_finished(script)
     assert last.reports[0].exact is True
