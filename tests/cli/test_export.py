@@ -1,4 +1,4 @@
-"""`tranlogs export`; tests/torch/test_export_dcp.py has what is in a folder."""
+"""`tranlogs export`; tests/torch/offline/test_export_dcp.py has what is in a folder."""
 
 from __future__ import annotations
 

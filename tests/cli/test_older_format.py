@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.core.test_newer_version import content
-from tests.core.test_older_format import ADVICE, ARCHIVE, WHAT
+from tests.format.test_newer_version import content
+from tests.format.test_older_format import ADVICE, ARCHIVE, WHAT
 
 
 @pytest.mark.parametrize("command", ["status", "log", "verify", "replay --out state.pt"])

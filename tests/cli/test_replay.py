@@ -1,4 +1,4 @@
-"""Offline replay by the command line; tests/torch/test_offline.py has what is replayed."""
+"""Offline replay by the command line; tests/torch/offline/test_offline.py has what is replayed."""
 
 from __future__ import annotations
 

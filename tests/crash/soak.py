@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 OTHERS = "all other crash tests, with ten times the kills and seeds"
 WHOLE = "all examples and combinations of the tests of"
 PRODUCTS = ("core", "torch", "keras", "distributed", "experiments", "demo")
+CORE = ("base", "catalog", "checkpoints", "encoding", "format", "journal", "log", "recovery", "retention", "verify")
 ALONE = (
     "test_mixed_kills.py",
     "test_power_cut.py",
@@ -69,10 +70,10 @@ def parts(kills: int) -> list[Part]:
     def share(wanted: int) -> int:
         return max(1, wanted * kills // 1000)
 
-    core, crash, keras = "tests/core", "tests/crash", "tests/keras"
+    crash, keras = "tests/crash", "tests/keras"
     return [
         Part("kills", ("SIGKILL of a trainer",), kills, [f"{crash}/test_mixed_kills.py"], min(5, kills / 20)),
-        Part("damage", DAMAGE, share(10_000), [f"{core}/test_corruption.py", "-k", "damage"]),
+        Part("damage", DAMAGE, share(10_000), ["tests/verify/test_corruption.py", "-k", "damage"]),
         Part("power", ("power cut",), share(300), [f"{crash}/test_power_cut.py", "-k", "not read_only"]),
         Part("read-only", ("the file system turns",), share(100), [f"{crash}/test_power_cut.py", "-k", "read_only"], 4),
         Part("full disks", ("disk full",), share(300), [f"{crash}/test_failing_disks.py", "-k", "fills"], 10),
@@ -101,8 +102,12 @@ def parts(kills: int) -> list[Part]:
             2,
             is_one=True,
         ),
-        *(Part(f"whole {name}", (f"{WHOLE} {name}",), 1, [f"tests/{name}"], is_one=True) for name in PRODUCTS),
+        *(Part(f"whole {name}", (f"{WHOLE} {name}",), 1, _folders_of(name), is_one=True) for name in PRODUCTS),
     ]
+
+
+def _folders_of(product: str) -> list[str]:
+    return [f"tests/{name}" for name in (CORE if product == "core" else (product,))]
 
 
 class Soak:

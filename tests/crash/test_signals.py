@@ -29,7 +29,7 @@ from tranlogs.journal.process.shutdown import ShutdownHandler
 pytestmark = pytest.mark.crash
 
 ROOT = Path(__file__).parents[2]
-_SECONDS_MAX = 60.0
+_SECONDS_MAX = 300.0  # a guard; nothing here takes as long
 
 
 @dataclass
@@ -171,7 +171,7 @@ def test_in_recovery_nothing_is_there_to_be_saved_and_nothing_is_lost(server: Se
 
 
 def test_a_step_that_does_not_end_is_left_out(server: Server, tmp_path: Path) -> None:
-    assert server.start(tmp_path, "amid", grace_seconds=1.0).told(signal.SIGTERM) == -signal.SIGTERM
+    assert server.start(tmp_path, "amid").told(signal.SIGTERM) == -signal.SIGTERM
     assert sealed(tmp_path) == STEPS
     assert recovered(tmp_path) == STEPS
 

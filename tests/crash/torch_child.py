@@ -1,4 +1,4 @@
-"""A child process that trains a loop of tests/torch/loops.py under a log, and says which batch it begins."""
+"""A child process that trains a loop of tests/torch/scripts.py under a log, and says which batch it begins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from tests.support import campaign
-from tests.torch import loops
+from tests.torch import scripts
 from tests.torch.lab import Attempt
 
 KILLS = campaign.rounds(30)
@@ -23,18 +23,18 @@ _PAUSE_SECONDS = 0.1
 def weights(attempt: Attempt, **length: int) -> None:
     """After-images instead of gradients."""
     attempt.options["log"] = "weights"
-    loops.validating(attempt, **length)
+    scripts.validating(attempt, **length)
 
 
 # By name: the loop, its length, and how many begun batches may be lost besides the one that was running.
 LOOPS: dict[str, tuple[Any, dict[str, int], int]] = {
-    "validation": (loops.validating, {"batches": BATCHES}, 0),
-    "accumulation": (loops.accumulating, {"batches": BATCHES}, 2),
-    "code per epoch": (loops.per_epoch, {"epochs": max(3, BATCHES // _EPOCH)}, 0),
-    "without a loader": (loops.without_loader, {"batches": BATCHES}, 0),
-    "several optimizers": (loops.adversarial, {"batches": BATCHES}, 0),
+    "validation": (scripts.validating, {"batches": BATCHES}, 0),
+    "accumulation": (scripts.accumulating, {"batches": BATCHES}, 2),
+    "code per epoch": (scripts.per_epoch, {"epochs": max(3, BATCHES // _EPOCH)}, 0),
+    "without a loader": (scripts.without_loader, {"batches": BATCHES}, 0),
+    "several optimizers": (scripts.adversarial, {"batches": BATCHES}, 0),
     "weights": (weights, {"batches": BATCHES}, 0),
-    "own loop": (loops.own_loop, {"batches": BATCHES}, 1),
+    "own loop": (scripts.own_loop, {"batches": BATCHES}, 1),
 }
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from tests.distributed.conftest import ROOT, environment
 from tests.distributed.test_example import torchrun, workers
+from tests.support.ports import free_ports
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths
 
@@ -26,9 +26,7 @@ _STEPS = 6
 
 def pair(run: Path, until: int, *, hangs: bool, **variables: str) -> list[subprocess.Popen[str]]:
     """Two processes that are a group, started by hand."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     around = {**environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", **variables}
     command = [sys.executable, "-m", "tests.distributed.elastic_child", str(run), str(until), str(int(hangs))]
     return [

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.core.toys import killed
 from tests.monitor.compacting import ROOT
 from tests.support.toy import ToyTrainer
+from tests.support.toy_steps import killed
 from tranlogs import Monitor
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog

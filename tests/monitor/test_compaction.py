@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.toys import boundary_of, killed, state_at, step_of
 from tests.monitor.compacting import ALWAYS, compacted, daemon, install_toy
 from tests.monitor.shadows import checkpoints, contents, forget_checkpoints
 from tests.monitor.shadows import made as made_by
 from tests.monitor.toy_offline import OfflineRun
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy
+from tests.support.toy_steps import boundary_of, killed, state_at, step_of
 from tranlogs.base.errors import CorruptCheckpoint, RecoveryError
 from tranlogs.base.types import dense
 from tranlogs.catalog import Catalog, CheckpointRow, segment_key

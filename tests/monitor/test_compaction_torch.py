@@ -17,10 +17,10 @@ from torch import nn
 
 from tests.monitor.compacting import ROOT, compacted
 from tests.monitor.shadows import beside_its_own, checkpoints, forget_checkpoints, made
-from tests.torch import loops
+from tests.torch import scripts
 from tests.torch.lab import Attempt, Script
-from tests.torch.test_offline import CASES, Foreign
-from tests.torch.test_offline import Case as OfflineCase
+from tests.torch.offline.test_offline import CASES, Foreign
+from tests.torch.offline.test_offline import Case as OfflineCase
 from tranlogs.base.errors import UsageError
 from tranlogs.retention.compaction import Compaction
 from tranlogs_torch import LoggedOptimizer
@@ -50,14 +50,14 @@ def test_it_has_the_bytes_of_the_trainers_own_with_every_optimizer(tmp_path: Pat
 
 
 LOOPS: dict[str, Script] = {
-    "ordinary": partial(loops.ordinary, optimizer_of=lambda model: torch.optim.AdamW(loops.split(model), lr=0.01)),
-    "sparse": partial(loops.ordinary, optimizer_of=lambda model: torch.optim.SGD(loops.split(model), lr=0.01), sparse=True),
-    "validating": loops.validating,
-    "accumulating": loops.accumulating,
-    "per epoch": loops.per_epoch,
-    "adversarial": loops.adversarial,
-    "without a loader": loops.without_loader,
-    "a loop of its own, with notes": loops.own_loop,
+    "ordinary": partial(scripts.ordinary, optimizer_of=lambda model: torch.optim.AdamW(scripts.split(model), lr=0.01)),
+    "sparse": partial(scripts.ordinary, optimizer_of=lambda model: torch.optim.SGD(scripts.split(model), lr=0.01), sparse=True),
+    "validating": scripts.validating,
+    "accumulating": scripts.accumulating,
+    "per epoch": scripts.per_epoch,
+    "adversarial": scripts.adversarial,
+    "without a loader": scripts.without_loader,
+    "a loop of its own, with notes": scripts.own_loop,
 }
 
 
@@ -145,7 +145,7 @@ def test_an_optimizer_that_torch_does_not_have_must_be_named(tmp_path: Path, cap
     case = OfflineCase(lambda model: Foreign(model.parameters(), lr=0.1), options=(("checkpoint_every", 100),))
     case.train(tmp_path / "run")
     compacted(tmp_path / "run")
-    assert "Name its class if you trust it: --optimizer tests.torch.test_offline:Foreign" in caplog.text
+    assert "Name its class if you trust it: --optimizer tests.torch.offline.test_offline:Foreign" in caplog.text
     command = [
         sys.executable,
         "-m",
@@ -157,7 +157,7 @@ def test_an_optimizer_that_torch_does_not_have_must_be_named(tmp_path: Path, cap
         "--compact-after",
         "1B",
         "--optimizer",
-        "tests.torch.test_offline:Foreign",
+        "tests.torch.offline.test_offline:Foreign",
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

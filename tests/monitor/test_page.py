@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.core.toys import killed
 from tests.monitor.test_watch import run, watching
 from tests.support.browser import Browser, chromium
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer
+from tests.support.toy_steps import killed
 from tranlogs.base.config import MIB
 from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import EvaluationRow, Incident, Watermarks

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.core.toys import killed
 from tests.monitor.test_watch import flip, run, watching
 from tests.support.toy import ToyTrainer
+from tests.support.toy_steps import killed
 from tranlogs.base.config import MIB
 from tranlogs.catalog import CheckpointRow, EvaluationRow, SegmentRow, StoreRow, TimelineRow, Watermarks
 from tranlogs.retention.budget import Budget

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.core.toys import killed
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy
+from tests.support.toy_steps import killed
 from tranlogs.base.config import MIB
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog, EvaluationRow, segment_key

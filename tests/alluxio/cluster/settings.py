@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.support import ports
 
 _HERE = "127.0.0.1"
 
@@ -46,14 +46,8 @@ ROLES: Mapping[str, Role] = {
 
 
 def free_ports() -> dict[str, int]:
-    """A port of each kind that nobody uses now, on any of the addresses that the cluster takes."""
-    with ExitStack() as held:
-        found = {}
-        for name in _PORTS:
-            listening = held.enter_context(socket.socket())
-            listening.bind(("", 0))
-            found[name] = listening.getsockname()[1]
-        return found
+    """Return a free port of each kind; a process that is killed finds its port free when it comes back."""
+    return dict(zip(_PORTS, ports.free_ports(len(_PORTS)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

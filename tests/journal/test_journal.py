@@ -1,0 +1,449 @@
+"""The journal: units commit as a whole, checkpoints say the truth, rewinds fork, and what is claimed to be safe is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.clock import FakeClock
+from tests.support.faults import failing
+from tests.support.toy import ToyState, ToyTrainer
+from tests.support.toy_steps import NEVER, SIZES, boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
+from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
+from tranlogs.base.types import dense
+from tranlogs.checkpoints import Checkpoint
+from tranlogs.journal import Journal
+from tranlogs.journal.opening import JournalPaths, file_system_of, refuse_network_file_system
+from tranlogs.log.layout import Payload
+from tranlogs.log.reader import SegmentReader
+from tranlogs.recovery import recover
+from tranlogs.recovery.facts import read_facts
+from tranlogs.retention import EverySteps, KeepAll, KeepLatest
+
+
+def test_a_closed_run_goes_on_where_it_stopped(toy: Callable[..., ToyTrainer]) -> None:
+    first = toy()
+    assert first.recover().checkpoint_step is None
+    first.train(12)
+    first.journal.close()
+    second = toy()
+    report = second.recover()
+    assert (report.step, report.checkpoint_step, report.replayed, report.exact) == (12, 0, 12, True)
+    assert second.state.everything() == state_at(12)
+    second.train(20)
+    assert second.state.everything() == state_at(20)
+
+
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+@pytest.mark.parametrize("durability", ["process", "machine"])
+def test_a_killed_run_goes_on_at_the_last_boundary(
+    toy: Callable[..., ToyTrainer], tmp_path: Path, writer: str, durability: str
+) -> None:
+    trainer = toy(writer=writer, durability=durability, policy=EverySteps(4))
+    trainer.recover()
+    for step in (1, 2, 3, 9, 17):
+        trainer.train(step)
+        again = toy(killed(trainer, tmp_path / f"killed{step}"))
+        assert again.recover().step == step
+        assert again.state.everything() == state_at(step)
+        again.train(20)
+        assert again.state.everything() == state_at(20)
+        left = [row for row in again.journal.catalog.segments() if row.state == "sealed"]
+        assert left
+        assert all(0 < row.used_bytes <= row.size for row in left)
+
+
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+def test_steps_count_once_a_boundary_follows(toy: Callable[..., ToyTrainer], tmp_path: Path, writer: str) -> None:
+    trainer = toy(writer=writer)
+    trainer.recover()
+    trainer.train(2)
+    at_two = trainer.state.everything()
+    step_of(trainer)
+    step_of(trainer)
+    trainer.journal.wait_synced()
+    assert (trainer.journal.step, trainer.journal.committed) == (4, 2)
+    again = toy(killed(trainer, tmp_path / "before"))
+    assert (again.recover().step, again.state.everything() == at_two) == (2, True)
+    boundary_of(trainer)
+    again = toy(killed(trainer, tmp_path / "after"))
+    assert (again.recover().step, again.state.everything() == trainer.state.everything()) == (4, True)
+
+
+def test_a_boundary_without_a_step_commits_auxiliary_state(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(2)
+    for lr in (0.5, 0.25):
+        trainer.state.lr = lr
+        boundary_of(trainer)
+    again = toy(killed(trainer, tmp_path / "killed"))
+    assert (again.recover().step, again.state.lr) == (2, 0.25)
+
+
+def test_a_record_that_is_not_committed_is_no_step(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(2)
+    assert trainer.journal.begin_step(Payload.of([("grad/w0", dense(np.ones(7)))])) is not None
+    again = toy(killed(trainer, tmp_path / "killed"))
+    assert again.recover().step == 2
+    trainer.train(4)
+    assert trainer.state.everything() == state_at(4)
+
+
+def test_a_step_whose_record_was_dropped_is_a_gap_and_no_silent_hole(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    """An image in the middle of a record: the log would go on without the step, and replay would be wrong."""
+    clock = FakeClock()
+    trainer = toy(clock=clock)
+    trainer.recover()
+    trainer.train(2)
+    state, journal = trainer.state, trainer.journal
+    gradients = state.gradients()
+    record = journal.begin_step(Payload.of([]))
+    journal.append_image(Payload.of([("param/w0", dense(state.parameters["w0"]))]), {})
+    state.apply(gradients, state.lr)
+    journal.commit_step(record, {"lr": state.lr})
+    boundary_of(trainer)
+    assert (journal.step, journal.is_suspended, journal.committed) == (3, True, 2)
+    again = toy(killed(trainer, tmp_path / "gap"))
+    assert (again.recover().step, again.state.everything() == state_at(2)) == (2, True)
+    clock.advance(100)
+    trainer.train(5)
+    again = toy(killed(trainer, tmp_path / "behind"))
+    assert (again.recover().step, again.state.everything() == state.everything()) == (5, True)
+
+
+def test_scalars_come_back_with_their_steps(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    for step in range(1, 4):
+        step_of(trainer)
+        boundary_of(trainer, scalars={"loss": step / 2, "norm": float("inf")})
+    trainer.journal.close()
+    found = recover(trainer.journal.paths.folder, ToyState(SIZES))
+    assert found is not None
+    assert found.scalars == [(step, {"loss": step / 2, "norm": float("inf")}) for step in range(1, 4)]
+
+
+def test_a_run_with_steps_must_be_recovered_before_it_goes_on(toy: Callable[..., ToyTrainer]) -> None:
+    first = toy()
+    first.recover()
+    first.train(3)
+    first.journal.close()
+    second = toy()
+    with pytest.raises(NotRecovered, match="already holds 3 steps"):
+        second.train(1)
+    assert second.recover().step == 3
+
+
+def test_after_close_nothing_is_logged_and_nothing_breaks(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(3)
+    trainer.journal.close()
+    trainer.train(6)
+    assert (trainer.journal.step, trainer.journal.committed, trainer.journal.is_writer) == (6, 3, False)
+    assert not trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    trainer.journal.close()
+    assert toy().recover().step == 3
+
+
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+def test_state_that_changes_after_the_boundary_is_not_what_was_committed(
+    toy: Callable[..., ToyTrainer], tmp_path: Path, writer: str
+) -> None:
+    trainer = toy(writer=writer)
+    trainer.recover()
+    body = trainer.state.auxiliary()
+    order = np.arange(5000)
+    body["order"] = order
+    trainer.journal.boundary(body, trainer.state.snapshot)
+    order[:] = -1
+    again = toy(killed(trainer, tmp_path / "killed"))
+    again.recover()
+    assert np.array_equal(again.state.order, np.arange(5000))
+
+
+# Checkpoints.
+
+
+def test_checkpoints_are_taken_when_they_are_due_and_the_newest_are_kept(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy(policy=EverySteps(5), retention=KeepLatest(2))
+    trainer.recover()
+    patiently(trainer, 22)
+    assert checkpoint_steps(trainer) == [15, 20]
+    assert sorted(path.name for path in trainer.journal.paths.checkpoints.iterdir()) == sorted(
+        row.name for row in trainer.journal.catalog.checkpoints()
+    )
+    trainer.journal.close()
+    again = toy()
+    assert (again.recover().checkpoint_step, again.journal.step) == (20, 22)
+
+
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+def test_a_checkpoint_is_the_state_at_its_boundary(toy: Callable[..., ToyTrainer], writer: str) -> None:
+    trainer = toy(writer=writer, policy=EverySteps(3), retention=KeepAll())
+    trainer.recover()
+    patiently(trainer, 16)
+    assert checkpoint_steps(trainer) == [0, 3, 6, 9, 12, 15]
+    for row in trainer.journal.catalog.checkpoints():
+        state = ToyState(SIZES)
+        with Checkpoint(trainer.journal.paths.checkpoints / row.name) as checkpoint:
+            state.restore(checkpoint)
+        assert state.everything() == state_at(row.step)
+
+
+def test_a_boundary_can_ask_for_a_checkpoint_or_refuse_one(toy: Callable[..., ToyTrainer]) -> None:
+    eager = toy(policy=EverySteps(1), retention=KeepAll())
+    eager.recover()
+    step_of(eager)
+    boundary_of(eager, checkpoint=False)
+    assert checkpoint_steps(eager) == [0]
+    eager.journal.close()
+    lazy = toy(policy=NEVER, retention=KeepAll())
+    lazy.recover()
+    step_of(lazy)
+    boundary_of(lazy, checkpoint=True)
+    assert checkpoint_steps(lazy) == [0, 2]
+
+
+def test_the_monitor_can_ask_for_a_checkpoint(toy: Callable[..., ToyTrainer]) -> None:
+    clock = FakeClock()
+    trainer = toy(clock=clock, retention=KeepAll())
+    trainer.recover()
+    trainer.train(3)
+    with trainer.journal.catalog.transaction() as tables:
+        tables.put_request("checkpoint", {"step": 3})
+    clock.advance(10)
+    trainer.train(4)
+    assert checkpoint_steps(trainer) == [0, 4]
+    clock.advance(10)
+    trainer.train(8)
+    assert checkpoint_steps(trainer) == [0, 4]
+
+
+def test_the_log_behind_the_kept_checkpoints_is_pruned_and_its_files_are_recycled(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy(policy=EverySteps(6), retention=KeepLatest(1))
+    trainer.recover()
+
+    def roll(step: int) -> None:
+        trainer.journal.wait_checkpoint()
+        assert trainer.journal.log.wal is not None
+        trainer.journal.log.wal.roll()
+
+    trainer.train(40, say=roll)
+    files = list(trainer.journal.paths.log.glob("*.seg"))
+    assert len(files) < 20
+    again = toy(killed(trainer, trainer.journal.paths.folder.parent.parent / "killed"))
+    assert again.recover().step == 40
+    assert again.state.everything() == state_at(40)
+
+
+def test_the_same_position_has_one_checkpoint(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(3)
+    assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    before = [row.created_at for row in trainer.journal.catalog.checkpoints()]
+    assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    assert [row.created_at for row in trainer.journal.catalog.checkpoints()] == before
+
+
+def test_a_damaged_checkpoint_of_the_same_position_is_written_again(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(3)
+    trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    (row,) = [row for row in trainer.journal.catalog.checkpoints() if row.step == 3]
+    path = trainer.journal.paths.checkpoints / row.name / "state.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    with Checkpoint(path.parent) as checkpoint:
+        assert all(damage is None for _, damage in checkpoint.verify())
+
+
+# Going back.
+
+
+def test_going_back_starts_a_new_timeline_and_overwrites_nothing(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    first = toy(policy=EverySteps(4), retention=KeepAll())
+    first.recover()
+    patiently(first, 10)
+    first.journal.close()
+    second = toy(retention=KeepAll())
+    assert second.recover(step=6).step == 6
+    assert second.state.everything() == state_at(6)
+    second.state.lr = 0.5  # another history from here
+    second.train(8)
+    assert second.journal.timeline == 2
+    expected = second.state.everything()
+    assert expected != state_at(8)
+    assert [row.step for row in second.journal.catalog.checkpoints()] == [0, 4, 8]
+    third = toy(killed(second, tmp_path / "killed"))
+    assert third.recover().step == 8
+    assert third.state.everything() == expected
+
+
+def test_going_back_and_looking_only_changes_nothing(toy: Callable[..., ToyTrainer]) -> None:
+    first = toy()
+    first.recover()
+    first.train(10)
+    first.journal.close()
+    second = toy()
+    second.recover(step=3)
+    second.journal.close()
+    third = toy()
+    assert third.recover().step == 10
+    assert [row.number for row in third.journal.catalog.timelines()] == [1]
+
+
+def test_going_back_again_and_again(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    trainer = toy(retention=KeepAll())
+    trainer.recover()
+    trainer.train(6)
+    expected = {step: state_at(step) for step in range(7)}
+    for i, (back, to) in enumerate([(4, 7), (5, 9), (2, 4), (3, 5), (0, 2)]):
+        trainer = toy(killed(trainer, tmp_path / f"killed{i}"), retention=KeepAll())
+        assert trainer.recover(step=back).step == back
+        assert trainer.state.everything() == expected[back]
+        trainer.state.lr = 0.01 * (i + 1)
+        boundary_of(trainer)
+        expected[back] = trainer.state.everything()
+        trainer.train(to, say=lambda step, trainer=trainer: expected.update({step: trainer.state.everything()}))
+        assert trainer.journal.timeline == i + 2
+        trainer.journal.checkpoint(trainer.state.snapshot(), wait=i % 2 == 0)
+    for step in range(3):
+        again = toy(killed(trainer, tmp_path / f"last{step}"))
+        assert again.recover(step=step).step == step
+        assert again.state.everything() == expected[step]
+
+
+def test_a_step_that_is_not_covered_is_refused_and_the_run_is_as_before(toy: Callable[..., ToyTrainer]) -> None:
+    first = toy()
+    first.recover()
+    first.train(5)
+    first.journal.close()
+    second = toy()
+    with pytest.raises(RecoveryError, match=r"step 9 is not covered.*; the nearest is 5"):
+        second.recover(step=9)
+    assert second.recover().step == 5
+
+
+def test_pruning_after_going_back_keeps_what_recovery_needs(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    first = toy(policy=EverySteps(5), retention=KeepLatest(2))
+    first.recover()
+    patiently(first, 23)
+    first.journal.close()
+    second = toy(policy=EverySteps(5), retention=KeepLatest(2))
+    second.recover(step=16)
+    patiently(second, 22)
+    assert checkpoint_steps(second) == [15, 20]
+    again = toy(killed(second, tmp_path / "killed"))
+    assert again.recover().step == 22
+    assert again.state.everything() == state_at(22)
+
+
+# Opening.
+
+
+def test_a_lost_catalog_is_rebuilt_and_said(toy: Callable[..., ToyTrainer]) -> None:
+    first = toy(policy=EverySteps(4))
+    first.recover()
+    patiently(first, 10)
+    first.journal.close()
+    (first.journal.paths.folder / "catalog.lmdb").unlink()
+    second = toy()
+    assert any("the catalog is missing" in note for note in second.journal.notes)
+    assert (second.recover().step, second.state.everything() == state_at(10)) == (10, True)
+
+
+def test_what_a_crash_left_half_done_is_finished(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    first = toy(retention=KeepAll())
+    first.recover()
+    first.train(4)
+    first.journal.checkpoint(first.state.snapshot(), wait=True)
+    first.train(6)
+    copy = killed(first, tmp_path / "killed")
+    paths = JournalPaths.of(copy)
+    (paths.checkpoints / ".tmp-x").mkdir()
+    (paths.log / "x.seg.template").write_bytes(b"x")
+    journal = Journal.open(copy, framework="toy")
+    (row,) = [row for row in journal.catalog.checkpoints() if row.step == 4]
+    with journal.catalog.transaction() as tables:
+        tables.delete(f"checkpoint/{row.name}")
+    journal.close()
+    second = toy(copy)
+    assert not list(paths.checkpoints.glob(".tmp-*"))
+    assert not list(paths.log.glob("*.template"))
+    assert [row.step for row in second.journal.catalog.checkpoints()] == [0, 4]
+    report = second.recover()
+    assert (report.step, report.checkpoint_step) == (6, 4)
+
+
+def test_a_run_that_cannot_be_opened_for_writing_is_a_usage_error(
+    toy: Callable[..., ToyTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with failing("catalog.before_commit=enospc"), pytest.raises(UsageError, match="cannot be opened for writing"):
+        toy()
+    trainer = toy()
+    assert trainer.recover().step == 0
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs"])
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr("tranlogs.journal.opening.file_system_of", lambda _: kind)
+    with pytest.raises(UsageError, match=rf"network file system \({kind}\)"):
+        refuse_network_file_system(tmp_path)
+
+
+def test_a_journal_is_not_taken_for_a_run(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.journal.close()
+    inner = trainer.journal.paths.folder
+    with pytest.raises(UsageError, match=f"is the journal of one rank, not a run: give {inner.parent}, the folder above it"):
+        Journal.open(inner, framework="toy")
+    assert not list(inner.glob("rank*"))
+
+
+def test_a_run_of_another_framework_is_refused_by_name(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(2)
+    trainer.journal.close()
+    with pytest.raises(UsageError, match="holds a run of toy, and this is keras: give another folder"):
+        Journal.open(trainer.journal.paths.folder.parent, framework="keras")
+    again = toy()
+    assert again.recover().step == 2
+
+
+def test_the_file_system_is_known() -> None:
+    assert file_system_of(Path("/proc")) == "proc"
+    assert file_system_of(Path("/proc/self")) == "proc"
+
+
+def test_a_folder_that_holds_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run is there"):
+        JournalPaths.of(tmp_path).require()
+
+
+def test_segments_and_checkpoints_say_what_they_are_of(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy(environment={"threads": 2})
+    trainer.recover()
+    trainer.train(1)
+    trainer.journal.close()
+    (segment,) = read_facts(trainer.journal.paths.folder).segments
+    with SegmentReader(segment.path) as reader:
+        body = reader.decode(segment.locations[0]).body()
+    (row,) = trainer.journal.paths.checkpoints.iterdir()
+    with Checkpoint(row) as checkpoint:
+        manifest = checkpoint.manifest
+    for said in (body, manifest):
+        assert said["run_id"] == trainer.journal.run.run_id
+        assert (said["framework"], said["rank"], said["environment"]) == ("toy", 0, {"threads": 2})

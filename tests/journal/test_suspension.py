@@ -1,0 +1,239 @@
+"""Logging is suspended and goes on: what is claimed to be safe is, and it is said once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.clock import FakeClock
+from tests.support.faults import failing
+from tests.support.toy import ToyTrainer
+from tests.support.toy_steps import boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
+from tranlogs.retention import CheckpointFacts, EverySteps
+
+
+def suspended(trainer: ToyTrainer, at: int, rule: str = "log.begin=enospc") -> None:
+    """Train to a step behind which the disk is full."""
+    trainer.train(at)
+    trainer.journal.wait_checkpoint()
+    trainer.journal.wait_synced()
+    with failing(rule):
+        trainer.train(at + 1)
+    assert trainer.journal.is_suspended
+
+
+@pytest.mark.parametrize("durability", ["process", "machine"])
+def test_while_suspended_committed_and_synced_stay_where_they_were(toy: Callable[..., ToyTrainer], durability: str) -> None:
+    clock = FakeClock()
+    trainer = toy(clock=clock, durability=durability)
+    trainer.recover()
+    suspended(trainer, 5)
+    for until in (8, 12):
+        clock.advance(100)
+        with failing("checkpoint.state=enospc"):
+            trainer.train(until)
+        assert trainer.journal.is_suspended
+        assert (trainer.journal.step, trainer.journal.committed) == (until, 5)
+        assert durability == "process" or trainer.journal.synced == 5
+        assert trainer.journal.catalog.watermarks().committed == 5
+    clock.advance(100)
+    trainer.train(13)
+    assert not trainer.journal.is_suspended
+    assert trainer.journal.committed == 13
+
+
+def test_an_uncommitted_step_does_not_count_as_committed_when_logging_stops(toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy()
+    trainer.recover()
+    trainer.train(5)
+    step_of(trainer)
+    with failing("log.begin=enospc"):
+        boundary_of(trainer)
+    assert trainer.journal.is_suspended
+    assert trainer.journal.committed == 5
+
+
+@pytest.mark.parametrize("fault", ["checkpoint.snapshot", "checkpoint.state", "checkpoint.manifest", "checkpoint.publish"])
+def test_without_any_checkpoint_there_is_no_use_in_logging(toy: Callable[..., ToyTrainer], fault: str) -> None:
+    clock = FakeClock()
+    trainer = toy(clock=clock)
+    with failing(f"{fault}=enospc"):
+        trainer.recover()
+        assert trainer.journal.is_suspended
+        trainer.train(3)
+        assert trainer.journal.committed == 0
+    clock.advance(100)
+    trainer.train(5)
+    assert not trainer.journal.is_suspended
+    again = toy(killed(trainer, trainer.journal.paths.folder.parent.parent / "killed"))
+    assert (again.recover().step, again.state.everything() == state_at(5)) == (5, True)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_checkpoint_of_a_boundary_that_was_not_logged_is_not_taken(toy: Callable[..., ToyTrainer], wait: bool) -> None:
+    """Records are handed over: the boundary fails behind the training thread. Its state must not get an older name."""
+    trainer = toy(writer="thread")
+    trainer.recover()
+    trainer.train(4)
+    trainer.journal.wait_synced()
+    with failing("log.before_commit=eio"):
+        step_of(trainer)
+        boundary_of(trainer)
+        assert not trainer.journal.checkpoint(trainer.state.snapshot(), wait=wait)
+    assert trainer.journal.is_suspended
+    assert checkpoint_steps(trainer) == [0]
+    trainer.journal.close()
+    again = toy()
+    assert (again.recover().step, again.state.everything() == state_at(4)) == (4, True)
+
+
+def test_a_failed_checkpoint_is_told_and_the_log_goes_on(
+    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = toy(policy=EverySteps(4))
+    trainer.recover()
+    with failing("checkpoint.state=eio@1"):
+        patiently(trainer, 9)
+    assert [r.message for r in caplog.records if "could not be written" in r.message]
+    assert (trainer.journal.is_suspended, trainer.journal.committed) == (False, 9)
+    assert checkpoint_steps(trainer) == [0, 8]
+    again = toy(killed(trainer, trainer.journal.paths.folder.parent.parent / "killed"))
+    assert (again.recover().step, again.state.everything() == state_at(9)) == (9, True)
+
+
+def test_checkpoints_that_fail_and_fail_are_told_once_until_one_succeeds(
+    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = toy(policy=EverySteps(2))
+    trainer.recover()
+    for until in (20, 50):
+        caplog.clear()
+        with failing("checkpoint.state=eio"):
+            patiently(trainer, until - 10)
+        assert sum("could not be written" in r.message for r in caplog.records) == 1
+        patiently(trainer, until)
+    assert max(checkpoint_steps(trainer)) >= 48
+
+
+@pytest.mark.parametrize("wrong", ["raises", "None"])
+def test_policies_of_the_user_s_own_that_fail_cost_neither_training_nor_a_checkpoint(
+    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, wrong: str
+) -> None:
+    class Wrong:
+        def is_due(self, facts: CheckpointFacts) -> bool:
+            if wrong == "raises":
+                raise ZeroDivisionError("of the policy")
+            return None  # type: ignore[return-value]
+
+        def kept(self, steps: Any) -> Any:
+            if wrong == "raises":
+                raise ZeroDivisionError("of the retention")
+
+    trainer = toy(policy=Wrong(), retention=Wrong())
+    trainer.recover()
+    patiently(trainer, 6)
+    trainer.journal.boundary(trainer.state.auxiliary(), trainer.state.snapshot, checkpoint=True)
+    trainer.journal.wait_checkpoint()
+    assert checkpoint_steps(trainer) == [0, 6]
+    if wrong == "raises":
+        assert sum("the checkpoint policy failed" in r.message for r in caplog.records) == 1
+    assert any("could not delete expired segments and checkpoints" in r.message for r in caplog.records)
+    assert not any("a checkpoint could not be written" in r.message for r in caplog.records)
+    assert trainer.state.everything() == state_at(6)
+
+
+def incidents(trainer: ToyTrainer) -> list[tuple[int, int | None]]:
+    return [(row.from_step, row.to_step) for row in trainer.journal.catalog.incidents()]
+
+
+def test_an_incident_lasts_until_logging_goes_on(toy: Callable[..., ToyTrainer]) -> None:
+    clock = FakeClock()
+    trainer = toy(clock=clock)
+    trainer.recover()
+    suspended(trainer, 5)
+    assert incidents(trainer) == [(5, None)]
+    trainer.train(9)
+    clock.advance(100)
+    trainer.train(10)
+    assert incidents(trainer) == [(5, 10)]
+    suspended(trainer, 12)
+    assert incidents(trainer) == [(5, 10), (12, None)]
+
+
+def test_a_checkpoint_that_was_under_way_does_not_end_an_incident(
+    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = toy(clock=FakeClock())
+    trainer.recover()
+    trainer.train(4)
+    held: list[Callable[[], None]] = []
+    write = trainer.journal.checkpoints.checkpointer._write  # type: ignore[union-attr]
+    monkeypatch.setattr(trainer.journal.checkpoints.checkpointer, "_write", lambda *args: held.append(lambda: write(*args)))
+    trainer.journal.checkpoint(trainer.state.snapshot())
+    suspended(trainer, 4)
+    held[0]()
+    assert checkpoint_steps(trainer) == [0, 4]
+    assert incidents(trainer) == [(4, None)]
+    assert not [r for r in caplog.records if "logging resumed" in r.message]
+
+
+def test_the_next_process_ends_an_incident_that_a_dead_one_left(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    trainer = toy(clock=FakeClock())
+    trainer.recover()
+    suspended(trainer, 5)
+    trainer.train(9)
+    again = toy(killed(trainer, tmp_path / "killed"))
+    assert again.recover().step == 5
+    again.train(6)
+    assert incidents(again) == [(5, 5)]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_closing_while_suspended_says_what_is_lost(toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture) -> None:
+    trainer = toy(clock=FakeClock())
+    trainer.recover()
+    suspended(trainer, 5)
+    caplog.clear()
+    trainer.journal.close()
+    (message,) = warnings(caplog)
+    assert "closed while logging was suspended; steps after 5 are lost" in message
+
+
+@pytest.mark.parametrize(("writer", "fault"), [("direct", "log.sync"), ("direct", "log.seal"), ("thread", "log.before_commit")])
+def test_a_close_that_loses_something_says_so(
+    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, writer: str, fault: str
+) -> None:
+    trainer = toy(writer=writer, durability="machine")
+    trainer.recover()
+    trainer.train(4)
+    trainer.journal.wait_synced()
+    with failing(f"{fault}=eio"):
+        step_of(trainer)
+        boundary_of(trainer)
+        trainer.journal.close()
+    *before, last = warnings(caplog)
+    if before:  # the thread that writes met the fault before `close` did
+        assert writer == "thread"
+        assert "logging is suspended at step 5" in before[0]
+        assert "closed while logging was suspended; steps after 4 are lost" in last
+    else:
+        assert "could not be closed cleanly" in last
+    assert fault in (before or [last])[0]
+    assert toy().recover().step == (4 if writer == "thread" else 5)
+
+
+def test_a_clean_close_says_that_all_is_safe(toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture) -> None:
+    trainer = toy(durability="machine")
+    trainer.recover()
+    trainer.train(4)
+    caplog.set_level(logging.INFO)
+    trainer.journal.close()
+    assert "closed; steps up to 4 are safe" in caplog.records[-1].getMessage()
+    assert (trainer.journal.committed, trainer.journal.synced) == (4, 4)

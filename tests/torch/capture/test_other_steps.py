@@ -1,0 +1,421 @@
+"""Steps that are not one of torch.optim's, taken once a batch by the plain kernel: exact, or refused in words."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from tests.torch.lab import Attempt, differences, prove_exact, uninterrupted
+from tests.torch.nets import Mixed, loss_of, seed, tokens
+from tests.torch.scripts import numbered, validate
+from tranlogs.base.errors import UsageError
+from tranlogs_torch import LoggedOptimizer
+
+schedulefree = pytest.importorskip("schedulefree")
+
+Make = Callable[[Any], torch.optim.Optimizer]
+FOUND_OUT = "logs weights and state from now on"
+
+
+def net() -> nn.Sequential:
+    seed()
+    return nn.Sequential(nn.Linear(6, 33), nn.Tanh(), nn.Linear(33, 3))
+
+
+def simple(
+    attempt: Attempt,
+    *,
+    optimizer_of: Make,
+    closure: bool = False,
+    compiled: str = "",
+    batches: int = 12,
+    on_inner: bool = False,
+) -> None:
+    """A step a turn, a scheduler after it; the step, or the whole turn, may be compiled."""
+    torch._dynamo.reset()
+    model = net()
+    inner = optimizer_of(model.parameters())
+    optimizer = attempt.wrap(inner, model)
+    scheduler = None if "step" in compiled else lr_scheduler.StepLR(inner if on_inner else optimizer, 3)
+    attempt.start(optimizer, **({"scheduler": scheduler} if scheduler else {}))
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    def turn(x: torch.Tensor) -> None:
+        work(x)
+        optimizer.step()
+
+    if compiled:
+        turn = torch.compile(turn, backend="eager") if compiled == "turn" else turn
+        stepped = {"step": optimizer, "step of the inner": inner}.get(compiled)
+        step = None if stepped is None else torch.compile(stepped.step, backend="eager")
+    for _ in optimizer.steps(batches):
+        x = torch.randn(5, 6)
+        attempt.tick()
+        if closure:
+            optimizer.step(partial(work, x))
+        elif compiled in ("", "turn"):
+            turn(x)
+        else:
+            work(x)
+            optimizer.clip_grad_norm_(0.5)
+            step()
+        attempt.tick()
+        if scheduler is not None and not compiled:
+            scheduler.step()
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+# Compiled steps
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("compiled", ["step", "step of the inner", "turn"])
+def test_compiled_step_is_found_out_and_weights_are_logged(
+    compiled: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = partial(simple, optimizer_of=lambda p: torch.optim.AdamW(p, lr=0.01), compiled=compiled)
+    last = prove_exact(script, tmp_path / "run", (9,))
+    assert last.reports[0].step == 4
+    assert caplog.text.count(FOUND_OUT) == 1
+    assert "its step is compiled" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_step_compiled_to_machine_code_is_redone_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
+    torch._dynamo.reset()
+    outcomes = []
+    for batches in (6, 6):  # the second one has nothing left to train: its weights are those of the log
+        model = net()
+        attempt = Attempt(tmp_path / "run", checkpoint_every=1000)
+        optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
+        attempt.start(optimizer)
+        step = torch.compile(optimizer.step)
+        for _ in optimizer.steps(batches):
+            optimizer.zero_grad()
+            model(torch.randn(5, 6)).square().sum().backward()
+            step()
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+        outcomes.append(attempt.outcome())
+    assert attempt.reports[0].replayed == 6
+    assert attempt.reports[0].exact is True
+    assert differences(*outcomes) == []
+
+
+# Optimizers that are not torch's
+
+
+class Plain(torch.optim.Optimizer):
+    """Sign descent: gradients tell it all."""
+
+    def __init__(self, parameters: Any, lr: float = 0.01) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.scale = 0.5
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.update(group, p, loss)
+        return loss
+
+    def update(self, group: dict[str, Any], p: torch.Tensor, loss: Any) -> None:
+        p.sub_(p.grad.sign(), alpha=group["lr"] * self.scale)
+
+
+class Noisy(Plain):
+    """Draws random numbers in its step."""
+
+    def update(self, group: dict[str, Any], p: torch.Tensor, loss: Any) -> None:
+        p.sub_(p.grad + 0.01 * torch.randn_like(p), alpha=group["lr"])
+
+
+class Polyak(Plain):
+    """Its step size follows the loss."""
+
+    def update(self, group: dict[str, Any], p: torch.Tensor, loss: Any) -> None:
+        p.sub_(p.grad, alpha=group["lr"] * float(loss) / (1 + float(loss)))
+
+
+class Twice(Plain):
+    """Evaluates its closure at another place, as SAM does, and steps with what it finds there."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        with torch.enable_grad():
+            closure()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        before = [p.clone() for p in parameters]
+        for p in parameters:
+            p.add_(p.grad, alpha=0.05)
+        with torch.enable_grad():
+            loss = closure()
+        for p, old in zip(parameters, before, strict=True):
+            p.copy_(old)
+            p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
+        return loss
+
+
+class Counting(Plain):
+    """Counts on itself, and does otherwise at the third step."""
+
+    def __init__(self, parameters: Any, rounds: int = 0) -> None:
+        super().__init__(parameters)
+        self.rounds = rounds
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        self.rounds += 1
+        self.scale = 0.5 if self.rounds % 3 else 2.0
+        return super().step(closure)
+
+
+class Unforgettable(Plain):
+    """Something would happen when a copy of it goes away."""
+
+    def __del__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "closure", "words"),
+    [
+        (Plain, False, ""),
+        (Plain, True, ""),
+        (Noisy, False, "the same gradients gave other weights"),
+        (Polyak, True, "its step cannot be taken from gradients alone (TypeError"),
+        (Twice, True, "evaluates its closure several times"),
+        (Unforgettable, False, "has a finalizer"),
+    ],
+)
+def test_step_is_redone_from_gradients_only_where_they_tell_it(
+    kind: type[Plain], closure: bool, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = partial(simple, optimizer_of=kind, closure=closure)
+    prove_exact(script, tmp_path / "run", (9, 10))  # its plain attributes come back, too
+    assert caplog.text.count(FOUND_OUT) == (1 if words else 0)
+    assert words in caplog.text
+
+
+class Hiding(Counting):
+    """Counts where nobody can store it."""
+
+    def __init__(self, parameters: Any, rounds: int = 0) -> None:
+        self.__dict__["hidden"] = SimpleNamespace(rounds=rounds)
+        super().__init__(parameters, rounds)
+
+    @property
+    def rounds(self) -> int:  # type: ignore[override]
+        return int(self.hidden.rounds)
+
+    @rounds.setter
+    def rounds(self, value: int) -> None:
+        self.hidden.rounds = value
+
+
+def test_what_shows_too_late_is_never_called_exact(tmp_path: Path) -> None:
+    """Rehearsal finds nothing, replay does: the count began elsewhere."""
+    run = tmp_path / "run"
+    simple(Attempt(run, checkpoint_every=1000), optimizer_of=Hiding, batches=2)
+    again = Attempt(run)
+    simple(again, optimizer_of=partial(Hiding, rounds=1), batches=2)
+    (report,) = again.reports
+    assert (report.exact, report.first_divergent_step) == (False, 2)
+    assert any("self.hidden" in note for note in report.notes)
+
+
+class Decaying(torch.optim.SGD):
+    """Does something after the step of the class above it."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.mul_(0.99)
+        return loss
+
+
+@pytest.mark.parametrize("closure", [False, True], ids=["", "closure"])
+def test_step_that_calls_the_step_above_it_is_logged_once(closure: bool, tmp_path: Path) -> None:
+    """Torch runs the hooks twice then, if one of the class above was ever made."""
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    script = partial(simple, optimizer_of=partial(Decaying, lr=0.01, momentum=0.9), closure=closure)
+    last = prove_exact(script, tmp_path / "run", (9, 10))
+    assert last.reports[0].step == last.reports[0].batch
+
+
+def test_rehearsal_changes_no_bit(tmp_path: Path) -> None:
+    """Also where a scheduler has put a `step` of its own, bound to the optimizer, on it."""
+    for kind, on_inner in ((Noisy, False), (Plain, False), (Plain, True)):
+        script = partial(simple, optimizer_of=kind, on_inner=on_inner)
+        trained = Attempt(tmp_path / f"{kind.__name__}{on_inner}")
+        script(trained)
+        assert differences(trained.outcome(), uninterrupted(script).outcome()) == []
+
+
+# ScheduleFree
+
+
+def free(attempt: Attempt, *, optimizer_of: Make) -> None:
+    """The averaged weights are put in place for validation, and taken out again."""
+    seed()
+    model = Mixed()
+    loader, validation = tokens(), tokens(22)
+    optimizer = attempt.wrap(optimizer_of([p for p in model.parameters() if p is not model.frozen]), model)
+    attempt.start(optimizer, loader=loader)
+    for epoch in optimizer.epochs(2, loader):
+        optimizer.train()
+        for batch in epoch:
+            attempt.saw_next(batch)
+            loss_of(model, batch).backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+            if max(attempt.seen) % 4 == 3:
+                optimizer.eval()
+                validate(model, validation)
+                attempt.tick()
+                optimizer.train()
+            attempt.tick()
+        optimizer.eval()
+        validate(model, validation)
+        attempt.tick()
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+@pytest.mark.parametrize(
+    "optimizer_of",
+    [
+        partial(schedulefree.AdamWScheduleFree, lr=0.01, warmup_steps=3, weight_decay=0.1, foreach=True),
+        partial(schedulefree.AdamWScheduleFree, lr=0.01, foreach=False),
+        partial(schedulefree.SGDScheduleFree, lr=0.1, foreach=True),
+        partial(schedulefree.RAdamScheduleFree, lr=0.01, foreach=True),
+    ],
+    ids=["AdamW foreach", "AdamW", "SGD", "RAdam"],
+)
+def test_schedule_free_comes_back_to_the_bit(optimizer_of: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the middle of an epoch, in validation, and in the epoch's own code."""
+    last = prove_exact(partial(free, optimizer_of=optimizer_of), tmp_path / "run", (5, 9, 11, 16))
+    assert last.reports[0].step > 11
+    assert FOUND_OUT not in caplog.text  # gradients are enough
+
+
+@pytest.mark.parametrize("kind", [schedulefree.AdamWScheduleFreeClosure, schedulefree.SGDScheduleFreeClosure])
+def test_schedule_free_with_closure_logs_weights(kind: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prove_exact(partial(simple, optimizer_of=kind, closure=True), tmp_path / "run", (9, 10))
+    assert caplog.text.count(FOUND_OUT) == 1
+
+
+# SAM
+
+
+class SAM(torch.optim.Optimizer):
+    """Sharpness-aware minimization around a base optimizer: `first_step` climbs, `second_step` returns and descends."""
+
+    def __init__(self, parameters: Any, base: type[torch.optim.Optimizer], rho: float = 0.05, **options: Any) -> None:
+        super().__init__(parameters, {"rho": rho, **options})
+        self.base = base(self.param_groups, **options)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["old"] = p.data.clone()
+                p.add_(p.grad, alpha=group["rho"] / float(norm))
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = self.state[p]["old"]
+        self.base.step()
+        self.zero_grad()
+
+
+def sharpness_aware(attempt: Attempt, *, base: Callable[..., torch.optim.Optimizer], is_exact_return: bool = True) -> None:
+    """Two forward and backward passes a step; its base optimizer is the logged one."""
+    seed()
+    model = net()
+    loader = torch.utils.data.DataLoader(torch.randn(40, 6), batch_size=4, shuffle=True)
+    sam = SAM(model.parameters(), base, lr=0.05)
+    optimizer = sam.base = attempt.wrap(sam.base, model)
+    attempt.start(optimizer, loader=loader)
+    for number, x in numbered(optimizer, optimizer.batches(loader, 14)):
+        attempt.saw(number, x)
+        model(x).square().sum().backward()
+        attempt.tick()
+        sam.first_step()
+        attempt.tick()
+        model(x).square().sum().backward()
+        if not is_exact_return:
+            for p in model.parameters():
+                sam.state[p]["old"] = p.data - (p.data - sam.state[p]["old"])
+        attempt.tick()
+        sam.second_step()
+        attempt.tick()
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("is_exact_return", [True, False], ids=["returns to the bit", "returns by subtraction"])
+@pytest.mark.parametrize("base", [partial(torch.optim.SGD, momentum=0.9), partial(torch.optim.AdamW, fused=True)])
+def test_sam_around_a_logged_optimizer_comes_back_to_the_bit(
+    base: Callable[..., torch.optim.Optimizer], is_exact_return: bool, tmp_path: Path
+) -> None:
+    script = partial(sharpness_aware, base=base, is_exact_return=is_exact_return)
+    prove_exact(script, tmp_path / "run", (18, 11, 7))
+
+
+def test_optimizer_that_keeps_another_is_refused_by_name(tmp_path: Path) -> None:
+    model = net()
+    sam = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+    with pytest.raises(UsageError, match=r"a SAM keeps another optimizer as \.base.*optimizer\.base = LoggedOptimizer"):
+        LoggedOptimizer(sam, tmp_path / "run", model)
+    wrapper = schedulefree.ScheduleFreeWrapper(torch.optim.RMSprop(model.parameters()))
+    with pytest.raises(UsageError, match=r"a ScheduleFreeWrapper keeps another optimizer as \.base"):
+        LoggedOptimizer(wrapper, tmp_path / "run", model)
+
+
+def test_weights_written_after_recovery_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As by the `train()` of a ScheduleFreeWrapper, which does not know that it came back in training mode."""
+    run = tmp_path / "run"
+    script = partial(simple, optimizer_of=lambda p: torch.optim.AdamW(p, lr=0.01))
+    script(Attempt(run))
+    model = net()
+    optimizer = Attempt(run).wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
+    assert optimizer.recover().step == 12
+    with torch.no_grad(), caplog.at_level(logging.WARNING):
+        model[2].bias.add_(0.1)
+        for _ in optimizer.steps(13):
+            pass
+    assert "2.bias was written between recover() and the first batch" in caplog.text
+    assert optimizer.report.exact is None
+    optimizer.close()

@@ -1,0 +1,653 @@
+"""The data go on at the exact next batch: order, random numbers and epochs as without the crash, nothing loaded twice."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from tests.torch.lab import Attempt, differences, flatten, in_child, prove_exact, uninterrupted, with_plain_loops
+from tests.torch.nets import seed
+from tests.torch.scripts import numbered
+from tests.torch.sources import BATCHES, SOURCES, Make, Numbers, Rotating, sampled
+from tranlogs.base.errors import UsageError
+from tranlogs_torch import LoggedOptimizer, RecoveryReport
+from tranlogs_torch.data.position import LoaderPosition
+from tranlogs_torch.data.rng import get_rng
+
+
+def training(attempt: Attempt, *, make: Make, per_epoch: bool = False, **options: Any) -> None:
+    """The body draws from every generator and validates with a shuffled loader every fifth batch."""
+    seed()
+    model = torch.nn.Linear(2, 1)
+    loader = make(**options)
+    validation = DataLoader(TensorDataset(torch.randn(9, 2)), batch_size=4, shuffle=True)
+    optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+    attempt.start(optimizer, loader=loader)
+    taken = optimizer.report.batch if attempt.run is not None else 0
+
+    def body(batch: torch.Tensor) -> None:
+        nonlocal taken
+        attempt.saw(taken, batch)
+        taken += 1
+        noise = torch.randn(()) + float(np.random.rand()) + random.random()
+        ((model(batch.reshape(-1, 2)) + noise) ** 2).mean().backward()
+        attempt.tick()
+        optimizer.step()
+        optimizer.zero_grad()
+        if taken % 5 == 0:
+            with torch.no_grad():
+                [model(x) for (x,) in validation]
+
+    if per_epoch:
+        for epoch in optimizer.epochs(3, loader):
+            for batch in epoch:
+                body(batch)
+            attempt.tick()
+            torch.rand(1)
+    else:
+        for batch in optimizer.batches(loader, BATCHES):
+            body(batch)
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_next_batch_is_the_exact_one(name: str, tmp_path: Path) -> None:
+    """Dies in the first epoch, at an epoch's end, and in a later epoch."""
+    prove_exact(partial(training, make=SOURCES[name]), tmp_path / "run", (6, 8, 10), checkpoint_every=1000)
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shuffled",
+        "one by one",
+        "generator of its own",
+        "eager draws",
+        "lazy draws",
+        "stream",
+        "unloggable indices",
+        "counter with state",
+        "batch sampler of one's own",
+    ],
+)
+def test_next_batch_is_the_exact_one_with_workers(name: str, persistent: bool, tmp_path: Path) -> None:
+    script = partial(training, make=SOURCES[name], num_workers=2, persistent_workers=persistent)
+    is_exact = True if name == "stream" and not persistent else None  # numbers drawn in workers are not brought back
+    prove_exact(script, tmp_path / "run", (6, 9), is_exact=is_exact, checkpoint_every=1000)
+
+
+@pytest.mark.parametrize("name", ["shuffled", "counter with state", "stream", "one by one"])
+def test_epochs_go_on_where_they_were(name: str, tmp_path: Path) -> None:
+    """Dies in the middle of an epoch, in the epoch's own code, and at the next epoch's first batch."""
+    per_epoch = 46 if name == "one by one" else 12
+    die_at = (5, per_epoch - 4 + 1, 1, 2)
+    prove_exact(partial(training, make=SOURCES[name], per_epoch=True), tmp_path / "run", die_at, checkpoint_every=1000)
+
+
+def test_skipped_samples_are_never_loaded(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    script = partial(training, make=SOURCES["shuffled"])
+    in_child(lambda: script(Attempt(run, 18)))  # in the second epoch
+    seed()
+    model = torch.nn.Linear(2, 1)
+    data = Numbers()
+    with LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-5), run, model, durability="process") as optimizer:
+        report = optimizer.recover()
+        assert (report.batch, report.epoch) == (17, 1)
+        batches = optimizer.batches(DataLoader(data, batch_size=4, shuffle=True))
+        first = next(batches)
+        batches.close()
+    assert data.loaded == first[:, 0].int().tolist()
+
+
+def _undone(sampler: Callable[[], Sampler[Any]]) -> Make:
+    return lambda **options: DataLoader(Numbers(), batch_size=4, sampler=sampler(), **options)
+
+
+class Shuffling(IterableDataset[torch.Tensor]):
+    """A shuffle buffer on the global generator, from which the body draws, too."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        left = list(range(46))
+        while left:
+            yield torch.tensor([float(left.pop(random.randrange(len(left)))), 1.0])
+
+
+class Dependent(Sampler[int]):
+    """Each draw depends on the one before and on the global generator."""
+
+    def __len__(self) -> int:
+        return 46
+
+    def __iter__(self) -> Iterator[int]:
+        at = 0
+        for _ in range(46):
+            at = (at + random.randrange(7)) % 46
+            yield at
+
+
+@pytest.mark.parametrize(
+    ("make", "word", "at_recovery"),
+    [
+        (_undone(Rotating), "Rotating", None),  # that it counts on itself is seen at once
+        (_undone(Dependent), "Dependent", True),  # what was redone is exact; the data come later
+        (lambda **o: DataLoader(Shuffling(), 4, **o), "Shuffling", True),
+    ],
+)
+def test_source_that_does_not_repeat_itself_is_reported(
+    make: Make, word: str, at_recovery: bool | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    in_child(lambda: training(Attempt(run, 17), make=make))
+    last = Attempt(run)
+    with caplog.at_level(logging.WARNING):
+        training(last, make=make)
+    assert last.reports[0].exact is at_recovery
+    report = last.kept["optimizer"].report
+    assert report.exact is False
+    assert "NOT exact" in str(report)
+    assert any(word in note for note in report.notes)
+    assert word in caplog.text
+
+
+@pytest.mark.parametrize("workers", [(2, 0), (0, 2)])
+def test_number_of_workers_may_change(workers: tuple[int, int], tmp_path: Path) -> None:
+    """A sampler that draws when it is asked for an iterator is asked twice with workers: as often as before the crash."""
+    before, after = (partial(training, make=SOURCES["eager draws"], num_workers=n) for n in workers)
+    right, last = uninterrupted(before), Attempt(tmp_path / "run")
+    assert in_child(lambda: before(Attempt(tmp_path / "run", 18))) < 0
+    after(last)
+    assert min(last.seen) == 17
+    assert [last.seen[n] for n in range(17, 24)] == [right.seen[n] for n in range(17, 24)]  # the rest of the epoch
+
+
+class Lazily(DataLoader[Any]):
+    """A class of the user's: its __iter__ is a generator, which asks for the sampler when the first batch is wanted."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for batch in super().__iter__():
+            yield 2 * batch
+
+
+def test_stream_that_shuffles_in_a_worker_comes_back(tmp_path: Path) -> None:
+    """The worker has random numbers to itself."""
+    prove_exact(partial(training, make=lambda **o: DataLoader(Shuffling(), 4, num_workers=1, **o)), tmp_path / "run", (6, 9))
+
+
+@pytest.mark.parametrize("is_tracked", [False, True])
+def test_generator_of_the_dataset_is_named_or_tracked(is_tracked: bool, tmp_path: Path) -> None:
+    class Noisy(Numbers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rng = np.random.default_rng(2)
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return super().__getitem__(index) + float(self.rng.random())
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        data, model = Noisy(), torch.nn.Linear(2, 1)
+        loader = DataLoader(Subset(data, range(40)), 4, shuffle=True)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer, loader=loader, **({"rng": data.rng} if is_tracked else {}))
+        for batch in optimizer.batches(loader, 24):
+            model(batch).sum().backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    if is_tracked:
+        prove_exact(script, tmp_path / "run", (5, 9))
+        return
+    in_child(lambda: script(Attempt(tmp_path / "run", 5)))
+    last = Attempt(tmp_path / "run")
+    script(last)
+    assert last.reports[0].exact is None
+    assert any("loader.dataset.dataset.rng" in note for note in last.reports[0].notes)
+
+
+def test_loader_class_of_ones_own_is_read_again(tmp_path: Path) -> None:
+    script = partial(training, make=lambda **o: Lazily(Numbers(), 4, shuffle=True, **o))
+    prove_exact(script, tmp_path / "run", (6, 8, 10))
+
+
+def test_random_numbers_in_workers_are_spoken_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tmp_path / "run"
+    script = partial(training, make=SOURCES["shuffled"], num_workers=2)
+    in_child(lambda: script(Attempt(run, 6)))
+    last = Attempt(run)
+    script(last)
+    assert "workers" in caplog.text
+    assert any("workers" in note for note in last.kept["optimizer"].report.notes)
+    assert last.kept["optimizer"].report.exact is None
+
+
+def test_counter_restored_by_hand_is_enough(tmp_path: Path) -> None:
+    """`epoch`, or set_epoch, is state that samplers often have."""
+
+    class ByEpoch(Rotating):
+        epoch = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.epoch += 1
+            return iter(torch.randperm(46, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+    prove_exact(partial(training, make=sampled(ByEpoch)), tmp_path / "run", (17,))
+
+
+def test_epoch_says_how_long_it_is_and_where_it_goes_on(tmp_path: Path) -> None:
+    """Accumulation by the batch's number in the epoch, with what is left over at its end."""
+
+    def script(attempt: Attempt) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        loader = DataLoader(TensorDataset(torch.randn(14, 3)), 2, shuffle=True)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
+        attempt.start(optimizer, loader=loader)
+        for epoch in optimizer.epochs(3, loader):
+            begin = epoch.batch if attempt.run is not None else 0
+            assert attempt.run is None or len(epoch) == 7
+            for i, (x,) in enumerate(epoch, start=begin):
+                model(x).square().mean().backward()
+                attempt.tick()
+                if i % 2 == 1 or i == len(loader) - 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (5, 4, 6))
+
+
+def test_another_batch_size_is_told_once_and_not_blamed_on_the_sampler(tmp_path: Path) -> None:
+    def script(size: int, until: int) -> RecoveryReport:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        loader = DataLoader(TensorDataset(torch.randn(64, 3)), size, shuffle=True)
+        optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters()), tmp_path / "run", model, durability="process")
+        optimizer.track(loader=loader).recover()
+        for (x,) in optimizer.batches(loader, until=until):
+            model(x).sum().backward()
+            optimizer.step()
+        report = optimizer.report
+        optimizer.close()
+        return report
+
+    script(4, 3)
+    report = script(2, 5)
+    assert report.exact is False
+    assert [note for note in report.notes if "batch" in note] == [
+        "the loader's batch_size was 4, now it is 2: other batches follow"
+    ]
+
+
+def test_distributed_sampler_takes_the_epoch_as_its_number(tmp_path: Path) -> None:
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = torch.nn.Linear(2, 1)
+        sampler = DistributedSampler(range(46), num_replicas=1, rank=0)
+        loader = DataLoader(Numbers(), 4, sampler=sampler)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer, loader=loader)
+        taken = optimizer.report.batch if attempt.run is not None else 0
+        for epoch in optimizer.epochs(3, loader):
+            sampler.set_epoch(epoch)
+            for batch in epoch:
+                attempt.saw(taken, batch)
+                taken += 1
+                model(batch).sum().backward()
+                attempt.tick()
+                optimizer.step()
+                optimizer.zero_grad()
+        attempt.keep(model=model)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (15, 3))
+
+
+def test_two_loaders_side_by_side_stay_in_step(tmp_path: Path) -> None:
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = torch.nn.Linear(2, 1)
+        labelled, other = SOURCES["shuffled"](), SOURCES["replacement"]()
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer, labelled=labelled, other=other)
+        taken = optimizer.report.batch if attempt.run is not None else 0
+        for x, y in zip(optimizer.batches(labelled, 20), optimizer.batches(other, 20), strict=False):
+            attempt.saw(taken, (x, y))
+            taken += 1
+            torch.rand(2)
+            (model(x).sum() + model(y).square().sum()).backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+            attempt.tick()
+        attempt.keep(model=model)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (9, 12))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_body_may_iterate_over_the_training_data(workers: int, tmp_path: Path) -> None:
+    """The accuracy on the training set, in the middle of an epoch: that is another iteration, and draws like one."""
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = torch.nn.Linear(2, 1)
+        loader = SOURCES["shuffled"](num_workers=workers)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer, loader=loader)
+        for number, x in numbered(optimizer, optimizer.batches(loader, 17)):
+            attempt.saw(number, x)
+            model(x).sum().backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number % 4 == 2:
+                attempt.keep(seen=[x.sum().item() for x in loader])
+        attempt.keep(model=model)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (6, 3), is_exact=None if workers else True)
+
+
+def test_copied_loader_has_the_plain_sampler() -> None:
+    loader = SOURCES["batch sampler"]()
+    LoaderPosition(loader, lambda _: None, lambda _: None, lambda *_: None)
+    for twin in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert type(twin.batch_sampler) is BatchSampler
+        assert len(twin) == len(loader) == 11
+        assert [len(x) for x in twin] == [4] * 11
+
+
+def test_two_loops_one_after_the_other(tmp_path: Path) -> None:
+    """A loop without a loader, one with, another with, and code that draws before each."""
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = torch.nn.Linear(2, 1)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer)
+
+        def body(x: torch.Tensor) -> None:
+            (model(x) * torch.randn(())).sum().backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        torch.rand(3)
+        for number in optimizer.steps(4):
+            body(torch.full((2, 2), float(number)))
+        for make in (SOURCES["shuffled"], SOURCES["stream"]):
+            for x in optimizer.batches(make(), 15):
+                body(x)
+        attempt.keep(model=model)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (2, 3, 9, 11))
+
+
+@pytest.mark.parametrize("make", [lambda: DataLoader([], 4), lambda: DataLoader(TensorDataset(torch.empty(0, 2)), 4)])
+def test_empty_loader_ends_at_once(make: Callable[[], DataLoader[Any]], tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    with LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", model) as optimizer:
+        optimizer.recover()
+        assert list(optimizer.batches(make(), 5)) == []
+        assert [list(epoch) for epoch in optimizer.epochs(2, make())] == [[], []]
+
+
+def test_loop_left_by_break_goes_on_where_it_was(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    loader = SOURCES["in order, last dropped"]()
+    with LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", model) as optimizer:
+        optimizer.recover()
+        seen: list[int] = []
+        for _ in range(4):
+            for number, x in enumerate(optimizer.batches(loader, 11)):
+                seen += x[:, 0].int().tolist()
+                if number == 2:
+                    break
+    assert seen == list(range(44))
+
+
+def test_epoch_left_by_break_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    with LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", model) as optimizer:
+        optimizer.recover()
+        epochs = optimizer.epochs(2, SOURCES["shuffled"]())
+        next(iter(next(epochs)))
+        with pytest.raises(UsageError, match="epoch 0 was not iterated to its end"):
+            next(epochs)
+
+
+def test_loader_that_raises_goes_on_at_the_same_batch(tmp_path: Path) -> None:
+    class Flaky(Numbers):
+        is_down = True
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 9 and self.is_down:
+                raise OSError("the file server is away")
+            return super().__getitem__(index)
+
+    data = Flaky()
+    loader = DataLoader(data, batch_size=4, sampler=SequentialSampler(data))
+    position = LoaderPosition(loader, lambda _: None, lambda _: None, lambda *_: None)
+    batches = position.batches(11)
+    seen = [next(batches)[0, 0].item() for _ in range(2)]
+    with pytest.raises(OSError, match="file server"):
+        next(batches)
+    data.is_down = False
+    assert seen + [x[0, 0].item() for x in position.batches(11)] == [4.0 * i for i in range(11)]
+
+
+def test_something_that_is_no_loader_is_refused_in_words(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    with LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", model) as optimizer:
+        with pytest.raises(UsageError, match="DataLoader is wanted, not a list"):
+            next(optimizer.batches([1, 2, 3]))
+        with pytest.raises(UsageError, match="needs a loader"):
+            next(optimizer.epochs(3))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_proxy_changes_neither_order_nor_random_numbers(name: str) -> None:
+    outcomes = []
+    for is_proxied in (False, True):
+        seed()
+        loader = SOURCES[name]()
+        plain = with_plain_loops(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
+        position = LoaderPosition(loader, lambda _: None, lambda _: None, lambda *_: None) if is_proxied else None
+        batches = position.batches(20) if position is not None else plain.batches(loader, 20)
+        outcomes.append(flatten([list(batches), get_rng()]))
+    assert differences(*outcomes) == []
+
+
+class Batch:
+    """A batch of a kind that nobody knows."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+class Lazy(IterableDataset[torch.Tensor]):
+    """Draws from a generator of its own, which begins anew with the process."""
+
+    def __init__(self) -> None:
+        self.own = random.Random(3)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(12):
+            yield torch.full((2,), self.own.random())
+
+
+def test_batches_of_any_kind_are_compared(tmp_path: Path) -> None:
+    def collate(samples: list[torch.Tensor]) -> Batch:
+        return Batch(torch.stack(samples))
+
+    def script(until: int) -> RecoveryReport:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        loader: DataLoader[Any] = DataLoader(Lazy(), 3, collate_fn=collate)
+        with LoggedOptimizer(torch.optim.SGD(model.parameters()), tmp_path / "run", model, durability="process") as optimizer:
+            optimizer.track(loader=loader).recover()
+            for batch in optimizer.batches(loader, until=until):
+                model(batch.x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return optimizer.report
+
+    script(6)  # in the middle of the second epoch
+    report = script(7)
+    assert report.exact is False
+    assert any("Lazy did not give the same batches again" in note for note in report.notes)
+
+
+def test_schedule_of_batch_sizes_reaches_the_sampler_and_comes_back(tmp_path: Path) -> None:
+    def script(attempt: Attempt) -> None:
+        seed()
+        loader = SOURCES["shuffled"]()
+        model = torch.nn.Linear(2, 1)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer, loader=loader)
+        for epoch in optimizer.epochs(3, loader):
+            assert isinstance(loader.batch_sampler, BatchSampler)
+            loader.batch_sampler.batch_size = 4 + 2 * epoch
+            for x in epoch:
+                attempt.saw_next(x)
+                model(x).square().mean().backward()
+                attempt.tick()
+                optimizer.step()
+                optimizer.zero_grad()
+        attempt.keep(model=model)
+        optimizer.close()
+        assert type(loader.batch_sampler) is BatchSampler
+
+    prove_exact(script, tmp_path / "run", (5, 9, 7))
+
+
+class Hidden(Sampler[int]):
+    """Draws from generators that stand in a dictionary, and in a closure."""
+
+    def __init__(self) -> None:
+        self.parts = {"numpy": np.random.default_rng(3), "torch": torch.Generator().manual_seed(4)}
+        generator = random.Random(5)
+        self.draw = lambda: generator.randrange(46)
+
+    def __len__(self) -> int:
+        return 46
+
+    def __iter__(self) -> Iterator[int]:
+        first = torch.randint(46, (1,), generator=self.parts["torch"]).item()
+        second = int(self.parts["numpy"].integers(46))  # type: ignore[union-attr]
+        return iter([int(first), second, *(self.draw() for _ in range(44))])
+
+
+@pytest.mark.parametrize("die_at", [(5,), (13,), (20, 1)], ids=str)
+def test_generators_of_a_sampler_are_found_where_they_lie(die_at: tuple[int, ...], tmp_path: Path) -> None:
+    make: Make = lambda **o: DataLoader(Numbers(), 4, sampler=Hidden(), **o)  # noqa: E731
+    prove_exact(partial(training, make=make), tmp_path / "run", die_at)
+
+
+class Mining(Sampler[int]):
+    """Its order depends on weights that the loop writes."""
+
+    def __init__(self) -> None:
+        self.weights = torch.ones(46)
+
+    def __len__(self) -> int:
+        return 46
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.multinomial(self.weights, 46).tolist())
+
+
+@pytest.mark.parametrize("die_at", [8, 13, 20])
+def test_sampler_whose_weights_the_loop_writes_is_named(die_at: int, tmp_path: Path) -> None:
+    """At the first batch of an epoch, too."""
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        sampler = Mining()
+        loader = DataLoader(Numbers(), 4, sampler=sampler)
+        model = torch.nn.Linear(2, 1)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer, loader=loader)
+        for x in optimizer.batches(loader, 30):
+            model(x).square().mean().backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+            sampler.weights[int(x[0, 0])] += 1
+        attempt.keep(report=optimizer.report)
+        optimizer.close()
+
+    assert in_child(lambda: script(Attempt(tmp_path / "run", die_at))) < 0
+    last = Attempt(tmp_path / "run")
+    script(last)
+    assert last.kept["report"].exact is not True
+    assert any("Mining.weights" in note or "Mining" in note for note in last.kept["report"].notes)
+
+
+@pytest.mark.parametrize("die_at", [13, 20])
+def test_persistent_workers_that_draw_are_named_between_epochs_too(die_at: int, tmp_path: Path) -> None:
+    script = partial(training, make=SOURCES["shuffled"], num_workers=2, persistent_workers=True)
+    assert in_child(lambda: script(Attempt(tmp_path / "run", die_at))) < 0
+    last = Attempt(tmp_path / "run")
+    script(last)
+    assert last.reports[0].exact is None
+    assert any("random numbers drawn inside DataLoader workers" in note for note in last.reports[0].notes)
+
+
+class Odd(Sampler[int]):
+    """Holds what cannot be compared cheaply, or not by numpy."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.data_source = samples
+        self.weights = torch.ones(46, requires_grad=True)
+        self.half = torch.ones(46, dtype=torch.bfloat16)
+        self.sparse = torch.ones(3).to_sparse()
+        self.objects = np.array([None, "a"], object)
+        self.mixed = [object(), 1]
+
+    def __len__(self) -> int:
+        return 46
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(46))
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise AssertionError("samples are not looked at")
+
+
+def test_whatever_a_sampler_holds_training_goes_on(tmp_path: Path) -> None:
+    samples = [Unprintable() for _ in range(46)]
+    prove_exact(
+        partial(training, make=lambda **o: DataLoader(Numbers(), 4, sampler=Odd(samples), **o)), tmp_path / "run", (13,)
+    )

@@ -1,0 +1,521 @@
+"""Recovery from a script: what it brings back, what it refuses before anything is touched, and what it says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader
+
+from tests.torch.lab import Attempt, contents, differences, flatten, in_child, prove_exact, uninterrupted
+from tests.torch.nets import Mixed, loss_of, seed, tokens
+from tests.torch.scripts import validating
+from tests.torch.small import Model, everything, logged, one_step, small
+from tranlogs.base import failpoints
+from tranlogs.base.errors import NotRecovered, RecoveryError, RunInUse, StateMismatch, UnencodableState, UsageError
+from tranlogs_torch import LoggedOptimizer
+
+
+def test_model_that_does_not_fit_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    model = Mixed()
+    with logged(model, run) as optimizer:
+        optimizer.recover()
+        for _, batch in zip(optimizer.steps(3), tokens(), strict=False):
+            loss_of(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    threads = torch.get_num_threads()
+    other = Mixed()
+    other.hidden = nn.Linear(6, 6, bias=False)
+    other.scale = nn.Parameter(torch.ones(3))
+    other.frozen = nn.Parameter(torch.zeros(3, 2, dtype=torch.float64), requires_grad=False)
+    other.register_buffer("extra", torch.zeros(2))
+    before = everything(other, torch.optim.SGD(other.parameters()))
+    random = torch.get_rng_state()
+    with logged(other, run, torch.optim.SGD(other.parameters())) as optimizer, pytest.raises(StateMismatch) as caught:
+        optimizer.recover()
+    assert caught.value.differences == (
+        "parameter hidden.bias: recorded, but not there now",
+        "parameter scale: recorded as float32[], now float32[3]",
+        "parameter frozen: recorded as float32[3, 2], now float64[3, 2]",
+        "buffer extra: there now, but not recorded",
+        "optimizer 'main' was a torch.optim.adamw.AdamW, now it is a torch.optim.sgd.SGD",
+        "optimizer 'main': its parameter group 0 holds other parameters (11 recorded, 10 now)",
+    )
+    assert differences(everything(other, torch.optim.SGD(other.parameters())), before) == []
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.get_num_threads() == threads
+
+
+def test_another_set_of_optimizers_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    model = small()
+    with logged(model, run) as optimizer:
+        optimizer.add_optimizer(torch.optim.SGD(model[2].parameters()), "g")
+        optimizer.recover()
+    with logged(small(), run) as optimizer, pytest.raises(StateMismatch, match="optimizer 'g': only the run has it"):
+        optimizer.recover()
+
+
+def test_a_parameter_that_joined_later_and_is_not_built_again_is_named(tmp_path: Path) -> None:
+    run, model, extra = tmp_path / "run", small(), nn.Parameter(torch.ones(2))
+    with logged(model, run) as optimizer:
+        optimizer.recover()
+        for turn in optimizer.steps(4):
+            if turn == 1:
+                optimizer.add_param_group({"params": [extra]})
+            one_step(model, optimizer)
+    again = small()
+    with logged(again, run) as optimizer, pytest.raises(StateMismatch, match="group that was added") as caught:
+        optimizer.recover()
+    assert "build them anew" in str(caught.value)  # the replay had come that far
+    again = small()
+    other = nn.Parameter(torch.zeros(2))
+    with logged(again, run) as optimizer:
+        optimizer.add_param_group({"params": [other]})
+        assert optimizer.recover().step == 4
+    assert differences(flatten(contents(again)), flatten(contents(model))) == []
+    assert torch.equal(other, extra)
+
+
+def test_training_without_recover_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    model = small()
+    with logged(model, run) as optimizer:
+        for number in optimizer.steps(3):  # a fresh run needs none
+            one_step(model, optimizer, number)
+    before = everything(model, torch.optim.SGD(model.parameters()))
+    with logged(model, run) as optimizer:
+        with pytest.raises(NotRecovered, match="already holds 3 steps"):
+            one_step(model, optimizer)
+        with pytest.raises(NotRecovered):
+            next(optimizer.steps(5))
+        with pytest.raises(NotRecovered):
+            next(optimizer.batches(tokens(), 5))
+    assert differences(everything(model, torch.optim.SGD(model.parameters())), before) == []
+
+
+def test_recover_after_the_first_step_is_refused_and_twice_is_once(tmp_path: Path) -> None:
+    model = small()
+    with logged(model, tmp_path / "run") as optimizer:
+        assert optimizer.recover() == optimizer.recover()
+        one_step(model, optimizer)
+        with pytest.raises(UsageError, match="before the first step"):
+            optimizer.recover()
+    model = small()
+    with logged(model, tmp_path / "run") as optimizer:
+        report = optimizer.recover()
+        assert report.step == 1
+        assert optimizer.recover() is report
+
+
+def test_second_trainer_is_refused_and_told_who_has_the_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with logged(small(), run) as optimizer:
+        optimizer.recover()
+
+        def second() -> None:
+            with pytest.raises(RunInUse, match=rf"process {os.getppid()} on host"):
+                logged(small(), run)
+
+        assert in_child(second) == 0
+        with pytest.raises(RunInUse):
+            logged(small(), run)
+        one_step(small(), optimizer)
+
+
+def test_older_step_starts_a_new_timeline(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    model = small()
+    states = {}
+    with logged(model, run, checkpoint_every=4, keep=100) as optimizer:
+        optimizer.recover()
+        for number in optimizer.steps(10):
+            states[number] = everything(model, optimizer)
+            one_step(model, optimizer, number)
+    shutil.copytree(run, tmp_path / "copy")
+    model = small()
+    with logged(model, run, checkpoint_every=1000, keep=100) as optimizer:
+        report = optimizer.recover(step=6)
+        assert (report.step, report.batch, report.timeline, report.exact) == (6, 6, 2, True)
+        assert differences(everything(model, optimizer), states[6]) == []
+        for _ in optimizer.steps(9):
+            one_step(model, optimizer, 77)
+        other = everything(model, optimizer)
+    model = small()
+    with logged(model, run) as optimizer:
+        report = optimizer.recover()
+        assert (report.step, report.timeline, report.exact) == (9, 2, True)
+        assert differences(everything(model, optimizer), other) == []
+    model = small()
+    with logged(model, run) as optimizer, pytest.raises(RecoveryError, match="step 10 is not covered"):
+        optimizer.recover(step=10)
+    model = small()
+    with logged(model, tmp_path / "copy") as optimizer:
+        assert optimizer.recover(step=0).step == 0
+        assert differences(everything(model, optimizer), states[0]) == []
+
+
+def test_note_wants_numbers_and_names_what_is_none(tmp_path: Path) -> None:
+    with logged(small(), tmp_path / "run") as optimizer:
+        optimizer.log_scalars(loss=torch.tensor(1.5), rate=float("nan"))
+        for wrong in ("high", torch.zeros(2), None):
+            with pytest.raises(UsageError, match=r"log_scalars\(grade=\.\.\.\): one number is wanted"):
+                optimizer.log_scalars(grade=wrong)  # type: ignore[arg-type]
+
+
+def test_hyper_parameters_of_the_run_hold_and_a_change_in_the_script_is_told(tmp_path: Path) -> None:
+    """Compared with what the script gave at the beginning: a scheduler's changes are none of the script's."""
+
+    def script(lr: float) -> tuple[float, tuple[str, ...]]:
+        model = small()
+        inner = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.1)
+        with logged(model, tmp_path / "run", inner) as optimizer:
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+            notes = optimizer.track(scheduler=scheduler).recover().notes
+            for _ in optimizer.steps(optimizer.report.batch + 3):
+                one_step(model, optimizer)
+                scheduler.step()
+            return optimizer.param_groups[0]["lr"], notes
+
+    assert script(0.5) == (0.25, ())
+    assert script(0.5) == (0.0625, ())
+    for _ in range(2):  # and again, as long as the script says otherwise
+        lr, notes = script(0.75)
+        assert lr < 0.0625
+        assert any("gives lr=0.75 to parameter group 0, and gave 0.5 when the run began" in note for note in notes)
+    assert script(0.5)[1] == ()
+
+
+def test_scheduler_tracked_after_recovery_is_back_and_not_told_to_be_missing(tmp_path: Path) -> None:
+    for early in (True, False):
+        model = small()
+        with logged(model, tmp_path / "run") as optimizer:
+            if not early:
+                optimizer.recover()
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+            optimizer.track(scheduler=scheduler)
+            if early:
+                optimizer.recover()
+            assert optimizer.report.exact is True
+            assert optimizer.report.notes == ()
+            assert scheduler.last_epoch == (0 if early else 5)
+            for _ in optimizer.steps(5):
+                one_step(model, optimizer)
+                scheduler.step()
+
+
+def test_scalars_have_neither_gaps_nor_doubles(tmp_path: Path) -> None:
+    def script(attempt: Attempt) -> None:
+        model = small()
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        attempt.start(optimizer)
+        for number in optimizer.steps(11):
+            one_step(model, optimizer, number)
+            attempt.tick()
+            optimizer.log_scalars(loss=torch.tensor(0.5 * number), rate=optimizer.param_groups[0]["lr"])
+            attempt.tick()
+        attempt.keep(scalars=getattr(optimizer, "scalars", None))
+        optimizer.close()
+
+    run = tmp_path / "run"
+    for tick in (9, 5, 4):
+        assert in_child(lambda tick=tick: script(Attempt(run, tick, checkpoint_every=3))) == -signal.SIGKILL
+    last = Attempt(run)
+    script(last)
+    assert last.kept["scalars"]["loss"] == (list(range(1, 12)), [0.5 * n for n in range(11)])
+    assert last.kept["scalars"]["rate"] == (list(range(1, 12)), [0.1] * 11)
+
+
+def test_older_step_goes_on_as_the_run_itself_did(tmp_path: Path) -> None:
+    """Same data, same random numbers: the new timeline repeats the old one."""
+    run = tmp_path / "run"
+    validating(Attempt(run, keep=100))
+    again = Attempt(run, keep=100)
+    again.recover_at = 11
+    validating(again)
+    assert again.reports[0].timeline == 2
+    assert differences(again.outcome(), uninterrupted(validating).outcome()) == []
+
+
+def test_threads_are_set_back_to_those_of_the_run(tmp_path: Path) -> None:
+    run, before = tmp_path / "run", torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        validating(Attempt(run))
+        torch.set_num_threads(before)
+        again = Attempt(run)
+        validating(again)
+        assert torch.get_num_threads() == before + 1
+        assert any("thread count set back" in note for note in again.reports[0].notes)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_count_as_they_are_when_training_begins(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    model = small()
+    optimizer = Attempt(tmp_path / "run").wrap(torch.optim.Adam(model.parameters()), model)
+    try:
+        torch.set_num_threads(before + 1)  # after the optimizer was made
+        optimizer.recover()
+        optimizer.close()
+        torch.set_num_threads(before)
+        again = Attempt(tmp_path / "run").wrap(torch.optim.Adam(model.parameters()), model)
+        assert any(f"to the run's {before + 1}" in note for note in again.recover().notes)
+        assert again.training_run.environment["threads"] == before + 1  # what this process records is how it goes on
+        again.close()
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam])
+def test_default_dtype_of_the_run_holds_in_redo(kind: Any, tmp_path: Path) -> None:
+    """Optimizers make their `step` in it."""
+
+    def script(attempt: Attempt) -> None:
+        model = small().double()
+        optimizer = attempt.wrap(kind(model.parameters(), lr=0.01), model)
+        attempt.start(optimizer)
+        for number in optimizer.steps(5):
+            model(torch.full((3, 4), 0.1 * (number + 1), dtype=torch.float64)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        attempt.keep(optimizer=optimizer)
+        optimizer.close()
+
+    trained = Attempt(tmp_path / "run", checkpoint_every=1000)
+    torch.set_default_dtype(torch.float64)
+    try:
+        script(trained)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    again = Attempt(tmp_path / "run")
+    script(again)
+    assert torch.get_default_dtype() is torch.float32
+    assert differences(again.outcome(), trained.outcome()) == []
+
+
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+def test_training_goes_on_while_the_disk_is_full(
+    writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says so once, takes logging up again from a fresh checkpoint, and what it logs then is sound."""
+    run = tmp_path / "run"
+    model, twin = small(), small()
+    plain = torch.optim.AdamW(twin.parameters(), lr=0.01)
+    with logged(model, run, checkpoint_every=1000, writer=writer) as optimizer:
+        optimizer.recover()
+        journal = optimizer.training_run.journal
+        for number in optimizer.steps(20):
+            if number == 5:
+                monkeypatch.setattr(failpoints, "_rules", failpoints._parse("log.write=enospc"))
+            if number == 10:
+                journal.wait_synced()  # all that was queued has been tried: the next record meets the failure
+            if number == 12:
+                assert journal.is_suspended
+                monkeypatch.setattr(failpoints, "_rules", {})
+                monkeypatch.setattr(journal.clock, "monotonic", lambda: 1e9)
+            for each, stepped in ((model, optimizer), (twin, plain)):
+                each(torch.full((3, 4), 0.1 * (number + 1))).square().sum().backward()
+                if stepped is optimizer:
+                    optimizer.clip_grad_norm_(0.5)
+                else:
+                    torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+                stepped.step()
+                stepped.zero_grad()
+                if number % 3 == 0:
+                    each[0].weight.data.clamp_(-0.3, 0.3)
+            assert optimizer.watermarks["step"] == number + 1
+    assert caplog.text.count("logging is suspended") == 1
+    assert differences(everything(model, optimizer.inner), everything(twin, plain)) == []
+    fresh = small()
+    with logged(fresh, run) as optimizer:
+        report = optimizer.recover()
+        assert (report.step, report.exact) == (20, True)
+        assert report.checkpoint_step is not None
+        assert report.checkpoint_step >= 12
+        assert differences(everything(fresh, optimizer.inner), everything(twin, plain)) == []
+
+
+# What is tracked
+
+
+class Keeping:
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def state_dict(self) -> Any:
+        return self.content
+
+    def load_state_dict(self, content: Any) -> None:
+        self.content = content
+
+
+def test_state_that_cannot_be_stored_is_refused_by_its_path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with logged(small(), tmp_path / "run") as optimizer:
+        with pytest.raises(UnencodableState, match=r"track\['ema'\]\['deep'\]\[1\] is a builtins.object"):
+            optimizer.track(ema=Keeping({"deep": [1, object()]}))
+        with pytest.raises(UsageError, match="a list has no state_dict"):
+            optimizer.track(things=[1])
+        optimizer.track(empty=Keeping({}))
+        assert "track(empty=...): its state_dict is empty" in caplog.text
+
+
+def test_tracked_after_recover_comes_back_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tmp_path / "run"
+
+    def build() -> tuple[Model, LoggedOptimizer, Any, Keeping]:
+        model = small()
+        optimizer = logged(model, run, checkpoint_every=1000)
+        return model, optimizer, lr_scheduler.ExponentialLR(optimizer, 0.5), Keeping(0)
+
+    model, optimizer, scheduler, thing = build()
+    with optimizer.track(scheduler=scheduler, thing=thing, other=Keeping(5)):
+        optimizer.recover()
+        for number in optimizer.steps(4):
+            one_step(model, optimizer, number)
+            scheduler.step()
+            thing.content += 10
+    model = small()
+    with logged(model, run) as optimizer:
+        optimizer.recover()
+        scheduler, thing = lr_scheduler.ExponentialLR(optimizer, 0.5), Keeping(0)
+        optimizer.track(scheduler=scheduler, thing=thing)
+        assert thing.content == 40
+        assert optimizer.param_groups[0]["lr"] == 0.01 * 0.5**4
+        assert scheduler.last_epoch == 4
+        one_step(model, optimizer)
+        assert "state of 'other'" in caplog.text  # recorded, and nobody asked for it
+
+
+def test_buffers_and_modes_come_back(tmp_path: Path) -> None:
+    """BatchNorm's statistics, a buffer outside the state dict, and layers that were put into eval mode for good."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.late = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+            self.register_buffer("counter", torch.zeros((), dtype=torch.int64), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.counter += 1
+            return self.late(self.norm(x))
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = Net()
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        attempt.start(optimizer)
+        for number in optimizer.steps(9):
+            if number == 3:
+                model.norm.eval()
+            model(torch.randn(5, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            attempt.tick()
+        attempt.keep(model=model, modes=[m.training for m in model.modules()])
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (6,))
+
+
+class Growing(nn.Module):
+    """Registers a buffer in its first forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 11)
+        self.embed = nn.Embedding(11, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        if not hasattr(self, "mean"):
+            self.register_buffer("mean", torch.zeros(6))
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.inner(x - self.mean)
+
+
+@pytest.mark.parametrize("die_at", [(4,), (10,), (9, 3)], ids=str)
+def test_buffer_that_comes_into_being_while_training_comes_back(die_at: tuple[int, ...], tmp_path: Path) -> None:
+    """Before a checkpoint has it, and from one that does."""
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = Growing()
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), 0.05), model)
+        attempt.start(optimizer)
+        for batch in optimizer.batches(tokens(), until=14):
+            loss_of(model, batch).backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+        attempt.keep(model=model)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", die_at)
+
+
+def test_tracked_state_that_becomes_unstorable_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The rest is logged on; it does not cost the run its protection."""
+    keeping, model, run = Keeping({"count": 1}), small(), tmp_path / "run"
+    with logged(model, run) as optimizer:
+        optimizer.track(keeping=keeping)
+        optimizer.recover()
+        for number in optimizer.steps(40):
+            one_step(model, optimizer, number)
+            if number == 5:
+                keeping.content = {"when": object()}
+            if number > 5:
+                time.sleep(0.1)  # logging is tried again a second after it stopped
+        assert not optimizer.training_run.journal.is_suspended
+        assert optimizer.watermarks["committed"] == 40
+        assert any("'keeping' is tracked no longer" in note for note in optimizer.report.notes)
+    right = everything(model, optimizer)
+    assert "when the state can be stored again" in caplog.text
+    model = small()
+    with logged(model, run) as optimizer:
+        optimizer.track(keeping=Keeping({"count": 2}))
+        report = optimizer.recover()
+        assert (report.step, differences(everything(model, optimizer), right)) == (40, [])
+
+
+@pytest.mark.parametrize("steps", [3, 9])
+def test_a_loop_that_was_begun_without_recover_is_not_called_exact(steps: int, tmp_path: Path) -> None:
+    """Nobody counted its first epoch (4 batches): whatever comes later, the place in the data is doubtful."""
+
+    def script(run: Path, *, recovers: bool, until: int) -> Any:
+        torch.manual_seed(0)
+        loader = DataLoader(torch.randn(20, 3), batch_size=5, shuffle=True)
+        model = torch.nn.Linear(3, 3)
+        optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), 0.1), run, model).track(loader=loader)
+        report = optimizer.recover() if recovers else None
+        taken = report.step if report else 0
+        for _ in range(4):
+            for batch in loader:
+                if taken == until:
+                    return report
+                model(batch).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                taken += 1
+        return report
+
+    def killed() -> None:
+        script(tmp_path / "run", recovers=False, until=steps)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(killed) == -signal.SIGKILL
+    report = script(tmp_path / "run", recovers=True, until=0)
+    assert (report.step, report.exact) in ((steps, None), (steps - 1, None))
+    assert any("its loop was begun before recover() was called" in note for note in report.notes)

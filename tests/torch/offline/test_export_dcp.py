@@ -1,0 +1,168 @@
+"""A run exported for torch.distributed.checkpoint is what get_state_dict and save would have written, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from tests.torch.offline.test_offline import CASES
+from tranlogs.base.errors import DataError, UsageError
+from tranlogs_torch import LoggedOptimizer
+from tranlogs_torch.interop.dcp import read_folder
+from tranlogs_torch.interop.dcp_metadata import read_metadata
+from tranlogs_torch.offline.run import OfflineRun
+from tranlogs_torch.tensors import equality
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:.*Please use DTensor instead"),
+]
+
+
+def export(run: Path, target: Path) -> list[str]:
+    offline = OfflineRun(run / "rank0")
+    offline.replay()
+    return offline.export(target, "dcp")
+
+
+def options(*, is_flat: bool) -> StateDictOptions:
+    return StateDictOptions(flatten_optimizer_state_dict=is_flat)
+
+
+@pytest.mark.parametrize("name", ["AdamW-foreach", "SparseAdam", "groups", "two optimizers", "bfloat16", "Adafactor"])
+def test_plain_load_gets_every_bit_in_both_forms(tmp_path: Path, name: str) -> None:
+    model, inner, scheduler = CASES[name].train(tmp_path / "run")
+    notes = export(tmp_path / "run", tmp_path / "out")
+    extra = {"step", "tranlogs"}
+    held = {
+        key
+        for key in read_metadata(tmp_path / "out").state_dict_metadata
+        if key not in extra and not key.startswith("tracked.")
+    }
+    wanted: dict[str, Any] = {}
+    for is_flat in (False, True):
+        weights, state = get_state_dict(model, list(inner.values()), options=options(is_flat=is_flat))
+        right, _ = flatten_state_dict({"model": weights, "optimizer": state})
+        found = {key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else None for key, value in right.items()}
+        dcp.load(found, checkpoint_id=tmp_path / "out", no_dist=True)
+        assert found.keys() == right.keys()
+        assert [key for key in right if not equality._is_same(right[key], found[key])] == []
+        wanted |= right
+    assert held == wanted.keys()
+    tracked = read_folder(tmp_path / "out")["tracked"]["scheduler"]
+    assert tracked["last_epoch"] == scheduler.last_epoch
+    assert any("its keys are strings here" in note for note in notes), "the scheduler's milestones are numbers"
+
+
+def test_a_fresh_model_is_set_and_what_has_no_state_is_named(tmp_path: Path) -> None:
+    case = CASES["AdamW-foreach"]
+    right, inner, _ = case.train(tmp_path / "run")
+    notes = export(tmp_path / "run", tmp_path / "out")
+    assert any("no state for frozen, unused" in note and "allow_partial_load" in note for note in notes), notes
+    model = case.model()
+    optimizer = case.optimizer(model)
+    weights, state = get_state_dict(model, optimizer)
+    planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
+    found = {"model": weights, "optimizer": state}
+    dcp.load(found, checkpoint_id=tmp_path / "out", planner=planner, no_dist=True)
+    set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+    assert all(
+        equality.have_same_bits(a, b) for a, b in zip(model.state_dict().values(), right.state_dict().values(), strict=True)
+    )
+    assert optimizer.param_groups[0]["lr"] == inner["main"].param_groups[0]["lr"]
+    theirs = inner["main"].state
+    for mine, parameter in zip(model.parameters(), right.parameters(), strict=True):
+        for slot, value in theirs.get(parameter, {}).items():
+            assert equality.have_same_bits(optimizer.state[mine][slot], value)
+
+
+def test_several_models_have_a_place_each(tmp_path: Path) -> None:
+    models = {"g": nn.Linear(2, 3), "d": nn.Linear(3, 1)}
+    first, second = (torch.optim.AdamW(models[name].parameters(), lr=0.1) for name in ("g", "d"))
+    with LoggedOptimizer(first, tmp_path / "run", models, segment_bytes=1 << 20) as logged:
+        logged.add_optimizer(second, "second")
+        logged.recover()
+        for _ in logged.steps(2):
+            models["d"](models["g"](torch.ones(4, 2))).sum().backward()
+            first.step(), second.step()
+    export(tmp_path / "run", tmp_path / "out")
+    for which, model, optimizer in (("main", models["g"], first), ("second", models["d"], second)):
+        weights, state = get_state_dict(model, optimizer)
+        right = {"models": {("g" if which == "main" else "d"): weights}, "optimizers": {which: state}}
+        flat, _ = flatten_state_dict(right)
+        found = {key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else None for key, value in flat.items()}
+        dcp.load(found, checkpoint_id=tmp_path / "out", no_dist=True)
+        assert [key for key in flat if not equality._is_same(flat[key], found[key])] == []
+
+
+def test_without_a_model_weights_lie_under_their_names_in_the_log(tmp_path: Path) -> None:
+    CASES["without model"].train(tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "out")
+    assert set(read_folder(tmp_path / "out")["parameters"]) == {"main.group0.param0", "main.group0.param1"}
+
+
+def test_sparse_state_is_refused_by_name(tmp_path: Path) -> None:
+    CASES["sparse SGD"].train(tmp_path / "run")
+    with pytest.raises(UsageError, match=r"optimizer\.state\.embed.weight\.momentum_buffer is a sparse tensor"):
+        export(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_does_not_read_back_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CASES["SGD"].train(tmp_path / "run")
+    (tmp_path / "out").mkdir()
+
+    def lie(state: dict[str, Any], **arguments: Any) -> None:
+        save({**state, "model": {name: value.clone().add_(1) for name, value in state["model"].items()}}, **arguments)
+
+    monkeypatch.setattr("torch.distributed.checkpoint.state_dict_saver.save", lie)
+    with pytest.raises(DataError, match=r"dcp: model\..* reads back otherwise than it was written"):
+        export(tmp_path / "run", tmp_path / "out" / "dcp")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
+def test_files_are_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    CASES["SGD"].train(tmp_path / "run")
+    monkeypatch.setattr(equality, "_is_same", lambda value, other: False)
+    offline = OfflineRun(tmp_path / "run" / "rank0")
+    offline.replay()
+    with pytest.raises(DataError, match="reads back otherwise"):
+        offline.export(tmp_path / "out", form)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CASES["SGD"].train(tmp_path / "run")
+    (tmp_path / "out").mkdir()
+
+    def fail(state: Any, checkpoint_id: Path, **_: Any) -> None:
+        (checkpoint_id / "__0_0.distcp").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.distributed.checkpoint.state_dict_saver.save", fail)
+    with pytest.raises(OSError, match="No space"):
+        export(tmp_path / "run", tmp_path / "out" / "dcp")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UsageError, match="is there already, and a folder is not replaced"):
+        OfflineRun.check_target(tmp_path / "out", "dcp")
+
+
+def test_bits_decide_and_not_values() -> None:
+    zero, nan = torch.zeros(2), torch.full((2,), float("nan"))
+    assert equality.have_same_bits(nan, nan.clone())
+    assert not equality.have_same_bits(zero, -zero)
+    assert not equality.have_same_bits(zero, zero.double())
+    assert equality.have_same_bits(torch.ones(2, 3).t(), torch.ones(3, 2))
