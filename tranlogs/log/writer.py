@@ -1,6 +1,6 @@
 """The write-ahead log of one journal. Records are appended to the open segment; the sync thread makes them durable.
 
-Two positions tell how far the log is: committed records survive the end of the process, synced records survive power loss.
+There are two positions: committed records survive the end of the process, synced records survive power loss.
 After a failure in any thread, `begin` raises LogUnavailable, and the journal suspends logging (journal/writing/suspension.py).
 """
 
