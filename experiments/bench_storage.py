@@ -29,7 +29,7 @@ from support import open_toy
 from tranlogs import EverySteps
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog, EvaluationRow
-from tranlogs.log import writer as log
+from tranlogs.log.segments import segment_sizing
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.evaluation import read_values
@@ -200,7 +200,7 @@ def _curves(course: Course, start: float) -> list[tuple[list[float], list[float]
 
 def train(run: str) -> None:
     """Says that the run is there, waits for a line, and trains until its stdin ends."""
-    log.SEGMENT_RECORDS_WANTED = 1  # small segments
+    segment_sizing.SEGMENT_RECORDS_WANTED = 1  # small segments
     config = JournalConfig(segment_bytes=MIB)
     trainer = open_toy(run, sizes=_SIZES, config=config, policy=EverySteps(_CHECKPOINT_STEPS), retention=KeepAll())
     trainer.recover()

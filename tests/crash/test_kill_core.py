@@ -17,7 +17,7 @@ from tests.support.verify import verify_run
 from tranlogs import KeepLatest
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.failpoints import POINTS
-from tranlogs.log import writer as log
+from tranlogs.log.segments import segment_sizing
 from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash
@@ -35,7 +35,7 @@ def trainers() -> Iterator[Trainers]:
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 1)
+    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
 
 
 def assert_nothing_is_lost(run: Path, said: int, *, keep: int = 2, between: Callable[[], None] = lambda: None) -> None:

@@ -118,7 +118,7 @@ def test_training_goes_on_without_threads(memory_path: Path, monkeypatch: pytest
 def test_a_thread_that_dies_before_its_first_line_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "THREAD_SECONDS_MAX", 0.05)
     monkeypatch.setattr(threading.Thread, "_bootstrap", lambda thread: None)
-    with pytest.raises(LogUnavailable, match="a new thread did not begin"):
+    with pytest.raises(LogUnavailable, match="a new thread did not start to run"):
         threads.start_thread("dead", print)
     monkeypatch.undo()
     threading._limbo.clear()  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ from tranlogs.base.failpoints import POINTS
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths, journal
 from tranlogs.journal.opening import seal_abandoned_segments
-from tranlogs.log import writer as log
+from tranlogs.log.segments import segment_sizing
 from tranlogs.shipping import pull
 from tranlogs.stores import LocalStore
 from tranlogs.verify import Problem
@@ -359,7 +359,7 @@ class OptimizerMachine(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def _small_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 1)
+    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
     monkeypatch.setattr(journal, "SystemClock", lambda: CLOCK)
     logging.disable()
     yield

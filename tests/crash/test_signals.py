@@ -291,7 +291,7 @@ def test_ranks_that_a_smaller_group_has_no_more_are_ended(server: Server, tmp_pa
 
 def test_a_run_of_this_process_is_not_taken_over(tmp_path: Path) -> None:
     trainer = open_toy(tmp_path, sizes=SIZES)
-    with pytest.raises(RunInUse, match="this very process"):
+    with pytest.raises(RunInUse, match="this process writes"):
         open_toy(tmp_path, sizes=SIZES, take_over=1.0)
     trainer.journal.close()
 

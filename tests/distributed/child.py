@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.torch.lab import with_plain_loops
-from tranlogs.log import writer as log
+from tranlogs.log.segments import segment_sizing
 from tranlogs.recovery import read_facts
 from tranlogs.recovery.group import journal_access
 from tranlogs.shipping import embedded
@@ -252,7 +252,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         journal_access.is_readable = lambda summary: summary.rank == dist_rank()
     torch.manual_seed(1)
     if "wide" in name:  # which fills segments
-        log.SEGMENT_RECORDS_WANTED = 1
+        segment_sizing.SEGMENT_RECORDS_WANTED = 1
     model = Looked() if name == "sparse sgd" else Net(200 if "wide" in name else 40)
     if name == "started" and run == "-":  # what the logged one finds in its run's folder
         model.load_state_dict(started())

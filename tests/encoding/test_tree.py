@@ -18,7 +18,7 @@ from tests.support import campaign
 from tranlogs.base.config import TREE_DEPTH_MAX
 from tranlogs.base.errors import UnencodableState
 from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Extension, SparseArray, dense, is_dense
-from tranlogs.encoding import tree
+from tranlogs.encoding import tree, tree_encoder
 
 NUMPY_DTYPES = sorted(name for name in ITEMSIZE if name in np.sctypeDict)
 
@@ -241,7 +241,7 @@ def test_damaged_bytes_are_a_tree_or_malformed(value: Any, data: st.DataObject) 
 def header(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, *, is_tensor: bool = False) -> bytes:
     array = Array(dtype, (0,), np.empty(0, np.uint8), strides, is_tensor)
     array.shape = shape
-    return tree._array_header(array)
+    return tree_encoder.array_header(array)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.support.disks import fill, free_bytes
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import UsageError
-from tranlogs.log import writer as log
+from tranlogs.log.segments import segment_sizing
 from tranlogs.retention import EverySteps, KeepAll, KeepEvery, KeepLatest, RetentionPolicy
 
 pytestmark = pytest.mark.disks
@@ -29,7 +29,7 @@ KEEP = KeepLatest(1)
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 1)
+    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
 
 
 @pytest.fixture(params=["tmpfs", "ext4"])
@@ -174,7 +174,7 @@ def test_a_log_that_fills_the_disk_before_a_checkpoint_is_due_gives_way_to_one(
     keep: RetentionPolicy,
     is_slow: bool,
 ) -> None:
-    monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 4)  # the disk holds some such files
+    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 4)  # the disk holds some such files
     sizes = (7, 100_000)
     trainer, behind = toy(writer=writer, keep=keep, sizes=sizes, every=10_000), []
 

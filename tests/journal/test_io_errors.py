@@ -16,7 +16,7 @@ from tests.support.faults import failing, times_hit
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.failpoints import POINTS
-from tranlogs.log import writer as log
+from tranlogs.log.segments import segment_sizing
 from tranlogs.retention import EverySteps, KeepLatest
 
 SIZES = (7, 300)
@@ -33,7 +33,7 @@ COMES_BACK = {"log.seal", "log.recycle", "log.unlink", "log.prepare"}
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 1)
+    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
 
 
 @pytest.fixture

@@ -180,13 +180,13 @@ def test_records_of_pruned_segments_are_forgotten_some_at_a_time(index: LogIndex
     for segment_id in (0, 3, 5, 9, TOP):
         filled(index, segment_id, range(400))
     rounds = 1
-    while not index.forget_all_but([3, 9, 1234]):
+    while not index.delete_all_but([3, 9, 1234]):
         rounds += 1
         assert len(sequences(index, 3)) == len(sequences(index, 9)) == 800
     assert rounds >= 2400 // 500
     assert [len(sequences(index, one)) for one in (0, 3, 5, 9, TOP)] == [0, 800, 0, 800, 0]
-    assert index.forget_all_but([3, 9])
-    while not index.forget_all_but([]):
+    assert index.delete_all_but([3, 9])
+    while not index.delete_all_but([]):
         pass
     assert sequences(index, 3) == sequences(index, 9) == []
     reader = LogIndex.open(index.path.parent, "run")  # whose run it is of is not forgotten
@@ -197,7 +197,7 @@ def test_pages_of_forgotten_records_are_used_again(index: LogIndex) -> None:
     filled(index, 1, range(2000))
     for segment_id in range(2, 12):
         filled(index, segment_id, range(2000))
-        while not index.forget_all_but([segment_id]):
+        while not index.delete_all_but([segment_id]):
             pass
     assert index.path.stat().st_size < 3 * MIB + CATALOG_BYTES_RESERVED
 
@@ -227,7 +227,7 @@ def test_a_map_that_may_not_grow_any_more_is_an_error(tmp_path: Path, monkeypatc
         filled(made, 2, range(10_000))
     assert len(sequences(made, 1)) == 200
     assert sequences(made, 2) == []
-    while not made.forget_all_but([]):
+    while not made.delete_all_but([]):
         pass
     filled(made, 2, range(100))
     made.close()

@@ -14,7 +14,7 @@ from tranlogs.base.types import ITEMSIZE, Array, Piece, SparseArray, TensorSpec,
 from tranlogs.encoding import tree
 from tranlogs.log.layout import (
     PIECE_BYTES_MAX,
-    PIECE_OF_ITS_OWN,
+    SEPARATE_PIECE_BYTES_MIN,
     Layout,
     Payload,
     SparseForm,
@@ -36,7 +36,7 @@ SPECS = [
 sizes_of_tensors = st.lists(
     st.one_of(
         st.integers(0, 100),
-        st.integers(PIECE_OF_ITS_OWN - 2, PIECE_OF_ITS_OWN + 2),
+        st.integers(SEPARATE_PIECE_BYTES_MIN - 2, SEPARATE_PIECE_BYTES_MIN + 2),
         st.integers(PIECE_BYTES_MAX - 2, PIECE_BYTES_MAX + 2),
         st.integers(0, 4 * PIECE_BYTES_MAX),
     ),
@@ -91,7 +91,7 @@ def test_a_tensor_description_comes_back(spec: TensorSpec) -> None:
     ],
 )
 def test_a_malformed_tensor_description_is_refused(packed: object) -> None:
-    with pytest.raises(tree.MalformedTree, match="a tensor description"):
+    with pytest.raises(tree.MalformedTree, match="damaged description of a tensor"):
         unpack_layout(tree.encode([packed]))
 
 
@@ -123,7 +123,7 @@ def test_pieces_cover_the_payload_exactly(sizes: list[int]) -> None:
     assert all(0 < length <= PIECE_BYTES_MAX for length in lengths)
     start = 0
     for size in sizes:
-        if size >= PIECE_OF_ITS_OWN:  # it shares no piece
+        if size >= SEPARATE_PIECE_BYTES_MIN:  # it shares no piece
             assert start == 0 or start in ends
             assert start + size in ends
         start += size
@@ -132,8 +132,8 @@ def test_pieces_cover_the_payload_exactly(sizes: list[int]) -> None:
 @given(sizes_of_tensors)
 def test_small_tensors_share_pieces(sizes: list[int]) -> None:
     """Not more pieces than the rule demands: a large payload has no more sums than it must."""
-    large = [size for size in sizes if size >= PIECE_OF_ITS_OWN]
-    small = sum(size for size in sizes if size < PIECE_OF_ITS_OWN)
+    large = [size for size in sizes if size >= SEPARATE_PIECE_BYTES_MIN]
+    small = sum(size for size in sizes if size < SEPARATE_PIECE_BYTES_MIN)
     most = sum(math.ceil(size / PIECE_BYTES_MAX) for size in large) + len(large) + 1 + small // (PIECE_BYTES_MAX // 2) + 1
     assert len(cut_pieces(sizes)) <= most
 

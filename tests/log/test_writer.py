@@ -25,13 +25,14 @@ from tranlogs.catalog import SegmentRow, Tables
 from tranlogs.log.body import EncodedBody
 from tranlogs.log.entry import Entry
 from tranlogs.log.index import LogIndex
-from tranlogs.log.layout import NO_TENSORS, PIECE_BYTES_MAX, PIECE_OF_ITS_OWN, Layout, Payload
+from tranlogs.log.layout import NO_TENSORS, PIECE_BYTES_MAX, SEPARATE_PIECE_BYTES_MIN, Layout, Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, EntryKind, Position, unpack_head
 from tranlogs.log.scanner import scan
 from tranlogs.log.segments.segment_file import SegmentFile
 from tranlogs.log.syncing import group_commit
 from tranlogs.log.syncing.group_commit import GroupCommit
+from tranlogs.log.syncing.sync_state import SyncWork
 from tranlogs.log.writer import WriteAheadLog
 
 
@@ -246,8 +247,8 @@ def test_many_tiny_tensors_share_a_layout_and_pieces(bare: BareLog) -> None:
 @pytest.mark.parametrize(
     "nbytes",
     [
-        PIECE_OF_ITS_OWN - 1,
-        PIECE_OF_ITS_OWN,
+        SEPARATE_PIECE_BYTES_MIN - 1,
+        SEPARATE_PIECE_BYTES_MIN,
         PIECE_BYTES_MAX - 1,
         PIECE_BYTES_MAX,
         PIECE_BYTES_MAX + 1,
@@ -463,7 +464,7 @@ def test_a_record_that_refers_to_a_damaged_one_is_read_from_the_index_or_refused
             assert entry.read_all().view(np.int64).tolist() == [step] * 5
     with SegmentReader(first.segment.path, uses_index=False) as reader:
         for location in scan(first.segment.path, first.segment.row.number)[2:]:
-            why = rf"step {location.head.step}: it refers to the record at byte {first.location.offset}"
+            why = rf"step {location.head.step}: the record refers to the record at byte {first.location.offset}"
             with pytest.raises(CorruptRecord, match=why):
                 reader.decode(location)
 
@@ -709,11 +710,11 @@ def test_synced_never_claims_a_segment_that_was_not_synced(tmp_path: Path, monke
     log, held, claims = bare.open(), threading.Event(), []
     commit = GroupCommit._commit_group
 
-    def watched(self: GroupCommit, sealing: Any, records: Any, current: Any, target: Position, *, syncs: bool) -> None:
+    def watched(self: GroupCommit, work: SyncWork) -> None:
         held.wait()
-        covered = [segment for segment, _ in sealing] + ([current] if current is not None else [])
-        claims.append((target.sequence > self.synced.sequence, bool(covered)))
-        commit(self, sealing, records, current, target, syncs=syncs)
+        covered = [segment for segment, _ in work.sealing] + ([work.segment] if work.segment is not None else [])
+        claims.append((work.boundary.sequence > self.state.synced.sequence, bool(covered)))
+        commit(self, work)
 
     monkeypatch.setattr(GroupCommit, "_commit_group", watched)
     append_step(log, 1)

@@ -17,7 +17,7 @@ from tests.monitor.shadows import checkpoints
 from tests.monitor.test_kills import assert_nothing_is_lost_or_leaked
 from tests.support import campaign
 from tranlogs.base.config import MIB
-from tranlogs.log import writer as log
+from tranlogs.log.segments import segment_sizing
 
 pytestmark = pytest.mark.crash
 
@@ -49,7 +49,7 @@ def monitors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitors]:
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 1)
+    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
 
 
 def wait_for_checkpoint(run: Path, step: int) -> None:

@@ -17,7 +17,7 @@ from tests.support import campaign
 from tranlogs.base.config import MIB
 from tranlogs.catalog import Catalog
 from tranlogs.cli.reading.runs import find_journals
-from tranlogs.log import writer as log
+from tranlogs.log.segments import segment_sizing
 from tranlogs.retention.budget import Budget
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import Settings
@@ -44,7 +44,7 @@ def monitors() -> Iterator[Monitors]:
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "SEGMENT_RECORDS_WANTED", 1)
+    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
 
 
 def evaluate(run: Path) -> None:

@@ -270,7 +270,7 @@ def lying_index(run: Path, rnd: random.Random, path: Path) -> tuple[list[Path], 
         head = victim.head
         how = rnd.choice(("offset", "description", "behind"))
         if how == "behind":
-            index.forget_all_but(other.number for other in catalog.segments if other is not row)
+            index.delete_all_but(other.number for other in catalog.segments if other is not row)
         else:
             raw = (run / "rank0" / "log" / row.file).read_bytes()[victim.offset : victim.offset + HEAD.size]
             offset, description = victim.offset, victim.description or b""
@@ -424,7 +424,7 @@ def try_meta_bit(folder: Path, sound: bytes, index_bytes: bytes, bit: int) -> di
                     for i in range(8)
                 ]
             )
-            index.forget_all_but([2])
+            index.delete_all_but([2])
         finally:
             index.close()
     except TranLogsError:

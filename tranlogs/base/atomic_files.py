@@ -1,6 +1,7 @@
-"""Files that outlive a crash: published so that it leaves the old state or the new one, and read with every error named.
+"""Atomic publishing of files, and reading of files with checked errors.
 
-Publish = temporary name, fsync, rename, fsync the folder. The rename is the commit point.
+To publish a file: write it under a temporary name, fsync it, rename it, fsync the folder. The rename is the commit point, so
+a crash leaves either the old state or the new state.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from .types import Bytes
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_LOCK_FILE_BYTES = 8192  # of 126 readers, LMDB's default
+_LOCK_FILE_BYTES = 8192  # size with 126 readers, LMDB's default
 
 
 class ReadFile:
-    """A file that is read. Close it, or use it (or what inherits from it) as a context manager.
+    """A file that is open for reading; also a context manager that closes it.
 
     Raises:
-        CannotRead: file handles, memory or rights are missing.
-        OSError: it cannot be opened.
+        CannotRead: the process lacks file handles, memory or permissions.
+        OSError: the file cannot be opened.
     """
 
     fd = -1
@@ -49,17 +50,20 @@ class ReadFile:
         self.close()
 
     def close(self) -> None:
-        """Close it; an error now tells nothing of what was read."""
-        fd, self.fd = self.fd, -1  # first: an interrupt in between must not close somebody else's file later
+        """Close the file. Errors are ignored, because they do not affect what was read."""
+        fd, self.fd = self.fd, -1  # Before the close, so that an interrupt cannot lead to a second close of a reused number.
         if fd >= 0:
             with suppress(OSError):
                 os.close(fd)
 
     def fill(self, into: Bytes, offset: int) -> str:
-        """Read bytes from `offset` on until `into` is full; what is wrong if that cannot be, else nothing.
+        """Read bytes from `offset` on until `into` is full.
+
+        Returns:
+            A description of the problem; "" if there was none.
 
         Raises:
-            CannotRead: memory or rights are missing.
+            CannotRead: the process lacks memory or permissions.
         """
         done = 0
         while done < into.nbytes:
@@ -75,7 +79,7 @@ class ReadFile:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable."""
+    """Make the names in a folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -84,7 +88,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Write and fsync a new file; it is not published yet."""
+    """Write a file, and fsync it. The file's name is not durable before `sync_folder`."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         for part in parts:
@@ -95,7 +99,7 @@ def write_file(path: Path, *parts: bytes | memoryview) -> None:
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
-    """`os.write` until everything is written."""
+    """Write all data to a file descriptor."""
     view = memoryview(data).cast("B")
     while view.nbytes:
         view = view[os.write(fd, view) :]
@@ -103,7 +107,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 @contextmanager
 def publishing(path: Path) -> Iterator[Path]:
-    """A temporary name to write a file under; at the end of the block it becomes `path`, or it is gone after an error."""
+    """Yield a temporary path for a file. At the end of the block, rename the file to `path`; after an error, delete it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -121,10 +125,10 @@ def publishing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def publishing_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder to write files into; at the end of the block it becomes `path`, or it is gone after an error.
+    """Yield a temporary folder. At the end of the block, rename it to `path`; after an error, delete it.
 
     Raises:
-        OSError: something is at `path` by then; it stays.
+        OSError: `path` exists at the end of the block. It is not replaced.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -147,8 +151,9 @@ def publishing_folder(path: Path) -> Iterator[Path]:
 
 
 def allocate_lock_file(path: Path) -> None:
-    """Allocate the lock file that LMDB will map beside `path`: it makes a sparse one, and a store into that on a full
-    disk is a SIGBUS.
+    """Allocate the lock file that LMDB maps for the environment at `path`.
+
+    LMDB would make a sparse file. On a full disk, writing to the map of a sparse file ends the process with SIGBUS.
 
     Raises:
         OSError: the disk is full.
@@ -162,7 +167,7 @@ def allocate_lock_file(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents durably."""
+    """Create a folder and its parents, and make their names durable."""
     missing = []
     at = path
     while not at.exists():
@@ -174,7 +179,7 @@ def make_folder(path: Path) -> None:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, is a disk without space, or a quota that is used up."""
+    """Return True if an error, or one of its causes, is a full disk or an exhausted quota."""
     while error is not None:
         if isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
             return True

@@ -1,4 +1,4 @@
-"""Time comes in as an argument, so that tests can hold it still."""
+"""Clocks. Functions get the clock as an argument, so that tests can set the time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds since the epoch (`now`) and since some start that never jumps (`monotonic`)."""
+    """A source of time: `now` returns seconds since the epoch, `monotonic` seconds of a clock that never jumps."""
 
     def now(self) -> float: ...
 
@@ -15,7 +15,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of the machine."""
 
     def now(self) -> float:
         return time.time()

@@ -7,66 +7,79 @@ from typing import Literal
 
 from .errors import UsageError
 
-FORMAT_VERSION = 2  # of segments, checkpoints and the catalog; see docs/format.md
+FORMAT_VERSION = 2  # version of segments, checkpoints and the catalog (docs/format.md)
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-OUT_OF_LINE_BYTES_MIN = 8 * KIB  # arrays in auxiliary state from here on are frames of their own
+# Encoding.
+OUT_OF_LINE_BYTES_MIN = 8 * KIB  # Arrays of this size or more in auxiliary state are stored outside of the tree.
 TREE_DEPTH_MAX = 64
-META_BYTES_MAX = 256 * MIB  # a record's description; more is a damaged length
-CATALOG_BYTES = 256 * MIB  # address space of the catalog's map, not disk; doubled where a stopped reader pins old pages ...
-CATALOG_BYTES_GROWN_MAX = 64 * GIB  # ... up to this
-INDEX_BYTES = 256 * MIB  # address space of the log's index, doubled as it grows ...
-INDEX_BYTES_GROWN_MAX = 64 * GIB  # ... up to this
-CATALOG_BYTES_RESERVED = 1 * MIB  # behind what it uses: commits that give space back on a full disk
-PART_BYTES_MAX = 64 * MIB  # of an object in a store; larger files become several
+META_BYTES_MAX = 256 * MIB  # A larger description of a record has a damaged length.
+
+# LMDB. The size of a map is address space, not disk space. A map is doubled when it is full, up to the maximum.
+CATALOG_BYTES = 256 * MIB  # map of the catalog; it becomes full if a stopped reader keeps old pages from being reused
+CATALOG_BYTES_GROWN_MAX = 64 * GIB
+INDEX_BYTES = 256 * MIB  # map of the log's index
+INDEX_BYTES_GROWN_MAX = 64 * GIB
+CATALOG_BYTES_RESERVED = 1 * MIB  # preallocated space, with which the catalog can free segments on a full disk
+
+# Segments.
 SEGMENT_BYTES_MIN = 1 * MIB
-SEGMENT_RECORDS_WANTED = 8  # a segment has room for so many of the largest records seen ...
-SEGMENT_BYTES_GROWN_MAX = 2 * GIB  # ... up to this size
-SEGMENT_STEPS_FITTING = 16  # a segment that fits a model has room for so many steps ...
-SEGMENT_BYTES_FITTING = 4 * MIB, 128 * MIB  # ... but is not smaller, nor larger
-PAYLOAD_THREAD_BYTES_MIN = 1 * MIB  # a payload from here on is written by a thread while the optimizer steps
-RECORD_SLACK_BYTES = 64 * KIB  # left behind a payload for its description; a longer one makes the file larger
-RESERVE_BYTES_MIN = 16 * MIB  # a snapshot below this needs no memory got ahead
-SPARE_FILES_MAX = 2  # retired segment files kept to be used again, where the last interval needed no more
-RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 2.0, 60.0  # between attempts to take logging up again
-QUEUE_JOBS_MAX = 256  # in the hand-over queue: steps and boundaries, however small
-RING_BYTES_MIN = 64 * MIB  # of pinned memory, through which gradients come from a GPU; two steps of a larger model ...
-RING_BYTES_MAX = 1 * GIB  # ... up to this; one step of a model for which two are more
-RING_SECONDS_MAX = 60.0  # that training waits for the writer to give back space in the ring; logging is suspended then
-TRANSFER_BYTES = 8 * MIB  # of one transfer from a GPU, between which those of training get their turn
-STAGED_BYTES_MIN = 64 * MIB  # of memory on the GPU for what is staged; more only as it has free memory
-FETCH_BYTES = 16 * MIB  # of each of the two windows through which a snapshot comes from a GPU
-DIGEST_BYTES = 32 * MIB  # of tensors on a GPU that are digested at once
-SCALARS_MAX = 256  # names of scalars that a run may note
-THREAD_SECONDS_MAX = 5.0  # for a new thread to begin, and for another one to end what it does
-STORE_CONNECT_SECONDS = 20.0  # to reach a store, and for it to take the next bytes
-STORE_ANSWER_SECONDS = 60.0  # for the next bytes of its answer
-STORE_CHECK_SECONDS = 30.0  # for an object to become durable in `tranlogs store check`
+SEGMENT_RECORDS_WANTED = 8  # Segments grow until they hold this number of the largest records,
+SEGMENT_BYTES_GROWN_MAX = 2 * GIB  # but not beyond this size.
+SEGMENT_STEPS_FITTING = 16  # The default size of segments holds this number of steps of a model,
+SEGMENT_BYTES_FITTING = 4 * MIB, 128 * MIB  # within these limits.
+RECORD_SLACK_BYTES = 64 * KIB  # space for the description of a record; a longer description enlarges the file
+SPARE_FILES_MAX = 2  # retired files that are kept for recycling if the last interval did not need more
+GROUP_SECONDS = 0.01  # time between two groups that are made durable, because each group delays the training thread a little
+CATALOG_SECONDS = 0.5  # minimum time between two writes of the watermarks
+
+# Writing.
+PAYLOAD_THREAD_BYTES_MIN = 1 * MIB  # A thread writes payloads of this size or more while the optimizer steps.
+QUEUE_JOBS_MAX = 256  # steps and boundaries in the queue of the writer thread
+RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 2.0, 60.0  # time between attempts to resume logging
+RESERVE_BYTES_MIN = 16 * MIB  # A snapshot of this size or more reserves memory in advance.
+SCALARS_MAX = 256  # names of scalars that a run may log
+THREAD_SECONDS_MAX = 5.0  # time for a new thread to start, and for a thread to end
+
+# GPU.
+RING_BYTES_MIN = 64 * MIB  # Pinned memory for gradients: at least this much, or two steps of the model
+RING_BYTES_MAX = 1 * GIB  # up to this much, or one step of a larger model.
+RING_SECONDS_MAX = 60.0  # time that training waits for space in the ring before logging is suspended
+TRANSFER_BYTES = 8 * MIB  # size of one transfer from a GPU; transfers of the training loop run in between
+STAGED_BYTES_MIN = 64 * MIB  # GPU memory for staged gradients; more is used only if the GPU has free memory
+FETCH_BYTES = 16 * MIB  # size of each of the two buffers through which a snapshot comes from a GPU
+DIGEST_BYTES = 32 * MIB  # bytes of tensors on a GPU that are digested in one batch
+
+# Stores.
+PART_BYTES_MAX = 64 * MIB  # size of an object in a store; a larger file becomes several objects
+STORE_CONNECT_SECONDS = 20.0  # time to connect to a store, and for the store to accept the next bytes
+STORE_ANSWER_SECONDS = 60.0  # time for the next bytes of an answer
+STORE_CHECK_SECONDS = 30.0  # time for an object to become durable in `tranlogs store check`
 STORE_COPIES_MAX = 16
-PATIENCE_SECONDS_MAX = 24 * 3600.0  # for one of several processes to read and redo its log; one that died is noticed at once
-MISSING_SECONDS_WARNED = 60.0  # that others wait for a process that did not come, before it is said, and then said again ...
-MISSING_SECONDS_MAX = 1800.0  # ... and before it is an error, unless the process group itself waits longer
-GROUP_SECONDS = 0.01  # from one group that was made durable to the next: each costs the training thread a moment
-CATALOG_SECONDS = 0.5  # watermarks are written to the catalog this often at most
+
+# Several processes.
+PATIENCE_SECONDS_MAX = 24 * 3600.0  # time for one process to read and redo its log; a process that died is noticed at once
+MISSING_SECONDS_WARNED = 60.0  # A missing process is reported after this time and then in intervals of this length,
+MISSING_SECONDS_MAX = 1800.0  # and is an error after this time or the timeout of the process group, if that is longer.
 
 
 def fitting_segment_bytes(step_bytes: int) -> int:
-    """Size of a segment with room for some dozen steps, so that a small model's run does not take a large one's disk."""
+    """Return a segment size with room for some steps of a model, so that a small model's run needs little disk space."""
     least, most = SEGMENT_BYTES_FITTING
     return min(max(SEGMENT_STEPS_FITTING * step_bytes // MIB * MIB, least), most)
 
 
 @dataclass(frozen=True, slots=True)
 class JournalConfig:
-    """How a journal writes.
+    """Settings of a journal's log.
 
     Attributes:
-        durability: "process" survives the process; "machine" also power loss (`synced` trails `committed`).
-        segment_bytes: size of a segment file in bytes; grows by itself where records are large.
-        segment_age_seconds: seal the open segment when it is this old, None for never.
-        writer: "direct" appends on the training thread (CPU), "thread" hands records to a writer thread (GPU).
-        queue_bytes_max: most bytes that wait in the hand-over queue; the training thread then waits.
+        durability: "process": committed steps survive the end of the process; "machine": synced steps survive power loss, too.
+        segment_bytes: size of a segment file in bytes. Segments become larger if records are large.
+        segment_age_seconds: age at which the open segment is sealed; None for no limit.
+        writer: "direct" appends on the training thread (CPU), "thread" gives records to a writer thread (GPU).
+        queue_bytes_max: maximum number of bytes in the queue of the writer thread. If it is full, the training thread waits.
     """
 
     durability: Literal["process", "machine"] = "machine"
@@ -81,4 +94,4 @@ class JournalConfig:
         if self.writer not in ("direct", "thread"):
             raise UsageError(f'writer={self.writer!r}: use "direct" or "thread"')
         if self.segment_bytes < SEGMENT_BYTES_MIN:
-            raise UsageError(f"segment_bytes={self.segment_bytes}: at least {SEGMENT_BYTES_MIN}")
+            raise UsageError(f"segment_bytes must be at least {SEGMENT_BYTES_MIN}, got {self.segment_bytes}")

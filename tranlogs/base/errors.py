@@ -1,26 +1,26 @@
-"""Every error of TranLogs on one page, grouped by when it can happen.
+"""All errors of TranLogs, grouped by their cause.
 
     TranLogsError
-    ├── UsageError                 the call or a setting is wrong; nothing was touched
+    ├── UsageError                 the call or a setting is wrong; nothing was changed
     │   ├── RunInUse               another live process writes this run
-    │   ├── StateMismatch          the model or optimizer does not fit the run
-    │   ├── UnencodableState       a tracked object holds something that cannot be stored safely
+    │   ├── StateMismatch          the model or the optimizer does not fit the run
+    │   ├── UnencodableState       a tracked object holds a value that cannot be stored safely
     │   ├── NotRecovered           the run holds steps, and training began without `recover()`
-    │   ├── NotARun                the folder is no run of TranLogs
-    │   ├── StoreRefused           the store's address or its settings are wrong; trying again would not help
-    │   └── CannotRead             this process lacks file handles, memory or rights; the file may well be sound
-    ├── DataError                  bytes on disk are not what was written
-    │   ├── CorruptRecord          a record in the middle of the log differs from what was written
+    │   ├── NotARun                the folder is not a run of TranLogs
+    │   ├── StoreRefused           the store's address or its settings are wrong; a retry would not help
+    │   └── CannotRead             this process lacks file handles, memory or permissions; the file may be intact
+    ├── DataError                  bytes on disk differ from those that were written
+    │   ├── CorruptRecord          a record in the middle of the log is damaged
     │   │   └── MissingShard       another rank's gradient shard of a record is missing or damaged
-    │   ├── CorruptCheckpoint      a checkpoint's file is missing or differs from its manifest
+    │   ├── CorruptCheckpoint      a file of a checkpoint is missing or differs from the manifest
     │   ├── CorruptCatalog         the catalog cannot be read
-    │   ├── CorruptObject          an object in a store is missing or is not what was sent
-    │   └── UnknownFormat          written in a version of the format that this TranLogs does not read
-    ├── RecoveryError              no sound checkpoint, or the wanted step is not covered
+    │   ├── CorruptObject          an object in a store is missing or differs from what was sent
+    │   └── UnknownFormat          the file has a format version that this TranLogs does not read
+    ├── RecoveryError              there is no intact checkpoint, or the requested step is not covered
     ├── LogUnavailable             the log cannot be written now (disk full, I/O error)
-    └── StoreUnavailable           a store does not answer, or not as it should; to be tried again
+    └── StoreUnavailable           a store does not answer correctly now; a retry may help
 
-Messages say where (file, step, tensor, setting) and what to do next.
+A message names the place (file, step, tensor, setting) and the next action.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ __all__ = [
 
 
 class TranLogsError(Exception):
-    """Base of all errors that TranLogs raises on purpose."""
+    """Base class of all errors of TranLogs."""
 
 
 def error_text(error: BaseException | None) -> str:
-    """What an error says; some say nothing."""
+    """Return the message of an error, or the name of its class if it has no message."""
     if isinstance(error, MemoryError) and not str(error):
         return "memory is used up"
     return str(error) or type(error).__name__
 
 
 class UsageError(TranLogsError):
-    """The call, or a setting, is wrong. Nothing was touched."""
+    """The call or a setting is wrong. Nothing was changed."""
 
 
 class RunInUse(UsageError):
@@ -77,19 +77,19 @@ class RunInUse(UsageError):
         self.run, self.host, self.pid, self.since = run, host, pid, since
         if pid == os.getpid() and host == socket.gethostname():
             super().__init__(
-                f"{run}: this very process writes this run already. Call close() on what opened it first (in a notebook: "
-                "before the cell runs again)"
+                f"{run}: this process writes this run already. Call close() on the object that opened the run first (in a "
+                "notebook: before the cell runs again)"
             )
             return
         when = "" if since is None else f", since {datetime.fromtimestamp(since):%Y-%m-%d %H:%M:%S}"
         super().__init__(
-            f"{run}: process {pid} on host {host} writes this run{when}. Stop it, start with TRANLOGS_TAKE_OVER=1 (or "
-            "take_over=True), which ends it and goes on, or use another run folder"
+            f"{run}: process {pid} on host {host} writes this run{when}. Stop that process, start with TRANLOGS_TAKE_OVER=1 "
+            "(or take_over=True), which stops it and continues the run, or use another run folder"
         )
 
 
 class StateMismatch(UsageError):
-    """The model or the optimizer does not fit the run; `differences` lists how, one sentence each."""
+    """The model or the optimizer does not fit the run. `differences` holds one sentence for each difference."""
 
     def __init__(self, run: object, differences: Sequence[str], *, is_untouched: bool = True) -> None:
         self.differences = tuple(differences)
@@ -115,7 +115,7 @@ class UnencodableState(UsageError):
 
 
 class NotRecovered(UsageError):
-    """The run holds steps already, and training began without calling `recover()`."""
+    """The run holds steps, and training began without a call of `recover()`."""
 
     def __init__(self, run: Path, step: int) -> None:
         super().__init__(
@@ -125,7 +125,7 @@ class NotRecovered(UsageError):
 
 
 class NotARun(UsageError):
-    """The folder is no run of TranLogs."""
+    """The folder is not a run of TranLogs."""
 
     def __init__(
         self, path: Path, why: str = "no run is there", remedy: str = "Give the folder that was passed as run=..."
@@ -134,7 +134,7 @@ class NotARun(UsageError):
 
 
 class StoreRefused(UsageError):
-    """A store's address or its settings are wrong, or this process may not use it. Trying again would not help."""
+    """A store's address or its settings are wrong, or this process may not use the store. A retry would not help."""
 
     def __init__(self, url: str, why: str) -> None:
         self.url = url
@@ -142,33 +142,33 @@ class StoreRefused(UsageError):
 
 
 class CannotRead(UsageError):
-    """A file could not be read for want of file handles, memory or rights, or a folder not be listed; it may be sound."""
+    """A file or folder cannot be read because the process lacks file handles, memory or permissions. It may be intact."""
 
     _REMEDY = {
         errno.EMFILE: "raise `ulimit -n`",
-        errno.ENFILE: "let fewer files be open on this machine",
+        errno.ENFILE: "close files of other programs on this machine",
         errno.ENOMEM: "free memory, or raise `ulimit -v`",
         errno.EAGAIN: "wait a moment",
-        errno.EACCES: "get the right to read it",
-        errno.EPERM: "get the right to read it",
+        errno.EACCES: "give this process permission to read it",
+        errno.EPERM: "give this process permission to read it",
     }
 
     def __init__(self, path: object, error: OSError) -> None:
         self.path = path
-        remedy = self._REMEDY.get(error.errno or 0, "look after the disk")
+        remedy = self._REMEDY.get(error.errno or 0, "check the disk")
         super().__init__(
-            f"{path}: it cannot be read ({error.strerror}), and may be sound. Nothing was changed: {remedy}, and try again"
+            f"{path}: it cannot be read ({error.strerror}), and may be intact. Nothing was changed: {remedy}, and try again"
         )
 
     @classmethod
     def raise_for(cls, path: object, error: OSError) -> None:
-        """Raise, unless the error is one of the disk: that is damage, and is worked around."""
+        """Raise CannotRead if the process lacks a resource. Return for an error of the disk, which counts as damage."""
         if error.errno in cls._REMEDY:
             raise cls(path, error) from error
 
 
 class DataError(TranLogsError):
-    """Bytes on disk are not what was written. `path` names the file."""
+    """Bytes on disk differ from those that were written. `path` names the file."""
 
     def __init__(self, path: object, message: str) -> None:
         self.path = path
@@ -176,7 +176,7 @@ class DataError(TranLogsError):
 
 
 class CorruptRecord(DataError):
-    """A record differs from what was written. `step` and `tensor` name the place where they are known."""
+    """A record is damaged. `step` and `tensor` name the place, if they are known."""
 
     def __init__(self, path: object, why: str, *, step: int | None = None, tensor: str | None = None) -> None:
         self.step, self.tensor, self.why = step, tensor, why
@@ -185,7 +185,7 @@ class CorruptRecord(DataError):
 
 
 class MissingShard(CorruptRecord):
-    """A record was divided over several ranks, and the gradient shard of `rank` cannot be read."""
+    """A record is divided over several ranks, and the gradient shard of `rank` cannot be read."""
 
     def __init__(self, path: object, rank: int, why: str, *, step: int) -> None:
         self.rank = rank
@@ -201,7 +201,7 @@ class CorruptCheckpoint(DataError):
 
 
 class CorruptCatalog(DataError):
-    """The catalog cannot be read; `tranlogs repair RUN` rebuilds it from the segments and checkpoints."""
+    """The catalog cannot be read. `tranlogs repair RUN` rebuilds it from the segments and checkpoints."""
 
     def __init__(self, path: object, why: str) -> None:
         self.why = why
@@ -209,7 +209,7 @@ class CorruptCatalog(DataError):
 
 
 class CorruptObject(DataError):
-    """An object in a store is missing, too short, or differs from what was sent; `path` is its name there."""
+    """An object in a store is missing, too short, or differs from what was sent. `path` is its name in the store."""
 
     def __init__(self, name: str, why: str) -> None:
         self.why = why
@@ -217,30 +217,30 @@ class CorruptObject(DataError):
 
 
 class UnknownFormat(DataError):
-    """Written in a version of the format that this TranLogs does not read."""
+    """A file has a format version that this TranLogs does not read."""
 
     def __init__(self, path: object, version: object, known: int) -> None:
         self.version = version
         advice = "upgrade TranLogs"
         if isinstance(version, int) and version < known:
             advice = (
-                "that format was never released and is not read any more. Go on with the TranLogs that wrote the run, or "
-                "export its state there (`tranlogs export`) and start a new run from that in another folder"
+                "that version was never released and is no longer read. Continue with the TranLogs that wrote the run, or "
+                "export its state there (`tranlogs export`) and start a new run from the export in another folder"
             )
         self.why = f"it is in format version {version}, and this TranLogs reads version {known}: {advice}"
         super().__init__(path, self.why)
 
 
 class RecoveryError(TranLogsError):
-    """No sound checkpoint, or the wanted step is not covered by what is left."""
+    """There is no intact checkpoint, or the log and the checkpoints do not cover the requested step."""
 
 
 class LogUnavailable(TranLogsError):
-    """The log cannot be written now; the journal suspends logging and goes on without it."""
+    """The log cannot be written now. The journal suspends logging, and training continues."""
 
 
 class StoreUnavailable(TranLogsError):
-    """A store does not answer, or not as it should. Nothing is known of what was asked of it; it is to be tried again."""
+    """A store does not answer, or gives an unexpected answer. The outcome of the request is unknown; a retry may help."""
 
     def __init__(self, url: str, why: str) -> None:
         self.url, self.why = url, why

@@ -1,8 +1,8 @@
-"""Fault points: named places of the write path where a test lets the process die or an error happen.
+"""Fail points: named places in the code at which a test can kill the process or raise an error.
 
-`TRANLOGS_FAILPOINTS="log.before_commit=kill@3,checkpoint.publish=enospc"` kills the process (SIGKILL) at the third time the
-point is reached and raises ENOSPC at each time of the other (`@N` = the N-th time only, `@N+` = from the N-th on).
-Without the variable a point costs one global look-up.
+`TRANLOGS_FAILPOINTS="log.before_commit=kill@3,checkpoint.publish=enospc"` kills the process (SIGKILL) when it reaches the first
+point for the third time, and raises ENOSPC whenever it reaches the second point. `@N` stands for the N-th time only, `@N+` for
+the N-th time and all later ones. If the variable is not set, a fail point costs one look-up of a global name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 __all__ = ["POINTS", "hit"]
 
-# Every point of the product, so that tests can walk over all of them.
+# All fail points, so that tests can try each of them.
 POINTS = (
     "log.begin",
     "log.write",
@@ -68,7 +68,7 @@ def _parse(text: str) -> dict[str, _Rule]:
         name, _, what = part.partition("=")
         action, _, nth = what.partition("@")
         if name not in POINTS or action not in ("kill", *_ERRNO):
-            raise ValueError(f"TRANLOGS_FAILPOINTS: {part!r} names no known point or action")
+            raise ValueError(f"TRANLOGS_FAILPOINTS: {part!r} contains an unknown point or action")
         rules[name] = _Rule(action, int(nth.rstrip("+") or 1), nth.endswith("+") or not nth)
     return rules
 
@@ -78,7 +78,7 @@ _rules = _parse(os.environ.get("TRANLOGS_FAILPOINTS", ""))
 
 
 def hit(name: str) -> None:
-    """Do what the environment asks for at this point; nothing by default."""
+    """Run the action that TRANLOGS_FAILPOINTS gives for a fail point; do nothing by default."""
     if not _rules:
         return
     rule = _rules.get(name)

@@ -1,4 +1,4 @@
-"""Sizes and times as people write and read them: "2GiB", "10min"; "1.5 GiB", "3.2 min"."""
+"""Sizes and times as text: parsing of "2GiB" and "10min", formatting as "1.5 GiB" and "3.2 min"."""
 
 from __future__ import annotations
 
@@ -34,10 +34,14 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def parse_bytes(text: str, what: str) -> int:
-    """Of "512MiB", "2GB", "1048576".
+    """Parse a size such as "512MiB", "2GB" or "1048576".
+
+    Args:
+        text: the size.
+        what: name of the setting, for the error message.
 
     Raises:
-        UsageError: it is no size; the message says of what. A small number without a unit is none: it was forgotten.
+        UsageError: the text is not a size. A small number without a unit is refused, because the unit was probably forgotten.
     """
     number, unit = _parts(text)
     if number is None or unit not in {"", *BYTES} or (not unit and 0 < number < BYTES["mib"]):
@@ -46,10 +50,14 @@ def parse_bytes(text: str, what: str) -> int:
 
 
 def parse_seconds(text: str, what: str) -> float:
-    """Of "10s", "15min", "7d".
+    """Parse a time such as "10s", "15min" or "7d".
+
+    Args:
+        text: the time.
+        what: name of the setting, for the error message.
 
     Raises:
-        UsageError: it is no time; the message says of what.
+        UsageError: the text is not a time.
     """
     number, unit = _parts(text)
     if number is None or unit not in {"", *SECONDS}:
@@ -58,7 +66,7 @@ def parse_seconds(text: str, what: str) -> float:
 
 
 def format_bytes(nbytes: int) -> str:
-    """Like "1.5 GiB"."""
+    """Format a size, for example as "1.5 GiB"."""
     if nbytes < 1024:
         return f"{nbytes} B"
     power = min((nbytes.bit_length() - 1) // 10, len(_UNITS))
@@ -66,7 +74,7 @@ def format_bytes(nbytes: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Like "0.4 s", "3.2 min"."""
+    """Format a time, for example as "0.4 s" or "3.2 min"."""
     for unit, least in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * least:
             return f"{seconds / least:.1f} {unit}"
@@ -74,7 +82,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Like "1 step", "12,000 steps"."""
+    """Format a number with a noun, for example as "1 step" or "12,000 steps"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

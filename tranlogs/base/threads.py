@@ -1,7 +1,7 @@
-"""Threads and locks in a process where no thread may be had, and where Ctrl-C may come at any moment.
+"""Threads and locks that are safe when no thread can be started and when Ctrl-C comes at any moment.
 
-Where a limit on processes or memory is reached, no new thread can be started. And Python raises KeyboardInterrupt in the main
-thread wherever it stands: also between taking a lock and the block that would give it back, where a Python function takes it.
+If a limit on processes or memory is reached, no new thread can be started. Python raises KeyboardInterrupt at any place in the
+main thread. If a Python function takes a lock, that place can be between taking the lock and the block that releases it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .errors import LogUnavailable
 
 
 class WaitableLock(type(threading.RLock())):  # type: ignore[misc]
-    """A lock that can be waited on, as `threading.Condition`; but `with` on it is of C, and no interrupt comes in between."""
+    """A lock with the methods of `threading.Condition`. `with` on it runs in C, so Ctrl-C cannot leave it held."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,19 +26,19 @@ class WaitableLock(type(threading.RLock())):  # type: ignore[misc]
 
 
 class _Begun(threading.Event):
-    """`Thread.start` waits for this without end, and a thread that finds no memory for its first line never sets it."""
+    """The event that `Thread.start` waits for, with a timeout: a thread without memory for its first line never sets it."""
 
     def wait(self, timeout: float | None = None) -> bool:
         if not super().wait(THREAD_SECONDS_MAX if timeout is None else timeout):
-            raise RuntimeError("a new thread did not begin")
+            raise RuntimeError("a new thread did not start to run")
         return True
 
 
 def start_thread(name: str, work: Callable[..., Any], *args: Any) -> threading.Thread:
-    """Start a background thread, which does not keep the process alive.
+    """Start a daemon thread.
 
     Raises:
-        LogUnavailable: the system gives none.
+        LogUnavailable: the system cannot start a thread.
     """
     thread = threading.Thread(target=work, args=args, name=name, daemon=True)
     start(thread)
@@ -46,23 +46,23 @@ def start_thread(name: str, work: Callable[..., Any], *args: Any) -> threading.T
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread that was made.
+    """Start a thread.
 
     Raises:
-        LogUnavailable: the system gives none.
+        LogUnavailable: the system cannot start the thread.
     """
     thread._started = _Begun()  # type: ignore[attr-defined]
     try:
         thread.start()
     except (RuntimeError, MemoryError) as error:
-        raise LogUnavailable(f"no thread can be started ({error}): memory or the number of processes is used up") from error
+        raise LogUnavailable(f"cannot start a thread ({error}): the limit on memory or on processes is reached") from error
 
 
 def run_uninterrupted(name: str, work: Callable[[], None]) -> None:
-    """Run `work` in a thread of its own, where no Ctrl-C comes, and wait for its end.
+    """Run `work` in a new thread, where Ctrl-C cannot interrupt it, and wait until it ends.
 
-    A Ctrl-C that comes meanwhile is raised then; a second one at once, and `work` goes on. Where no thread can be had (at the
-    interpreter's end), it is run right here.
+    A Ctrl-C during `work` is raised when `work` has ended. A second Ctrl-C is raised at once, and `work` continues. If no
+    thread can be started (while the interpreter exits), `work` runs in this thread.
     """
     if threading.current_thread() is not threading.main_thread():
         work()
@@ -88,7 +88,7 @@ def run_uninterrupted(name: str, work: Callable[[], None]) -> None:
     try:
         is_done.acquire()
     except KeyboardInterrupt:
-        if not failures:  # else this thread may have it: the interrupt came behind it
+        if not failures:  # `work` still runs. Otherwise this thread may hold the lock already.
             is_done.acquire()
         raise
     if failures[0] is not None:

@@ -1,7 +1,7 @@
-"""The values that every layer passes around: dtypes, tensor descriptions, arrays without a framework.
+"""Data types that all layers use: dtypes, descriptions of tensors, and arrays that need no framework.
 
-An `Array` is a tensor's bytes *in storage order* with what is needed to make the tensor again. The core never
-imports a framework; integrations turn their tensors into arrays and back.
+An `Array` holds the bytes of a tensor *in storage order*, with the dtype, shape and strides. The core does not import a
+framework; integrations convert their tensors to arrays and back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
-# Names are torch's and numpy's; itemsize in bytes.
+# Bytes of one element, by the dtype's name in torch and numpy.
 ITEMSIZE: dict[str, int] = {
     "float64": 8,
     "float32": 4,
@@ -46,7 +46,7 @@ ITEMSIZE: dict[str, int] = {
 class Piece:
     """The part of a tensor that one process holds: a box, or a range of the flattened elements.
 
-    For a box, `offset` and `length` have one number a dimension; for a flat range one number each.
+    For a box, `offset` and `length` have one number for each dimension; for a flat range, one number.
     """
 
     kind: Literal["box", "flat"]
@@ -56,9 +56,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype and layout of a tensor, or of one piece of it. `shape` is global, `strides` (in elements) local.
+    """Description of a tensor, or of one piece of a tensor.
 
-    `strides` is None where the local tensor is C-contiguous.
+    `shape` is that of the whole tensor. `strides` (in elements) are those of the piece; None if the piece is C-contiguous.
     """
 
     name: str
@@ -69,20 +69,20 @@ class TensorSpec:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Shape of what this process holds: the piece's, or the whole tensor's."""
+        """Shape of the piece, or of the whole tensor if there is no piece."""
         return self.shape if self.piece is None else self.piece.length
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the local tensor, dense."""
+        """Bytes of the piece, or of the whole tensor, if it is dense."""
         return math.prod(self.local_shape) * ITEMSIZE[self.dtype]
 
 
 @dataclass(slots=True, eq=False)
 class Array:
-    """Dense values: `data` is a flat uint8 view of the memory in storage order (C order if `strides` is None).
+    """A dense array. `data` is a flat uint8 view of its memory in storage order (C order if `strides` is None).
 
-    An array may be one piece of a tensor: `shape` is then the piece's own, `whole` the shape of the tensor.
+    If the array is one piece of a tensor, `shape` is the shape of the piece and `whole` the shape of the tensor.
     """
 
     dtype: str
@@ -96,8 +96,8 @@ class Array:
     def __post_init__(self) -> None:
         expected = math.prod(self.shape) * ITEMSIZE[self.dtype]
         assert self.data.nbytes == expected, f"{self.data.nbytes} bytes for {self.dtype}{list(self.shape)}"
-        assert (self.whole is None) == (self.piece is None), "a piece names the shape of the whole, and only a piece does"
-        assert self.piece is None or self.piece.length == self.shape, f"a piece of {self.piece} with the shape {self.shape}"
+        assert (self.whole is None) == (self.piece is None), "`whole` and `piece` must be given together"
+        assert self.piece is None or self.piece.length == self.shape, f"shape {self.shape} of {self.piece}"
 
     @property
     def nbytes(self) -> int:
@@ -106,11 +106,11 @@ class Array:
 
 @dataclass(slots=True, eq=False)
 class DeviceArray(Array):
-    """An array whose bytes are on a device; `data` is empty.
+    """An array whose bytes are on a device. `data` is empty.
 
     Attributes:
         source: the framework's tensor.
-        fetch: copies the bytes of several sources into host memory, each in C order, and waits for them.
+        fetch: function that copies the bytes of several sources to host memory, each in C order, and waits until it is done.
     """
 
     source: Any = field(kw_only=True)
@@ -130,7 +130,7 @@ class DeviceArray(Array):
 
 @dataclass(slots=True, eq=False)
 class SparseArray:
-    """A sparse COO tensor: indices [sparse_dim, nnz] (int64), values [nnz, ...]; order and the flag are kept."""
+    """A sparse COO tensor: indices [sparse_dim, nnz] (int64), values [nnz, ...], in the order of the framework's tensor."""
 
     shape: tuple[int, ...]
     indices: Array
@@ -151,16 +151,16 @@ AnyArray = Array | SparseArray
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """A framework's own plain value (a torch.Size, a dtype, a device) as a tag and an encodable value."""
+    """A plain value of a framework's own type (a torch.Size, a dtype, a device), as a tag and an encodable value."""
 
     tag: str
     value: Any = field(default=None)
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether strides (in elements) put the elements of `shape` side by side: C order with its dimensions permuted.
+    """Return True if strides (in elements) leave no gaps: they are those of C order with permuted dimensions.
 
-    Strides that came from a file must be so before memory is looked at through them.
+    Strides from a file must be checked with this function before an array with these strides is made.
     """
     if len(shape) != len(strides):
         return False
@@ -173,6 +173,6 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def dense(values: npt.NDArray[Any]) -> Array:
-    """A numpy array as `Array` (a view where it is C-contiguous, else a copy)."""
+    """Return a numpy array as an `Array`. It is a view if the numpy array is C-contiguous, and a copy otherwise."""
     contiguous = np.ascontiguousarray(values).reshape(values.shape)
     return Array(values.dtype.name, values.shape, contiguous.reshape(-1).view(np.uint8), is_tensor=False)

@@ -1,11 +1,12 @@
-"""Codec `auto`: what shrinks at memcpy speed is shrunk, the rest is stored as it is. Never larger, always bit-exact.
+"""Compression of tensors. Only bytes that can be compressed at the speed of a memory copy are compressed.
 
-    RAW     the bytes
-    ZERO    all bytes zero: nothing is stored
-    HIGH16  every 32-bit word has a zero low half (fp32 holding bf16 values, as autocast gives): the high halves
-    ZSTD    mostly zero bytes (embedding gradients): zstd level 1
+    RAW     the bytes as they are
+    ZERO    all bytes are zero; nothing is stored
+    HIGH16  every 32-bit word has a zero low half (fp32 that holds bf16 values, as autocast makes); the high halves are stored
+    ZSTD    most bytes are zero (gradients of embeddings); zstd level 1
 
-Dense fp32 noise has 26.6 bits of 32: it is recognised by a small sample and left alone.
+Compression is bit-exact and never makes the data larger. Dense fp32 noise has an entropy of 26.6 bits of 32; a small sample
+recognises it, and it is stored as it is.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import zstandard
 
 from ..base.types import Bytes
 
-_SAMPLE = 64  # words looked at before the whole tensor is
+_SAMPLE = 64  # words that are looked at first
 
 
 class Codec(IntEnum):
-    """How a frame's bytes are stored; the numbers are part of the format."""
+    """Compression method. The numbers are part of the format."""
 
     RAW = 0
     ZERO = 1
@@ -34,7 +35,7 @@ _threads = threading.local()
 
 
 def compress(data: Bytes) -> tuple[Codec, Bytes]:
-    """Choose a codec for some bytes and apply it. RAW returns a view, not a copy."""
+    """Choose a codec for some bytes and apply it. With RAW, the result is a view."""
     size = data.nbytes
     if size < _SAMPLE * 4:
         return (Codec.RAW, data) if size == 0 or data.any() else (Codec.ZERO, data[:0])
@@ -63,7 +64,7 @@ def decompress(codec: int, stored: Bytes, out: Bytes) -> None:
     """Fill `out` with the original bytes.
 
     Raises:
-        ValueError: `stored` does not give `out.nbytes` bytes.
+        ValueError: `stored` does not decompress to `out.nbytes` bytes.
     """
     if codec == Codec.RAW:
         _expect(stored.nbytes, out.nbytes)
@@ -87,18 +88,18 @@ def _unzstd(stored: Bytes, out: Bytes) -> None:
 
 
 def pack(data: bytes | memoryview) -> bytes:
-    """One zstd frame, level 1, that says how long its content is."""
+    """Compress data to one zstd frame, level 1, whose header contains the length of the data."""
     return _compressor().compress(data)
 
 
 def unpack(packed: bytes | memoryview, nbytes: int) -> bytes:
-    """The content of a zstd frame of `nbytes` bytes.
+    """Return the content of a zstd frame.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the data are not a zstd frame with `nbytes` bytes of content.
     """
     try:
-        _expect(zstandard.frame_content_size(packed), nbytes)  # first: zstd would take memory for whatever it says
+        _expect(zstandard.frame_content_size(packed), nbytes)  # Before decompression, because zstd allocates this size.
         raw = _decompressor().decompress(packed)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
@@ -108,10 +109,10 @@ def unpack(packed: bytes | memoryview, nbytes: int) -> bytes:
 
 def _expect(got: int, wanted: int) -> None:
     if got != wanted:
-        raise ValueError(f"{got} bytes where {wanted} are needed")
+        raise ValueError(f"expected {wanted} bytes, got {got}")
 
 
-def _compressor() -> zstandard.ZstdCompressor:  # one a thread: a compressor must not be shared
+def _compressor() -> zstandard.ZstdCompressor:  # one for each thread, because threads must not share a compressor
     found: zstandard.ZstdCompressor | None = getattr(_threads, "compressor", None)
     if found is None:
         found = _threads.compressor = zstandard.ZstdCompressor(level=1)

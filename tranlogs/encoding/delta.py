@@ -1,7 +1,7 @@
-"""Auxiliary state changes little from one boundary to the next (a few bytes of an RNG): store the difference.
+"""Differences between encoded values of the same length.
 
-A blob is a key frame, or the XOR with a key frame of the same length, compressed. The key frame is named by its
-sequence number and lies in the same segment, so pruning a segment never takes another one's key away.
+Auxiliary state changes little between boundaries (a few bytes of an RNG), so a boundary can store the compressed XOR with an
+earlier value of the same segment instead of the value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .compression import pack, unpack
 
 
 def encode(blob: bytes, key: bytes) -> bytes | None:
-    """`blob` as a compressed difference to `key`; None where that would not pay."""
+    """Return the compressed difference between `blob` and `key`; None if it is not much smaller than `blob`."""
     if len(blob) != len(key) or not blob:
         return None
     xor = np.bitwise_xor(np.frombuffer(blob, np.uint8), np.frombuffer(key, np.uint8))
@@ -23,10 +23,10 @@ def encode(blob: bytes, key: bytes) -> bytes | None:
 
 
 def decode(packed: bytes, key: bytes) -> bytes:
-    """The blob that `encode` was made of.
+    """Return the blob whose difference to `key` is given: the inverse of `encode`.
 
     Raises:
-        ValueError: the bytes are damaged, or it is another key.
+        ValueError: the bytes are damaged, or `key` has another length than the blob.
     """
     xor = unpack(packed, len(key))
     return np.bitwise_xor(np.frombuffer(xor, np.uint8), np.frombuffer(key, np.uint8)).tobytes()

@@ -1,17 +1,18 @@
-"""The bodies of records: plain values, in parts that are stored once as long as they do not change.
+"""The bodies of records: plain values in parts. A part that does not change is stored once.
 
-The body of a boundary is a dict, and each of its values is a *part*. The body of any other record is one part, "". In a
-record a part is a tuple
+The body of a boundary is a dict, and each of its values is a *part*. The body of any other record is one part with the name
+"". In a record, a part is a tuple
 
     (offset, content, arrays)
 
-    offset   of the record in the same file that has the part in full; 0 if this record has
-    content  the part's tree; None if it is that of the record at `offset`; bytes in a tuple of one if they are a
-             difference to that one (`codec/delta.py`)
+    offset   offset of the record in the same file that holds the part in full; 0 if this record holds it in full
+    content  the part's tree; None if it equals that of the record at `offset`; a tuple of one `bytes` if it is stored as a
+             difference from that tree (`encoding/delta.py`)
     arrays   the part's large arrays, in the order of the tree's indices: list of (name, offset in the file, stored bytes,
-             xxh3_64 of them, codec); None if they are those of the record at `offset`
+             xxh3_64 of them, codec); None if they equal those of the record at `offset`
 
-A part in full never refers to another one, so reading any record takes one more record for each part at most.
+A part that is stored in full does not refer to another record. Reading a record therefore needs at most one other record for
+each part.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from ..encoding import delta, tree
 from ..encoding.compression import compress
 
 WHOLE = ""  # the part that is the whole body
-_DELTA_BYTES_MIN = 128  # smaller parts are stored again
-_WHOLE_BODIES_MAX = 64  # different bodies of steps that are remembered in a segment
+_DELTA_BYTES_MIN = 128  # Smaller parts are stored in full.
+_WHOLE_BODIES_MAX = 64  # Later records of a segment can refer to this number of different bodies of steps.
 
 Row = tuple[str, int, int, int, int]  # name, offset, stored bytes, checksum, codec
-PackedPart = tuple[int, Any, Any]  # offset, content, arrays: see the module
+PackedPart = tuple[int, Any, Any]  # offset, content, arrays, as defined above
 
 
 @dataclass(slots=True)
 class Part:
-    """An encoded value: its tree and its large arrays with their names."""
+    """An encoded part of a body: its tree, and its large arrays with their names."""
 
     blob: bytes
     arrays: list[tuple[str, Array]] = field(default_factory=list)
@@ -46,7 +47,7 @@ EncodedBody = dict[str, Part]
 
 
 class BodyEncoder:
-    """Encodes bodies part by part. It remembers `Fixed` values by identity, so that they are encoded once."""
+    """Encodes bodies part by part. A part that is a `Fixed` value is encoded once and recognised by identity."""
 
     def __init__(self) -> None:
         self._fixed: dict[str, tuple[tree.Fixed, Part]] = {}
@@ -55,7 +56,7 @@ class BodyEncoder:
         """Encode a body as one part.
 
         Raises:
-            UnencodableState: something in it cannot be stored.
+            UnencodableState: the body contains a value that cannot be stored.
         """
         return {WHOLE: self._part(WHOLE, body, adapt)}
 
@@ -63,7 +64,7 @@ class BodyEncoder:
         """Encode a body whose values are parts.
 
         Raises:
-            UnencodableState: something in it cannot be stored.
+            UnencodableState: the body contains a value that cannot be stored.
         """
         return {name: self._part(name, value, adapt) for name, value in body.items()}
 
@@ -77,7 +78,7 @@ class BodyEncoder:
 
 
 def encode_parts(body: dict[str, Any], adapt: tree.Adapt | None) -> dict[str, bytes]:
-    """Encode each value of a body, to be compared with the parts of a boundary."""
+    """Encode each value of a body, for comparison with the parts of a boundary."""
     return {name: _encoded(value, name, adapt).blob for name, value in body.items()}
 
 
@@ -89,7 +90,7 @@ def _encoded(value: Any, path: str, adapt: tree.Adapt | None) -> Part:
 
 @dataclass(slots=True)
 class _Known:
-    """A part as the open segment has it in full."""
+    """A part that a record of the open segment holds in full."""
 
     part: Part
     offset: int
@@ -101,25 +102,25 @@ class _Known:
 
 
 class PartsWriter:
-    """Writes parts into the records of one segment: in full, as a difference, or as a reference to an earlier record."""
+    """Packs parts for the records of one segment: in full, as a difference, or as a reference to an earlier record."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._places: dict[tuple[str, int], Row] = {}  # of arrays, by part and index
-        self._bodies: dict[bytes, int] = {}  # offset of the record that has the body
+        self._places: dict[tuple[str, int], Row] = {}  # rows of arrays, by part and index
+        self._bodies: dict[bytes, int] = {}  # offset of the record that holds the body
 
     def shared_body(self, body: EncodedBody) -> int:
-        """Return the offset of an earlier record that has this whole body; 0 if there is none."""
+        """Return the offset of an earlier record that holds the same body; 0 if there is none."""
         part = body.get(WHOLE)
         return 0 if part is None or part.arrays else self._bodies.get(part.blob, 0)
 
     def write(self, body: EncodedBody, record: int, arrays_at: int) -> PlacedBody:
-        """Lay out a body.
+        """Pack a body for a record, and assign offsets to its large arrays.
 
         Args:
             body: the encoded body.
-            record: offset of the record that gets it.
-            arrays_at: offset at which its large arrays are written.
+            record: offset of the record.
+            arrays_at: offset at which the body's large arrays are written.
         """
         placed = PlacedBody(record, arrays_at)
         for name, part in body.items():
@@ -129,7 +130,7 @@ class PartsWriter:
         return placed
 
     def written(self, placed: PlacedBody) -> None:
-        """Remember what a record that is in the file now has in full."""
+        """Note that a record is in the file, so that later records can refer to the parts that it holds in full."""
         self._known.update(placed.known)
         self._places.update(placed.places)
         if placed.blob is not None:
@@ -155,7 +156,7 @@ class PartsWriter:
         return 0, part.blob, rows
 
     def _place(self, key: tuple[str, int], name: str, array: Array, placed: PlacedBody) -> Row:
-        """Return where an array lies: where it was if its bytes are the same, else in this record."""
+        """Return the row of an array. An array with the bytes of an earlier one keeps its place; others go to this record."""
         codec, stored = compress(array.data)
         checksum = xxhash.xxh3_64_intdigest(stored.data)
         known = self._places.get(key)
@@ -168,12 +169,16 @@ class PartsWriter:
 
 
 class PlacedBody:
-    """A body laid out for one record.
+    """A body that is packed for one record.
 
     Attributes:
-        packed: the record's parts.
+        record: offset of the record.
+        packed: the packed parts by name.
         buffers: bytes of the large arrays that this record stores, in order.
-        end: offset in the file behind them.
+        end: offset in the file after these arrays.
+        known: the parts that this record holds in full.
+        places: rows of the arrays that this record stores.
+        blob: the tree of the whole body, if later records can refer to it.
     """
 
     def __init__(self, record: int, arrays_at: int) -> None:
@@ -185,21 +190,21 @@ class PlacedBody:
         self.blob: bytes | None = None
 
     def add(self, stored: Bytes) -> None:
-        """Append the bytes of an array."""
+        """Append the bytes of an array to `buffers`."""
         if stored.nbytes:
             self.buffers.append(stored)
             self.end += stored.nbytes
 
 
 def unpack_parts(body: bytes) -> dict[str, PackedPart]:
-    """Return the parts of a record, by name.
+    """Return the packed parts of a body by name.
 
     Raises:
-        MalformedTree: the bytes are no body.
+        MalformedTree: the bytes are not an encoded body.
     """
     found = tree.decode(body) if body else {}
     if not isinstance(found, dict) or not all(map(_is_part, found.items())):
-        raise tree.MalformedTree("the parts of a body are (offset, content, arrays)")
+        raise tree.MalformedTree("a part of the body is not a tuple (offset, content, arrays)")
     return found
 
 
@@ -231,21 +236,21 @@ def _is_row(row: Any) -> bool:
 
 
 def merge_part(part: PackedPart, full: PackedPart | None) -> tuple[bytes, Sequence[Row]]:
-    """Return a part's tree and the places of its arrays.
+    """Return a part's tree and the rows of its arrays.
 
     Args:
-        part: as the record has it.
-        full: as the record that it refers to has it; None if it refers to none.
+        part: the part in the record.
+        full: the same part in the record that `part` refers to; None if `part` refers to no record.
 
     Raises:
-        ValueError: the two do not fit together.
+        ValueError: `full` is not stored in full, or the difference does not fit to it.
     """
     _, content, rows = part
     if full is None:
         return content, rows
     _, full_content, full_rows = full
     if type(full_content) is not bytes or full_rows is None:
-        raise ValueError("it refers to a record that refers to another one")
+        raise ValueError("a part refers to a record that does not hold the part in full")
     if content is None:
         content = full_content
     elif type(content) is tuple:

@@ -1,4 +1,4 @@
-"""What records of the open segment define, so that later records of the same segment can refer to it."""
+"""Definitions in the open segment: layouts and bodies that later records of the segment can refer to."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .layout import Layout, Payload, SparseForm, pack_layout
 from .payload_writer import PieceWriter
 from .record import HEAD, Description, pack_description
 
-Scalars = dict[str, float]  # what the loop noted for its curves
+Scalars = dict[str, float]  # numbers that the loop logs for its curves, by name
 
 
 class DescribedRecord:
-    """The description of a record, and what the record defines for later ones.
+    """The encoded description of a record, and the definitions in the record.
 
     Attributes:
-        description: its bytes.
+        description: the bytes of the description.
         buffers: bytes of the body's large arrays, which follow the payload.
-        payload_bytes: of the payload and these arrays.
+        payload_bytes: size of the payload and of these arrays.
     """
 
     __slots__ = ("buffers", "description", "layout", "offset", "payload_bytes", "placed")
@@ -34,7 +34,7 @@ class SegmentDefinitions:
     """The layouts and bodies that records of the open segment define."""
 
     def __init__(self) -> None:
-        self._layouts: dict[Layout, int] = {}  # offset of the record that defines it
+        self._layouts: dict[Layout, int] = {}  # offset of the record that defines the layout
         self._parts = PartsWriter()
 
     def describe(
@@ -46,15 +46,15 @@ class SegmentDefinitions:
         digests: bytes,
         scalars: Scalars | None,
     ) -> DescribedRecord:
-        """Describe a record, with references to earlier records where they define the same.
+        """Describe a record. Refer to an earlier record of the segment if that defines the same layout or body.
 
         Args:
             offset: of the record in the segment.
-            payload: its tensors.
-            pieces: how the tensors are stored.
-            body: its encoded body.
+            payload: the tensors of the record.
+            pieces: the stored form of the tensors.
+            body: the encoded body of the record.
             digests: fingerprint of the state after the step.
-            scalars: what the loop noted for its curves.
+            scalars: numbers that the loop logs for its curves.
         """
         layout_at, layout = self._layout(payload.layout, offset)
         body_at = self._parts.shared_body(body)
@@ -76,14 +76,14 @@ class SegmentDefinitions:
         return DescribedRecord(offset, pack_description(description), placed, payload.layout if layout else None, payload_end)
 
     def written(self, record: DescribedRecord) -> None:
-        """Note that a record is in the file: later ones may refer to it."""
+        """Note that a record is in the file, so that later records can refer to it."""
         if record.layout is not None:
             self._layouts[record.layout] = record.offset
         if record.placed is not None:
             self._parts.written(record.placed)
 
     def _layout(self, layout: Layout, offset: int) -> tuple[int, bytes]:
-        """Return where a layout is defined, and its bytes if this record defines it."""
+        """Return the offset of the record that defines a layout, and the encoded layout if this record defines it."""
         if not layout.tensors:
             return 0, b""
         known = self._layouts.get(layout)

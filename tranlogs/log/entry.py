@@ -1,4 +1,4 @@
-"""A decoded record: its tensors, its body, and what else its description holds."""
+"""A decoded record: its tensors, its body, its fingerprint and its scalars."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .record import Description, EntryKind, Location
 
 
 class Entry(PayloadReader):
-    """A record of the log. Its tensors are read from the file when they are asked for.
+    """A record of the log. Its tensors are read from the file on demand.
 
-    A body may refer to other records of the same file, which have parts of it in full.
+    A body may refer to other records of the same file that hold parts of it in full.
 
     Attributes:
-        head: of the record.
+        head: the head of the record.
         digests: fingerprint of the state after the step.
-        scalars: what the loop noted for its curves.
-        body_key: equal for records of one file that share a body.
+        scalars: numbers that the loop logged for its curves.
+        body_key: a number that is equal for records of one file that share a body.
     """
 
     def __init__(self, reader: RecordFile, location: Location, description: Description, layout: Layout) -> None:
@@ -35,18 +35,18 @@ class Entry(PayloadReader):
 
     @property
     def kind(self) -> EntryKind:
-        """What the record says."""
+        """Kind of the record."""
         return self.head.kind
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the payload in the file."""
+        """Size of the payload in the file."""
         return self.head.payload_bytes
 
     # The body.
 
     def body(self, **make: Any) -> Any:
-        """Return the body decoded; `make_array` and `make_extension` as for `tree.decode`.
+        """Decode the body. The arguments `make_array` and `make_extension` are those of `tree.decode`.
 
         Raises:
             CorruptRecord: the body is damaged, or refers to a damaged record.
@@ -71,7 +71,7 @@ class Entry(PayloadReader):
             raise self._damaged_body(error) from None
 
     def arrays(self) -> list[Row]:
-        """Return the places of the body's large arrays.
+        """Return the locations of the body's large arrays.
 
         Raises:
             CorruptRecord: the body is damaged, or refers to a damaged record.
@@ -85,7 +85,7 @@ class Entry(PayloadReader):
         return CorruptRecord(self.reader.path, f"its description is damaged ({error})", step=self.step)
 
     def _merged_parts(self) -> dict[str, tuple[bytes, Any]]:
-        """Return the tree and the places of the arrays of each part."""
+        """Return the tree and the array locations of each part."""
         if self._body_at:
             return {WHOLE: merge_part(self.reader.parts_at(self._body_at, self.step)[WHOLE], None)}
         found = {}
@@ -99,7 +99,7 @@ class Entry(PayloadReader):
 
         def array(index: int, layout: AnyArray) -> AnyArray:
             if not index < len(rows):
-                raise tree.MalformedTree(f"array {index} of {len(rows)}")
+                raise tree.MalformedTree(f"array {index} is missing: the part has {len(rows)} arrays")
             assert isinstance(layout, Array)
             return self.reader.read_array(rows[index], layout, self.step)
 

@@ -1,15 +1,15 @@
-"""The log's LMDB environment: head, description and place of every record, by segment and step.
+"""The index of the log: an LMDB environment with the head, description and offset of every record, by segment and step.
 
-Only the tensors' bytes lie outside of it, in the segments. The thread behind the log adds records in groups, each after the
-segment's bytes were flushed; LMDB syncs the transaction itself, and its commit is what makes the group `synced`. So a
-record that is here is in its segment, too. What is not here yet is found by a scan of the open segment's tail; a lost or
-damaged environment is made anew from the segments. It is therefore never the only copy of anything.
+The tensors' bytes are in the segments. The sync thread adds records in groups, after it has flushed the segment. LMDB syncs
+the transaction itself, and its commit makes the group `synced`. A record in the index is therefore in its segment, too.
+Records that are not in the index yet are found by a scan of the open segment's tail. If the environment is lost or damaged,
+it is rebuilt from the segments, so it never holds the only copy of a record.
 
     key    segment id, step, sequence number: u64 each, big-endian
-    value  offset in the file (u64, little-endian), 64 head bytes, description (left out from 64 KiB on)
+    value  offset in the file (u64, little-endian), 64 head bytes, description (omitted if it has 64 KiB or more)
 
-Records of one segment follow each other in the order of their sequence numbers, and the first record of a step is found by
-one look-up. The key "run" holds the format version and the run's id.
+The records of one segment are in the order of their sequence numbers. One look-up finds the first record of a step. The key
+"run" holds the format version and the id of the run.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ..catalog.lmdb_environment import open_environment, reserve_space, verify_f
 from .record import HEAD, Location, unpack_head
 
 INDEX_NAME = "records.lmdb"
-_DESCRIPTION_BYTES_MAX = 1 << 16  # longer ones are read from the segment
-_FORGOTTEN_MAX = 500  # records that are deleted in one transaction
+_DESCRIPTION_BYTES_MAX = 1 << 16  # Longer descriptions are read from the segment.
+_DELETED_MAX = 500  # records that are deleted in one transaction
 _KEY = struct.Struct(">QQQ")
 _OFFSET = struct.Struct("<Q")
 _RUN = b"run"
@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class IndexedRecord(NamedTuple):
-    """A record to be added."""
+    """A record to be added to the index."""
 
     segment_id: int
     sequence: int
@@ -50,12 +50,12 @@ class IndexedRecord(NamedTuple):
     description: bytes
 
 
-_open_here: dict[str, LogIndex] = {}  # LMDB allows one environment a file and process
+_open_here: dict[str, LogIndex] = {}  # LMDB allows a process to open each file once.
 _open_lock = WaitableLock()
 
 
 class LogIndex:
-    """The index of one journal's log. Make one with `open`; close it as often."""
+    """The index of one journal's log. All users in a process share one instance; each `open` needs one `close`."""
 
     def __init__(self, path: Path, env: lmdb.Environment, *, writable: bool) -> None:
         self.path, self.writable, self._env = path, writable, env
@@ -63,22 +63,22 @@ class LogIndex:
         self._map_bytes = INDEX_BYTES
         self._page_bytes, self._allocated = int(env.stat()["psize"]), 0
         self._users = 1
-        self._reading = WaitableLock()  # held while the map may not change its size
+        self._reading = WaitableLock()  # held while the map must not be resized
 
     @classmethod
     def open(cls, folder: Path, run_id: str | None, *, writable: bool = False) -> LogIndex:
-        """Open the index in a journal's log folder; a writable one is made if there is none.
+        """Open the index in a journal's log folder. With `writable`, create it if it does not exist.
 
         Raises:
-            CorruptCatalog: it is missing (for a reader), damaged, or belongs to another run.
-            LogUnavailable: it cannot be written (full disk, missing rights).
+            CorruptCatalog: the index is damaged, belongs to another run, or (for a reader) is missing.
+            LogUnavailable: the index cannot be written (full disk, missing permissions).
         """
         path = folder / INDEX_NAME
         real = os.path.realpath(path)
         with _open_lock:
             found = _open_here.get(real)
             if found is not None and found._is_at(path):
-                if writable and not found.writable:  # a reader of this process was first
+                if writable and not found.writable:  # A reader in this process has opened it before.
                     found._make_writable()
                 found._users += 1
                 return found
@@ -96,7 +96,7 @@ class LogIndex:
             return index
 
     def _make_writable(self) -> None:
-        """Open the environment for writing; who reads through it goes on to."""
+        """Reopen the environment for writing. Its readers in this process continue with the new environment."""
         with self._reading:
             self._env.close()
             self._env = open_environment(self.path, True, INDEX_BYTES)
@@ -126,7 +126,7 @@ class LogIndex:
             raise CorruptCatalog(self.path, "it belongs to another run, or to another version of TranLogs")
 
     def close(self) -> None:
-        """Close it once all its users in this process have."""
+        """Close the index. The environment is closed when its last user in this process has closed the index."""
         with _open_lock:
             self._users -= 1
             if self._users == 0:
@@ -138,7 +138,7 @@ class LogIndex:
     # Writing: one thread.
 
     def add(self, records: Iterable[IndexedRecord]) -> None:
-        """Add records, in one transaction that is durable when this returns (commit point of `synced`).
+        """Add records in one transaction. It is durable when this returns, which is the commit point of `synced`.
 
         Raises:
             LogUnavailable: the disk is full or fails.
@@ -155,12 +155,12 @@ class LogIndex:
 
     @contextmanager
     def _begin(self) -> Iterator[lmdb.Transaction]:
-        """A write transaction, durable at the end of the block: where tests cut the power."""
+        """Begin a write transaction that is durable at the end of the block. Tests cut the power here."""
         with self._env.begin(write=True) as txn:
             yield txn
 
     def _change(self, change: Callable[[lmdb.Transaction], _T]) -> _T:
-        """Run a write transaction; it is durable when this returns. Where the map is too small, it grows.
+        """Run a write transaction, which is durable when this returns. Enlarge the map if it is too small.
 
         Raises:
             LogUnavailable: the disk is full or fails.
@@ -182,22 +182,22 @@ class LogIndex:
             raise LogUnavailable(f"{self.path}: {error}") from error
 
     def _reserve(self) -> None:
-        """Allocate space ahead, so that records that go into recycled segments are indexed on a full disk, too."""
+        """Preallocate space, so that on a full disk the records in recycled segments can still be indexed."""
         used = (int(self._env.info()["last_pgno"]) + 1) * self._page_bytes
         if used + CATALOG_BYTES_RESERVED // 2 > self._allocated:
             reserve_space(self.path, self._env)
             self._allocated = os.stat(self.path).st_size
 
-    def forget_all_but(self, kept: Iterable[int]) -> bool:
-        """Delete records of segments that are not `kept`, some at a time; True if nothing is left to delete.
+    def delete_all_but(self, kept: Iterable[int]) -> bool:
+        """Delete up to 500 records of segments that are not in `kept`; return True if none is left to delete.
 
         Raises:
             LogUnavailable: the disk is full or fails.
         """
         wanted = set(kept)
 
-        def forget(txn: lmdb.Transaction) -> bool:
-            cursor, left = txn.cursor(), _FORGOTTEN_MAX
+        def delete(txn: lmdb.Transaction) -> bool:
+            cursor, left = txn.cursor(), _DELETED_MAX
             found = cursor.first()
             while found and left:
                 key = cursor.key()
@@ -209,16 +209,16 @@ class LogIndex:
                     found = segment_id < (1 << 64) - 1 and cursor.set_range(_KEY.pack(segment_id + 1, 0, 0))
                     continue
                 left -= 1
-                cursor.delete()  # the cursor stands on the next one then
+                cursor.delete()  # moves the cursor to the next record
                 found = bool(cursor.key())
             return bool(left)
 
-        return self._change(forget)
+        return self._change(delete)
 
     # Reading: any thread.
 
-    def _read(self, look: Callable[[lmdb.Cursor[bytes]], _T]) -> _T:
-        """Run a look in a read transaction.
+    def _read(self, query: Callable[[lmdb.Cursor[bytes]], _T]) -> _T:
+        """Call a function with a cursor of a read transaction.
 
         Raises:
             CorruptCatalog: the environment is damaged, or the disk fails.
@@ -227,11 +227,11 @@ class LogIndex:
             with self._reading:
                 try:
                     with self._env.begin() as txn, txn.cursor() as cursor:
-                        return look(cursor)
-                except lmdb.MapResizedError:  # the writer, another process, has made the map larger
+                        return query(cursor)
+                except lmdb.MapResizedError:  # The writer, which is another process, has enlarged the map.
                     self._env.set_mapsize(0)
                     with self._env.begin() as txn, txn.cursor() as cursor:
-                        return look(cursor)
+                        return query(cursor)
         except (lmdb.Error, ValueError, struct.error) as error:
             raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
 
@@ -243,25 +243,25 @@ class LogIndex:
         """
         key = _KEY.pack(segment_id, (1 << 64) - 1, (1 << 64) - 1)
 
-        def look(cursor: lmdb.Cursor[bytes]) -> Location | None:
+        def query(cursor: lmdb.Cursor[bytes]) -> Location | None:
             is_there = cursor.prev() if cursor.set_range(key) else cursor.last()
             return self._location(cursor.key(), cursor.value()) if is_there and cursor.key()[:8] == key[:8] else None
 
-        return self._read(look)
+        return self._read(query)
 
     def _location(self, key: bytes, value: bytes) -> Location:
         head = unpack_head(value, _OFFSET.size)
         if head is None or key != _KEY.pack(head.segment_id, head.step, head.sequence):
-            raise CorruptCatalog(self.path, "one of its records is damaged")
+            raise CorruptCatalog(self.path, "one of its entries is damaged")
         return Location(head, _OFFSET.unpack_from(value)[0], value[_OFFSET.size + HEAD.size :] or None)
 
     def locations(self, segment_id: int, *, step: int = 0, last_step: int | None = None) -> list[Location]:
         """Return the records of a segment from a step on, in order.
 
         Args:
-            segment_id: of the segment.
-            step: the first step that is wanted.
-            last_step: the last one; None for all.
+            segment_id: id of the segment.
+            step: the first step.
+            last_step: the last step; None for all later steps.
 
         Raises:
             CorruptCatalog: the environment is damaged, or the disk fails.
@@ -269,7 +269,7 @@ class LogIndex:
         prefix = segment_id.to_bytes(8, "big")
         last = _KEY.pack(segment_id, (1 << 64) - 1 if last_step is None else last_step, (1 << 64) - 1)
 
-        def look(cursor: lmdb.Cursor[bytes]) -> list[Location]:
+        def query(cursor: lmdb.Cursor[bytes]) -> list[Location]:
             found: list[Location] = []
             if cursor.set_range(_KEY.pack(segment_id, step, 0)):
                 for key, value in cursor.iternext():
@@ -278,11 +278,14 @@ class LogIndex:
                     found.append(self._location(key, value))
             return found
 
-        return self._read(look)
+        return self._read(query)
 
 
 def indexed_locations(folder: Path, segment_id: int) -> list[Location]:
-    """Return what a sound index in a log folder has of a segment, whichever run it is of: segment ids are random."""
+    """Return the records of a segment from the index in a log folder; [] if the index is missing or damaged.
+
+    The run of the index is not checked, because segment ids are random.
+    """
     try:
         index = LogIndex.open(folder, None)
     except (CorruptCatalog, LogUnavailable):
@@ -296,13 +299,13 @@ def indexed_locations(folder: Path, segment_id: int) -> list[Location]:
 
 
 def delete_index(folder: Path) -> None:
-    """Delete a damaged index and its lock file: the segments hold everything that it did."""
+    """Delete a damaged index and its lock file. The segments hold all records of the index."""
     for name in (INDEX_NAME, INDEX_NAME + "-lock"):
         (folder / name).unlink(missing_ok=True)
 
 
 def open_if_sound(folder: Path, run_id: str, notes: list[str]) -> LogIndex | None:
-    """Open the index for reading; None if it is missing or damaged, which is said in `notes` if it is damaged."""
+    """Open the index for reading; return None if it is missing or damaged. Damage is added to `notes`."""
     if not (folder / INDEX_NAME).exists():
         return None
     try:

@@ -1,9 +1,9 @@
-"""Layouts and payloads: which tensors a record holds, and their bytes.
+"""Layouts and payloads: the descriptions of the tensors in a record, and the bytes of these tensors.
 
-A *layout* is the list of tensors that the payloads of many records share. It is stored once per segment, and records refer
-to the one that defines it. A *payload* is the bytes of one record: the tensors of its layout one after another, without
-gaps, each in storage order. Tensors that are absent from a record ("no gradient") take no bytes; sparse ones take as many as
-they need.
+A *layout* is a list of tensor descriptions that the payloads of many records share. It is stored once per segment, and records
+refer to the record that defines it. A *payload* is the bytes of one record: the tensors of its layout one after another,
+without gaps, each in storage order. A tensor that is absent from a record ("no gradient") takes no bytes. A sparse tensor takes
+the bytes of its indices and values.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, T
 from ..encoding import tree
 
 _INDEX_BYTES = 8  # indices of sparse tensors are int64
-PIECE_BYTES_MAX = 1 << 20  # a piece of a payload is checked, and compressed, by itself
-PIECE_OF_ITS_OWN = 1 << 18  # a tensor of this size or more shares no piece with another one
+PIECE_BYTES_MAX = 1 << 20  # Each piece of a payload has its own checksum and is compressed separately.
+SEPARATE_PIECE_BYTES_MIN = 1 << 18  # A tensor of this size or more does not share a piece with another tensor.
 
 
 class SparseForm(NamedTuple):
-    """How a sparse COO tensor lies in a payload: int64 indices [dims, nnz], then the values [nnz, *shape[dims:]]."""
+    """Form of a sparse COO tensor in a payload: int64 indices [dims, nnz], then the values [nnz, *shape[dims:]]."""
 
     dims: int
     nnz: int
@@ -31,12 +31,13 @@ class SparseForm(NamedTuple):
 
 
 class Layout:
-    """An immutable list of tensors. Two layouts with the same tensors are equal.
+    """An immutable list of tensor descriptions. Two layouts with equal descriptions are equal.
 
     Attributes:
-        tensors: in the order of their bytes.
-        names: of the tensors.
-        nbytes: of all tensors, if all are present and dense.
+        tensors: the descriptions, in the order of the tensors' bytes.
+        names: names of the tensors.
+        sizes: bytes of each tensor, if it is present and dense.
+        nbytes: bytes of all tensors, if all are present and dense.
     """
 
     __slots__ = ("_hash", "_index", "_pieces", "_starts", "names", "nbytes", "sizes", "tensors")
@@ -47,7 +48,7 @@ class Layout:
         self.sizes = [spec.nbytes for spec in self.tensors]
         self.nbytes = sum(self.sizes)
         self._hash = hash(self.tensors)
-        self._pieces: list[int] | None = None  # where they end, if all tensors are present and dense
+        self._pieces: list[int] | None = None  # ends of the pieces, if all tensors are present and dense
         self._starts: list[int] | None = None
         self._index: dict[str, list[int]] | None = None
 
@@ -62,14 +63,14 @@ class Layout:
 
     @property
     def starts(self) -> list[int]:
-        """Where each tensor starts, if all are present and dense."""
+        """Offset of each tensor in the payload, if all are present and dense."""
         if self._starts is None:
             self._starts = list(itertools.accumulate(self.sizes, initial=0))[:-1]
         return self._starts
 
     @property
     def index(self) -> dict[str, list[int]]:
-        """The indices of each name: one, or one for each range of a tensor of which several were logged."""
+        """Indices of the descriptions with each name. A tensor of which several ranges were logged has several."""
         if self._index is None:
             self._index = {}
             for i, name in enumerate(self.names):
@@ -88,10 +89,10 @@ class Layout:
         return sizes
 
     def pieces(self, absent: Collection[int], sparse: Mapping[int, SparseForm]) -> list[int]:
-        """Return where each piece of a payload ends, in bytes before compression.
+        """Return the offset of the end of each piece of a payload, in bytes before compression.
 
-        The rule is part of the format: a piece has at most 1 MiB, and a tensor of 256 KiB or more starts a piece and ends
-        one.
+        The rule is part of the format: a piece has at most 1 MiB, and a tensor of 256 KiB or more starts a new piece and ends
+        its last one.
         """
         if absent or sparse:
             return cut_pieces(self.sizes_in(absent, sparse))
@@ -100,7 +101,7 @@ class Layout:
         return self._pieces
 
     def sparse_sizes(self, index: int, form: SparseForm) -> tuple[int, int]:
-        """Bytes of the indices and of the values of a tensor that is sparse in one record."""
+        """Return the bytes of the indices and of the values of a tensor that is sparse in one record."""
         spec = self.tensors[index]
         row = math.prod(spec.shape[form.dims :]) * ITEMSIZE[spec.dtype]
         return form.dims * form.nnz * _INDEX_BYTES, form.nnz * row
@@ -111,13 +112,13 @@ class Payload:
     """The tensors of one record and the memory that holds them.
 
     Attributes:
-        layout: the tensors that the record may hold.
-        buffers: flat uint8 arrays. One after another they are the bytes of the present tensors in the order of the layout;
-            where one ends and the next begins is up to whoever made them.
-        absent: indices in the layout of tensors that this record does not have.
-        sparse: by index in the layout, the form of tensors that are sparse in this record.
-        wait: returns once `buffers` hold the bytes (transfers from a device); None if they do already.
-        release: called, in any thread, when `buffers` are not needed any more.
+        layout: descriptions of the tensors that the record may hold.
+        buffers: flat uint8 arrays. Concatenated, they are the bytes of the present tensors in the order of the layout. A buffer
+            need not begin or end with a tensor.
+        absent: indices in the layout of the tensors that this record does not hold.
+        sparse: form of each tensor that is sparse in this record, by index in the layout.
+        wait: function that returns once `buffers` hold the bytes (transfers from a device); None if they hold them already.
+        release: function that is called, in any thread, when `buffers` are no longer needed.
     """
 
     layout: Layout
@@ -136,7 +137,7 @@ class Payload:
     def of(cls, tensors: Iterable[tuple[str, AnyArray | None]]) -> Payload:
         """Return a payload of arrays by name, as views of their memory; None stands for an absent tensor.
 
-        Code that runs once a step makes its layout once instead.
+        Code that runs in every step should make its layout once instead.
         """
         specs: list[TensorSpec] = []
         buffers: list[Bytes] = []
@@ -160,18 +161,18 @@ NO_TENSORS = Payload(Layout(()), ())
 
 
 def cut_pieces(sizes: Iterable[int]) -> list[int]:
-    """Return where pieces end for tensors of these sizes; see `Layout.pieces`."""
+    """Return the offset of the end of each piece for tensors of these sizes; `Layout.pieces` has the rule."""
     ends: list[int] = []
     start = end = 0
     for size in sizes:
-        if size >= PIECE_OF_ITS_OWN and end > start:
+        if size >= SEPARATE_PIECE_BYTES_MIN and end > start:
             ends.append(end)
             start = end
         end += size
         while end - start > PIECE_BYTES_MAX:
             start += PIECE_BYTES_MAX
             ends.append(start)
-        if size >= PIECE_OF_ITS_OWN and end > start:
+        if size >= SEPARATE_PIECE_BYTES_MIN and end > start:
             ends.append(end)
             start = end
     if end > start:
@@ -180,7 +181,7 @@ def cut_pieces(sizes: Iterable[int]) -> list[int]:
 
 
 def pack_layout(layout: Layout) -> bytes:
-    """Return the bytes of a layout in a record that defines it."""
+    """Encode a layout for the record that defines it."""
     return tree.encode([_packed(spec) for spec in layout.tensors])
 
 
@@ -190,14 +191,14 @@ def _packed(spec: TensorSpec) -> tuple[object, ...]:
 
 
 def unpack_layout(data: bytes) -> Layout:
-    """Return the layout that a record defines.
+    """Decode the layout that a record defines.
 
     Raises:
-        MalformedTree: the bytes are no layout.
+        MalformedTree: the bytes are not an encoded layout.
     """
     packed = tree.decode(data)
     if not isinstance(packed, list):
-        raise tree.MalformedTree("a layout is a list")
+        raise tree.MalformedTree(f"a layout is a list, got {type(packed).__name__}")
     return Layout(map(_unpacked, packed))
 
 
@@ -210,27 +211,27 @@ def _unpacked(packed: Any) -> TensorSpec:
         spec = TensorSpec(name, dtype, _sizes(shape), None if strides is None else _sizes(strides), made)
         laid_out = made.length if made is not None and made.kind == "box" else spec.shape
         if spec.strides is not None and not is_dense(laid_out, spec.strides):
-            raise ValueError(f"strides {strides} for shape {laid_out}")
+            raise ValueError(f"strides {strides} do not fit to shape {laid_out}")
         if spec.nbytes > 1 << 48:
-            raise ValueError(f"a tensor of shape {shape}")
+            raise ValueError(f"shape {shape} is too large")
         return spec
     except (ValueError, TypeError, IndexError) as error:
-        raise tree.MalformedTree(f"a tensor description: {error}") from None
+        raise tree.MalformedTree(f"damaged description of a tensor: {error}") from None
 
 
 def _sizes(packed: Any) -> tuple[int, ...]:
     if not all(type(size) is int and size >= 0 for size in packed):
-        raise ValueError(f"{packed!r} are no sizes")
+        raise ValueError(f"sizes must be integers >= 0, got {packed!r}")
     return tuple(packed)
 
 
 def spec_of(name: str, array: Array) -> TensorSpec:
-    """Return the description of an array under a name."""
+    """Return the description of an array with the given name."""
     return TensorSpec(name, array.dtype, array.shape if array.whole is None else array.whole, array.strides, array.piece)
 
 
 def array_of(spec: TensorSpec, data: Bytes) -> Array:
-    """Return the array that a description and its bytes stand for: the inverse of `spec_of`."""
+    """Return the array with a description and bytes; the inverse of `spec_of`."""
     piece = spec.piece
     is_flat = piece is not None and piece.kind == "flat"
     array = Array(spec.dtype, spec.local_shape, data, None if is_flat else spec.strides)

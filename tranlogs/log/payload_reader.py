@@ -1,4 +1,4 @@
-"""Read the tensors of one record back, piece by piece, each checked against its own checksum."""
+"""The reader of one record's tensors. It reads piece by piece and compares the checksum of each piece."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .body import PackedPart, Row
 from .layout import PIECE_BYTES_MAX, Layout, SparseForm, array_of
 from .record import Description, Location, checksum_of
 
-_NAMES_MAX = 8  # of tensors that share a damaged piece, in a message
+_NAMES_MAX = 8  # names in a message about a damaged piece that several tensors share
 
 
 class RecordFile(Protocol):
-    """The file that a record lies in."""
+    """The file that holds a record."""
 
     path: Path
 
     def fill(self, into: Bytes, offset: int) -> str:
-        """Read bytes from an offset; return what is wrong, or "" if `into` is full."""
+        """Fill `into` with the bytes at an offset; return a description of the problem, or "" if there was none."""
         ...
 
     def parts_at(self, offset: int, step: int) -> dict[str, PackedPart]:
-        """Return the parts of the body of another record, at an offset."""
+        """Return the parts of the body of the record at an offset."""
         ...
 
     def read_array(self, row: Row, layout: Array, step: int) -> Array:
@@ -45,12 +45,12 @@ class PayloadReader:
     """Reads the tensors of one record.
 
     Attributes:
-        reader: the file.
-        location: place of the record in the file.
-        step: of the record.
-        layout: the tensors that the record may hold.
-        absent: indices of tensors that the record does not hold.
-        sparse: forms of the tensors that are sparse, by index.
+        reader: the file that holds the record.
+        location: location of the record in the file.
+        step: step of the record.
+        layout: descriptions of the tensors that the record may hold.
+        absent: indices of the tensors that the record does not hold.
+        sparse: form of each sparse tensor, by index.
         raw_bytes: bytes of the tensors before compression.
     """
 
@@ -64,24 +64,24 @@ class PayloadReader:
         self._ends = self._checked_ends()
 
     def _checked_ends(self) -> list[int]:
-        """Return where the pieces end. The lengths of all tables are compared before memory of their size is allocated."""
+        """Return the end of each piece. Compare the lengths of all tables before memory is allocated for them."""
         layout, count = self.layout, len(self._sums) // 8
         total = layout.nbytes if not self.absent and not self.sparse else sum(layout.sizes_in(self.absent, self.sparse))
         if total != self.raw_bytes or len(self._sums) % 8 or total > count * PIECE_BYTES_MAX:
-            raise ValueError(f"{self.raw_bytes} bytes in {count} pieces, but the layout has {total} bytes")
+            raise ValueError(f"the layout has {total} bytes, but the record {self.raw_bytes} bytes in {count} pieces")
         ends = layout.pieces(self.absent, self.sparse)
         if len(ends) != count or len(self._codecs) not in (0, 5 * count):
-            raise ValueError(f"{count} pieces, but the layout has {len(ends)}")
+            raise ValueError(f"the layout has {len(ends)} pieces, but the record {count}")
         return ends
 
     # Tensors.
 
     def tensor_names(self) -> list[str]:
-        """Return the names of the record's tensors, absent ones included, in order."""
+        """Return the names of the record's tensors in order, including absent ones."""
         return list(dict.fromkeys(self.layout.names))
 
     def slots_of(self, name: str) -> list[int]:
-        """Return the indices in the layout that make up a tensor: one, or several flat ranges.
+        """Return the indices in the layout of a tensor; more than one if the record holds several ranges of it.
 
         Raises:
             KeyError: the record has no such tensor.
@@ -89,11 +89,11 @@ class PayloadReader:
         return self.layout.index[name]
 
     def read(self, name: str, out: Bytes | None = None) -> AnyArray | None:
-        """Return a tensor; None if it is absent. A tensor of which the record has a single piece is returned as a piece.
+        """Read a tensor; return None if it is absent. If the record holds a single piece of it, return that piece.
 
         Args:
-            name: of the tensor.
-            out: memory to read a dense tensor into, if it is large enough; the array is a view of it then.
+            name: name of the tensor.
+            out: memory for a dense tensor. If it is large enough, the returned array is a view of it.
 
         Raises:
             CorruptRecord: the bytes are damaged; the error names file, step and tensor.
@@ -103,7 +103,7 @@ class PayloadReader:
         return self.read_slot(slots[0], out) if len(slots) == 1 else self._join(slots, out)
 
     def read_slot(self, index: int, out: Bytes | None = None) -> AnyArray | None:
-        """Return the tensor at an index of the layout; see `read`."""
+        """Read the tensor at an index of the layout; return None if it is absent. `out` is as for `read`."""
         if index in self.absent:
             return None
         spec, form = self.layout.tensors[index], self.sparse.get(index)
@@ -123,7 +123,7 @@ class PayloadReader:
         return SparseArray(spec.shape, indices, values, form.is_coalesced)
 
     def _join(self, slots: list[int], out: Bytes | None) -> Array:
-        """Return a tensor that the record holds as several flat ranges."""
+        """Read a tensor that the record holds as several flat ranges."""
         spec = self.layout.tensors[slots[0]]
         itemsize, total = ITEMSIZE[spec.dtype], math.prod(spec.shape) * ITEMSIZE[spec.dtype]
         data = out[:total] if out is not None and out.nbytes >= total else np.empty(total, np.uint8)
@@ -135,13 +135,13 @@ class PayloadReader:
         return Array(spec.dtype, spec.shape, data, spec.strides)
 
     def read_all(self, out: Bytes | None = None) -> Bytes:
-        """Return the bytes of all present tensors in the order of the layout, by one contiguous read, checked.
+        """Read the bytes of all present tensors, in the order of the layout, by one contiguous read. Compare their checksums.
 
         Args:
-            out: memory to read into, if it is large enough; the result is a view of it then.
+            out: memory for the bytes. If it is large enough, the result is a view of it.
 
         Raises:
-            CorruptRecord: bytes are damaged; the error names file, step and tensor.
+            CorruptRecord: the bytes are damaged; the error names file, step and tensor.
         """
         size = self.raw_bytes
         data = out[:size] if out is not None and out.nbytes >= size else np.empty(size, np.uint8)
@@ -150,7 +150,7 @@ class PayloadReader:
         return data
 
     def starts(self) -> list[int]:
-        """Return where each tensor of the layout starts in what `read_all` returns."""
+        """Return the offset of each tensor of the layout in the result of `read_all`."""
         if not self.absent and not self.sparse:
             return self.layout.starts
         return list(itertools.accumulate(self.layout.sizes_in(self.absent, self.sparse), initial=0))[:-1]
@@ -158,7 +158,7 @@ class PayloadReader:
     # Descriptions and checks.
 
     def describe_tensors(self) -> list[dict[str, Any]]:
-        """Return what is known of each tensor without reading it."""
+        """Describe each tensor without reading it."""
         found = []
         for i, spec in enumerate(self.layout.tensors):
             form = self.sparse.get(i)
@@ -179,7 +179,7 @@ class PayloadReader:
         return found
 
     def describe_pieces(self) -> list[dict[str, Any]]:
-        """Return how each piece of the payload is stored."""
+        """Describe the stored form of each piece of the payload."""
         found, start = [], 0
         for i, end in enumerate(self._ends):
             _, stored, codec = self._stored(i, start, end)
@@ -189,9 +189,9 @@ class PayloadReader:
         return found
 
     def damaged_tensors(self) -> Iterator[tuple[str, str]]:
-        """Read everything; yield (tensor, what is wrong) for each damaged tensor.
+        """Read the whole payload; yield the name and the problem of each damaged tensor.
 
-        Small tensors share a piece. If that piece is damaged, all of them are named.
+        If a damaged piece is shared by several small tensors, all of them are yielded.
         """
         sizes, starts = self.layout.sizes_in(self.absent, self.sparse), self.starts()
         start = 0
@@ -207,12 +207,12 @@ class PayloadReader:
     # Pieces.
 
     def read_range(self, start: int, out: Bytes, name: str) -> None:
-        """Fill `out` with the tensors' bytes from `start` on.
+        """Fill `out` with bytes of the tensors, starting at `start`.
 
         Args:
             start: offset in the bytes before compression.
             out: memory to fill.
-            name: of the tensor, for errors; "" if there are several.
+            name: name of the tensor, for error messages; "" if there are several.
 
         Raises:
             CorruptRecord: a piece is damaged.
@@ -238,7 +238,7 @@ class PayloadReader:
             piece_start = piece_end
 
     def _read_raw(self, first: int, end: int, out: Bytes, start: int, name: str) -> None:
-        """Fill `out` with whole pieces that are stored without compression, by one read."""
+        """Fill `out` with whole uncompressed pieces by one read."""
         if problem := self.reader.fill(out, self.location.payload_offset + start):
             raise self._corrupt(problem, start, start + out.nbytes, name)
         at = 0
@@ -252,7 +252,7 @@ class PayloadReader:
         stored_at, stored, codec = self._stored(i, start, end)
         into = out if codec == Codec.RAW else np.empty(stored, np.uint8)
         if stored != into.nbytes:
-            raise self._corrupt(f"{stored} bytes are stored, {into.nbytes} are expected", start, end, name)
+            raise self._corrupt(f"expected {into.nbytes} bytes, found {stored}", start, end, name)
         if problem := self.reader.fill(into, self.location.payload_offset + stored_at):
             raise self._corrupt(problem, start, end, name)
         if checksum_of(into) != self._sum(i):
@@ -295,7 +295,7 @@ def _list_names(names: list[str]) -> str:
 def _bitmap(data: bytes, count: int) -> frozenset[int]:
     """Return the indices of the bits that are set, the lowest bit first."""
     if len(data) != (count + 7) // 8:
-        raise ValueError(f"a bitmap of {len(data)} bytes for {count} tensors")
+        raise ValueError(f"the bitmap for {count} tensors has {len(data)} bytes")
     return frozenset(i for i in range(count) if data[i // 8] >> (i % 8) & 1)
 
 
@@ -304,8 +304,8 @@ def _sparse_forms(data: bytes, layout: Layout) -> dict[int, SparseForm]:
     for index, form in tree.decode(data).items():
         dims, nnz, is_coalesced = form
         if not (type(index) is int and 0 <= index < len(layout) and type(dims) is int and type(nnz) is int):
-            raise ValueError(f"a sparse tensor {index!r} of form {form!r}")
+            raise ValueError(f"the sparse tensor {index!r} has the invalid form {form!r}")
         if not 0 <= dims <= len(layout.tensors[index].shape) or not 0 <= nnz < 1 << 48:
-            raise ValueError(f"a sparse tensor {index!r} of form {form!r}")
+            raise ValueError(f"the sparse tensor {index!r} has the invalid form {form!r}")
         found[index] = SparseForm(dims, nnz, bool(is_coalesced))
     return found

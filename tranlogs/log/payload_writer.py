@@ -1,8 +1,8 @@
-"""Hash, compress and write the payload of a record, on the thread that logs or in a thread beside it.
+"""Writing of payloads: hash, compress and write the tensors of a record.
 
-While the optimizer steps nobody writes to a gradient. A large payload is therefore handed to a thread when the record
-begins, and the commit waits for that thread: nothing is queued, and what was committed is in the file. A small payload is
-written together with its description at the commit, by one system call: waking a thread would take longer.
+Gradients do not change while the optimizer steps. A large payload is therefore given to the payload thread when the record
+begins, and the commit waits for that thread. So no record is queued, and a committed record is in the file. A small payload
+is written at the commit together with its description, by one system call, because waking a thread would take longer.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .layout import Layout, Payload
 from .record import HEAD, checksum_of
 from .segments.segment_file import SegmentFile
 
-_RAW_STREAK = 8  # records without anything to compress, after which ...
-_LOOK_EVERY = 16  # ... only every so many records are looked at
+_RAW_STREAK = 8  # After this number of records without a compressible piece,
+_LOOK_EVERY = 16  # compression is tried only once in this number of records.
 
 
 class CompressionChoices:
-    """Whether a layout's payloads are looked at for what shrinks: dense noise is the rule, and looking costs time."""
+    """Decision, for each layout, whether compression is tried. Gradients are mostly noise, and trying costs time."""
 
     def __init__(self) -> None:
         self._raw: dict[Layout, int] = {}
 
     def looks(self, layout: Layout) -> bool:
-        """Return True if the next record of a layout is to be looked at."""
+        """Return True if compression is to be tried on the next record of a layout."""
         streak = self._raw.get(layout, 0)
         if streak >= _RAW_STREAK and streak % _LOOK_EVERY:
             self._raw[layout] = streak + 1
@@ -41,28 +41,29 @@ class CompressionChoices:
         return True
 
     def found(self, layout: Layout, *, is_raw: bool) -> None:
-        """Note what a record that was looked at held."""
+        """Note whether a record on which compression was tried had no compressible piece."""
         self._raw[layout] = self._raw.get(layout, 0) + 1 if is_raw else 0
 
 
 class PieceWriter:
-    """The payload of one record on its way into a segment.
+    """Writes the payload of one record to a segment.
 
     Attributes:
-        stored_bytes: of the payload in the file; known once it was prepared.
-        sums, codecs: as the description has them.
+        pending: pieces that are not in the file yet. The commit writes them together with the description.
+        stored_bytes: size of the payload in the file, once all pieces are prepared.
+        sums, codecs: the sections of the description with these names.
     """
 
     def __init__(self, payload: Payload, segment: SegmentFile, offset: int, choices: CompressionChoices) -> None:
         self._payload, self._segment, self._offset, self._choices = payload, segment, offset + HEAD.size, choices
-        self.pending: list[Bytes] = []  # stored bytes that are not in the file yet
+        self.pending: list[Bytes] = []
         self.stored_bytes, self.sums, self.codecs = 0, b"", b""
         self._is_prepared = False
         self._done: threading.Event | None = None
         self._failure: BaseException | None = None
 
     def start(self, submit: Callable[[Callable[[], None]], None]) -> None:
-        """Begin to write in another thread."""
+        """Begin to write the payload in the payload thread."""
         self._done = threading.Event()
         submit(self._run)
 
@@ -76,7 +77,7 @@ class PieceWriter:
             self._done.set()
 
     def wait(self) -> None:
-        """Wait until the payload's memory may change: until it is written, or cannot be, which `prepare` says."""
+        """Wait until the payload's memory may change. If writing failed, `prepare` raises the error."""
         if self._done is not None:
             self._done.wait()
         elif not self._is_prepared and self._failure is None:
@@ -86,10 +87,10 @@ class PieceWriter:
                 self._failure = error
 
     def prepare(self) -> None:
-        """Make everything but `pending` be in the file: what is pending goes there with the description.
+        """Wait until every piece is either in the file or in `pending`.
 
         Raises:
-            LogUnavailable: it could not be written.
+            LogUnavailable: a piece could not be written.
         """
         if self._done is not None:
             self._done.wait()
@@ -99,7 +100,7 @@ class PieceWriter:
             self._prepare_pieces(self._keep)
 
     def settle(self) -> None:
-        """Wait until no other thread uses the payload's memory or the file; errors do not matter any more."""
+        """Wait until the payload thread no longer uses the payload's memory or the file. Ignore errors."""
         if self._done is not None:
             self._done.wait()
 
@@ -132,11 +133,11 @@ class PieceWriter:
 
 
 def pieces_of(buffers: Iterable[Bytes], ends: Iterable[int]) -> list[Bytes]:
-    """Cut a payload into its pieces. A piece that lies in several buffers is copied into one."""
+    """Cut a payload into its pieces. A piece that spans several buffers is copied into a new one."""
     found: list[Bytes] = []
     rest = iter(buffers)
     current: Bytes = np.empty(0, np.uint8)
-    start = 0  # of `current` in the payload
+    start = 0  # offset of `current` in the payload
     at = 0
     for end in ends:
         parts = []
@@ -152,7 +153,7 @@ def pieces_of(buffers: Iterable[Bytes], ends: Iterable[int]) -> list[Bytes]:
 
 
 class PayloadThread:
-    """The thread beside the one that logs. It runs one job at a time; who hands a job over waits for it in the end."""
+    """The thread that writes large payloads. It runs one job at a time; the caller waits for each job that it submits."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -160,7 +161,7 @@ class PayloadThread:
         self._is_refused = False
 
     def takes(self, nbytes: int) -> bool:
-        """Return True if a payload of this size is handed over: it is large, and a thread is to be had."""
+        """Return True if the thread is to write a payload of this size: the payload is large and a thread can be started."""
         if nbytes < PAYLOAD_THREAD_BYTES_MIN or self._is_refused:
             return False
         if self._thread is None:
@@ -178,7 +179,7 @@ class PayloadThread:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            del job  # it holds the gradients
+            del job  # The job keeps the gradients alive.
 
     def stop(self) -> None:
         """End the thread."""

@@ -1,7 +1,7 @@
-"""Read the records of one segment's file back, with checked reads.
+"""The reader of one segment's records. It compares all checksums.
 
-A record may refer to other records of its segment: to the one that defines its layout, and to those that have parts of its
-body in full. References are offsets in the file, so records can be decoded in any order.
+A record may refer to other records of its segment: to the record that defines its layout, and to records that hold parts of
+its body in full. References are offsets in the file, so records can be decoded in any order.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .layout import Layout, unpack_layout
 from .record import HEAD, Description, Head, Location, checksum_of, unpack_description, unpack_head, unpack_scalars
 
 _NO_LAYOUT = Layout(())
-_CACHED_MAX = 4096  # decoded layouts and bodies that other records refer to
-_WINDOW_BYTES = 1 << 18  # read ahead at a time
-_AHEAD_MAX = 1 << 15  # larger reads are made one by one
+_CACHED_MAX = 4096  # decoded layouts and bodies that are kept in memory
+_WINDOW_BYTES = 1 << 18  # bytes in one read ahead
+_AHEAD_MAX = 1 << 15  # Larger reads do not use the window.
 
 
 class SegmentReader(ReadFile):
@@ -36,15 +36,15 @@ class SegmentReader(ReadFile):
 
     Args:
         path: the file.
-        locations: records of the segment, with descriptions from the log's index. A description that is damaged in the file
-            is taken from there.
-        reads_ahead: serve small reads from a window that is read ahead, so that neighbouring records are read together. All
-            records that are read must have been in the file before.
-        uses_index: take a description that is damaged in the file from the log's index; False to check the file itself.
+        locations: records of the segment with their descriptions, which come from the log's index. They replace descriptions
+            that are damaged in the file.
+        reads_ahead: serve small reads from a window that is read ahead, so that neighbouring records are read together. Only
+            for records that were in the file when the reader was opened.
+        uses_index: if a description is damaged in the file, take it from the log's index; False to check the file itself.
 
     Raises:
         CorruptRecord: the file is being recycled.
-        CannotRead: file handles, memory or rights are missing.
+        CannotRead: the process lacks file handles, memory or permissions.
         OSError: the file cannot be opened.
     """
 
@@ -55,12 +55,12 @@ class SegmentReader(ReadFile):
         self.path = path
         self._reads_ahead = reads_ahead
         self._window: tuple[int, bytes] = 0, b""
-        try:  # a shared lock: a file that is being read is not recycled
+        try:  # A shared lock keeps the file from being recycled.
             fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise CorruptRecord(path, "the file is being reused, because its records were pruned") from None
-        except OSError:  # no locks are available: then recycling cannot get its lock, either
+            raise CorruptRecord(path, "the file is being recycled, because its records were pruned") from None
+        except OSError:  # The file system has no locks, so the file cannot be recycled, either.
             pass
         self._locations, self._uses_index = locations, uses_index
         self._by_offset: dict[int, Location] | None = None
@@ -77,7 +77,7 @@ class SegmentReader(ReadFile):
         """Decode the record at a location.
 
         Raises:
-            CorruptRecord: the record's description is damaged, or that of the record that defines its layout.
+            CorruptRecord: the description is damaged, or the description of the record that defines the layout is.
         """
         self._segment_id = location.head.segment_id
         description = self._description(location)
@@ -93,7 +93,7 @@ class SegmentReader(ReadFile):
             raise self._unreadable(location.head, error) from None
 
     def scalars(self, location: Location) -> dict[str, float]:
-        """Return what the loop noted for its curves, and decode nothing else of a record.
+        """Return the scalars of a record, and decode nothing else of it.
 
         Raises:
             CorruptRecord: the record's description is damaged.
@@ -115,9 +115,9 @@ class SegmentReader(ReadFile):
         return super().fill(into, offset)
 
     def _ahead(self, offset: int, size: int) -> tuple[bytes, int]:
-        """Return a window that is read ahead, and the place in it of the bytes at an offset.
+        """Return a window that is read ahead, and the position in the window of the bytes at an offset.
 
-        The window is shorter than needed if the file ends, or cannot be read.
+        The window is shorter than requested at the end of the file, and empty if the file cannot be read.
         """
         base, data = self._window
         if not base <= offset <= base + len(data) - size:
@@ -130,7 +130,7 @@ class SegmentReader(ReadFile):
         return data, offset - base
 
     def raw(self, location: Location) -> tuple[bytes, bytes]:
-        """Return a record's head and description as they are in the file.
+        """Return the bytes of a record's head and description in the file.
 
         Raises:
             CorruptRecord: the description is damaged.
@@ -177,7 +177,7 @@ class SegmentReader(ReadFile):
     def _unreadable(self, head: Head, error: Exception) -> CorruptRecord:
         return CorruptRecord(self.path, f"its description cannot be read ({error})", step=head.step)
 
-    # Other records that a record refers to.
+    # References to other records.
 
     def _layout_at(self, offset: int, step: int) -> Layout:
         layout = self._layouts.get(offset)
@@ -191,7 +191,7 @@ class SegmentReader(ReadFile):
         return layout
 
     def parts_at(self, offset: int, step: int) -> dict[str, PackedPart]:
-        """Return the parts of the body of the record at an offset, which a record of `step` refers to.
+        """Return the parts of the body of the record at an offset, to which a record of `step` refers.
 
         Raises:
             CorruptRecord: the record at the offset is damaged.
@@ -206,7 +206,7 @@ class SegmentReader(ReadFile):
         return parts
 
     def _referenced(self, offset: int, step: int) -> Description:
-        """Return the description of the record at an offset, which a record of `step` refers to."""
+        """Return the description of the record at an offset, to which a record of `step` refers."""
         try:
             head = unpack_head(os.pread(self.fd, HEAD.size, offset))
         except (OSError, OverflowError) as error:
@@ -221,11 +221,11 @@ class SegmentReader(ReadFile):
                 pass
         indexed = self._indexed(offset)
         if indexed is None:
-            raise CorruptRecord(self.path, f"it refers to the record at byte {offset}, which is damaged", step=step)
+            raise CorruptRecord(self.path, f"the record refers to the record at byte {offset}, which is damaged", step=step)
         return self._description(indexed)
 
     def _indexed(self, offset: int) -> Location | None:
-        """Return a record with its description from the index; None if the index does not have it."""
+        """Return a record from the index, with its description; None if the index does not hold it."""
         if self._by_offset is None:
             self._by_offset = {one.offset: one for one in self._locations if one.description is not None}
             if not self._by_offset and self._uses_index and self._segment_id is not None:
@@ -236,12 +236,12 @@ class SegmentReader(ReadFile):
     # Large arrays of bodies.
 
     def read_array(self, row: Row, layout: Array, step: int) -> Array:
-        """Return a large array of a body, checked.
+        """Read a large array of a body, and compare its checksum.
 
         Args:
-            row: the place of the array.
+            row: location of the array.
             layout: an array of the same dtype, shape and strides, without data.
-            step: of the record, for errors.
+            step: step of the record, for error messages.
 
         Raises:
             CorruptRecord: the bytes are damaged.
@@ -251,9 +251,7 @@ class SegmentReader(ReadFile):
         stored = self._stored_array(row, step)
         if codec == Codec.RAW:
             if stored.nbytes != total:
-                raise CorruptRecord(
-                    self.path, f"{stored.nbytes} bytes are stored, {total} are expected", step=step, tensor=name
-                )
+                raise CorruptRecord(self.path, f"expected {total} bytes, found {stored.nbytes}", step=step, tensor=name)
             data = stored
         else:
             data = np.empty(total, np.uint8)
@@ -264,7 +262,7 @@ class SegmentReader(ReadFile):
         return Array(layout.dtype, layout.shape, data, layout.strides, layout.is_tensor)
 
     def is_sound(self, row: Row) -> bool:
-        """Return True if the bytes of a large array are what was written."""
+        """Return True if the checksum of a large array matches."""
         try:
             self._stored_array(row, 0)
             return True
@@ -275,7 +273,7 @@ class SegmentReader(ReadFile):
         name, offset, nbytes, checksum, _ = row
         size = os.fstat(self.fd).st_size
         if offset + nbytes > size:
-            raise CorruptRecord(self.path, "the file is too short", step=step, tensor=name)
+            raise CorruptRecord(self.path, "the file ends before the array does", step=step, tensor=name)
         data = np.empty(nbytes, np.uint8)
         if problem := self.fill(data, offset):
             raise CorruptRecord(self.path, problem, step=step, tensor=name)

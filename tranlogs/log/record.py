@@ -1,4 +1,4 @@
-"""What one record of the log looks like in bytes. docs/format.md says the same for readers in other languages.
+"""The byte format of one record of the log. docs/format.md describes it for readers in other languages.
 
 A record is one contiguous extent of a segment file that starts at a multiple of 64 bytes:
 
@@ -7,7 +7,7 @@ A record is one contiguous extent of a segment file that starts at a multiple of
     description   what the payload holds, the body, scalars
     padding       zeros up to the next multiple of 64
 
-The head is written last, so a record whose head is there is complete as far as a killed process goes. Little-endian:
+The head is written last. After the process is killed, a record that has a head is therefore complete. Little-endian:
 
     offset  size
          0     4  magic "TLR2"
@@ -21,7 +21,7 @@ The head is written last, so a record whose head is there is complete as far as 
         36     4  length of the description
         40     8  length of the payload
         48     8  xxh3_64 of the description
-        56     8  chain: digest of the record before, which is xxh3_64 of its 64 head bytes
+        56     8  chain: digest of the previous record, which is xxh3_64 of its 64 head bytes
 
 A description starts with a fixed part, followed by sections in this order:
 
@@ -30,17 +30,17 @@ A description starts with a fixed part, followed by sections in this order:
     u64  length of the tensors' bytes before compression
     u32  length of each section: layout, absent, sparse, sums, codecs, digests, scalars, body
 
-    layout   if this record defines it: a tree, list of (name, dtype, shape, strides | None, piece | None)
+    layout   if this record defines the layout: a tree, list of (name, dtype, shape, strides | None, piece | None)
     absent   bitmap over the layout's tensors, lowest bit first; empty if all are present
-    sparse   a tree, {index: (dims, nnz, coalesced)}; empty if none is
+    sparse   a tree, {index: (dims, nnz, coalesced)}; empty if no tensor is sparse
     sums     u64 for each piece: xxh3_64 of its stored bytes
-    codecs   u32 stored length for each piece, then u8 codec for each piece; empty if all pieces are stored as they are
+    codecs   u32 stored length for each piece, then u8 codec for each piece; empty if no piece is compressed
     digests  fingerprint of the state after the step
     scalars  a tree, {name: number}; empty if there are none
     body     a tree, {part: (offset, content, arrays)}, see `body.py`; empty if shared
 
-A record is valid if and only if its head's and its description's checksums hold; each piece of the payload is checked by
-its own sum when it is read.
+A record is valid if and only if the checksums of its head and its description match. Each piece of the payload has its own
+checksum, which is compared when the piece is read.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ assert HEAD.size == ALIGNMENT
 
 
 class EntryKind(IntEnum):
-    """What a record says; the numbers are part of the format."""
+    """Kind of a record. The numbers are part of the format."""
 
-    SEGMENT = 1  # first in a segment: run, rank, timeline, where the chain goes on
-    STEP = 2  # the redo record of one optimizer update
-    IMAGE = 3  # an after-image of state that something else than a step changed
-    BOUNDARY = 4  # commits all since the last boundary; auxiliary state
+    SEGMENT = 1  # first record of a segment: run, rank, timeline, ordinal
+    STEP = 2  # redo record of one optimizer update
+    IMAGE = 3  # after-image of state that was changed outside of a step
+    BOUNDARY = 4  # commits all records since the last boundary; holds the auxiliary state
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in the log: after record `sequence`, at `step`, whose digest is `chain`, on `timeline`."""
+    """A place in the log: after the record `sequence`, which is at `step`, has the digest `chain`, and is on `timeline`."""
 
     sequence: int = 0
     step: int = 0
@@ -82,7 +82,7 @@ class Position:
 
 
 class Head(NamedTuple):
-    """The decoded head of a record; `digest` is the chain value of the record after it."""
+    """The decoded head of a record. `digest` is the chain value that the next record holds."""
 
     segment_id: int
     sequence: int
@@ -97,7 +97,7 @@ class Head(NamedTuple):
 
 
 class Location(NamedTuple):
-    """A record and where it starts in its file; `description` is there if it came from the index."""
+    """The head of a record and the offset of the record in its file. `description` is None unless it came from the index."""
 
     head: Head
     offset: int
@@ -105,22 +105,22 @@ class Location(NamedTuple):
 
     @property
     def payload_offset(self) -> int:
-        """Where the payload starts in the file."""
+        """Offset of the payload in the file."""
         return self.offset + HEAD.size
 
     @property
     def description_offset(self) -> int:
-        """Where the description starts in the file."""
+        """Offset of the description in the file."""
         return self.offset + HEAD.size + self.head.payload_bytes
 
     @property
     def end(self) -> int:
-        """Where the next record starts."""
+        """Offset of the next record in the file."""
         return extent_end(self.offset, self.head.payload_bytes, self.head.description_bytes)
 
 
 class Description(NamedTuple):
-    """The parts of a record's description, still encoded; offsets as in the module's table."""
+    """The fixed part and the sections of a record's description; the sections are still encoded."""
 
     layout_at: int
     body_at: int
@@ -136,7 +136,7 @@ class Description(NamedTuple):
 
 
 def extent_end(offset: int, payload_bytes: int, description_bytes: int) -> int:
-    """Return where the record after one at `offset` starts."""
+    """Return the offset of the record that follows a record at `offset`."""
     end = offset + HEAD.size + payload_bytes + description_bytes
     return (end + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
@@ -153,7 +153,7 @@ def pack_head(
 
 
 def digest(head: bytes | memoryview) -> int:
-    """Return the chain value of the next record: xxh3_64 of this record's head, which holds all other checksums."""
+    """Return a record's digest: xxh3_64 of its head. The next record holds it as its chain value."""
     return xxhash.xxh3_64_intdigest(head[: HEAD.size])
 
 
@@ -161,7 +161,7 @@ _ZERO = bytes(4)
 
 
 def unpack_head(data: bytes | memoryview, at: int = 0) -> Head | None:
-    """Return the head at `at` of `data`; None if there is none or if it is damaged."""
+    """Return the head at offset `at` of `data`; None if there is no head, or if it is damaged."""
     if data[at : at + 4] != MAGIC or len(data) - at < HEAD.size:
         return None
     raw = bytes(data[at : at + HEAD.size])
@@ -185,13 +185,13 @@ def unpack_description(data: bytes) -> Description:
     """Return the parts of a description.
 
     Raises:
-        ValueError: the lengths do not fit.
+        ValueError: the lengths of the sections do not add up to the length of the description.
     """
     if len(data) < FIXED.size:
-        raise ValueError(f"{len(data)} bytes are no description")
+        raise ValueError(f"a description has at least {FIXED.size} bytes, got {len(data)}")
     layout_at, body_at, raw_bytes, *lengths = FIXED.unpack_from(data)
     if FIXED.size + sum(lengths) != len(data):
-        raise ValueError(f"its sections have {sum(lengths)} bytes, {len(data) - FIXED.size} are there")
+        raise ValueError(f"its sections have {sum(lengths)} bytes according to its header, got {len(data) - FIXED.size}")
     parts, at = [], FIXED.size
     for length in lengths:
         parts.append(data[at : at + length] if length else b"")
@@ -200,13 +200,13 @@ def unpack_description(data: bytes) -> Description:
 
 
 def unpack_scalars(data: bytes) -> bytes:
-    """Return the scalars' section of a description.
+    """Return the section `scalars` of a description.
 
     Raises:
-        ValueError: the lengths do not fit.
+        ValueError: the lengths of the sections exceed the length of the description.
     """
     if len(data) < FIXED.size:
-        raise ValueError(f"{len(data)} bytes are no description")
+        raise ValueError(f"a description has at least {FIXED.size} bytes, got {len(data)}")
     scalars, body = FIXED.unpack_from(data)[-2:]
     end = len(data) - body
     if end - scalars < FIXED.size:
@@ -215,5 +215,5 @@ def unpack_scalars(data: bytes) -> bytes:
 
 
 def checksum_of(data: Bytes | bytes) -> int:
-    """Return the checksum by which stored bytes are known: xxh3_64."""
+    """Return the checksum of stored bytes: xxh3_64."""
     return xxhash.xxh3_64_intdigest(memoryview(data))  # type: ignore[arg-type]

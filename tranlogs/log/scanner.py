@@ -1,8 +1,8 @@
-"""Find a segment's records by plain reads: no map, no lock, no LMDB, so no content of the file can kill the reader.
+"""The scanner: finds a segment's records by plain reads. It uses no map, lock or LMDB, so no file content can crash it.
 
-Records follow each other without gaps, so a scan leaps from head to head. Where the head that should come next is missing
-or damaged, every multiple of 64 bytes behind it is looked at: what is found there is sound, and what lies between is a hole
-in the sequence numbers, which the reader of the log reports.
+Records follow each other without gaps, so a scan goes from head to head. If the next head is missing or damaged, the scanner
+searches for heads at every later multiple of 64 bytes. The records that it finds there are valid. The damaged records in
+between are missing from the sequence numbers, and the caller reports them.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from ..base.config import FORMAT_VERSION
 from ..base.errors import UnknownFormat
 from .record import ALIGNMENT, HEAD, MAGIC, EntryKind, Location, unpack_head
 
-_WINDOW_BYTES = 1 << 16  # read at a time while leaping: small records share a window
-_SEARCH_BYTES = 4 << 20  # read at a time while searching
+_WINDOW_BYTES = 1 << 16  # bytes in one read while going from head to head; small records share a read
+_SEARCH_BYTES = 4 << 20  # bytes in one read while searching
 _LMDB, _LMDB_AT = bytes.fromhex("dec0efbe"), 16  # magic number of an LMDB file, and its offset
 _MAGIC_WORD = int.from_bytes(MAGIC, "little")
 
 
 def scan(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | None = None) -> list[Location]:
-    """Return all sound heads of a segment from an offset on, in the order of the file (descriptions are not read).
+    """Return all valid heads of a segment from an offset on, in the order of the file. Descriptions are not read.
 
     Args:
         path: the file.
-        segment_id: records of other segments (earlier lives of the file) are passed over.
-        start: where to begin; a record must start there.
-        last_sequence: number of the segment's last record, where that is known (it is sealed): nothing is looked for behind.
+        segment_id: id of the segment. Records with another id, which a recycled file still holds, are skipped.
+        start: offset to begin at; a record must start there.
+        last_sequence: sequence number of the segment's last record, if known (the segment is sealed). The scan ends there.
 
     Raises:
         UnknownFormat: a record of this segment was written by a newer version, or the file is in format 1.
-        CannotRead: file handles, memory or rights are missing.
+        CannotRead: the process lacks file handles, memory or permissions.
         OSError: the file cannot be opened.
     """
     with ReadFile(path) as file:
         found = list(_scanned(file.fd, segment_id, start, last_sequence))
         if last_sequence is None and not is_unbroken(found):
-            # The writer may have overtaken the search. All that lies before the newest record seen is in the file by now: a
-            # second scan sees it, unless it is damaged.
+            # The writer may have written records that the search has passed already. All records before the newest one found
+            # are in the file by now, so a second scan finds them, unless they are damaged.
             last = found[-1].head.sequence
             found = [one for one in _scanned(file.fd, segment_id, start, None) if one.head.sequence <= last]
         if not found and _pread(file.fd, len(_LMDB), _LMDB_AT) == _LMDB:  # segments of format 1 were LMDB files
@@ -53,10 +53,10 @@ def scan(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | No
 
 
 def refuse_newer(path: Path, found: Iterable[Location]) -> None:
-    """Check the versions of records.
+    """Check the format versions of records.
 
     Raises:
-        UnknownFormat: one was written by a newer version.
+        UnknownFormat: a record was written by another version.
     """
     for location in found:
         if location.head.version != FORMAT_VERSION:
@@ -64,12 +64,12 @@ def refuse_newer(path: Path, found: Iterable[Location]) -> None:
 
 
 def is_unbroken(found: Sequence[Location]) -> bool:
-    """Return True if no sequence number is missing between the first and the last."""
+    """Return True if no sequence number is missing between the first and the last record."""
     return all(b.head.sequence - a.head.sequence <= 1 for a, b in itertools.pairwise(found))
 
 
 def is_contiguous(found: Sequence[Location]) -> bool:
-    """Return True if these records follow each other without gaps from the start of their file on."""
+    """Return True if records follow each other without gaps from the start of their file."""
     return bool(
         found
         and (found[0].offset, found[0].head.kind) == (0, EntryKind.SEGMENT)
@@ -79,7 +79,7 @@ def is_contiguous(found: Sequence[Location]) -> bool:
 
 
 def is_whole(found: Sequence[Location], last_sequence: int) -> bool:
-    """Return True if these are all records of a segment that ends with `last_sequence`, each chained to the one before."""
+    """Return True if these are all records of a segment up to `last_sequence`, and each one is chained to the previous one."""
     if not found or found[0].head.kind != EntryKind.SEGMENT or found[-1].head.sequence < last_sequence:
         return False
     chain = found[0].head.chain
@@ -103,17 +103,17 @@ def _scanned(fd: int, segment_id: int, start: int, last_sequence: int | None) ->
             found = _search(fd, segment_id, at, size, newest)
             if found is None:
                 return
-            at, window = found, b""  # what the window has may be older than what was found
+            at, window = found, b""  # The window may be older than the head that was found.
             continue
         location = Location(head, at)
-        # A record that does not fit into its file was cut off, or its lengths lie: there may be others behind its head.
+        # A record that ends after its file was cut off or has wrong lengths. Other records may follow its head.
         at = location.end if location.end <= size + ALIGNMENT else at + ALIGNMENT
         newest = head.sequence
         yield location
 
 
 def _search(fd: int, segment_id: int, start: int, size: int, newest: int) -> int | None:
-    """Return the offset of the next head of this segment behind `start`; None if there is none."""
+    """Return the offset of the next head of this segment after `start`; None if there is none."""
     start = (start + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     for base in range(start, size, _SEARCH_BYTES):
         window = _pread(fd, min(_SEARCH_BYTES, size - base), base)
@@ -128,7 +128,7 @@ def _search(fd: int, segment_id: int, start: int, size: int, newest: int) -> int
 
 
 def _pread(fd: int, size: int, offset: int) -> bytes:
-    """Return `size` bytes; what the disk cannot read, or the file does not have, is zero."""
+    """Return `size` bytes. Bytes that the disk cannot read or that lie after the end of the file are zero."""
     try:
         return os.pread(fd, size, offset).ljust(size, b"\0")
     except OSError:

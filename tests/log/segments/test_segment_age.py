@@ -41,13 +41,13 @@ def test_a_request_holds_until_it_lapses(tmp_path: Path) -> None:
     assert bare.catalog is not None
     clock = FakeClock()
     found = SegmentAgeLimit(bare.catalog, clock, None)
-    found.look()
+    found.read_request()
     assert found.age_seconds is None
     ask(bare, 10.0, clock.now() + 60)
-    found.look()
+    found.read_request()
     assert found.age_seconds == 10.0
     clock.advance(61)
-    found.look()
+    found.read_request()
     assert found.age_seconds is None
     bare.close()
 
@@ -59,10 +59,10 @@ def test_the_shorter_of_setting_and_request_holds(tmp_path: Path) -> None:
     clock = FakeClock()
     found = SegmentAgeLimit(bare.catalog, clock, 30.0)
     ask(bare, 10.0, clock.now() + 60)
-    found.look()
+    found.read_request()
     assert found.age_seconds == 10.0
     ask(bare, 100.0, clock.now() + 60)
-    found.look()
+    found.read_request()
     assert found.age_seconds == 30.0
     bare.close()
 
@@ -77,7 +77,7 @@ def test_a_request_that_makes_no_sense_is_none(tmp_path: Path, request_: dict[st
     with bare.catalog.transaction() as tables:
         tables.put_request("seal", request_)
     found = SegmentAgeLimit(bare.catalog, FakeClock(), None)
-    found.look()
+    found.read_request()
     assert found.age_seconds is None
     bare.close()
 

@@ -208,7 +208,7 @@ def test_cell_that_wraps_may_be_run_again_after_close_and_says_so_before(tmp_pat
         optimizer.step()
     with pytest.raises(RunInUse) as caught:
         cell()
-    assert "this very process" in str(caught.value)
+    assert "this process writes this run already" in str(caught.value)
     assert "close()" in str(caught.value)
     for _ in optimizer.steps(4):  # the first one goes on
         optimizer.step()

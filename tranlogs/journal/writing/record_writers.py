@@ -16,7 +16,8 @@ from ...log.body import BodyEncoder, EncodedBody, Part
 from ...log.definitions import Scalars
 from ...log.layout import Payload
 from ...log.record import EntryKind
-from ...log.writer import RecordWriter, WriteAheadLog
+from ...log.record_writer import RecordWriter
+from ...log.writer import WriteAheadLog
 from .writer_thread import BufferPool, WriterThread
 
 Body = dict[str, Any] | tree.Fixed  # the same `Fixed` as for the record before need not be encoded again

@@ -1,1 +1,1 @@
-"""Segment files: written, prepared ahead, aged and deleted."""
+"""Segment files: their format on disk, preallocation, size, age limit and deletion."""

@@ -1,7 +1,7 @@
-"""Prepare the next segment in the background, so that rolling costs the training thread nothing.
+"""Preallocation of segments. A thread prepares the next segment, so that the training thread does not wait for one.
 
-A retired file is recycled if there is one, otherwise a fresh file is allocated. The catalog lists a prepared segment (`ready`)
-before its first record can be written, so recovery looks into it.
+The thread recycles a retired file if there is one, and creates a new file otherwise. The catalog lists a prepared segment as
+`ready` before its first record can be written, so that recovery reads it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from . import segment_file as files
 
 
 class SpaceReserve(Protocol):
-    """Disk space that fresh segments leave to checkpoints. All methods are called in the preallocator's thread."""
+    """Disk space that new segment files leave free for checkpoints. The preallocator's thread calls all methods."""
 
     def bytes_for_checkpoint(self) -> int:
-        """Return how many bytes of the disk no fresh segment may take."""
+        """Return the number of bytes that a new segment file must leave free."""
         ...
 
     def request_checkpoint(self) -> None:
-        """Ask for a checkpoint, because the disk has no space for a segment."""
+        """Request a checkpoint, because the disk has no space for a segment."""
         ...
 
 
@@ -48,17 +48,17 @@ NO_RESERVE: SpaceReserve = _NoReserve()
 
 
 class Preallocator:
-    """Keeps one segment ready. `take` hands it out and starts to prepare the next one.
+    """A thread that keeps one segment ready. `take` returns it and lets the thread prepare the next one.
 
     Args:
         folder: of the segment files.
-        catalog: the journal's, open for writing.
-        clock: tells the time.
-        size: of segments, in bytes.
-        reserve: disk space that fresh segments leave free.
+        catalog: the journal's catalog, open for writing.
+        clock: the clock.
+        size: size of segments, in bytes.
+        reserve: disk space that new segment files leave free.
 
     Attributes:
-        size: of the segments that are prepared from now on.
+        size: size of the segments that are prepared from now on, in bytes.
     """
 
     def __init__(self, folder: Path, catalog: Catalog, clock: Clock, size: int, reserve: SpaceReserve = NO_RESERVE) -> None:
@@ -68,15 +68,15 @@ class Preallocator:
         self._ready: files.SegmentFile | None = None
         self._failure: BaseException | None = None
         self._wanted, self._stopped = True, False
-        self._most_used = 0  # segments that were in use when a checkpoint last retired some
+        self._live_max = 0  # segments that were in use before a checkpoint last retired some
         rows = catalog.segments()
         self._known = {row.ordinal for row in rows if row.state == "retired"}
         self._ordinal = max((row.ordinal for row in rows), default=0)
         self._thread = threading.Thread(target=self._work, name="tranlogs-prepare", daemon=True)
         try:
             start(self._thread)
-        except BaseException:  # refused, or Ctrl-C while the thread starts: it must not run without an owner
-            with suppress(RuntimeError):  # the thread was not started
+        except BaseException:  # The start failed, or Ctrl-C came during it: no owner will stop the thread later.
+            with suppress(RuntimeError):  # The thread was not started.
                 self.stop()
             raise
 
@@ -84,14 +84,14 @@ class Preallocator:
         """Return the prepared segment; wait for it if necessary.
 
         Args:
-            bytes_min: the least size; a smaller segment is discarded.
+            bytes_min: the smallest size that will do; a smaller segment is discarded.
 
         Raises:
             LogUnavailable: no segment could be prepared.
         """
         with self._changed:
             self.size = max(self.size, bytes_min)
-            if self._failure is not None:  # of an attempt that may be long ago: the disk may have space by now
+            if self._failure is not None:  # The attempt may be long ago, and the disk may have space by now.
                 self._failure = None
                 self._request_next()
             while True:
@@ -113,7 +113,7 @@ class Preallocator:
         self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the thread, and delete the segment that was prepared and not used."""
+        """End the thread, and delete the segment that is ready."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -142,7 +142,7 @@ class Preallocator:
                 with self._changed:
                     self._ready = made
                     self._changed.notify_all()
-            except Exception as error:  # passed on to the training thread, which decides
+            except Exception as error:  # `take` raises it on the training thread.
                 if is_disk_full(error):
                     self._reserve.request_checkpoint()
                 with self._changed:
@@ -171,12 +171,12 @@ class Preallocator:
         return made
 
     def _check_space(self, path: Path, size: int) -> None:
-        """Check that a fresh segment leaves the reserve free."""
+        """Check that a new segment file leaves the reserve free."""
         kept = self._reserve.bytes_for_checkpoint()
         if kept and shutil.disk_usage(self._folder).free < size + kept:
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise LogUnavailable(
-                f"{path}: no segment of {size} bytes can be made beside {kept} bytes for a checkpoint: {full}"
+                f"{path}: cannot create a segment of {size} bytes and leave {kept} bytes free for a checkpoint: {full}"
             ) from full
 
     def _retired(self) -> list[SegmentRow]:
@@ -186,7 +186,8 @@ class Preallocator:
         """Recycle a retired file of the right size that no process reads.
 
         Returns:
-            The file's former row, which is still in the catalog, and the new segment; None twice if there is no such file.
+            The catalog row of the retired segment, which has not been deleted yet, and the new segment. (None, None) if there
+            is no such file.
         """
         for row in self._retired():
             if row.size == size and (self._folder / row.file).exists():
@@ -196,22 +197,22 @@ class Preallocator:
         return None, None
 
     def _delete_surplus(self, size: int) -> None:
-        """Delete retired files of other sizes, and those of this size that will not be needed soon.
+        """Delete retired files of other sizes, and retired files of this size beyond the number that is needed soon.
 
-        A checkpoint retires the segments of a whole interval at once. The next interval takes as many again, so as many files
-        are kept, in use or spare, as there were before the checkpoint: a fresh file costs the writer several times what a used
-        one does, and the disk may be full by then.
+        A checkpoint retires the segments of a whole interval at once, and the next interval needs as many. So the number of
+        files that are kept, in use or retired, is the number that was in use before the checkpoint. Writing to a new file
+        takes several times as long as writing to a recycled one, and the disk may be full later.
         """
         rows = self._catalog.segments()
         retired = [row for row in rows if row.state == "retired"]
         live = len(rows) - len(retired)
         known, self._known = self._known, {row.ordinal for row in retired}
         if fresh := self._known - known:
-            self._most_used = live + len(fresh)
-        most = max(SPARE_FILES_MAX, self._most_used - live)
+            self._live_max = live + len(fresh)
+        spares_max = max(SPARE_FILES_MAX, self._live_max - live)
         spares = [row for row in retired if row.size == size and (self._folder / row.file).exists()]
         for row in retired:
-            if row not in spares[-most:]:
+            if row not in spares[-spares_max:]:
                 delete_segment(self._folder, row)
                 with self._catalog.transaction() as tables:
                     tables.delete(segment_key(row.ordinal))
@@ -219,6 +220,6 @@ class Preallocator:
 
 def delete_segment(folder: Path, row: SegmentRow) -> None:
     """Delete the file of a retired segment."""
-    assert row.state == "retired", "retire in the catalog first, delete bytes after"
+    assert row.state == "retired", "a segment is retired in the catalog before its file is deleted"
     hit("log.unlink")
     (folder / row.file).unlink(missing_ok=True)

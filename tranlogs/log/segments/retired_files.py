@@ -1,4 +1,4 @@
-"""Delete the files of retired segments. A segment is retired in the catalog first, and its bytes are deleted afterwards."""
+"""Deletion of the files of retired segments. A segment is retired in the catalog before its file is deleted."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from . import segment_file as files
 
 
 def unlink_retired(catalog: Catalog, folder: Path) -> int:
-    """Delete the files of retired segments, then their rows.
+    """Delete the files of retired segments, and their catalog rows.
 
-    A file that is being read, or recycled, stays for the next time.
+    A file that another process reads or recycles is left for the next call.
 
     Returns:
-        The bytes that were freed.
+        The number of bytes that were freed.
     """
     freed = 0
     for row in catalog.segments():

@@ -1,4 +1,4 @@
-"""How old the open segment may become before it is sealed: a setting, or what a monitor asks for while it keeps asking."""
+"""Age limit of the open segment. The limit comes from the settings, or from a request that a monitor renews."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ...catalog import Catalog
 
 
 class SegmentAgeLimit:
-    """The age of the open segment, and the limit that is in force.
+    """Age of the open segment, and the limit at which the segment is sealed.
 
     Args:
-        catalog: where a monitor puts its request.
-        clock: tells the time.
-        configured: the limit in the settings, in seconds; None for none.
+        catalog: holds the monitor's request.
+        clock: the clock.
+        configured: the limit in the settings, in seconds; None for no limit.
 
     Attributes:
-        age_seconds: the shorter one of the setting and the request; None for none.
+        age_seconds: the smaller of the configured and the requested limit; None for no limit.
     """
 
     def __init__(self, catalog: Catalog, clock: Clock, configured: float | None) -> None:
@@ -35,8 +35,8 @@ class SegmentAgeLimit:
         age = self.age_seconds
         return age is not None and self._clock.monotonic() - self._opened_at > age
 
-    def look(self) -> None:
-        """Read the request of the monitor, now and then. A request that is not renewed lapses."""
+    def read_request(self) -> None:
+        """Read the monitor's request, at most once in CATALOG_SECONDS. A request that is not renewed expires."""
         now = self._clock.monotonic()
         if now - self._read_at < CATALOG_SECONDS:
             return

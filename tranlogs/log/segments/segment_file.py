@@ -1,12 +1,12 @@
 """One segment: a preallocated file to which records are appended with `pwrite`.
 
 Invariants
-* The file's blocks are allocated before use: a full disk is an error at preparation, not in the middle of a record.
-* A file that is used again gets another segment id and another name. Records of its former life carry the former id, so
-  they cannot be taken for new ones, and nothing has to be erased.
-* The head of a record is written after everything else of it. It lies within one page, so a killed process leaves the
-  whole head or none.
-* Nothing is written to a file after it was sealed.
+* The file's blocks are allocated before use, so a full disk is an error when the segment is prepared, not within a record.
+* A recycled file gets a new segment id and a new name. Its old records carry the old id. They cannot be taken for new
+  records, so nothing has to be erased.
+* The head of a record is written after the rest of the record. It lies within one page, so a killed process leaves the
+  whole head or none of it.
+* A file is not written to after it is sealed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ...base.atomic_files import sync_folder
 from ...base.errors import LogUnavailable
 from ...base.failpoints import hit
 from ...base.types import Bytes
-from ..record import HEAD, unpack_head
+from ..record import HEAD, Position, unpack_head
 
-_VIEWS_MAX = 512  # of one system call; IOV_MAX is 1024
+_VIEWS_MAX = 512  # buffers in one system call; IOV_MAX is 1024
 
 
 class SegmentFile:
@@ -33,23 +33,25 @@ class SegmentFile:
 
     Attributes:
         path: the file.
-        ordinal: number of the segment in its journal; later ones are newer.
+        ordinal: number of the segment in its journal; a newer segment has a larger number.
         segment_id: random 64 bits that every record repeats.
         size: allocated bytes.
         used_bytes: where the next record starts.
+        base: position before the first record; set when the log opens the segment.
     """
 
     def __init__(self, path: Path, ordinal: int, segment_id: int, size: int) -> None:
         self.path, self.ordinal, self.segment_id, self.size = path, ordinal, segment_id, size
         self.used_bytes = 0
+        self.base = Position()
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def has_room(self, nbytes: int) -> bool:
-        """Return True if an extent of `nbytes` fits behind what is used."""
+        """Return True if an extent of `nbytes` fits after the last record."""
         return self.used_bytes + nbytes <= self.size
 
     def extend(self, end: int) -> None:
-        """Allocate more, so that a record may end at `end`.
+        """Enlarge the file, if necessary, so that a record can end at `end`.
 
         Raises:
             OSError: the disk is full.
@@ -59,7 +61,7 @@ class SegmentFile:
             self.size = end
 
     def write(self, buffers: Sequence[Bytes | bytes], offset: int) -> None:
-        """Write buffers one after another from `offset` on.
+        """Write buffers one after another, starting at `offset`.
 
         Raises:
             OSError: the disk is full or fails.
@@ -70,13 +72,13 @@ class SegmentFile:
             offset = self._write(views, offset)
 
     def write_head(self, head: bytes, offset: int) -> None:
-        """Write a record's head: the record counts from now on.
+        """Write a record's head, which makes the record valid.
 
         Raises:
             OSError: the disk is full or fails.
         """
         if os.pwrite(self._fd, head, offset) != len(head):
-            raise OSError(errno.EIO, "the head of a record could not be written")
+            raise OSError(errno.EIO, "a record's head was written in part only")
 
     def _write(self, views: list[memoryview], offset: int) -> int:
         left = sum(view.nbytes for view in views)
@@ -84,7 +86,7 @@ class SegmentFile:
         while left:
             done = os.pwritev(self._fd, views, end - left)
             if done == 0:
-                raise OSError(errno.EIO, "nothing could be written")
+                raise OSError(errno.EIO, "the system call wrote nothing")
             left -= done
             while views and done >= views[0].nbytes:
                 done -= views.pop(0).nbytes
@@ -102,26 +104,26 @@ class SegmentFile:
         os.fdatasync(self._fd)
 
     def truncate(self) -> None:
-        """Give back what was allocated and not used."""
-        with suppress(OSError):  # the space comes back when the segment is pruned
+        """Give unused space at the end of the file back to the file system."""
+        with suppress(OSError):  # The space is freed when the segment is pruned.
             os.ftruncate(self._fd, self.used_bytes)
             self.size = self.used_bytes
 
     def close(self) -> None:
-        """Close the file. Nothing is flushed."""
-        fd, self._fd = self._fd, -1  # first: an interrupt in between must not close somebody else's file later
+        """Close the file without flushing it."""
+        fd, self._fd = self._fd, -1  # Before the close, so that an interrupt cannot lead to a second close of a reused number.
         if fd >= 0:
-            with suppress(OSError):  # of a disk that failed
+            with suppress(OSError):  # from a failed disk
                 os.close(fd)
 
 
 def segment_name(ordinal: int, segment_id: int) -> str:
-    """Return the file name of a segment; it repeats what the records say."""
+    """Return the file name of a segment, made of its ordinal and segment id."""
     return f"{ordinal:010d}-{segment_id:016x}.seg"
 
 
 def parse_segment_name(name: str) -> tuple[int, int] | None:
-    """Return (ordinal, segment id) of a segment's file name, None for other files."""
+    """Return the ordinal and the segment id in a segment's file name; None if the name is not that of a segment."""
     ordinal, dash, rest = name.partition("-")
     number, dot, suffix = rest.partition(".")
     if not (dash and dot and suffix == "seg" and len(number) == 16 and ordinal.isdigit()):
@@ -133,15 +135,15 @@ def parse_segment_name(name: str) -> tuple[int, int] | None:
 
 
 def new_segment_id() -> int:
-    """Return a random number, so that no record of a file's former life can be taken for a new one."""
+    """Return a random number. Old records of a recycled file cannot be taken for new ones, because their id differs."""
     return secrets.randbits(64)
 
 
 def create(path: Path, ordinal: int, segment_id: int, size: int) -> SegmentFile:
-    """Make a fresh segment with all its blocks allocated.
+    """Create a segment file with all its blocks allocated.
 
     Raises:
-        LogUnavailable: the disk is full, or fails; nothing is left behind.
+        LogUnavailable: the disk is full or fails; the file is deleted.
     """
     try:
         hit("log.prepare")
@@ -154,31 +156,34 @@ def create(path: Path, ordinal: int, segment_id: int, size: int) -> SegmentFile:
         sync_folder(path.parent)
         return SegmentFile(path, ordinal, segment_id, size)
     except FileExistsError as error:
-        raise LogUnavailable(f"{path}: no segment can be made: the file exists already") from error
+        raise LogUnavailable(f"{path}: cannot create the segment: the file exists already") from error
     except OSError as error:
         path.unlink(missing_ok=True)
         why = str(error)
         if error.errno == errno.EINVAL:
-            why = "this file system cannot allocate space ahead; put the run on a local disk"
-        raise LogUnavailable(f"{path}: no segment of {size} bytes can be made: {why}") from error
+            why = "this file system cannot preallocate files; put the run on a local disk"
+        raise LogUnavailable(f"{path}: cannot create a segment of {size} bytes: {why}") from error
 
 
 def recycle(spare: Path, path: Path, ordinal: int, segment_id: int, size: int) -> SegmentFile | None:
-    """Make a retired file an empty segment; None while somebody reads or deletes it (they hold a lock on it).
+    """Turn a retired file into an empty segment.
+
+    Returns:
+        The segment; None if another process has locked the file, because it reads or deletes it.
 
     Raises:
-        LogUnavailable: the disk is full, or fails.
+        LogUnavailable: the disk is full or fails.
     """
     try:
         try:
             fd = os.open(spare, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:  # the monitor was faster
+        except FileNotFoundError:  # The monitor has deleted the file in the meantime.
             return None
         try:
             if not _lock(fd, spare):
                 return None
             hit("log.recycle")
-            os.posix_fallocate(fd, 0, size)  # does nothing, unless somebody truncated the file or punched holes into it
+            os.posix_fallocate(fd, 0, size)  # has an effect only if the file was truncated or has holes
             os.rename(spare, path)
             sync_folder(path.parent)
         finally:
@@ -186,11 +191,11 @@ def recycle(spare: Path, path: Path, ordinal: int, segment_id: int, size: int) -
         return SegmentFile(path, ordinal, segment_id, size)
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise LogUnavailable(f"{spare}: cannot be used again: {error}") from error
+        raise LogUnavailable(f"{spare}: cannot recycle the file: {error}") from error
 
 
 def delete(path: Path) -> bool:
-    """Delete a retired file; False while somebody reads it, or makes it a new segment."""
+    """Delete a retired file; return False if another process reads or recycles it."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -206,7 +211,7 @@ def delete(path: Path) -> bool:
 
 
 def _lock(fd: int, path: Path) -> bool:
-    """Lock a file that nobody else is to use any more; False if somebody does, or if it has gone meanwhile."""
+    """Lock a file exclusively; return False if another process uses the file, or if it was deleted in the meantime."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(fd).st_ino == os.stat(path).st_ino
@@ -215,17 +220,17 @@ def _lock(fd: int, path: Path) -> bool:
 
 
 def _unlock(fd: int) -> None:
-    """Unlock and close: closing alone leaves the lock to a child that was forked meanwhile, and nobody could read the file."""
+    """Unlock and close a file. If it were only closed, a child that was forked in the meantime would keep the lock."""
     with suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
 
 def was_written(path: Path, segment_id: int) -> bool:
-    """Return True if something was written to a segment's file since it was made or last used: even if it is unreadable now.
+    """Return True if the file has been written to since it was created or recycled as this segment.
 
-    The first record of a segment lies at the start of its file. A fresh file has zeros there; one that is used again has the
-    first record of its former life.
+    The first record of a segment lies at the start of its file. A new file has zeros there, and a recycled file has the first
+    record of its previous segment. Any other content was written for this segment, even if it is damaged.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""What the catalog says of a segment while it is written: opened at a position, then sealed with its last record."""
+"""Updates of a segment's catalog row: opened after a position, then sealed with its last record."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from ..record import Position
 from .segment_file import SegmentFile
 
 
-def record_opened(catalog: Catalog, segment: SegmentFile, base: Position) -> None:
-    """Record that a prepared segment is open; its first record follows the position `base`."""
+def record_opened(catalog: Catalog, segment: SegmentFile) -> None:
+    """Record that a prepared segment is open; its first record follows the position `segment.base`."""
+    base = segment.base
     with catalog.transaction() as tables:
         row = tables.get(segment_key(segment.ordinal), SegmentRow)
         assert row is not None
@@ -20,10 +21,10 @@ def record_opened(catalog: Catalog, segment: SegmentFile, base: Position) -> Non
 
 
 def record_size(catalog: Catalog, segment: SegmentFile, size: int) -> None:
-    """Record the size that an open segment's file is about to be cut to.
+    """Record the size to which an open segment's file is about to be truncated.
 
-    The catalog is told first. A process that dies before the cut leaves a file that is longer than its row says, which is sound
-    for an open segment; a shorter file would be reported as damaged.
+    The catalog is updated before the file is truncated. If the process ends in between, the file is longer than its row says,
+    which is valid for an open segment. A shorter file would be reported as damaged.
     """
     with catalog.transaction() as tables:
         row = tables.get(segment_key(segment.ordinal), SegmentRow)
@@ -32,9 +33,9 @@ def record_size(catalog: Catalog, segment: SegmentFile, size: int) -> None:
 
 
 def record_sealed(catalog: Catalog, clock: Clock, segment: SegmentFile, last: Position) -> None:
-    """Close a segment's file, and record that nothing is written to it any more."""
+    """Close a segment's file, and record that nothing more is written to it."""
     used, size = segment.used_bytes, segment.size
-    segment.close()  # first: once the catalog says "sealed", other threads may retire and reuse the file
+    segment.close()  # Once the row is "sealed", other threads may retire the segment and recycle its file.
     with catalog.transaction() as tables:
         row = tables.get(segment_key(segment.ordinal), SegmentRow)
         assert row is not None

@@ -1,4 +1,4 @@
-"""The watermarks of the log in the catalog, from which other processes learn how far it is."""
+"""The log's watermarks in the catalog. Other processes read there how far the log is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...catalog import Catalog, Watermarks
 
 
 class WatermarkWriter:
-    """Writes `committed` and `synced` to the catalog, now and then.
+    """Writes `committed` and `synced` to the catalog.
 
     Attributes:
         is_enabled: False while no watermark may be written, because the checkpoint that the log follows is not published yet.
@@ -21,7 +21,7 @@ class WatermarkWriter:
         self._written_at, self._written_step = 0.0, -1
 
     def is_due(self, committed: int, seconds: float) -> bool:
-        """Return True if the catalog is behind, and was written some seconds ago."""
+        """Return True if `committed` is newer than in the catalog and the last write is more than `seconds` ago."""
         is_late = self._clock.monotonic() - self._written_at > seconds
         return self.is_enabled and is_late and self._written_step < committed
 
@@ -30,7 +30,7 @@ class WatermarkWriter:
 
         Args:
             committed: the newest step that survives the process.
-            synced: the newest step that survives power loss; None leaves it as it is.
+            synced: the newest step that survives power loss; None keeps the value in the catalog.
 
         Raises:
             LogUnavailable: the disk is full or fails.
