@@ -83,13 +83,14 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def write_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Write and fsync a new file; it is not published yet."""
+def write_file(path: Path, *parts: bytes | memoryview, is_synced: bool = True) -> None:
+    """Write and, unless `is_synced` is False, fsync a new file; it is not published yet."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         for part in parts:
             write_all(fd, part)
-        os.fsync(fd)
+        if is_synced:
+            os.fsync(fd)
     finally:
         os.close(fd)
 
