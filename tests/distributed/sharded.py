@@ -21,9 +21,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed import wrapped
-from tests.distributed.child import BATCHES, SAMPLES, Killer, _digest, data, die_behind, die_when, dist_rank
+from tests.distributed.child import BATCHES, SAMPLES, Killer, _digest, data, die, die_behind, die_when, dist_rank
 from tests.torch.lab import with_plain_loops
+from tranlogs.checkpoints import writer as checkpoint_writer
+from tranlogs.recovery.group import journal_access, resharding
 from tranlogs.shipping import embedded
+from tranlogs_torch.elastic.former_checkpoint import FormerCheckpoint
+from tranlogs_torch.elastic.resharding import Assembly
 from tranlogs_torch.state.naming import clean
 
 EPOCHS = 2
@@ -143,6 +147,7 @@ LOOPS: dict[str, Any] = {
     "fsdp tp": _two_dimensions,
     "fsdp optimizers": _plain,
     "resharded": _of_any_number,
+    "far resharded": _of_any_number,
     "resharded ddp": _of_any_kind,
     "resharded tp": _of_any_mesh,
     "resharded wrapped": _of_any_wrapper,
@@ -178,6 +183,8 @@ def optimizers_of(model: Any, name: str) -> list[torch.optim.Optimizer]:
 def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     """Train to the end; what came out, to be compared."""
     killer = Killer(kill, run)
+    if name.startswith("far"):
+        put_apart()
     torch.manual_seed(1)
     model = LOOPS[name](dist.get_world_size())
     seed = 100 + dist_rank()
@@ -202,7 +209,10 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             options |= {"store": f"{run}.store", "checkpoint_every": EVERY * len(inner)}
         optimizers[0] = LoggedOptimizer(inner[0], run, model, **options)
         optimizers[1:] = [optimizers[0].add_optimizer(one, name=type(one).__name__) for one in inner[1:]]
-        if name in TORN and kill and len(kill) > 3 and dist_rank() == kill[0]:
+        if name in TORN and kill and kill[3:] in (["compacting"], ["reading"]):
+            if dist_rank() == kill[0]:
+                die_amid_the_change(kill[3])
+        elif name in TORN and kill and len(kill) > 3 and dist_rank() == kill[0]:
             optimizers[0].training_run.journal.checkpoint = partial(die_when, Path(run) / "rank0" / "checkpoints", kill[3])
         if Path(f"{run}.torn").exists() and dist_rank() == 1:
             optimizers[0].training_run.journal.start = partial(die_behind, Path(run) / "rank0", Path(run) / "rank1")
@@ -288,6 +298,21 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         steps, values = optimizer.scalars["loss"]
         losses = dict(zip((step // len(inner) for step in steps), values))
     return outcome(model, inner, losses)
+
+
+def die_amid_the_change(moment: str) -> None:
+    """Die where a former rank's checkpoint is half written, or while it is read."""
+    if moment == "compacting":
+        checkpoint_writer.seal_manifest = lambda *_: die()
+    else:
+        FormerCheckpoint.read_piece = lambda *_: die()  # type: ignore[method-assign, assignment, return-value]
+
+
+def put_apart() -> None:
+    """Let each rank see its own folder only, and those that it finds beside its own, as if others lay on other machines."""
+    journal_access.is_readable = lambda summary: summary.rank == dist_rank()
+    resharding._can_read = lambda rank, summary, _: rank in (summary.rank, summary.sender)
+    Assembly._can_read = lambda self, rank: self._owners[rank] == dist_rank()  # type: ignore[method-assign]
 
 
 def die_amid_a_checkpoint(journal: Any, step: int, other: Path) -> None:

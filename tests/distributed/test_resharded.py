@@ -154,3 +154,28 @@ def test_tensor_parallel_parts_are_dealt_out_to_two_dimensions(launcher: Launche
     assert [(report["step"], report["exact"]) for report in found.told] == [(0, True), (9, None)]
     assert found.landings == 4
     assert replayed(found.run) == (12, found.steps[12][0]["whole"])
+
+
+def test_a_death_while_the_former_logs_are_compacted_or_read_changes_nothing(launcher: Launcher, tmp_path: Path) -> None:
+    found = Chain(launcher, tmp_path / "run", "resharded")
+    found.go_on(1, [[0, 5, 0]])
+    found.go_on(2, [[1, None, 0, "reading"], [0, None, 0, "compacting"], [1, 9, 0]])
+    assert [report["step"] for report in found.told] == [0, 5]
+    found.go_on(4, [[3, None, 0, "reading"], [1, None, 0, "compacting"], [2, 9, 0]])
+    assert found.told[2]["step"] == 9
+    found.go_on(3, [[2, None, 0, "reading"], [2, 14, 0]])  # all have a checkpoint of step 9: nothing is redone or written
+    found.go_on(1, [[0, 16, 0]])
+    assert [report["step"] for report in found.told] == [0, 5, 9, 9, 14]
+    assert [report["exact"] for report in found.told] == [True, None, None, None, None]
+    assert found.landings == 2 + 4 + 3 + 1
+    assert not list(found.run.glob("rank*/peers"))
+
+
+def test_ranges_are_sent_where_a_process_cannot_read_the_former_journal(launcher: Launcher, tmp_path: Path) -> None:
+    found = Chain(launcher, tmp_path / "run", "far resharded")
+    found.go_on(2, [[1, 9, 0]])
+    found.go_on(4, [[0, 12, 0]])
+    found.go_on(3, [[2, 16, 0]])
+    assert [report["step"] for report in found.told] == [0, 9, 12]
+    assert found.landings == 4 + 3
+    assert replayed(found.run) == (16, found.steps[16][0]["whole"])

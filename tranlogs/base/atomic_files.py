@@ -87,13 +87,14 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def write_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file, and fsync it. The file's name is not durable before `sync_folder`."""
+def write_file(path: Path, *parts: bytes | memoryview, is_synced: bool = True) -> None:
+    """Write a new file, and fsync it unless `is_synced` is False. The file's name is not durable before `sync_folder`."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         for part in parts:
             write_all(fd, part)
-        os.fsync(fd)
+        if is_synced:
+            os.fsync(fd)
     finally:
         os.close(fd)
 

@@ -18,7 +18,7 @@ from ..base.errors import CannotRead, CorruptCheckpoint, UnknownFormat
 from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray
 from ..catalog import CheckpointRow
 from ..encoding import tree
-from .folder import MANIFEST, META, STATE, from_c_order, open_manifest
+from .folder import MANIFEST, META, STATE, from_c_order, open_manifest, seal_manifest
 from .snapshot import aux_name
 
 
@@ -72,6 +72,11 @@ class Checkpoint(ReadFile):
     def nbytes(self) -> int:
         return int(self.manifest["state"]["bytes"])
 
+    @property
+    def identity(self) -> str:
+        """A digest of the manifest, which no other checkpoint has."""
+        return xxhash.xxh3_128_hexdigest(seal_manifest(self.manifest))
+
     def row(self, name: str) -> CheckpointRow:
         """Its row for the catalog, under this name."""
         about = self.manifest
@@ -103,6 +108,19 @@ class Checkpoint(ReadFile):
             return self._tensors[name + "#values"]["dtype"], tuple(self.manifest["sparse"][name]["shape"])
         return self._tensors[name]["dtype"], tuple(self._tensors[name]["shape"])
 
+    def piece(self, name: str) -> tuple[Piece, tuple[int, ...]] | None:
+        """Return where a tensor's piece lies, and the shape of the whole; None for a tensor that is no piece."""
+        about = self._tensors.get(name, {})
+        if "piece" not in about:
+            return None
+        kind, offset, whole = about["piece"]
+        return Piece(kind, tuple(offset), tuple(about["shape"])), tuple(whole)
+
+    def digest(self, prefix: str) -> str:
+        """Return a digest of the dense tensors under a prefix, made of the checksums in the manifest."""
+        sums = [[name, about["dtype"], about["shape"], about["xxh3_64"]] for name, about in sorted(self._tensors.items())]
+        return xxhash.xxh3_64_hexdigest(repr([one for one in sums if one[0].startswith(prefix)]).encode())
+
     def read(self, name: str) -> AnyArray:
         """One tensor.
 
@@ -114,6 +132,28 @@ class Checkpoint(ReadFile):
             indices, values = self._dense(name + "#indices"), self._dense(name + "#values")
             return SparseArray(tuple(sparse["shape"]), indices, values, sparse["coalesced"])
         return self._dense(name)
+
+    def read_range(self, name: str, first: int, into: Bytes) -> None:
+        """Read elements of a dense tensor, in C order, from the element `first` on until `into` is full.
+
+        Their checksum is not compared, because it covers the whole tensor: `demand_sound` has to come before.
+
+        Raises:
+            CorruptCheckpoint: the bytes cannot be read.
+        """
+        about = self._tensors[name]
+        if problem := self.fill(into, self._start + about["offset"] + first * ITEMSIZE[about["dtype"]]):
+            raise CorruptCheckpoint(self.folder / STATE, problem, tensor=name)
+
+    def demand_sound(self) -> None:
+        """Compare every checksum.
+
+        Raises:
+            CorruptCheckpoint: one differs.
+        """
+        for _, damage in self.verify():
+            if damage is not None:
+                raise damage
 
     def meta(self, **make: Any) -> Any:
         """The tree of everything that is no tensor (`make_array`, `make_extension` as for `tree.decode`)."""
@@ -172,9 +212,7 @@ class Checkpoint(ReadFile):
         if strides is not None:
             data = from_c_order(data, shape, strides)
         array = Array(about["dtype"], shape, data, strides, not about.get("numpy", False))
-        if "piece" in about:
-            kind, offset, whole = about["piece"]
-            array.piece, array.whole = Piece(kind, tuple(offset), shape), tuple(whole)
+        array.piece, array.whole = self.piece(name) or (None, None)
         return array
 
     def _checked(self, name: str) -> Bytes:

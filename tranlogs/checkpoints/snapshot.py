@@ -36,6 +36,17 @@ class Snapshot:
             else:
                 self.flat.append((name, content))
 
+    def order(self) -> None:
+        """Bring all arrays into C order. Those that are so already stay views of live memory, which must not change then.
+
+        It takes the place of `SnapshotPool.hold` where nothing else runs until the snapshot is written.
+        """
+        for i, (name, array) in enumerate(self.flat):
+            if array.strides is not None:
+                data = np.empty(array.nbytes, np.uint8)
+                to_c_order(array, data)
+                self.flat[i] = (name, replace(array, data=data))
+
 
 def aux_name(index: int) -> str:
     """Name of the tensor that holds array `index` of the meta tree."""

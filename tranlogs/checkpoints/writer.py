@@ -52,15 +52,22 @@ def write_checkpoint(folder: Path, name: str, snapshot: Snapshot, about: dict[st
         raise
 
 
-def write_folder(folder: Path, snapshot: Snapshot, about: dict[str, Any]) -> int:
-    """Write a checkpoint's folder and sync it, without publishing it: `write_checkpoint` up to the rename."""
+def write_folder(folder: Path, snapshot: Snapshot, about: dict[str, Any], *, is_synced: bool = True) -> int:
+    """Write a checkpoint's folder, without publishing it: `write_checkpoint` up to the rename.
+
+    Args:
+        folder: to be written.
+        snapshot: as for `write_checkpoint`.
+        about: as for `write_checkpoint`.
+        is_synced: False for a folder that is of no use after a crash.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
         hit("checkpoint.state")
-        tensors, nbytes, header_sum = _write_state(folder / STATE, snapshot)
+        tensors, nbytes, header_sum = _write_state(folder / STATE, snapshot, is_synced=is_synced)
         hit("checkpoint.meta")
-        write_file(folder / META, snapshot.blob)
+        write_file(folder / META, snapshot.blob, is_synced=is_synced)
         manifest = {
             **about,
             "format": FORMAT_VERSION,
@@ -74,15 +81,16 @@ def write_folder(folder: Path, snapshot: Snapshot, about: dict[str, Any]) -> int
             },
         }
         hit("checkpoint.manifest")
-        write_file(folder / MANIFEST, seal_manifest(manifest))
-        sync_folder(folder)
+        write_file(folder / MANIFEST, seal_manifest(manifest), is_synced=is_synced)
+        if is_synced:
+            sync_folder(folder)
         return nbytes + len(snapshot.blob)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _write_state(path: Path, snapshot: Snapshot) -> tuple[dict[str, Any], int, str]:
+def _write_state(path: Path, snapshot: Snapshot, *, is_synced: bool) -> tuple[dict[str, Any], int, str]:
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "written_by": "tranlogs"}}
     tensors: dict[str, Any] = {}
     at = 0
@@ -107,7 +115,8 @@ def _write_state(path: Path, snapshot: Snapshot) -> tuple[dict[str, Any], int, s
         for name, array in snapshot.flat:
             tensors[name]["xxh3_64"] = xxhash.xxh3_64_hexdigest(array.data.data)
             write_all(fd, array.data.data)
-        os.fsync(fd)
+        if is_synced:
+            os.fsync(fd)
     finally:
         os.close(fd)
     return tensors, 8 + len(raw) + at, xxhash.xxh3_64_hexdigest(raw)

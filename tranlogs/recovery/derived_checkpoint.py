@@ -7,7 +7,7 @@ continues to write is not disturbed.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ..base.clock import Clock
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError
 from ..catalog import CheckpointRow
 from ..catalog.lineage import trace_lineage
-from ..checkpoints import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_folder
+from ..checkpoints import Checkpoint, Snapshot, checkpoint_name, write_folder
 from ..checkpoints.derived import DerivedCheckpoint, derived_folder
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Position
@@ -88,22 +88,41 @@ def write_derived_checkpoint(folder: Path, target: DerivedTarget, snapshot: Snap
     """
     start, position = clock.monotonic(), target.position
     name = checkpoint_name(position.step, position.timeline, position.sequence)
-    about = {
-        **target.about,
+    place = derived_folder(folder / "checkpoints", name)
+    write_snapshot(place, snapshot, position, target.about, clock)
+    with Checkpoint(place) as made:
+        row = made.row(name)
+    segment = target.segment.row
+    row = replace(row, seconds=clock.monotonic() - start)
+    return DerivedCheckpoint(row, segment.ordinal, segment.segment_id, target.about["run_id"])
+
+
+def write_snapshot(
+    folder: Path, snapshot: Snapshot, position: Position, about: Mapping[str, Any], clock: Clock, *, is_synced: bool = True
+) -> None:
+    """Write the folder of a checkpoint that belongs at a position. Nothing may change the state meanwhile.
+
+    Args:
+        folder: to be written.
+        snapshot: the encoded state.
+        position: of the boundary to which the state belongs.
+        about: what the manifest of an earlier checkpoint, or a segment, says of the run.
+        clock: gives the time at which the checkpoint was made.
+        is_synced: False if the checkpoint is of no use after a crash.
+
+    Raises:
+        OSError: the disk is full or fails. Nothing is left on it.
+    """
+    snapshot.order()
+    described = {
+        **{key: about[key] for key in _MANIFEST_KEYS if key in about},
         "step": position.step,
         "sequence": position.sequence,
         "chain": f"{position.chain:016x}",
         "timeline": position.timeline,
         "created_at": clock.now(),
     }
-    SnapshotPool().hold(snapshot)
-    place = derived_folder(folder / "checkpoints", name)
-    write_folder(place, snapshot, about)
-    with Checkpoint(place) as made:
-        row = made.row(name)
-    segment = target.segment.row
-    row = replace(row, seconds=clock.monotonic() - start)
-    return DerivedCheckpoint(row, segment.ordinal, segment.segment_id, target.about["run_id"])
+    write_folder(folder, snapshot, described, is_synced=is_synced)
 
 
 def _plan_replay(folder: Path, facts: Facts, rows: Sequence[CheckpointRow]) -> tuple[Plan, dict[str, Any]]:

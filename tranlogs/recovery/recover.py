@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,9 +186,7 @@ def execute_plan(
             sets it again.
     """
     start = time.monotonic()
-    with Checkpoint((plan.source or folder) / "checkpoints" / plan.checkpoint.name) as checkpoint:
-        if checkpoint.chain != int(plan.checkpoint.chain, 16) or checkpoint.sequence != plan.checkpoint.sequence:
-            raise CorruptCheckpoint(checkpoint.folder, "it is not the checkpoint that the catalog lists under this name")
+    with open_planned_checkpoint(folder, plan) as checkpoint:
         differences = state.differences(checkpoint)
         if differences:
             raise StateMismatch(folder.parent, differences)
@@ -226,6 +224,19 @@ def execute_plan(
         log_bytes=log_bytes,
         parts=parts,
     )
+
+
+@contextmanager
+def open_planned_checkpoint(folder: Path, plan: Plan) -> Iterator[Checkpoint]:
+    """Open the checkpoint of a plan of a journal.
+
+    Raises:
+        CorruptCheckpoint: it is damaged, or another one than the catalog lists.
+    """
+    with Checkpoint((plan.source or folder) / "checkpoints" / plan.checkpoint.name) as checkpoint:
+        if checkpoint.chain != int(plan.checkpoint.chain, 16) or checkpoint.sequence != plan.checkpoint.sequence:
+            raise CorruptCheckpoint(checkpoint.folder, "it is not the checkpoint that the catalog lists under this name")
+        yield checkpoint
 
 
 def decode_chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry], StepScalars]]:

@@ -7,23 +7,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tranlogs.recovery.group.group_state import FormerState
 from tranlogs.recovery.group.journal_access import Transport
 
 from ..replay.replayable_state import ReplayableState
 from .adoption import adopt
-from .resharding import Taking
+from .resharding import Assembly
 
 
 class RecoverableState(ReplayableState, ABC):
     """The state of a PyTorch run, with what ranks exchange while they recover."""
 
     @abstractmethod
-    def new_part(self) -> RecoverableState:
+    def former_state(self) -> FormerState:
         """Return a state for what another process recorded."""
 
-    def assemble(self, parts: dict[int, Any], owners: Mapping[int, int], rank: int, transport: Transport) -> dict[str, Any]:
-        """Fill this rank's parts of all tensors from those that the former ranks' journals gave."""
-        return Taking(self, parts, owners, rank, transport).take()
+    def assemble(
+        self,
+        checkpoints: Mapping[int, tuple[Path, dict[str, Any]]],
+        owners: Mapping[int, int],
+        rank: int,
+        transport: Transport,
+    ) -> dict[str, Any]:
+        """Read this process's parts of all tensors from the checkpoints of the former ranks."""
+        return Assembly(self, checkpoints, owners, rank, transport).run()
 
     def adopt(self, sources: Sequence[Path], rank: int, *, is_start: bool) -> list[str]:
         """Take the state of a rank whose journal is lost from the checkpoints of others."""

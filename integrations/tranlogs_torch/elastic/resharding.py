@@ -1,73 +1,39 @@
-"""Parts of parameters that lie otherwise now than they were recorded: each process takes its own from what all have redone.
+"""Parameters that are laid out otherwise now than they were recorded: each process reads its parts from the former ranks'
+checkpoints.
 
-What a rank of before had is redone as plain tensors, by one process. From there each process is sent what falls into its own
-parts, one rank's after the other and some megabytes at a time: nobody holds more of the state than was redone there, its own,
-and what is on its way. What several ranks had is compared, bit for bit: it must be the same.
+Of each checkpoint a process reads the ranges that fall into its own parts, some megabytes at a time. Where it cannot read the
+folder (a disk of another machine), the process that made the checkpoint reads them and sends them. What several former ranks
+had is compared, bit for bit: it must be the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import xxhash
 
-from tranlogs.base.errors import RecoveryError, StateMismatch, UsageError, error_text
-from tranlogs.base.types import AnyArray, Array
-from tranlogs.log.writer import Tensor
+from tranlogs.base.errors import CorruptCheckpoint, RecoveryError, StateMismatch, UsageError, error_text
+from tranlogs.base.types import AnyArray, Array, Bytes
+from tranlogs.checkpoints import Checkpoint
 from tranlogs.recovery.group.journal_access import Transport
 
 from ..sharding.overlap import Box, Shape, cut
-from ..sharding.shards import is_alike, place_of, shape_of
+from ..sharding.shards import place_of, shape_of
 from ..state import environment, naming
 from ..state.compatibility import Layouts, in_later_groups, mismatches, optimizer_differences
-from ..state.fingerprint import memory_of
-from ..state.group_values import Groups
 from ..state.plain_tensors import unwrapped
 from ..state.state import TorchState
 from ..tensors import arrays
 from ..tensors.equality import have_same_bits
 from ..tensors.placement import NOTHING, empty_of, is_dtensor, local
 from .adoption import packed, unpacked
-from .transfer_plan import Piece, Told, bundles, common
+from .former_checkpoint import FormerCheckpoint
+from .transfer_plan import Piece, StoredBox, bundles, common, pieces
 
 T = TypeVar("T")
-
-_NOT_TAKEN = ("ddp", "beside")  # of a boundary: what reducers and neighbours of before had
-
-
-class Part(Protocol):
-    """What one former rank had, redone: a state with the boundary that was landed on.
-
-    Attributes:
-        meta: what its checkpoint holds besides tensors.
-        body: the auxiliary state of the boundary.
-    """
-
-    meta: dict[str, Any]
-    body: dict[str, Any]
-    parameters: dict[str, torch.Tensor]
-    name_of: dict[int, str]
-    given: dict[str, Groups]
-    recorded_environment: dict[str, Any]
-    fingerprint_kinds: set[str]
-    stale: set[str]
-    notes: list[str]
-
-    @property
-    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
-        """The optimizers by name."""
-        ...
-
-    def state_tensors(self, which: str) -> tuple[list[Tensor], dict[str, Any]]:
-        """Return an optimizer's state: tensors by name, and the rest as a tree."""
-        ...
-
-    def groups(self, which: str) -> dict[str, Any]:
-        """Return an optimizer's groups: names of parameters, and values."""
-        ...
 
 
 class Target:
@@ -113,35 +79,40 @@ class Target:
                 self.clash = self.clash or (before, rank)
 
 
-class Taking:
-    """See the module, and `GroupState.assemble`."""
+class Assembly:
+    """Sets this process's state from the checkpoints of the former ranks. All processes make one; see `GroupState.assemble`."""
 
     def __init__(
-        self, state: TorchState, parts: dict[int, Any], owners: Mapping[int, int], rank: int, transport: Transport
+        self,
+        state: TorchState,
+        checkpoints: Mapping[int, tuple[Path, dict[str, Any]]],
+        owners: Mapping[int, int],
+        rank: int,
+        transport: Transport,
     ) -> None:
-        self._state, self._parts, self._owners, self._rank, self._transport = state, parts, owners, rank, transport
+        self._state, self._checkpoints, self._owners, self._rank, self._transport = state, checkpoints, owners, rank, transport
+        self._body: dict[str, Any] | None = None  # of this rank's own former boundary
+        self._told: dict[int, dict[str, Any]] = {}  # descriptions of all checkpoints
+        self._stored: dict[int, list[StoredBox]] = {}  # of those that are read
+        self._readable: set[int] = set()  # former ranks whose checkpoints this process can read
         self._targets: dict[str, Target] = {}
-        self._told: dict[int, dict[str, Any]] = {}
-        self._wanted: list[dict[str, list[Box]]] = []  # of each process, by tensor
 
-    def take(self) -> dict[str, Any]:
-        """Set the state; gives the boundary's body, which is set, too."""
-        own = self._parts.get(self._rank)
-        own_body = None if own is None else _body(own)
-        mine = self._on_all(self._described)
-        self._told = dict(sorted((rank, unpacked(blob)) for one in self._transport.gather(mine) for rank, blob in one))
+    def run(self) -> dict[str, Any]:
+        """Set the state; return the boundary's body, which is set, too."""
+        described = self._on_all(self._describe)
+        self._told = dict(sorted((rank, unpacked(blob)) for one in self._transport.gather(described) for rank, blob in one))
         self._on_all(self._demand_fit)
-        given = {
-            rank: [Told(*one) for one in about["tensors"]]
+        self._stored = {
+            rank: [StoredBox(*one) for one in about["tensors"]]
             for rank, about in self._told.items()
             if rank == self._donor or not self._is_copied
         }
-        self._wanted = [unpacked(blob) for blob in self._transport.gather(self._on_all(lambda: self._wants(given)))]
-        for rank, told in given.items():
-            self._deal(rank, told)
-        self._parts.clear()
+        needs = self._on_all(self._prepare)
+        self._on_all(self._read)
+        needed = [unpacked(blob) for blob in self._transport.gather(packed({"needs": needs}))]
+        self._on_all(lambda: self._exchange([one["needs"] for one in needed]))
         self._on_all(self._demand_whole)
-        return self._set(own_body or self._first["body"])
+        return self._set(self._first["body"] if self._body is None else self._body)
 
     @property
     def _donor(self) -> int:  # whose parameters are taken where each rank had all
@@ -170,11 +141,16 @@ class Taking:
             raise RecoveryError(f"another process could not take its part: {failed[0]}")
         return found  # type: ignore[return-value]
 
-    # Telling.
+    # Describing.
 
-    def _described(self) -> list[tuple[int, bytes]]:
-        first = min(self._owners)
-        return [(rank, packed(_description(one, with_body=rank == first))) for rank, one in self._parts.items()]
+    def _describe(self) -> list[tuple[int, bytes]]:
+        first, found = min(self._owners), []
+        for rank, (folder, replay) in self._checkpoints.items():
+            with FormerCheckpoint(folder) as checkpoint:
+                found.append((rank, packed(checkpoint.describe(replay, with_body=rank == first))))
+                if rank == self._rank:
+                    self._body = checkpoint.body
+        return found
 
     def _demand_fit(self) -> None:
         state, first = self._state, self._first
@@ -205,50 +181,82 @@ class Taking:
         if found or differing:
             raise StateMismatch("recover()", [*([differing] if differing else []), *found])
 
-    # Sending and receiving.
+    # Reading.
 
-    def _wants(self, given: dict[int, list[Told]]) -> bytes:
-        """What falls into this process's tensors, which are made, as boxes by tensor."""
-        for told in given.values():
-            for one in told:
-                if one.name not in self._targets:
-                    self._targets[one.name] = self._made(one)
-        return packed({name: target.boxes for name, target in self._targets.items()})
+    def _prepare(self) -> dict[int, dict[str, list[Box]]]:
+        """Make this process's tensors. Return what falls into them of checkpoints that it cannot read: boxes by tensor."""
+        for stored in self._stored.values():
+            for box in stored:
+                if box.name not in self._targets:
+                    self._targets[box.name] = self._made(box)
+        self._readable = {rank for rank in self._stored if self._can_read(rank)}
+        return {rank: self._wanted for rank in self._stored if rank not in self._readable}
 
-    def _deal(self, rank: int, told: list[Told]) -> None:
-        """Give each process its pieces of what a rank of before had, from the one that has redone it."""
-        owner, part = self._owners[rank], self._parts.pop(rank, None)
-        if part is None:
-            for bundle in bundles(told, self._wanted[self._rank]):
-                self._put(rank, bundle, self._transport.receive(owner))
-            return
-        held = {(one.name, one.offset): box for one, box in _boxes(part)}
-        for process, wanted in enumerate(self._wanted):
-            for bundle in bundles(told, wanted):
-                content = b"".join(piece.cut_from(held[piece.told.name, piece.told.offset]) for piece in bundle)
-                if process == self._rank:
-                    self._put(rank, bundle, content)
-                else:
-                    self._transport.send(content, process)
+    @property
+    def _wanted(self) -> dict[str, list[Box]]:
+        return {name: target.boxes for name, target in self._targets.items()}
 
-    def _put(self, rank: int, bundle: list[Piece], content: bytes) -> None:
-        blob, at = np.frombuffer(content, np.uint8), 0
+    def _can_read(self, rank: int) -> bool:
+        told = self._told[rank]
+        try:
+            with Checkpoint(Path(told["folder"])) as checkpoint:
+                return bool(checkpoint.identity == told["identity"])
+        except CorruptCheckpoint:  # nothing is there, or what another machine has under this name
+            return False
+
+    def _read(self) -> None:
+        """Fill this process's tensors from the checkpoints that it can read."""
+        wanted = self._wanted
+        for rank in sorted(self._readable):
+            with FormerCheckpoint(Path(self._told[rank]["folder"])) as checkpoint:
+                for piece in pieces(self._stored[rank], wanted):
+                    self._put(rank, piece, checkpoint.read_piece(piece))
+
+    def _exchange(self, needs: list[dict[int, dict[str, list[Box]]]]) -> None:
+        """Send what others need and cannot read, and receive what this process needs: one former rank after the other."""
+        error: Exception | None = None
+        for rank, stored in self._stored.items():
+            owner = self._owners[rank]
+            for process, wanted in enumerate(needs):
+                for bundle in bundles(stored, wanted.get(rank, {})):
+                    if process == self._rank:
+                        self._put_bundle(rank, bundle, self._transport.receive(owner))
+                    elif owner == self._rank:
+                        content, caught = self._read_bundle(rank, bundle)
+                        error = error or caught
+                        self._transport.send(content, process)
+        if error is not None:
+            raise error
+
+    def _read_bundle(self, rank: int, bundle: list[Piece]) -> tuple[bytes, Exception | None]:
+        """Return the bytes of pieces. After an error others are sent in their place: the receiver waits for as many."""
+        try:
+            with FormerCheckpoint(self._checkpoints[rank][0]) as checkpoint:
+                return b"".join(checkpoint.read_piece(piece).tobytes() for piece in bundle), None
+        except Exception as error:
+            return bytes(sum(piece.nbytes for piece in bundle)), error
+
+    def _put_bundle(self, rank: int, bundle: list[Piece], content: bytes) -> None:
+        blob, at = np.frombuffer(bytearray(content), np.uint8), 0
         assert blob.nbytes == sum(piece.nbytes for piece in bundle), f"rank {rank}: {blob.nbytes} bytes of {bundle}"
         for piece in bundle:
-            array = Array(piece.told.dtype, piece.length, blob[at : at + piece.nbytes])
-            self._targets[piece.told.name].put(rank, piece.offset, arrays.from_array(array))
+            self._put(rank, piece, blob[at : at + piece.nbytes])
             at += piece.nbytes
 
-    def _made(self, one: Told) -> Target:
-        if not one.parameter:
-            whole = torch.empty(one.whole, dtype=arrays.DTYPES[one.dtype])
+    def _put(self, rank: int, piece: Piece, data: Bytes) -> None:
+        array = Array(piece.box.dtype, piece.length, data)
+        self._targets[piece.box.name].put(rank, piece.offset, arrays.from_array(array))
+
+    def _made(self, box: StoredBox) -> Target:
+        if not box.parameter:
+            whole = torch.empty(box.whole, dtype=arrays.DTYPES[box.dtype])
             return Target(whole, cut(whole, None))
-        parameter = self._state.parameters[one.parameter]
+        parameter = self._state.parameters[box.parameter]
         place, held = place_of(parameter), local(parameter).detach()
-        if one.name.startswith("grad/") and empty_of(parameter) is not None:  # it is there, also of what is another's
+        if box.name.startswith("grad/") and empty_of(parameter) is not None:  # it is there, also of what is another's
             place, held = None, parameter.detach()
-        if not one.name.startswith("param/"):
-            held = torch.zeros_like(held, dtype=arrays.DTYPES[one.dtype], device="cpu")
+        if not box.name.startswith("param/"):
+            held = torch.zeros_like(held, dtype=arrays.DTYPES[box.dtype], device="cpu")
         return Target(held, cut(held, place))
 
     def _demand_whole(self) -> None:
@@ -270,18 +278,21 @@ class Taking:
         state.fingerprint_kinds = {kind for about in self._told.values() for kind in about["kinds"]}
         state.stale = {which for about in self._told.values() for which in about["stale"]}
         state.recorded_environment = first["environment"]
-        state.notes += [note for about in self._told.values() for note in about["notes"] if note not in state.notes]
-        environment.set_back(state.recorded_environment)
+        notes = [
+            *(note for about in self._told.values() for note in about["notes"]),
+            *environment.set_back(first["environment"]),
+        ]
+        state.notes += [note for note in dict.fromkeys(notes) if note not in state.notes]
         optimizers = {which: {**about, "state": self._rest(which)} for which, about in first["optimizers"].items()}
         names = [name[6:] for name in self._targets if name.startswith("param/")]
         with unwrapped(state):
-            state.set_tensors(names, optimizers, self._read)
+            state.set_tensors(names, optimizers, self._take)
         waiting = {name[5:]: target.tensor for name, target in self._targets.items() if name.startswith("grad/")}
-        body = {key: value for key, value in body.items() if key not in _NOT_TAKEN} | {"waiting": waiting}
+        body = body | {"waiting": waiting}
         state.set_auxiliary(body)
         return body
 
-    def _read(self, name: str) -> AnyArray:
+    def _take(self, name: str) -> AnyArray:
         return arrays.to_array(self._targets.pop(name).tensor)
 
     def _rest(self, which: str) -> dict[str, Any]:
@@ -293,80 +304,3 @@ class Taking:
                 for key, value, device in items:
                     found.setdefault(name, {}).setdefault(key, (key, value, device))
         return {name: list(items.values()) for name, items in found.items() if name not in nothing}
-
-
-def _body(part: Part) -> dict[str, Any]:
-    """The boundary that was landed on, with what was noted before its checkpoint."""
-    noted = part.meta["boundary"].get("scalars")
-    return part.body if noted is None else {**part.body, "scalars": noted}
-
-
-def _description(part: Part, *, with_body: bool) -> dict[str, Any]:
-    """What others need to know of it, as plain values."""
-    told = [one for one, _ in _boxes(part)]
-    optimizers: dict[str, Any] = {}
-    for which, about in part.meta["optimizers"].items():
-        rest = part.state_tensors(which)[1]
-        if "" in rest:
-            raise UsageError(
-                f"optimizer {which!r} keeps state that belongs to no parameter, which is not dealt out to other "
-                "processes. Start as many as before"
-            )
-        groups = part.groups(which)
-        names = about.get("all", groups["params"])  # also those of other ranks
-        optimizers[which] = {
-            "class": about["class"],
-            "groups": groups["values"],
-            "params": names,
-            "all": names,
-            "state": rest,
-            "given": part.given.get(which, []),
-        }
-    found = {
-        "tensors": [tuple(one) for one in told],
-        "optimizers": optimizers,
-        "environment": part.recorded_environment,
-        "born": part.meta["born"],
-        "kinds": sorted(part.fingerprint_kinds),
-        "stale": sorted(part.stale),
-        "notes": part.notes,
-        "whole": _digest(part),
-    }
-    return found | {"body": {key: value for key, value in _body(part).items() if key not in _NOT_TAKEN}} if with_body else found
-
-
-def _digest(part: Part) -> str:
-    """Of all parameters; empty if they are parts."""
-    if any(place_of(parameter) is not None for parameter in part.parameters.values()):
-        return ""
-    found = xxhash.xxh3_64()
-    for parameter in part.parameters.values():
-        found.update(memory_of(parameter).data)
-    return found.hexdigest()
-
-
-def _tensors(part: Part) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
-    """What is dealt out: name, tensor, and the parameter as which it is laid out; None for what is whole on each rank."""
-    for name, parameter in part.parameters.items():
-        yield f"param/{name}", parameter.detach(), parameter
-    for which, optimizer in part.optimizers.items():
-        for parameter, kept in optimizer.state.items():
-            if not isinstance(kept, dict) or id(parameter) not in part.name_of:
-                continue
-            for key, value in kept.items():
-                if isinstance(value, torch.Tensor):
-                    name = f"state/{which}/{part.name_of[id(parameter)]}/{key}"
-                    yield name, value, parameter if is_alike(key, value, parameter) else None
-    for name, gradient in part.body["waiting"].items():
-        yield f"grad/{name}", gradient, part.parameters[name]
-
-
-def _boxes(part: Part) -> Iterator[tuple[Told, torch.Tensor]]:
-    """What is dealt out, box by box; of what a part has no element of, an empty one."""
-    for name, tensor, parameter in _tensors(part):
-        if tensor.layout is not torch.strided:
-            raise UsageError(f"{name} is a sparse tensor, which is not dealt out to other processes. Start as many as before")
-        place = None if parameter is None or parameter.shape != tensor.shape else place_of(parameter)
-        whole, laid = place.whole if place else tuple(tensor.shape), "" if parameter is None else part.name_of[id(parameter)]
-        for offset, box in cut(tensor, place) or [((0,) * max(1, len(whole)), tensor.new_empty((0,) * max(1, len(whole))))]:
-            yield Told(name, arrays.NAMES[tensor.dtype], offset, tuple(box.shape), whole, laid), box

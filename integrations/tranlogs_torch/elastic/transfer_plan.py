@@ -1,6 +1,7 @@
-"""What of the tensors of ranks of before goes to which process: what falls into the boxes that it holds now, and no more.
+"""Which parts of the former ranks' tensors a process needs: what falls into the boxes that it holds now, and no more.
 
-Sender and receiver work it out for themselves, from the same lists: nothing but the numbers themselves is sent.
+A process that cannot read a former rank's checkpoint is sent its parts. Sender and receiver compute them from the same lists:
+nothing but the numbers themselves is sent.
 """
 
 from __future__ import annotations
@@ -9,21 +10,25 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import torch
-
 from tranlogs.base.config import MIB
 from tranlogs.base.types import ITEMSIZE
 
 from ..sharding.overlap import Box, Shape
-from ..tensors import arrays
 
 _BUNDLE_BYTES = 16 * MIB
 
 
-class Told(NamedTuple):
-    """What is told of a box of a tensor of a rank of before.
+class StoredBox(NamedTuple):
+    """A box of a tensor of a former rank. Its elements lie one after another in the stored tensor.
 
-    `parameter` is the one as which it is laid out; "" for what is whole on each rank (a count of steps).
+    Attributes:
+        name: of the stored tensor.
+        dtype: of its elements.
+        offset: of the box in the whole tensor.
+        length: of the box in each dimension.
+        whole: the shape of the whole tensor.
+        parameter: the parameter that is laid out in the same way; "" for what is whole on each rank (a count of steps).
+        first: the box's first element in the stored tensor.
     """
 
     name: str
@@ -32,58 +37,68 @@ class Told(NamedTuple):
     length: Shape
     whole: Shape
     parameter: str
+    first: int
 
 
 class Piece(NamedTuple):
-    """What goes to one process of such a box: some rows of what falls into a box of its own."""
+    """Rows of a stored box that fall into a box of the process that needs them.
 
-    told: Told
-    offset: Shape  # in the whole
+    Attributes:
+        box: the stored box.
+        offset: of the piece in the whole tensor.
+        length: of the piece in each dimension.
+    """
+
+    box: StoredBox
+    offset: Shape
     length: Shape
 
     @property
     def nbytes(self) -> int:
-        """On the way."""
-        return math.prod(self.length) * ITEMSIZE[self.told.dtype]
-
-    def cut_from(self, box: torch.Tensor) -> bytes:
-        """The numbers, in C order, from the box that was told of."""
-        found = box[tuple(slice(a - b, a - b + n) for a, b, n in zip(self.offset, self.told.offset, self.length, strict=True))]
-        return arrays.flat_bytes(found.detach().cpu().resolve_conj().resolve_neg().contiguous()).tobytes()
+        """The bytes of its elements."""
+        return math.prod(self.length) * ITEMSIZE[self.box.dtype]
 
 
 def common(a: Box, b: Box) -> Box | None:
-    """The box that falls into both; None if no element does."""
+    """Return the box that falls into both; None if no element does."""
     bounds = [(max(i, j), min(i + m, j + n)) for i, m, j, n in zip(*a, *b, strict=True)]
     if any(first >= end for first, end in bounds):
         return None
     return tuple(first for first, _ in bounds), tuple(end - first for first, end in bounds)
 
 
-def bundles(told: Iterable[Told], wanted: Mapping[str, Sequence[Box]]) -> Iterator[list[Piece]]:
-    """What of these boxes falls into those that a process wants, by tensor; in the portions in which it is sent."""
+def bundles(stored: Iterable[StoredBox], wanted: Mapping[str, Sequence[Box]]) -> Iterator[list[Piece]]:
+    """Yield the pieces of stored boxes that fall into the boxes that a process needs, in portions of bounded size.
+
+    Args:
+        stored: boxes of a former rank.
+        wanted: the boxes of the process, by tensor.
+    """
     bundle: list[Piece] = []
     size = 0
-    for one in told:
-        for box in wanted[one.name]:
-            for piece in _pieces(one, box):
-                if bundle and size + piece.nbytes > _BUNDLE_BYTES:
-                    yield bundle
-                    bundle, size = [], 0
-                bundle.append(piece)
-                size += piece.nbytes
+    for piece in pieces(stored, wanted):
+        if bundle and size + piece.nbytes > _BUNDLE_BYTES:
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(piece)
+        size += piece.nbytes
     if bundle:
         yield bundle
 
 
-def _pieces(told: Told, wanted: Box) -> Iterator[Piece]:
-    found = common((told.offset, told.length), wanted)
-    if found is None:
-        return
-    offset, length = found
+def pieces(stored: Iterable[StoredBox], wanted: Mapping[str, Sequence[Box]]) -> Iterator[Piece]:
+    """Yield the pieces of `bundles` one by one. Of each, the rows that have to be read are of bounded size."""
+    for box in stored:
+        for target in wanted.get(box.name, ()):
+            found = common((box.offset, box.length), target)
+            if found is not None:
+                yield from _in_rows(box, *found)
+
+
+def _in_rows(box: StoredBox, offset: Shape, length: Shape) -> Iterator[Piece]:
     if not length:
-        yield Piece(told, offset, length)
+        yield Piece(box, offset, length)
         return
-    rows = max(1, _BUNDLE_BYTES // (math.prod(length[1:]) * ITEMSIZE[told.dtype]))
+    rows = max(1, _BUNDLE_BYTES // (math.prod(box.length[1:]) * ITEMSIZE[box.dtype]))
     for first in range(0, length[0], rows):
-        yield Piece(told, (offset[0] + first, *offset[1:]), (min(rows, length[0] - first), *length[1:]))
+        yield Piece(box, (offset[0] + first, *offset[1:]), (min(rows, length[0] - first), *length[1:]))

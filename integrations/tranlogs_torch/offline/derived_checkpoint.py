@@ -1,60 +1,29 @@
-"""The snapshot of a replayed state, equal byte for byte to the one that the training script would have taken there.
+"""Whether the snapshot of a replayed state equals, byte for byte, the one that the training script would have taken there.
 
-Tensors come from the replay, auxiliary state from the boundary's record, and what a script alone knows (names in the models'
-state dicts, hyper-parameters as first given) from the checkpoint before: it is refused where one of these may have changed.
+It is refused where what a script alone knows may have changed since the checkpoint before.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from tranlogs.base.errors import UsageError
-from tranlogs.base.types import AnyArray
 from tranlogs.checkpoints import Snapshot
 from tranlogs.log.body import encode_parts
 from tranlogs.recovery.recover import Recovered
-from tranlogs.training.scalars import ScalarHistory
 
-from ..sharding.shards import array_of
 from ..state import environment
-from ..tensors.arrays import adapt, to_array
+from ..tensors.arrays import adapt
 from .recorded_state import RecordedState
 
 
 def snapshot(state: RecordedState, found: Recovered) -> Snapshot:
-    """See the module; encoded.
+    """Return the encoded snapshot.
 
     Raises:
         UsageError: it cannot be known to be the same.
     """
     for why in _doubts(state, found):
         raise UsageError(why)
-    before, body = state.meta, found.body
-    tensors: dict[str, AnyArray] = {f"param/{name}": array_of(p, p) for name, p in state.parameters.items()}
-    tensors |= {f"buffer/{name}": to_array(b) for name, b in body["buffers"].items()}
-    optimizers: dict[str, Any] = {}
-    for which, about in before["optimizers"].items():
-        held, rest = state.state_tensors(which)
-        tensors |= {name: array for name, array in held if array is not None}
-        optimizers[which] = {
-            "class": about["class"],
-            "groups": body["after"][which],
-            "params": state.group_names(which),
-            "state": rest,
-            "given": state.given[which],
-        }
-    curves = ScalarHistory()
-    curves.unpack(before["boundary"].get("scalars", {}))
-    curves.extend(found.scalars)
-    meta = {
-        "optimizers": optimizers,
-        "modules": before["modules"],
-        "boundary": {**body, "scalars": curves.pack()},
-        "born": before["born"],
-    }
-    made = Snapshot(tensors, meta)
-    made.encode(adapt)
-    return made
+    return state.derive(found)
 
 
 def _doubts(state: RecordedState, found: Recovered) -> list[str]:

@@ -10,6 +10,6 @@ from .recorded_state import RecordedState
 class LiveState(RecoverableState):
     """The state of a run in the process that trains it."""
 
-    def new_part(self) -> RecordedState:
+    def former_state(self) -> RecordedState:
         """Return a state for what another process recorded, with the optimizers' classes that the script uses."""
         return RecordedState(OptimizerClasses.of(self.optimizers.values()))

@@ -14,11 +14,13 @@ import torch
 from torch import nn
 
 from tranlogs.base.types import AnyArray, Array
-from tranlogs.checkpoints import Checkpoint
+from tranlogs.checkpoints import Checkpoint, Snapshot
+from tranlogs.recovery.recover import Recovered
+from tranlogs.training.scalars import ScalarHistory
 
 from ..elastic.recoverable_state import RecoverableState
-from ..sharding.shards import put_place
-from ..tensors.arrays import from_array, make_array, make_extension
+from ..sharding.shards import array_of, put_place
+from ..tensors.arrays import adapt, from_array, make_array, make_extension, to_array
 from ..tensors.placement import Place
 from .optimizer_classes import OptimizerClasses, make_optimizer
 
@@ -41,9 +43,45 @@ class RecordedState(RecoverableState):
         self.restored: frozenset[str] = frozenset()
         self.body: dict[str, Any] = {}
 
-    def new_part(self) -> RecordedState:
+    def former_state(self) -> RecordedState:
         """Return another state of the same optimizers' classes, to be restored."""
         return RecordedState(self._classes)
+
+    def describe_replay(self) -> dict[str, Any]:
+        """Return what the redone records say of the state and no checkpoint holds, as plain values."""
+        return {"kinds": sorted(self.fingerprint_kinds), "stale": sorted(self.stale), "notes": self.notes}
+
+    def derive(self, recovered: Recovered) -> Snapshot:
+        """Return the encoded snapshot that the training script would have taken where its log was redone to.
+
+        Tensors come from the replay, auxiliary state from the boundary's record, and what a script alone knows (names in the
+        models' state dicts, hyper-parameters as first given) from the checkpoint before.
+        """
+        before, body = self.meta, recovered.body
+        tensors: dict[str, AnyArray] = {f"param/{name}": array_of(p, p) for name, p in self.parameters.items()}
+        tensors |= {f"buffer/{name}": to_array(b) for name, b in body["buffers"].items()}
+        optimizers: dict[str, Any] = {}
+        for which, about in before["optimizers"].items():
+            held, rest = self.state_tensors(which)
+            tensors |= {name: array for name, array in held if array is not None}
+            optimizers[which] = {
+                "class": about["class"],
+                "groups": body["after"][which],
+                "params": self.group_names(which),
+                "state": rest,
+                "given": self.given[which],
+            }
+            if "all" in about:  # of an optimizer that has some of the parameters
+                optimizers[which]["all"] = about["all"]
+        curves = ScalarHistory()
+        curves.unpack(self.body.get("scalars", before["boundary"].get("scalars", {})))
+        curves.extend(recovered.scalars)
+        boundary = {**body, "scalars": curves.pack()}
+        made = Snapshot(
+            tensors, {"optimizers": optimizers, "modules": before["modules"], "boundary": boundary, "born": before["born"]}
+        )
+        made.encode(adapt)
+        return made
 
     def differences(self, checkpoint: Checkpoint) -> list[str]:
         return []  # nothing is there before the checkpoint says what

@@ -96,8 +96,12 @@ def placed(content: AnyArray, parameter: torch.Tensor) -> AnyArray:
 
 def is_alike(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Whether an optimizer's state `key` is laid out as its parameter, so that it is sharded where that is."""
-    shape = local(value).shape
-    return shape == local(parameter).shape and (len(shape) > 0 or key not in _SCALARS)
+    return has_layout(key, local(value).shape, local(parameter).shape)
+
+
+def has_layout(key: str, shape: tuple[int, ...], parameter: tuple[int, ...]) -> bool:
+    """The same of the shapes of a state `key` and its parameter."""
+    return shape == parameter and (len(shape) > 0 or key not in _SCALARS)
 
 
 def like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

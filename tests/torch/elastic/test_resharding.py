@@ -1,20 +1,27 @@
-"""Parts put together: boxes that overlap, that are there twice, that are missing; and how they are cut for sending."""
+"""Parts put together: boxes that overlap, that are there twice, that are missing; and how they are read from checkpoints."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tranlogs.base.types import Piece
+from tranlogs.base.clock import SystemClock
+from tranlogs.base.types import Array, Piece
+from tranlogs.checkpoints import Snapshot
+from tranlogs.log.record import Position
+from tranlogs.recovery.derived_checkpoint import write_snapshot
 from tranlogs.recovery.group.resharding import _choose_owner
 from tranlogs_torch.elastic import transfer_plan
+from tranlogs_torch.elastic.former_checkpoint import FormerCheckpoint
 from tranlogs_torch.elastic.resharding import Target
-from tranlogs_torch.elastic.transfer_plan import Told, bundles
+from tranlogs_torch.elastic.transfer_plan import StoredBox, bundles, pieces
 from tranlogs_torch.sharding.overlap import cut
+from tranlogs_torch.tensors.arrays import adapt, to_array
 from tranlogs_torch.tensors.placement import Place
 
 WHOLE = torch.arange(35.0).reshape(7, 5)
@@ -91,33 +98,62 @@ def test_a_flat_range_is_dealt_out_in_few_boxes(shape: tuple[int, ...]) -> None:
         assert torch.equal(held, whole.reshape(-1)[first:end])
 
 
+def checkpoint_of(folder: Path, tensors: dict[str, torch.Tensor], places: dict[str, Place]) -> FormerCheckpoint:
+    """Return a former rank's checkpoint with these tensors, of which some are parts."""
+    arrays = {f"param/{name}": to_array(tensor) for name, tensor in tensors.items()}
+    for name, place in places.items():
+        array = arrays[f"param/{name}"]
+        assert isinstance(array, Array)
+        array.whole, array.piece = place
+    snapshot = Snapshot(arrays, {"optimizers": {}, "born": [], "boundary": {"waiting": {}, "buffers": {}}})
+    snapshot.encode(adapt)
+    write_snapshot(folder, snapshot, Position(1, 1, 1, 1), {"environment": {}}, SystemClock())
+    return FormerCheckpoint(folder)
+
+
 @pytest.mark.parametrize("bundle_bytes", [1, 40, 1 << 20])
-def test_a_process_is_sent_what_it_wants_and_no_more(monkeypatch: pytest.MonkeyPatch, bundle_bytes: int) -> None:
+def test_a_process_reads_what_it_wants_and_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bundle_bytes: int) -> None:
     """Rows of before over columns of now; a number without dimensions; a part without elements, on either side."""
     monkeypatch.setattr(transfer_plan, "_BUNDLE_BYTES", bundle_bytes)
-    before = [
-        Told("a", "float32", (0, 0), (3, 5), (7, 5), "a"),
-        Told("a", "float32", (3, 0), (4, 5), (7, 5), "a"),
-        Told("b", "float32", (), (), (), ""),
-        Told("c", "float32", (7, 0), (0, 5), (7, 5), "c"),
-    ]
-    held = {(0, 0): WHOLE[:3], (3, 0): WHOLE[3:], (): torch.tensor(3.0)}
+    parts = {"a": (WHOLE[:3], (0, 0)), "b": (WHOLE[3:], (3, 0)), "d": (WHOLE[7:], (7, 0))}
+    places = {name: Place((7, 5), Piece("box", offset, tuple(part.shape))) for name, (part, offset) in parts.items()}
+    tensors = {name: part.contiguous() for name, (part, _) in parts.items()} | {"c": torch.tensor(3.0)}
     columns = torch.full((7, 2), -1.0)
-    targets = {"a": Target(columns, [((0, 3), columns)]), "b": target_at(torch.tensor(-1.0), ()), "c": Target(columns, [])}
-    found = list(bundles(before, {name: target.boxes for name, target in targets.items()}))
-    for bundle in found:
-        assert len(bundle) == 1 or sum(piece.nbytes for piece in bundle) <= bundle_bytes
-        for piece in bundle:
-            values = np.frombuffer(piece.cut_from(held[piece.told.offset]), np.float32).reshape(piece.length)
-            targets[piece.told.name].put(0, piece.offset, torch.from_numpy(values.copy()))
+    targets = {name: Target(columns, [((0, 3), columns)]) for name in parts} | {"c": target_at(torch.tensor(-1.0), ())}
+    wanted = {f"param/{name}": target.boxes for name, target in targets.items()}
+    with checkpoint_of(tmp_path / "former", tensors, places) as checkpoint:
+        stored = [StoredBox(*one) for one in checkpoint.describe({}, with_body=True)["tensors"]]
+        found = list(bundles(stored, wanted))
+        for bundle in found:
+            assert len(bundle) == 1 or sum(piece.nbytes for piece in bundle) <= bundle_bytes
+            for piece in bundle:
+                values = checkpoint.read_piece(piece).view(np.float32).reshape(piece.length)
+                targets[piece.box.name.removeprefix("param/")].put(0, piece.offset, torch.from_numpy(values.copy()))
+        assert not list(bundles(stored, {"param/a": [((2, 5), (3, 0))]}))
     assert torch.equal(columns, WHOLE[:, 3:])
-    assert targets["a"].is_whole
-    assert targets["b"].tensor.item() == 3.0
+    assert targets["c"].tensor.item() == 3.0
     assert sum(piece.nbytes for bundle in found for piece in bundle) == 7 * 2 * 4 + 4
-    assert not list(bundles(before[:2], {"a": [((2, 5), (3, 0))]}))
 
 
-def test_a_journal_is_redone_by_its_own_process_or_by_one_that_can_read_it() -> None:
+@pytest.mark.parametrize("shape", [(7,), (5, 4), (3, 4, 5)])
+def test_a_stored_range_is_read_into_rows(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """The parts of FullyShardedDataParallel, of which the boxes lie one after another in the file."""
+    size = math.prod(shape)
+    whole = torch.arange(float(size), dtype=torch.bfloat16).reshape(shape)
+    ranges = [(0, size // 3), (size // 3, size // 3), (size // 3, size)]
+    target = target_at(torch.full(shape, -1.0, dtype=torch.bfloat16), (0,) * len(shape))
+    for rank, (first, end) in enumerate(ranges):
+        place = Place(shape, Piece("flat", (first,), (end - first,)))
+        with checkpoint_of(tmp_path / str(rank), {"a": whole.reshape(-1)[first:end]}, {"a": place}) as checkpoint:
+            stored = [StoredBox(*one) for one in checkpoint.describe({}, with_body=False)["tensors"]]
+            for piece in pieces(stored, {"param/a": target.boxes}):
+                values = torch.frombuffer(bytearray(checkpoint.read_piece(piece)), dtype=torch.bfloat16)
+                target.put(rank, piece.offset, values.reshape(piece.length))
+    assert target.is_whole
+    assert torch.equal(target.tensor, whole)
+
+
+def test_a_journal_is_compacted_by_its_own_process_or_by_one_that_can_read_it() -> None:
     readers = [[0, 3], [1, 2, 3], [2, 3]]
     assert [_choose_owner(rank, readers, 3) for rank in range(4)] == [0, 1, 2, 0]
     assert _choose_owner(3, [[0], [1, 3]], 2) == 1

@@ -6,7 +6,8 @@ ranks, so the same code serves processes (torch.distributed) and a single reader
 
 The number of processes may have changed since the run was recorded. A journal whose rank no longer exists is then read by a
 process that finds it beside its own, and a process without a part in the run redoes the journal of another rank. Where
-parameters are sharded in another way now, all journals are redone, each by one process, and the parts are distributed anew.
+parameters are sharded in another way now, the log of each former rank is compacted into a checkpoint, and each process reads
+its parts from these (resharding.py).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from ...base.errors import CorruptCheckpoint, MissingShard, RecoveryError, Usage
 from ...log.record import EntryKind
 from ..plan import Plan
 from ..protocol import ReplacementSource
-from ..recover import DamagedEntry, Progress, Recovered, execute_plan
+from ..recover import DamagedEntry, Progress, Recovered, execute_plan, open_planned_checkpoint
 from .decision.agreement import Agreement, BaseCheckpoint, Damage
 from .decision.change_notes import describe_lost_journals, describe_resharding, describe_resize, describe_substitution
 from .decision.generations import Generation, GroupTarget, choose_target, group_by_generation
 from .gradient_shards import GradientShards
-from .group_state import GroupState
+from .group_state import GroupState, ReplayedState
 from .journal_access import JournalAccess, Transport
 from .outcome import DAMAGE_KINDS, GroupRecovered, RankAttempt
 from .rank_plan import RankPlanner
@@ -160,7 +161,8 @@ class GroupRecovery:
 
     def _begin_resharding(self) -> Resharding:
         assert self._access is not None
-        return Resharding(self.rank, self.world, self._generation, self._access.folders, self._transport)
+        access = self._access
+        return Resharding(self.rank, self.world, self._generation, access.folders, access.scratch, self._transport)
 
     def _make_planner(self) -> RankPlanner:
         assert self._access is not None
@@ -238,10 +240,9 @@ class GroupRecovery:
             self.state.world = self._generation.world
             if self._resharding is not None:
                 for donor in self._resharding.assigned_ranks:
-                    base, part = agreement.bases[donor], self.state.new_part()
+                    base = agreement.bases[donor]
                     assert base is not None
-                    part.world = self._generation.world
-                    self._resharding.add(donor, part, self._redo(planner, donor, base, part, progress))
+                    self._compact(self._resharding, planner, donor, base, progress)
             elif self._has_part or self._is_newcomer or self._redoes_copies or self._redoes_equal:
                 assert base is not None
                 recovered = self._redo(planner, donor, base, self.state, progress)
@@ -267,8 +268,23 @@ class GroupRecovery:
             attempt.error = error
         return attempt, recovered
 
+    def _compact(
+        self, resharding: Resharding, planner: RankPlanner, donor: int, base: BaseCheckpoint, progress: Progress | None
+    ) -> None:
+        """Get a checkpoint of a former rank at the target."""
+        log, journal = planner.read_log(donor), planner.folders[donor]
+        plan = planner.plan(log, donor, base)
+        if not plan.links:
+            resharding.use_checkpoint(donor, journal, plan, log.facts.notes)
+            return
+        state = self.state.former_state()
+        state.world = self._generation.world
+        recovered = self._redo(planner, donor, base, state, progress)
+        with open_planned_checkpoint(journal, plan) as checkpoint:
+            resharding.compact(donor, state, recovered, checkpoint.manifest)
+
     def _redo(
-        self, planner: RankPlanner, donor: int, base: BaseCheckpoint, state: GroupState, progress: Progress | None
+        self, planner: RankPlanner, donor: int, base: BaseCheckpoint, state: ReplayedState, progress: Progress | None
     ) -> Recovered:
         """Bring a state from a checkpoint to the target by the journal of a rank."""
         log = planner.read_log(donor)

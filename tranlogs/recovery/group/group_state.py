@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from ...checkpoints import Snapshot
 from ..protocol import Recoverable
+from ..recover import Recovered
 from .gradient_shards import GradientShards
 from .journal_access import Transport
 
 
-class GroupState(Recoverable, Protocol):
+class ReplayedState(Recoverable, Protocol):
     """A state whose records may hold gradient shards.
 
     Attributes:
@@ -22,20 +24,42 @@ class GroupState(Recoverable, Protocol):
     shards: GradientShards | None
     world: int
 
+
+class FormerState(ReplayedState, Protocol):
+    """The state of a rank of an earlier group. `restore` builds it as the checkpoint describes it."""
+
+    def derive(self, recovered: Recovered) -> Snapshot:
+        """Return the encoded snapshot that the rank itself would have taken where its log was redone to."""
+        ...
+
+    def describe_replay(self) -> dict[str, Any]:
+        """Return what the redone records say of the state and no checkpoint holds, as plain values."""
+        ...
+
+
+class GroupState(ReplayedState, Protocol):
+    """The state of one rank of a group."""
+
     def is_resharded(self, sharding: Mapping[str, Any]) -> bool:
         """Return True if a parameter is sharded in another way than was recorded (`environment["sharding"]`)."""
         ...
 
-    def new_part(self) -> GroupState:
-        """Return a state that `restore` builds as the checkpoint describes it, for what another process has recorded."""
+    def former_state(self) -> FormerState:
+        """Return a state for what another process has recorded."""
         ...
 
-    def assemble(self, parts: dict[int, Any], owners: Mapping[int, int], rank: int, transport: Transport) -> dict[str, Any]:
-        """Set all state from the parts of the earlier ranks. All processes must call it.
+    def assemble(
+        self,
+        checkpoints: Mapping[int, tuple[Path, dict[str, Any]]],
+        owners: Mapping[int, int],
+        rank: int,
+        transport: Transport,
+    ) -> dict[str, Any]:
+        """Read all state from the checkpoints of the former ranks, of each no more than is needed. All processes must call it.
 
         Args:
-            parts: the parts that this process has redone, by earlier rank. The call uses them up.
-            owners: the process that has redone the part of each earlier rank.
+            checkpoints: by former rank, the folder of each checkpoint that this process owns, and `describe_replay`.
+            owners: the process that owns the checkpoint of each former rank.
             rank: the rank of this process.
             transport: connects the processes.
 
@@ -44,7 +68,7 @@ class GroupState(Recoverable, Protocol):
 
         Raises:
             StateMismatch: the state does not fit the run. Nothing was changed.
-            UsageError: the parts do not make up whole parameters.
+            UsageError: the checkpoints do not make up whole parameters.
         """
         ...
 

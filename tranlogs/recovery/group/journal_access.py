@@ -76,6 +76,11 @@ class JournalAccess:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._copies, ignore_errors=True)
 
+    @property
+    def scratch(self) -> Path:
+        """The folder for checkpoints that are made while the run recovers. It is deleted with the copies."""
+        return self._copies / "compacted"
+
     def fetch_logs(self, segments: Mapping[int, Iterable[Path]]) -> None:
         """Copy the logs that some rank cannot read.
 

@@ -1,27 +1,50 @@
 """Recovery of a run whose parameters are sharded in another way now: over more or fewer processes, or over another mesh.
 
-To redo a part of the parameters, no other part is needed. So each earlier journal is redone by one of the present processes,
-into a state that `restore` builds as the journal's checkpoint describes it. A process that had a journal redoes that one. Then
-the processes exchange the results, and each takes what belongs to it. Each log is read once, by one process. No process holds
-more than its part of the earlier state and its part of the present one.
+To redo a part of the parameters, no other part is needed. So the log of each former rank is compacted into a checkpoint at the
+step on which the processes have agreed: by one of the present processes, with the code by which a monitor derives a checkpoint.
+If a former rank has a checkpoint at that step, nothing is redone or written. From these checkpoints each process reads the
+ranges that belong to it. No process holds more than one former rank's part and its own.
+
+The checkpoints lie in the folder of the process that made them and are deleted when the recovery ends. A recovery that is
+interrupted leaves the former journals as they were, and the next one makes the checkpoints again.
 """
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...base.clock import SystemClock
+from ...base.errors import RecoveryError, error_text
 from ...catalog import CheckpointRow
 from ...log.record import Position
+from ..derived_checkpoint import write_snapshot
 from ..plan import Plan
 from ..protocol import Divergence
-from ..recover import Recovered
+from ..recover import Recovered, open_planned_checkpoint
 from .decision.generations import Generation
-from .group_state import GroupState
+from .group_state import FormerState, GroupState
 from .journal_access import Transport, read_run_id
 from .summary.journal_summary import JournalSummary
+
+
+@dataclass(frozen=True, slots=True)
+class FormerRank:
+    """What one process has made of a former rank's journal.
+
+    Attributes:
+        folder: the checkpoint at the step at which all processes resume.
+        recovered: how the journal led there.
+        replay: what `FormerState.describe_replay` says; empty if nothing was redone.
+    """
+
+    folder: Path
+    recovered: Recovered
+    replay: dict[str, Any]
 
 
 class Resharding:
@@ -34,33 +57,72 @@ class Resharding:
         world: the number of processes.
         generation: the generation that is recovered.
         folders: where to read each rank's journal.
+        scratch: the folder for the checkpoints that this process makes.
         transport: connects the processes.
     """
 
     def __init__(
-        self, rank: int, world: int, generation: Generation, folders: Mapping[int, Path], transport: Transport
+        self, rank: int, world: int, generation: Generation, folders: Mapping[int, Path], scratch: Path, transport: Transport
     ) -> None:
-        self._rank, self._transport = rank, transport
+        self._rank, self._scratch, self._transport = rank, scratch, transport
         held = [summary for summary in generation.summaries if not summary.is_empty]
         # Without shards each rank had all parameters, and state of its own.
         held = held if generation.is_sharded else held[:world]
         readable = [summary.rank for summary in held if _can_read(rank, summary, folders)]
         readable_by = [answer["readable"] for answer in transport.gather({"readable": readable})]
         self._owners = {summary.rank: _choose_owner(summary.rank, readable_by, world) for summary in held}
-        self._parts: dict[int, GroupState] = {}
-        self._redone: dict[int, Recovered] = {}
+        self._former: dict[int, FormerRank] = {}
 
     @property
     def assigned_ranks(self) -> list[int]:
-        """The ranks whose journals this process redoes."""
+        """The ranks whose journals this process compacts."""
         return [rank for rank, owner in self._owners.items() if owner == self._rank]
 
-    def add(self, rank: int, part: GroupState, recovered: Recovered) -> None:
-        """Add the part that was redone from a rank's journal."""
-        self._parts[rank], self._redone[rank] = part, recovered
+    def use_checkpoint(self, rank: int, journal: Path, plan: Plan, notes: list[str]) -> None:
+        """Use the checkpoint of a former rank that was taken at the target.
+
+        Args:
+            rank: the former rank.
+            journal: its journal.
+            plan: how to get to the target; it has nothing to redo.
+            notes: what to report.
+
+        Raises:
+            CorruptCheckpoint: it is damaged.
+        """
+        start = time.monotonic()
+        with open_planned_checkpoint(journal, plan) as checkpoint:
+            checkpoint.demand_sound()
+            seconds = time.monotonic() - start
+            found = Recovered(plan, plan.position, {}, 0, seconds, 0.0, None, [], [*plan.notes, *notes], 0)
+            self._former[rank] = FormerRank(checkpoint.folder, found, {})
+
+    def compact(self, rank: int, state: FormerState, recovered: Recovered, about: Mapping[str, Any]) -> None:
+        """Write a checkpoint of what was redone from a former rank's journal.
+
+        Args:
+            rank: the former rank.
+            state: its state at the target.
+            recovered: how it was redone.
+            about: the manifest of the checkpoint from which the redo began.
+
+        Raises:
+            RecoveryError: the checkpoint cannot be written.
+        """
+        folder = self._scratch / f"rank{rank}"
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            write_snapshot(folder, state.derive(recovered), recovered.position, about, SystemClock(), is_synced=False)
+        except OSError as error:
+            raise RecoveryError(
+                f"{folder}: the log of rank {rank} cannot be compacted into a checkpoint ({error_text(error)}), from which the "
+                f"processes would read their parts. The run is unchanged: start again when the disk can be written, or with "
+                f"{len(self._owners)} processes"
+            ) from error
+        self._former[rank] = FormerRank(folder, recovered, state.describe_replay())
 
     def assemble(self, state: GroupState, position: Position) -> Recovered:
-        """Set this process's state from the parts that all processes have redone. All processes must call it.
+        """Set this process's state from the checkpoints of all former ranks. All processes must call it.
 
         Args:
             state: the state of this process.
@@ -68,11 +130,14 @@ class Resharding:
 
         Raises:
             StateMismatch: the state does not fit the run.
-            UsageError: the redone parts do not make up whole parameters.
+            UsageError: the checkpoints do not make up whole parameters.
         """
-        answers = self._transport.gather([[rank, _pack(found)] for rank, found in self._redone.items()])
+        answers = self._transport.gather([[rank, _pack(one.recovered)] for rank, one in self._former.items()])
         found = dict(sorted((rank, _unpack(one)) for packed in answers for rank, one in packed))
-        body: dict[str, Any] = state.assemble(self._parts, self._owners, self._rank, self._transport)
+        start = time.monotonic()
+        checkpoints = {rank: (one.folder, one.replay) for rank, one in self._former.items()}
+        body: dict[str, Any] = state.assemble(checkpoints, self._owners, self._rank, self._transport)
+        seconds = time.monotonic() - start
         own = found[self._rank if self._rank in found else min(found)]
         diverged = [one.divergence for one in found.values() if one.divergence is not None]
         assembled: Recovered = replace(
@@ -80,7 +145,7 @@ class Resharding:
             position=position,
             body=body,
             replayed=max(one.replayed for one in found.values()),
-            seconds_load=max(one.seconds_load for one in found.values()),
+            seconds_load=max(one.seconds_load for one in found.values()) + seconds,
             seconds_replay=max(one.seconds_replay for one in found.values()),
             divergence=min(diverged, key=lambda one: one.step, default=None),
             notes=[text for one in found.values() for text in one.notes],
@@ -94,7 +159,7 @@ def _can_read(rank: int, summary: JournalSummary, folders: Mapping[int, Path]) -
 
 
 def _choose_owner(rank: int, readable_by: list[list[int]], world: int) -> int:
-    """Return the process that redoes a rank's journal: that of the same rank, or else the able processes in turn.
+    """Return the process that compacts a rank's journal: that of the same rank, or else the able processes in turn.
 
     Args:
         rank: the rank that wrote the journal.
@@ -117,13 +182,12 @@ def _pack(recovered: Recovered) -> dict[str, Any]:
         "seconds_load": recovered.seconds_load,
         "seconds_replay": recovered.seconds_replay,
         "log_bytes": recovered.log_bytes,
-        "scalars": recovered.scalars,
         "divergence": None if diverged is None else [diverged.step, diverged.tensor],
     }
 
 
 def _unpack(packed: dict[str, Any]) -> Recovered:
-    """Return the recovery that `_pack` turned into plain values."""
+    """Return the recovery that `_pack` turned into plain values. The checkpoint of the former rank has its scalars."""
     row, diverged = CheckpointRow(**packed["checkpoint"]), packed["divergence"]
     position = Position(row.sequence, row.step, int(row.chain, 16), row.timeline)
     return Recovered(
@@ -134,7 +198,7 @@ def _unpack(packed: dict[str, Any]) -> Recovered:
         seconds_load=packed["seconds_load"],
         seconds_replay=packed["seconds_replay"],
         divergence=None if diverged is None else Divergence(*diverged),
-        scalars=[(int(step), dict(noted)) for step, noted in packed["scalars"]],
+        scalars=[],
         notes=packed["notes"],
         log_bytes=packed["log_bytes"],
     )
