@@ -16,8 +16,8 @@ import xxhash
 
 from tranlogs.base.errors import RecoveryError, StateMismatch, UsageError, error_text
 from tranlogs.base.types import AnyArray, Array
-from tranlogs.log.writer import Tensor
-from tranlogs.recovery.group.journal_access import Transport
+from tranlogs.ranks import Transport
+from tranlogs.records import Tensor
 
 from ..sharding.overlap import Box, Shape, cut
 from ..sharding.shards import is_alike, place_of, shape_of

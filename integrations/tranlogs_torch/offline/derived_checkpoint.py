@@ -10,9 +10,8 @@ from typing import Any
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray
-from tranlogs.checkpoints import Snapshot
-from tranlogs.log.body import encode_parts
-from tranlogs.recovery.recover import Recovered
+from tranlogs.records import Snapshot, encode_parts
+from tranlogs.training import Recovered
 
 from ..sharding.shards import array_of
 from ..state import environment

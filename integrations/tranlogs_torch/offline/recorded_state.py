@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tranlogs.base.types import AnyArray, Array
-from tranlogs.checkpoints import Checkpoint
+from tranlogs.records import Checkpoint
 
 from ..elastic.recoverable_state import RecoverableState
 from ..sharding.shards import put_place
