@@ -9,9 +9,7 @@ from typing import Any, Literal
 import keras
 
 from tranlogs.base.errors import UsageError
-from tranlogs.journal.process.shutdown import GRACE_SECONDS, OnSignal
-from tranlogs.recovery import RecoveryReport
-from tranlogs.retention import Monitor
+from tranlogs.training import GRACE_SECONDS, Monitor, OnSignal, RecoveryReport
 
 from . import private
 from .data.source import DataOrder

@@ -13,14 +13,18 @@ from typing import Any
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import DataError, UsageError
-from tranlogs.checkpoints import Checkpoint, Snapshot
-from tranlogs.log.entry import Entry
-from tranlogs.recovery import Divergence, RecoveryReport
-from tranlogs.recovery.facts import describe_replacement
-from tranlogs.recovery.recover import Recovered, recover
-from tranlogs.recovery.verdict import judge_exactness, make_report
-from tranlogs.training.report import LiveReport
-from tranlogs.training.resources import RunResources
+from tranlogs.records import Checkpoint, Entry, Snapshot
+from tranlogs.training import (
+    Divergence,
+    LiveReport,
+    Recovered,
+    RecoveryReport,
+    RunResources,
+    describe_replacement,
+    judge_exactness,
+    make_report,
+    recover,
+)
 
 from . import private
 from .backends import arrays, make_backend

@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tranlogs.base.errors import UsageError
-from tranlogs.recovery.recover import Progress
-from tranlogs.retention import RetentionPolicy, as_retention
-from tranlogs.retention.keep_policy import when_full
-from tranlogs.training.settings import RunSettings
+from tranlogs.training import Progress, RetentionPolicy, RunSettings, as_retention, when_full
 
 from . import private
 from .backends import Backend

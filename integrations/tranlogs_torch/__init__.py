@@ -1,6 +1,6 @@
 """TranLogs for PyTorch: an optimizer wrapper that logs every step and brings a crashed run back to it."""
 
-from tranlogs.recovery import RecoveryReport
+from tranlogs.training import RecoveryReport
 
 from .interop import StartFrom
 from .optimizer import LoggedOptimizer

@@ -16,11 +16,7 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import UsageError
-from tranlogs.journal.process.shutdown import GRACE_SECONDS, OnSignal
-from tranlogs.recovery import RecoveryReport
-from tranlogs.retention import Monitor
-from tranlogs.training.scalars import Curve
-from tranlogs.training.settings import RunSettings
+from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, RunSettings
 
 from .capture.optimizer_hooks import LogKind, OptimizerHooks
 from .capture.replay_check import nested
@@ -240,7 +236,7 @@ class LoggedOptimizer(Optimizer):
             StateMismatch: what was built does not fit the run; nothing was touched.
             RecoveryError: no sound checkpoint is left, or `step` is not covered.
         """
-        from tranlogs.recovery.progress import progress_bar
+        from tranlogs.training import progress_bar
 
         with progress_bar() as progress:
             return self.training_run.recover(step, progress, start_from)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tranlogs.base.types import AnyArray, Array, Bytes
-from tranlogs.encoding.tree import to_numpy
+from tranlogs.records import to_numpy
 
 Values = npt.NDArray[Any]
 

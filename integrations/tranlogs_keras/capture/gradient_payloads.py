@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tranlogs.base.types import Bytes, SparseArray, TensorSpec
-from tranlogs.log.layout import Layout, Payload, SparseForm
-from tranlogs.training.gradient_layout import GradientLayout
+from tranlogs.records import Layout, Payload, SparseForm
+from tranlogs.training import GradientLayout
 
 from ..backends import Backend, Gradients
 from ..state.variables import Slot

@@ -14,11 +14,8 @@ from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
 
-from tranlogs.journal import Journal
-from tranlogs.log.layout import Payload
-from tranlogs.log.writer import Tensor
-from tranlogs.training.recorder import ReplayCheck, StepRecorder
-from tranlogs.training.write_scans import Place, ScanSchedule
+from tranlogs.records import Payload, Tensor
+from tranlogs.training import Journal, Place, ReplayCheck, ScanSchedule, StepRecorder
 
 from .. import private
 from ..backends import Gradients

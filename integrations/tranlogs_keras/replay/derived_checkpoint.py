@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tranlogs.base.errors import UsageError
-from tranlogs.checkpoints import Snapshot
-from tranlogs.log.body import encode_parts
-from tranlogs.recovery.recover import Recovered
+from tranlogs.records import Snapshot, encode_parts
+from tranlogs.training import Recovered
 
 from ..backends.arrays import adapt, to_array
 from ..state import environment

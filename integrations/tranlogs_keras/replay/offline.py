@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tranlogs.base.errors import DataError, UsageError
-from tranlogs.checkpoints import Checkpoint, Snapshot
-from tranlogs.log.record import Position
-from tranlogs.recovery import RecoveryReport, read_facts
-from tranlogs.recovery.recover import Progress, Recovered, recover
-from tranlogs.recovery.verdict import judge_exactness, make_report
+from tranlogs.records import Checkpoint, Position, Snapshot
+from tranlogs.training import Progress, Recovered, RecoveryReport, judge_exactness, make_report, read_facts, recover
 
 from ..backends import choose_backend
 from ..export_targets import check_target

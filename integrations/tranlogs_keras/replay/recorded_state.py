@@ -11,9 +11,7 @@ from typing import Any
 import keras
 
 from tranlogs.base.errors import UsageError
-from tranlogs.checkpoints import Checkpoint
-from tranlogs.log.entry import Entry
-from tranlogs.log.record import EntryKind
+from tranlogs.records import Checkpoint, Entry, EntryKind
 
 from .. import private
 from ..backends import Backend, make_backend

@@ -9,10 +9,8 @@ import numpy as np
 
 from tranlogs.base.errors import CorruptRecord
 from tranlogs.base.types import AnyArray
-from tranlogs.log.entry import Entry
-from tranlogs.log.layout import array_of
-from tranlogs.log.record import EntryKind
-from tranlogs.recovery import Divergence
+from tranlogs.records import Entry, EntryKind, array_of
+from tranlogs.training import Divergence
 
 from ..backends.arrays import Values, from_array
 from ..state.fingerprint import window

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tranlogs.log.entry import Entry
-from tranlogs.recovery import Divergence
+from tranlogs.records import Entry
+from tranlogs.training import Divergence
 
 from ..state.state import KerasState
 from .redo import redo

@@ -16,7 +16,7 @@ import numpy as np
 
 from tranlogs.base.errors import UnencodableState
 from tranlogs.base.types import Extension
-from tranlogs.encoding import tree
+from tranlogs.records import tree
 
 from ..backends.arrays import adapt
 from .fingerprint import digest

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tranlogs.training import fingerprint as base
-from tranlogs.training.fingerprint import Digests, Mode
+from tranlogs.training import Digests, Mode, digest_of, window_of
+from tranlogs.training import Fingerprint as BaseFingerprint
 
 from ..backends.arrays import Values, flat_bytes
 
@@ -16,7 +16,7 @@ __all__ = ["Digests", "Fingerprint", "Mode", "digest", "window"]
 _SAMPLE_BYTES = 256  # of each variable of a window, about
 
 
-class Fingerprint(base.Fingerprint):
+class Fingerprint(BaseFingerprint):
     """Digests of a fixed list of variables, whose values are passed in."""
 
     def __init__(self, mode: Mode = "auto") -> None:
@@ -39,9 +39,9 @@ class Fingerprint(base.Fingerprint):
 
 def window(count: int, step: int) -> list[int]:
     """Return the variables that are sampled at a step."""
-    return base.window_of(count, step)
+    return window_of(count, step)
 
 
 def digest(values: Values) -> int:
     """Return the digest of all bytes of one value."""
-    return base.digest_of(flat_bytes(values))
+    return digest_of(flat_bytes(values))

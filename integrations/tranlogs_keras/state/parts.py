@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tranlogs.encoding.tree import Fixed
+from tranlogs.records import Fixed
 
 
 class Parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tranlogs.training.rng import HostRng, is_same_state, numpy_state, python_state, set_host_rng
+from tranlogs.training import HostRng, is_same_state, numpy_state, python_state, set_host_rng
 
 from .. import private
 from ..backends import Backend

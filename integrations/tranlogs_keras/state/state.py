@@ -8,8 +8,7 @@ from typing import Any, Literal
 import keras
 
 from tranlogs.base.types import AnyArray
-from tranlogs.checkpoints import Checkpoint, Snapshot
-from tranlogs.log.entry import Entry
+from tranlogs.records import Checkpoint, Entry, Snapshot
 
 from .. import private
 from ..backends import Backend

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tranlogs.training.write_scans import Place, ScanSchedule
+from tranlogs.training import Place, ScanSchedule
 
 from ..state.fingerprint import Digests
 from ..state.state import TorchState

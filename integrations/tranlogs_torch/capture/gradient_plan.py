@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from tranlogs.base.types import Bytes, TensorSpec
-from tranlogs.log.layout import Payload
-from tranlogs.training.gradient_layout import GradientLayout
+from tranlogs.records import Payload
+from tranlogs.training import GradientLayout
 
 from ..sharding.shards import place_of
 from ..tensors.arrays import NAMES, memory_order, odd_strides

@@ -16,10 +16,8 @@ import torch
 
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import AnyArray
-from tranlogs.encoding import tree
-from tranlogs.log.layout import NO_TENSORS, Layout, Payload
-from tranlogs.log.writer import Tensor
-from tranlogs.training.recorder import StepRecorder
+from tranlogs.records import NO_TENSORS, Layout, Payload, Tensor, tree
+from tranlogs.training import StepRecorder
 
 from ..ddp.gradient_ranges import Portion
 from ..sharding import fsdp_wrapper

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from tranlogs.training.recorder import ReplayCheck
+from tranlogs.training import ReplayCheck
 
 from ..data.rng import get_rng, set_rng
 from ..state.extra_state import is_torchs, own_attributes

@@ -8,9 +8,8 @@ from typing import Protocol
 
 import torch
 
-from tranlogs.journal import Journal
-from tranlogs.log.layout import Payload
-from tranlogs.log.writer import Tensor
+from tranlogs.records import Payload, Tensor
+from tranlogs.training import Journal
 
 from ..ddp.gradient_ranges import Portion
 from ..state.auxiliary import Auxiliary

@@ -36,8 +36,8 @@ import torch
 from tranlogs.base import config
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import AnyArray, Array, Bytes, DeviceArray, SparseArray, TensorSpec
-from tranlogs.log import layout as layouts
-from tranlogs.log.layout import Layout, Payload, SparseForm
+from tranlogs.records import Layout, Payload, SparseForm
+from tranlogs.records import spec_of as array_spec_of
 
 from ..device.fetch import Window
 from ..device.gather import Form, Gather, Places
@@ -492,7 +492,7 @@ def _spec_of_content(name: str, content: AnyArray | None) -> TensorSpec:
         return TensorSpec(name, "uint8", (0,))
     if isinstance(content, SparseArray):
         return TensorSpec(name, content.dtype, tuple(content.shape))
-    return layouts.spec_of(name, content)
+    return array_spec_of(name, content)
 
 
 def _in_order_of(strides: tuple[int, ...] | None, tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tranlogs.encoding.tree import Fixed
+from tranlogs.records import Fixed
 
 _LASTING = ("opened", "workers", "entered")  # of a position; and of its index, where the first draw was made
 

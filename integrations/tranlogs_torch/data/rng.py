@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from tranlogs.encoding.tree import Fixed
-from tranlogs.training.rng import HostRng, numpy_state, python_state, set_host_rng
+from tranlogs.records import Fixed
+from tranlogs.training import HostRng, numpy_state, python_state, set_host_rng
 
 
 def get_rng(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:

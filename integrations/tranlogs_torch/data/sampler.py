@@ -14,7 +14,7 @@ import xxhash
 from torch.utils.data import Dataset
 
 from tranlogs.base.errors import UnencodableState
-from tranlogs.encoding import tree
+from tranlogs.records import tree
 
 from ..tensors import arrays
 from .generators import generators_in, trackable

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tranlogs.base.config import PATIENCE_SECONDS_MAX
 from tranlogs.base.errors import UsageError
-from tranlogs.encoding import tree
+from tranlogs.records import tree
 
 from .notes import Board
 from .startup import MADE, wait_for_all

@@ -17,8 +17,7 @@ import torch
 import xxhash
 
 from tranlogs.base.errors import CorruptCheckpoint, StateMismatch
-from tranlogs.checkpoints import Checkpoint
-from tranlogs.encoding import tree
+from tranlogs.records import Checkpoint, tree
 
 from ..data.rng import get_rng
 from ..ddp.comm_hooks import without_errors

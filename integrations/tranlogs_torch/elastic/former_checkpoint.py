@@ -13,7 +13,7 @@ import torch
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import ITEMSIZE, Bytes
-from tranlogs.checkpoints import Checkpoint
+from tranlogs.records import Checkpoint
 
 from ..sharding.overlap import Shape, cut
 from ..sharding.shards import has_layout

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tranlogs.base.errors import UnencodableState, UsageError
-from tranlogs.recovery.group.outcome import GroupRecovered
+from tranlogs.ranks import GroupRecovered
 
 from ..ddp.comm_hooks import without_errors
 from .adoption import packed, seeded, unpacked

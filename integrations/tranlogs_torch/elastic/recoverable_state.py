@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tranlogs.recovery.group.group_state import FormerState
-from tranlogs.recovery.group.journal_access import Transport
+from tranlogs.ranks import FormerState, Transport
 
 from ..replay.replayable_state import ReplayableState
 from .adoption import adopt

@@ -17,8 +17,8 @@ import torch
 
 from tranlogs.base.errors import CorruptCheckpoint, RecoveryError, StateMismatch, UsageError, error_text
 from tranlogs.base.types import AnyArray, Array, Bytes
-from tranlogs.checkpoints import Checkpoint
-from tranlogs.recovery.group.journal_access import Transport
+from tranlogs.ranks import Transport
+from tranlogs.records import Checkpoint
 
 from ..sharding.overlap import Box, Shape, cut
 from ..sharding.shards import place_of, shape_of

@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from tranlogs.base.errors import RunInUse, UsageError
-from tranlogs.journal import Journal, read_owner
-from tranlogs.recovery.group.group_recovery import GroupRecovery
-from tranlogs.recovery.group.outcome import GroupRecovered
-from tranlogs.recovery.group.summary.journal_log import list_journals, read_environment, read_generations
-from tranlogs.recovery.group.summary.recorded_environment import is_of_group, is_sharded
-from tranlogs.recovery.protocol import ReplacementSource
-from tranlogs.recovery.recover import Progress
+from tranlogs.ranks import (
+    GroupRecovered,
+    GroupRecovery,
+    ReplacementSource,
+    is_of_group,
+    is_sharded,
+    list_journals,
+    read_environment,
+    read_generations,
+    read_owner,
+)
+from tranlogs.training import Journal, Progress
 
 from ..ddp.comm_hooks import without_errors
 from ..distributed.process_group import Solo

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tranlogs.recovery.recover import Progress
+from tranlogs.training import Progress
 
 from . import imported
 from .dcp_metadata import METADATA

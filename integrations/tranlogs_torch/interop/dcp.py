@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
 from tranlogs.base.errors import UsageError
-from tranlogs.recovery.recover import Progress
+from tranlogs.training import Progress
 
 from . import weights_only
 from .dcp_metadata import METADATA, read_metadata

@@ -17,9 +17,8 @@ import torch
 
 from tranlogs.base.atomic_files import make_folder
 from tranlogs.base.errors import CannotRead, CorruptCheckpoint, DataError, UnencodableState, UsageError
-from tranlogs.checkpoints import Checkpoint, Snapshot, SnapshotPool, write_checkpoint
-from tranlogs.encoding import tree
-from tranlogs.recovery.recover import Progress
+from tranlogs.records import Checkpoint, Snapshot, SnapshotPool, tree, write_checkpoint
+from tranlogs.training import Progress
 
 from ..tensors.arrays import adapt, make_array, make_extension
 from .source import Parts, StartFrom, StateDict, read_parts

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tranlogs.base.errors import UsageError
-from tranlogs.recovery.recover import Progress
+from tranlogs.training import Progress
 
 from . import weights_only
 from .dcp_metadata import METADATA

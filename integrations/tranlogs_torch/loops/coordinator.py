@@ -15,12 +15,8 @@ import torch
 import xxhash
 
 from tranlogs.base.errors import UnencodableState, UsageError
-from tranlogs.journal import Journal
-from tranlogs.recovery.group.group_recovery import GroupRecovery
-from tranlogs.recovery.group.outcome import GroupRecovered
-from tranlogs.recovery.protocol import ReplacementSource
-from tranlogs.recovery.recover import Progress
-from tranlogs.retention import CheckpointPolicy, EverySteps
+from tranlogs.ranks import GroupRecovered, GroupRecovery, ReplacementSource
+from tranlogs.training import CheckpointPolicy, EverySteps, Journal, Progress
 
 from ..ddp.comm_hooks import without_errors
 from ..ddp.divergence_check import Likeness

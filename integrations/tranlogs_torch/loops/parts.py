@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 
-from tranlogs.journal import Journal
-from tranlogs.training.report import LiveReport
-from tranlogs.training.resources import RunResources
-from tranlogs.training.scalars import ScalarHistory
-from tranlogs.training.settings import RunSettings
+from tranlogs.training import Journal, LiveReport, RunResources, RunSettings, ScalarHistory
 
 from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.optimizer_hooks import OptimizerHooks

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
-from tranlogs.recovery import RecoveryReport
-from tranlogs.recovery.group.outcome import GroupRecovered
-from tranlogs.recovery.group.summary.timeline_ids import extend_timeline_ids, new_timeline_id
-from tranlogs.recovery.recover import Progress, Recovered, recover
-from tranlogs.recovery.verdict import make_report
+from tranlogs.ranks import GroupRecovered, extend_timeline_ids, new_timeline_id
+from tranlogs.training import Progress, Recovered, RecoveryReport, make_report, recover
 
 from ..distributed.process_group import demand_group
 from ..elastic.world_size import is_of_many, recover_alone, settle_in

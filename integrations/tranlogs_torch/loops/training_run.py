@@ -19,15 +19,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import LogUnavailable, UsageError
-from tranlogs.log.layout import Payload
-from tranlogs.log.writer import Tensor
-from tranlogs.recovery import RecoveryReport
-from tranlogs.recovery.recover import Progress
-from tranlogs.training.report import LiveReport
-from tranlogs.training.resources import RunResources
-from tranlogs.training.scalars import ScalarHistory
-from tranlogs.training.settings import RunSettings
-from tranlogs.training.write_scans import Place
+from tranlogs.records import Payload, Tensor
+from tranlogs.training import LiveReport, Place, Progress, RecoveryReport, RunResources, RunSettings, ScalarHistory
 
 from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.optimizer_hooks import OptimizerHooks

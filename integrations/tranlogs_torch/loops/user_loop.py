@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tranlogs.journal import Journal
+from tranlogs.training import Journal
 
 from ..data.loader_class import iterating
 from ..data.position import COMPANION, END, IDLE, LED, Cursor, LoaderPosition

@@ -6,9 +6,8 @@ It is refused where what a script alone knows may have changed since the checkpo
 from __future__ import annotations
 
 from tranlogs.base.errors import UsageError
-from tranlogs.checkpoints import Snapshot
-from tranlogs.log.body import encode_parts
-from tranlogs.recovery.recover import Recovered
+from tranlogs.records import Snapshot, encode_parts
+from tranlogs.training import Recovered
 
 from ..state import environment
 from ..tensors.arrays import adapt

@@ -28,7 +28,7 @@ import tranlogs
 from tranlogs.base.atomic_files import publishing
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import Extension
-from tranlogs.recovery.recover import Progress
+from tranlogs.training import Progress
 
 from ..tensors.equality import demand_equal
 from . import export_dcp

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from tranlogs.base.atomic_files import publishing_folder
 from tranlogs.base.errors import UsageError
-from tranlogs.recovery.recover import Progress
+from tranlogs.training import Progress
 
 from ..tensors.equality import demand_equal
 

@@ -13,10 +13,8 @@ import torch
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import Piece
-from tranlogs.recovery.group.decision.agreement import Damage, agree
-from tranlogs.recovery.group.outcome import GroupRecovered
-from tranlogs.recovery.group.single_reader import SingleReader
-from tranlogs.recovery.recover import Progress, Recovered
+from tranlogs.ranks import Damage, GroupRecovered, SingleReader, agree
+from tranlogs.training import Progress, Recovered
 
 from ..sharding.shards import is_alike, is_part, place_of
 from ..state.plain_tensors import exchange

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from tranlogs.base.types import AnyArray, Array
-from tranlogs.checkpoints import Checkpoint, Snapshot
-from tranlogs.recovery.recover import Recovered
-from tranlogs.training.scalars import ScalarHistory
+from tranlogs.records import Checkpoint, Snapshot
+from tranlogs.training import Recovered, ScalarHistory
 
 from ..elastic.recoverable_state import RecoverableState
 from ..sharding.shards import array_of, put_place

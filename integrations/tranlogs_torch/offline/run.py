@@ -13,14 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from tranlogs.base.errors import UsageError
-from tranlogs.checkpoints import Checkpoint, Snapshot
-from tranlogs.log.record import Position
-from tranlogs.recovery import RecoveryReport
-from tranlogs.recovery.group.single_reader import SingleReader
-from tranlogs.recovery.group.summary.journal_log import read_environment
-from tranlogs.recovery.group.summary.recorded_environment import get_world, is_of_group, is_sharded
-from tranlogs.recovery.recover import Progress, Recovered, recover
-from tranlogs.recovery.verdict import make_report
+from tranlogs.ranks import SingleReader, get_world, is_of_group, is_sharded, read_environment
+from tranlogs.records import Checkpoint, Position, Snapshot
+from tranlogs.training import Progress, Recovered, RecoveryReport, make_report, recover
 
 from ..interop.imported import import_source
 from ..state import environment

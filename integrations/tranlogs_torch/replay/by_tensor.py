@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tranlogs.log.entry import Entry
-from tranlogs.recovery import Divergence
+from tranlogs.records import Entry
+from tranlogs.training import Divergence
 
 from ..capture.single_step import amp_of, clip_again, step_of, without_hooks
 from ..state.state import TorchState

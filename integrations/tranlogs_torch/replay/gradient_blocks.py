@@ -19,9 +19,8 @@ import torch
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.threads import start_thread
 from tranlogs.base.types import ITEMSIZE, Bytes
-from tranlogs.log.entry import Entry
-from tranlogs.log.layout import Layout, array_of
-from tranlogs.recovery.group.gradient_shards import JoinedEntry
+from tranlogs.ranks import JoinedEntry
+from tranlogs.records import Entry, Layout, array_of
 
 from ..tensors.arrays import from_array
 

@@ -18,10 +18,8 @@ import torch
 
 from tranlogs.base.errors import CorruptRecord
 from tranlogs.base.types import AnyArray
-from tranlogs.log.entry import Entry
-from tranlogs.log.payload_reader import RecordFile
-from tranlogs.log.record import EntryKind
-from tranlogs.recovery import Divergence
+from tranlogs.records import Entry, EntryKind, RecordFile
+from tranlogs.training import Divergence
 
 from ..capture.single_step import amp_of, clip_again, without_hooks
 from ..state.state import TorchState

@@ -16,9 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UnencodableState, UsageError
-from tranlogs.encoding import tree
-from tranlogs.encoding.tree import Fixed
-from tranlogs.training.recorder import FixedCache
+from tranlogs.records import Fixed, tree
+from tranlogs.training import FixedCache
 
 from ..data.generators import generators_in, trackable
 from ..data.lasting_states import LastingStates

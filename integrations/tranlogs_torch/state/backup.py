@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tranlogs.encoding import tree
+from tranlogs.records import tree
 
 from ..tensors import arrays
 from ..tensors.placement import in_memory

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tranlogs.recovery.recover import Recovered
-from tranlogs.recovery.verdict import judge_exactness as compared
+from tranlogs.training import Recovered
+from tranlogs.training import judge_exactness as compared
 
 from .extra_state import split
 from .state import TorchState

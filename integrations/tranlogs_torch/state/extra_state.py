@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tranlogs.base.errors import UnencodableState
-from tranlogs.encoding import tree
+from tranlogs.records import tree
 
 from ..tensors.arrays import adapt
 

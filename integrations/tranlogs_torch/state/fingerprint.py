@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from tranlogs.base.types import Array, Bytes
-from tranlogs.training import fingerprint as base
-from tranlogs.training.fingerprint import Digests, Mode, some_bytes
-from tranlogs.training.write_scans import FIRST_UNITS
+from tranlogs.training import FIRST_UNITS, Digests, Mode, digest_of, full_digests, some_bytes
+from tranlogs.training import Fingerprint as BaseFingerprint
 
 from ..device.digests import DeviceDigests
 from ..tensors.arrays import memory_order, to_array
@@ -27,7 +26,7 @@ _STATE_TENSORS = 32  # that are sampled at a look which does not read all
 _FREE_SECONDS = 50e-6  # a look at all of the state that takes less is never left out
 
 
-class Fingerprint(base.Fingerprint):
+class Fingerprint(BaseFingerprint):
     """Digests over a fixed list of parameters."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], mode: Mode = "auto") -> None:
@@ -64,13 +63,13 @@ class Fingerprint(base.Fingerprint):
         if kind == "device":
             return self._device.digests([t.data for t in self._local()])
         views = self.memory()
-        return base.full_digests(self._buffers if self.on_cpu else [view.data for view in views])
+        return full_digests(self._buffers if self.on_cpu else [view.data for view in views])
 
     def one(self, index: int) -> int:
         """Return the digest of all bytes of one tensor, without a look at where the others lie."""
         tensor = local(self.tensors[index])
         if len(self._pointers) == self.count and tensor.data_ptr() == self._pointers[index]:
-            return base.digest_of(self._views[index])
+            return digest_of(self._views[index])
         return super().one(index)
 
     def trace(self) -> list[int]:
@@ -86,7 +85,7 @@ class Fingerprint(base.Fingerprint):
         parts = [some_bytes(bytes_, step, self._sample_bytes) for bytes_ in flat]
         coordinator = torch.cat(parts).cpu().numpy()  # one transfer for all
         ends = np.cumsum([part.numel() for part in parts])
-        return np.array([base.digest_of(piece) for piece in np.split(coordinator, ends[:-1])], np.uint64)
+        return np.array([digest_of(piece) for piece in np.split(coordinator, ends[:-1])], np.uint64)
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -226,9 +225,9 @@ class StateWatch:
     def _sampled(self) -> int:
         if not self._is_whole:
             some = self._views[self._first : self._first + _STATE_TENSORS]
-            return base.digest_of(np.concatenate(some)) if some else 0
+            return digest_of(np.concatenate(some)) if some else 0
         start = time.perf_counter()
-        digest = base.digest_of(np.concatenate(self._views)) if self._views else 0
+        digest = digest_of(np.concatenate(self._views)) if self._views else 0
         seconds = time.perf_counter() - start
         self._whole_seconds = min(self._whole_seconds or seconds, seconds)
         return digest

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from tranlogs.training.recorder import is_same
+from tranlogs.training import is_same
 
 from .extra_state import frozen
 

@@ -17,10 +17,8 @@ from torch import nn
 
 from tranlogs.base.errors import StateMismatch, UsageError
 from tranlogs.base.types import AnyArray
-from tranlogs.checkpoints import Checkpoint, Snapshot
-from tranlogs.log.entry import Entry
-from tranlogs.log.writer import Tensor
-from tranlogs.recovery.group.gradient_shards import GradientShards
+from tranlogs.ranks import GradientShards
+from tranlogs.records import Checkpoint, Entry, Snapshot, Tensor
 
 from ..sharding import zero_optimizer
 from ..sharding.shards import array_of, is_alike, is_relaid

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Bytes, Extension, SparseArray, TensorSpec
-from tranlogs.encoding.tree import to_numpy
+from tranlogs.records import to_numpy
 
 from .placement import local
 

@@ -11,7 +11,7 @@ import torch
 
 from tranlogs.base.errors import DataError
 from tranlogs.base.types import Bytes
-from tranlogs.recovery.recover import Progress
+from tranlogs.training import Progress
 
 from .arrays import flat_bytes
 

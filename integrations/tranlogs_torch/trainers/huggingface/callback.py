@@ -8,7 +8,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from tranlogs.base.errors import UsageError
-from tranlogs.recovery import RecoveryReport
+from tranlogs.training import RecoveryReport
 
 from ...optimizer import LoggedOptimizer
 from . import private

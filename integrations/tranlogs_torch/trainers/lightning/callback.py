@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from tranlogs.base.errors import UsageError
-from tranlogs.recovery import RecoveryReport
+from tranlogs.training import RecoveryReport
 
 from ...optimizer import LoggedOptimizer
 from ..position import TrainerPosition
