@@ -485,7 +485,7 @@ def test_an_index_ahead_of_its_segments_brings_back_no_step_that_they_lost(memor
     raw[lost.offset :] = bytes(len(raw) - lost.offset)
     path.write_bytes(raw)
     problem, *others = problems_of(left)
-    assert all(other.what.startswith("it ends at step 14, and step ") for other in others)  # where a watermark came later
+    assert all(other.what.startswith("it ends at step 14, but step ") for other in others)  # where a watermark came later
     assert (problem.path, problem.step) == (path, 15)
     assert f"record {lost.head.sequence} and later ones are in the index, but not in the file" in problem.what
     trainer = open_run(left)

@@ -127,7 +127,7 @@ def test_logging_what_is_logged_is_refused(tmp_path: Path) -> None:
     [
         ({"log": "everything"}, "log='everything'"),
         ({"durability": "none"}, "durability must be .* got 'none'"),
-        ({"segment_bytes": 10}, "segment_bytes=10"),
+        ({"segment_bytes": 10}, "segment_bytes must be at least 1048576, got 10"),
         ({"checkpoint_every": "often"}, "often"),
     ],
 )

@@ -22,7 +22,7 @@ class ScalerWatch:
         self.scaler: torch.amp.GradScaler | None = None
 
     def look(self) -> bool:
-        """Whether one is found now that was not known before. Call it from a hook of the step."""
+        """Return True if an enabled one is found that was not known before. Call it from a hook of the step."""
         if self.scaler is not None or not self._looks:
             return False
         self._looks -= 1
@@ -31,8 +31,9 @@ class ScalerWatch:
             if frame is None:
                 break
             if frame.f_code is torch.amp.GradScaler.step.__code__:
-                self.scaler = frame.f_locals["self"]
-                return True
+                scaler: torch.amp.GradScaler = frame.f_locals["self"]
+                self.scaler = scaler if scaler.is_enabled() else None  # a disabled one only calls the step
+                return self.scaler is not None
             frame = frame.f_back
         return False
 

@@ -466,6 +466,7 @@ class Epoch(int):
     """The number of an epoch, to be iterated over for its batches: `sampler.set_epoch(epoch)`, `for batch in epoch`.
 
     After a crash the loop may enter it in its middle: `enumerate(epoch, start=epoch.batch)` counts on where it was.
+    Copies and pickles of it are plain integers.
     """
 
     _position: LoaderPosition
@@ -482,6 +483,9 @@ class Epoch(int):
         """Batches of this epoch that were handed out; before the loop over it, the index of the next one."""
         return self._position.batch
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return int, (int(self),)
+
     def __len__(self) -> int:
         """Batches of the whole epoch, as `len(loader)` has it."""
         return len(self._position.loader)
@@ -489,6 +493,9 @@ class Epoch(int):
     def __iter__(self) -> Iterator[Any]:
         return self._position.rest_of_epoch()
 
+
+# `torch.save({"epoch": epoch})` writes a call of `int`, which `torch.load(weights_only=True)` refuses unless it is listed.
+torch.serialization.add_safe_globals([int])
 
 END = object()
 

@@ -11,7 +11,7 @@ import atexit
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tranlogs.records import Payload, Tensor
 from tranlogs.training import LiveReport, Place, Progress, RecoveryReport, RunResources, RunSettings, ScalarHistory
 
 from ..capture.foreign_writes import ForeignWriteDetector
+from ..capture.forward_hook import ForwardHook
 from ..capture.optimizer_hooks import OptimizerHooks
 from ..capture.staging import Staging
 from ..data.position import Epoch
@@ -133,7 +134,7 @@ class TrainingRun:
         self._implicit: dict[str, Any] | None = None  # after a step in a loop of the user's own: random state, and buffers
         self._is_forward_seen = True
         self._boundary_at = time.perf_counter()
-        self._handles = [m.register_forward_pre_hook(_ForwardHook(self._before_forward)) for m in self.modules.values()]
+        self._forward_hooks = [ForwardHook(module, self._before_forward) for module in self.modules.values()]
         atexit.register(self._at_exit)
 
     # Putting the run together.
@@ -476,21 +477,7 @@ class TrainingRun:
                 )
         for hooks in self.hooks.values():
             hooks.release()
-        for handle in self._handles:
-            handle.remove()
+        for hook in self._forward_hooks:
+            hook.release()
         self._user_loops.release()
         self._resources.close(None if is_orderly else self._settings.grace_seconds)
-
-
-class _ForwardHook:
-    """A hook on the user's module that copies of the module do not carry along."""
-
-    def __init__(self, call: Callable[[torch.nn.Module], None]) -> None:
-        self._call = call
-
-    def __call__(self, module: torch.nn.Module, _: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._call(module)
-
-    def __reduce__(self) -> Any:
-        return getattr, ({}, "get")  # {}.get(module, args) gives the args back; unpickling needs nothing of ours

@@ -92,12 +92,23 @@ class Auxiliary:
             raise UsageError(f"track({name}=...): a {type(thing).__name__} has no state_dict and load_state_dict")
         content = thing.state_dict()
         tree.encode(content, path=f"track[{name!r}]", adapt=arrays.adapt)
-        if content == {}:
+        is_disabled = isinstance(thing, torch.amp.GradScaler) and not thing.is_enabled()
+        if content == {} and not is_disabled:
             _log.warning("track(%s=...): its state_dict is empty, so nothing of it comes back", name)
         self.tracked[name] = thing
         if self._landed is not None and name in self._landed["tracked"]:
-            thing.load_state_dict(self._landed["tracked"][name])
+            self._load(name, thing, self._landed["tracked"][name])
             self._set_hyper(self._landed)  # making a scheduler writes the groups
+
+    def _load(self, name: str, thing: Any, content: Any) -> None:
+        """Give a tracked object its recorded state. A GradScaler that is disabled has none, and takes none."""
+        if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() != bool(content):
+            was, now = ("disabled", "enabled") if thing.is_enabled() else ("enabled", "disabled")
+            self._on_doubt(
+                f"the GradScaler {name!r} was {was} and is {now} now. From here on, steps are computed differently", True
+            )
+        else:
+            thing.load_state_dict(content)
 
     def loader(
         self, loader: DataLoader[Any], name: str = "loader", kind: type[LoaderPosition] = LoaderPosition
@@ -242,7 +253,7 @@ class Auxiliary:
         """The part of `write` that code between batches can change, too."""
         for name, content in body["tracked"].items():
             if name in self.tracked:
-                self.tracked[name].load_state_dict(content)
+                self._load(name, self.tracked[name], content)
         self._set_hyper(body)
         self._orphans = self.gradients.write(body["flags"], body["waiting"])
         for prefix, module in self._state.modules.items():

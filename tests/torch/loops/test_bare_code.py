@@ -6,7 +6,6 @@ import copy
 import pickle
 import signal
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -69,9 +68,6 @@ LOOPS: dict[str, tuple[Script, int]] = {
 }
 
 
-CALLS = 10_000  # of Python functions, in a loop of LOOPS from its first batch to its last: at least so many
-
-
 @pytest.mark.parametrize("name", LOOPS)
 def test_exception_anywhere_in_a_loop_costs_that_batch_only(name: str, tmp_path: Path) -> None:
     """Raised at each place of the body in turn, each time a little further on."""
@@ -105,8 +101,8 @@ class Interrupt:
     nothing, and it may strike this test when the loop has already ended.
     """
 
-    def __init__(self, calls: int) -> None:
-        self._left = calls
+    def __init__(self, calls: float) -> None:
+        self.calls, self._last = 0, calls
 
     def arm(self) -> None:
         """Count from now on."""
@@ -116,11 +112,31 @@ class Interrupt:
         """Let the loop end undisturbed."""
         sys.setprofile(None)
 
+    def arm_when_started(self, attempt: Attempt) -> None:
+        """Count from the first batch of the attempt on."""
+        start = attempt.start
+
+        def started(*things: Any, **tracked: Any) -> None:
+            start(*things, **tracked)
+            self.arm()
+
+        attempt.start = started  # type: ignore[method-assign]
+
     def _count(self, frame: FrameType, event: str, argument: object) -> None:
-        self._left -= event == "call"
-        if not self._left:
+        self.calls += event == "call"
+        if self.calls >= self._last:
             self.disarm()
             signal.raise_signal(signal.SIGVTALRM)
+
+
+def calls_of(script: Script, run: Path) -> int:
+    """Return how many functions the script calls from its first batch to its last, in a run of its own."""
+    attempt, interrupt = Raising(run), Interrupt(float("inf"))
+    interrupt.arm_when_started(attempt)
+    assert attempt.has_finished(script)
+    interrupt.disarm()
+    attempt.logged.close()
+    return interrupt.calls
 
 
 @pytest.mark.parametrize("name", ["validating", "adversarial", "accumulating"])
@@ -129,22 +145,15 @@ def test_keyboard_interrupt_at_any_moment_loses_nothing(name: str, tmp_path: Pat
     ignore_dropped_interrupts(monkeypatch)
     script, times = LOOPS[name][0], 14
     moments = campaign.dice("interrupts", name)
+    calls = calls_of(script, tmp_path / "counted")
     right = uninterrupted(script)
     run = tmp_path / "run"
     before = signal.signal(signal.SIGVTALRM, signal.default_int_handler)  # SIGALRM is pytest-timeout's
     interrupted = 0
     try:
         for _ in range(times):
-            attempt, interrupt = Raising(run), Interrupt(moments.randrange(1, CALLS))
-            started = attempt.start
-
-            def start(
-                *things: Any, started: Callable[..., None] = started, interrupt: Interrupt = interrupt, **tracked: Any
-            ) -> None:
-                started(*things, **tracked)
-                interrupt.arm()
-
-            attempt.start = start  # type: ignore[method-assign]
+            attempt, interrupt = Raising(run), Interrupt(moments.randrange(1, calls))
+            interrupt.arm_when_started(attempt)
             interrupted += not attempt.has_finished(script)
             interrupt.disarm()
             attempt.logged.close()

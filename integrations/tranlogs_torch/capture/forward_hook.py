@@ -1,0 +1,59 @@
+"""The hook on the user's module that sees its forward passes. A copy of the module, or its pickle, does not have the hook."""
+
+from __future__ import annotations
+
+import copyreg
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+_hooked: Counter[type[nn.Module]] = Counter()  # hooked modules by class
+
+
+class ForwardHook:
+    """A forward pre-hook of one module.
+
+    `copy`, `pickle` and `torch.save` look a class up in the dispatch table of `copyreg` before they ask the object how it is
+    reduced. While a module is hooked, its class has an entry there, which leaves the hook out.
+
+    Args:
+        module: the user's.
+        call: called with the module before each forward pass, but not while it is traced for compilation.
+    """
+
+    def __init__(self, module: nn.Module, call: Callable[[nn.Module], None]) -> None:
+        self._call, self._kind = call, type(module)
+        self._handle = module.register_forward_pre_hook(self)
+        if copyreg.dispatch_table.setdefault(self._kind, _reduce_without_hook) is _reduce_without_hook:
+            _hooked[self._kind] += 1
+
+    def __call__(self, module: nn.Module, arguments: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._call(module)
+
+    def release(self) -> None:
+        """Take the hook off the module. Calling it again does nothing."""
+        kind, self._kind = self._kind, nn.Module
+        self._handle.remove()
+        if kind in _hooked:
+            _hooked[kind] -= 1
+            if not _hooked[kind]:
+                del _hooked[kind], copyreg.dispatch_table[kind]
+
+    def __reduce__(self) -> Any:  # reached where a class has an entry of its own in the dispatch table
+        return getattr, ({}, "get")  # {}.get(module, args) returns args; unpickling needs nothing of TranLogs
+
+
+def _reduce_without_hook(module: nn.Module) -> Any:
+    reduced = module.__reduce_ex__(4)
+    if isinstance(reduced, str) or len(reduced) < 3 or not isinstance(reduced[2], dict):
+        return reduced
+    state: dict[str, Any] = reduced[2]
+    hooks = state.get("_forward_pre_hooks")
+    if hooks is None:
+        return reduced
+    kept = OrderedDict((key, hook) for key, hook in hooks.items() if type(hook) is not ForwardHook)
+    return (*reduced[:2], {**state, "_forward_pre_hooks": kept}, *reduced[3:])
