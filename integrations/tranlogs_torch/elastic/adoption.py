@@ -54,7 +54,8 @@ def adopt(state: TorchState, sources: Sequence[Path], rank: int, built: dict[str
     if blob:
         state.set_auxiliary(unpacked(blob))
         return []
-    state.set_auxiliary({**without_errors(boundary), "rng": seeded(f"{sources[0].name} {rank}")})
+    rng = seeded(f"{sources[0].name} {rank}")
+    state.set_auxiliary({**without_errors(boundary), "rng": rng, "start_rng": rng})
     return [
         f"the journal of rank {rank} is gone, and what was its own is nowhere else: it goes on with the buffers of another "
         "rank, and with new random numbers"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..state.state import TorchState
 
 _BYTES_MAX = 1 << 20  # of a boundary; what is tracked (an average of the weights) may be as large as the model
-_NOT_OWN = ("ddp", "beside", "scalars")
+_NOT_OWN = ("ddp", "beside", "scalars", "start_rng")
 
 
 def check_copies(copies: int, world: int) -> int:

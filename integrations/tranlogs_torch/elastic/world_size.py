@@ -70,6 +70,7 @@ def settle_in(state: RecoverableState, landing: GroupRecovered, body: dict[str, 
     if landing.copied_rank >= 0:
         return settle_beside(state, landing, body)
     if landing.seed:
-        body = {**without_errors(body), "rng": seeded(landing.seed)}
+        rng = seeded(landing.seed)
+        body = {**without_errors(body), "rng": rng, "start_rng": rng}
         state.set_auxiliary(body)
     return body

@@ -247,6 +247,7 @@ class Recovery:
         if coordinator is not None and is_first:
             parts.environment["past"] = extend_timeline_ids((), 0, coordinator.told_by_all(new_timeline_id())[0])
         journal.start()
+        parts.auxiliary.note_start()
         body = parts.auxiliary.read()
         if coordinator is not None:
             for doubt in coordinator.doubts():

@@ -22,7 +22,7 @@ from tranlogs.training import FixedCache
 from ..data.generators import generators_in, trackable
 from ..data.lasting_states import LastingStates
 from ..data.position import LoaderPosition
-from ..data.rng import KeptRng, set_rng
+from ..data.rng import KeptRng, get_rng, set_rng
 from ..tensors import arrays
 from ..tensors.placement import local
 from .extra_state import split
@@ -72,6 +72,7 @@ class Auxiliary:
         self._landed: dict[str, Any] | None = None  # what recovery landed on, until training goes on
         self._positions: dict[str, Any] = {}  # recorded positions of loaders that nobody has named yet
         self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
+        self._start_rng = _NOTHING  # as the fresh run had it when its `recover()` returned
         self._walk = ModuleWalk(state.modules)
         self._values: dict[str, GroupValues] = {}  # by optimizer
         self._after, self._flags, self._training, self._kept_rng = FixedCache(), FixedCache(), FixedCache(), KeptRng()
@@ -215,6 +216,7 @@ class Auxiliary:
             "waiting": waiting or _NOTHING,
             "training": self._training.of_frozen(training),
             "rng": self.rng_now(),
+            "start_rng": self._start_rng,
         }
 
     def _values_of(self, which: str) -> GroupValues:
@@ -222,6 +224,10 @@ class Auxiliary:
         if found is None:
             found = self._values[which] = GroupValues(self._state.outer(which))
         return found
+
+    def note_start(self) -> None:
+        """Keep the random state of a fresh run that begins, for code that runs between `recover()` and the first loop."""
+        self._start_rng = Fixed(get_rng())
 
     def rng_now(self) -> Fixed:
         """The state of all random generators."""
@@ -243,6 +249,7 @@ class Auxiliary:
     def write(self, body: dict[str, Any]) -> None:
         """Set all of it to a recorded boundary's; buffers are the state's to set."""
         self._landed, self._positions = body, dict(body["data"])
+        self._start_rng = Fixed(body.get("start_rng", {}))
         self.count = body["count"]
         for name, position in self.loaders.items():
             if name in self._positions:
@@ -264,8 +271,15 @@ class Auxiliary:
         set_rng(body["rng"])
 
     def reopen(self) -> None:
-        """The next loop that is opened goes on in the middle of training: its random state is the recorded one."""
-        self._rng = self._landed["rng"] if self._landed is not None else None
+        """Go on in the middle of training: the next loop that is opened gets the recorded random state.
+
+        Code before that loop draws what it drew in the fresh run. A loop of the script's own that nobody opens has the
+        recorded state from here on.
+        """
+        landed = self._landed
+        self._rng = landed["rng"] if landed is not None else None
+        if landed is not None and self._start_rng.value and not landed.get("is_implicit"):
+            set_rng(self._start_rng.value)
 
     def has_skipped_step(self) -> bool:
         """Whether a tracked GradScaler moved since the last boundary: then it has taken or skipped its step."""

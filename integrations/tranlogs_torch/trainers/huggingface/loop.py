@@ -85,6 +85,8 @@ class Loop:
         self._open(self._prepared[0], resume_from_checkpoint)
         progress = self._progress
         if progress.is_stopped or self.trainer.state.global_step >= max_steps:
+            assert self.optimizer is not None
+            self.optimizer.training_run.auxiliary.open_loop()  # the trainer opens none: code behind it draws from here on
             return num_train_epochs, 0
         return progress.epoch, progress.batches
 
