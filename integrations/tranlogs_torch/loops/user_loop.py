@@ -14,6 +14,7 @@ epoch runs again for the finished ones; what it did to the state is undone when 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from ..data.loader_class import iterating
 from ..data.position import COMPANION, END, IDLE, LED, Cursor, LoaderPosition
 from ..data.rng import get_rng
 from ..state.auxiliary import Auxiliary
+from .finished_pass import COUNTS_BY_ITSELF, FinishedPass, is_called_by_next
 
 _log = logging.getLogger("tranlogs")
 _STEPS_A_BATCH_MAX = 100  # a pass that is not asked for so many steps is one that nobody iterates over any more
@@ -104,6 +106,8 @@ class Pass:
             raise StopIteration
         data = self.loops.ask(self)
         if data is END:
+            if self.loops.is_resumed(self) and is_called_by_next(sys._getframe(1)):
+                self.position.doubt(COUNTS_BY_ITSELF)
             self.is_ended = True
             self.loops.ended(self)
             raise StopIteration
@@ -166,6 +170,10 @@ class UserLoops:
     def is_in_body(self) -> bool:
         """Whether a pass is going to ask for its next batch: what is done until then belongs to one unit."""
         return not self._is_forgotten and any(p.batches for p in self._under_way())
+
+    def is_resumed(self, p: Pass) -> bool:
+        """Return True if the run stood in this pass, and its batches are boundaries."""
+        return self._resumed is not None and self._resumed() is p and not p.is_companion and not self._run.loops
 
     @property
     def is_skipping(self) -> bool:
@@ -245,7 +253,7 @@ class UserLoops:
                 return position.iterate_plainly()
             self._run.remember()
             self._run.auxiliary.set_entered(position)
-            return iter(())
+            return FinishedPass(position, is_leader=kind == LED)
         if position.leads:
             return self._go_on(position)
         if position.is_companion or self.is_led:
