@@ -18,7 +18,7 @@ from ..interop import Built, Start, StartFrom, find_start
 from ..sharding import fsdp
 from ..sharding.zero_optimizer import bring_in
 from ..state import environment
-from ..state.caveats import caveats, verdict
+from ..state.caveats import LOADED_BEFORE, caveats, has_steps, verdict
 from .parts import RunParts
 
 _log = logging.getLogger("tranlogs")
@@ -51,6 +51,7 @@ class Recovery:
         start = time.monotonic()
         fsdp.reshard(parts.modules)  # what was gathered from the shards before is not what they are going to be
         state.refresh()  # a group may have been added since
+        is_loaded = not journal.is_fresh and any(has_steps(hooks.inner) for hooks in parts.hooks.values())
         origin = find_start(parts.settings.run, start_from)
         self._demand_alike()
         if step is not None:
@@ -69,6 +70,8 @@ class Recovery:
         if found is None:
             return self._begin_fresh(step, origin, progress, is_first=landing is None)
         parts.describe_environment()
+        if is_loaded:
+            parts.report.warn(LOADED_BEFORE, False)
         if landing is not None:
             self._landed = settle_in(state, landing, self._landed)
             if coordinator is not None:

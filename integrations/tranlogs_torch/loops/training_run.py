@@ -216,6 +216,8 @@ class TrainingRun:
                 "epochs from optimizer.epochs(...), which leaves finished ones out",
                 True,
             )
+        if self.auxiliary.is_waiting and not self._loops.running:  # no loop was opened, which would have compared them
+            self._loops.note_early_writes()
         self.auxiliary.go_on()
         self._commit_implicit(is_before_forward=False)
         self.note_writes("before a step")
@@ -468,6 +470,7 @@ class TrainingRun:
         if self.is_active and self._recovery.has_begun:
             if is_orderly:
                 self._commit_implicit(is_before_forward=True)
+                self._user_loops.note_unreached()
             if self.steps_since_boundary:
                 _log.warning(
                     "%s: the loop was left in the middle of a batch (break, or an exception): the log ends at step "

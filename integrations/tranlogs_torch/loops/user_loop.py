@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tranlogs.training import Journal
+from tranlogs.training import Journal, LiveReport
 
 from ..data.loader_class import iterating
 from ..data.position import COMPANION, END, IDLE, LED, Cursor, LoaderPosition
@@ -42,12 +42,14 @@ class LoopRun(Protocol):
         run: folder of the run.
         journal: of this process.
         auxiliary: has the positions in the tracked loaders.
+        report: of the recovery.
         steps_since_boundary: steps and after-images.
     """
 
     run: Path
     journal: Journal
     auxiliary: Auxiliary
+    report: LiveReport
     steps_since_boundary: int
 
     @property
@@ -211,6 +213,16 @@ class UserLoops:
                 "a loop took its second batch before the first one went through the model. If it reads ahead (a prefetcher), a "
                 "batch that it holds is left out after a resume: let it read from optimizer.batches(loader) no more than one "
                 "batch at a time"
+            )
+
+    def note_unreached(self) -> None:
+        """Report at the end of the script that its loops never came to the one in which the run stood."""
+        if self.is_skipping and self.has_skipped and not self._run.loops:
+            self._run.report.warn(
+                "the script ended before its loops came to the place in which the run stood: it leaves finished epochs out by "
+                "itself, and the tracked loader leaves them out as well. Write range(epochs) in place of "
+                "range(start_epoch, epochs), or take the epochs from optimizer.epochs(...)",
+                False,
             )
 
     def began_in_a_loop(self) -> None:

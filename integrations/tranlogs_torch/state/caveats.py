@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tranlogs.training import Recovered
 from tranlogs.training import judge_exactness as compared
 
 from .extra_state import split
 from .state import TorchState
+
+LOADED_BEFORE = (
+    "an optimizer had taken steps before recover(), so the script has loaded a checkpoint of its own. The log replaces what "
+    "was loaded. A start_epoch from that file makes the script leave out epochs that the log leaves out as well: take the "
+    "epochs from optimizer.epochs(...)"
+)
+
+
+def has_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if the optimizer has state of steps. Some make their state before the first step, and count 0 there."""
+    return any(float(state.get("step", 1)) > 0 for state in optimizer.state.values() if state)
 
 
 def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:

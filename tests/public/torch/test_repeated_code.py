@@ -1,0 +1,149 @@
+"""Code around finished epochs that runs again: a learning rate divided at each bad epoch, a `start_epoch` of its own."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.torch.lab import Attempt, in_child, prove_exact
+from tests.torch.nets import seed
+from tranlogs_torch import LoggedOptimizer, RecoveryReport
+
+EPOCHS, BATCHES = 5, 6
+
+
+class Watched(Attempt):
+    """Keeps the logged optimizer, for its report at the end."""
+
+    logged: Any = None
+
+    def wrap(self, optimizer: torch.optim.Optimizer, model: Any = None, **options: Any) -> Any:
+        self.logged = super().wrap(optimizer, model, **options)
+        return self.logged
+
+
+def built(attempt: Attempt) -> tuple[torch.nn.Module, DataLoader[Any], Any]:
+    seed()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1))
+    loader = DataLoader(TensorDataset(torch.randn(BATCHES * 4, 2)), batch_size=4, shuffle=True)
+    return model, loader, attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), model)
+
+
+def train(attempt: Attempt, model: torch.nn.Module, loader: DataLoader[Any], optimizer: Any) -> None:
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        attempt.tick()
+        optimizer.step()
+        attempt.tick()
+
+
+def language_model(attempt: Attempt, *, is_tracked: bool) -> None:
+    """As the word language model: validate after each epoch, divide the learning rate where the loss has not improved."""
+    model, loader, optimizer = built(attempt)
+    attempt.start(optimizer, **({"loader": loader} if is_tracked else {}))
+    best = 0.0
+    for _ in range(EPOCHS):
+        train(attempt, model, loader, optimizer)
+        with torch.no_grad():
+            loss = float(model(torch.ones(1, 2)).square())
+        attempt.tick()
+        if loss < best:
+            best = loss
+        else:
+            for group in optimizer.param_groups:
+                group["lr"] /= 4
+        attempt.tick()
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+def after_a_death(script: Any, run: Path, tick: int) -> RecoveryReport:
+    assert in_child(lambda: script(Attempt(run, tick))) < 0
+    last = Watched(run)
+    script(last)
+    return last.logged.report  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("tick", [9, 13, 14, 15, 31, 42])
+def test_a_learning_rate_that_is_divided_behind_a_tracked_loop(tick: int, tmp_path: Path) -> None:
+    """It is divided once an epoch: what the code behind finished epochs did again is undone, or named."""
+    right = Attempt()
+    script = partial(language_model, is_tracked=True)
+    script(right)
+    assert in_child(lambda: script(Attempt(tmp_path / "run", tick))) < 0
+    last = Watched(tmp_path / "run")
+    script(last)
+    if last.outcome() == right.outcome():
+        return
+    report = last.logged.report
+    assert report.exact is not True
+    assert any("groups" in note or "lr" in note for note in report.notes), report.notes
+
+
+def adjusted(attempt: Attempt) -> None:
+    """Sets the learning rate of each epoch before its loop, over a loader that is not tracked."""
+    model, loader, optimizer = built(attempt)
+    attempt.start(optimizer)
+    for epoch in range(EPOCHS):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * 0.5**epoch
+        train(attempt, model, loader, optimizer)
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("tick", [16, 31])
+def test_another_learning_rate_of_the_first_resumed_step_is_named(tick: int, tmp_path: Path) -> None:
+    """The loop begins with its first epoch again, and nothing else says that the step is another one."""
+    report = after_a_death(adjusted, tmp_path / "run", tick)
+    assert report.exact is not True
+    assert any("lr of parameter group 0 of optimizer 'main' was changed" in note for note in report.notes), report.notes
+
+
+def imagenet(attempt: Attempt, *, folder: Path, loads_state: bool = False) -> None:
+    """Resumes from its own file at the beginning of an epoch, as well as by `recover()`."""
+    model, loader, optimizer = built(attempt)
+    own, start_epoch = folder / "checkpoint.pt", 0
+    if own.exists():
+        checkpoint = torch.load(own)
+        start_epoch = checkpoint["epoch"]
+        if loads_state:
+            optimizer.load_state_dict(checkpoint["optimizer"])
+    attempt.start(optimizer, loader=loader)
+    for epoch in range(start_epoch, EPOCHS):
+        train(attempt, model, loader, optimizer)
+        torch.save({"epoch": epoch + 1, "optimizer": optimizer.state_dict()}, own)
+        attempt.tick()
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("tick", [39, 40])
+def test_a_script_that_skips_finished_epochs_by_itself_is_told(tick: int, tmp_path: Path) -> None:
+    """The finished epochs that the log leaves out are not those that the script leaves out: too few are trained."""
+    report = after_a_death(partial(imagenet, folder=tmp_path), tmp_path / "run", tick)
+    assert report.exact is not True
+    assert any("optimizer.epochs(" in note and "range(" in note for note in report.notes), report.notes
+
+
+@pytest.mark.parametrize("tick", [16, 20, 29])
+def test_a_script_that_loads_its_own_checkpoint_is_told(tick: int, tmp_path: Path) -> None:
+    """It may train all epochs but one: that no loop was left out at its end does not show it."""
+    report = after_a_death(partial(imagenet, folder=tmp_path, loads_state=True), tmp_path / "run", tick)
+    assert report.exact is not True
+    assert any("start_epoch" in note and "optimizer.epochs(" in note for note in report.notes), report.notes
+
+
+def test_a_finished_run_that_is_started_again_is_not_warned_about(tmp_path: Path) -> None:
+    script = partial(language_model, is_tracked=True)
+    prove_exact(script, tmp_path / "run", ())
+    again = Watched(tmp_path / "run")
+    script(again)
+    assert isinstance(again.logged, LoggedOptimizer)
+    assert not [note for note in again.logged.report.notes if "range(" in note]
