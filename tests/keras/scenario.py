@@ -263,6 +263,8 @@ def given(data: str) -> dict[str, Any]:
         return {"x": plain.shuffle(32, seed=3).batch(BATCH).prefetch(2)}
     if data == "dataset-repeat":
         return {"x": plain.shuffle(32, seed=3).repeat().batch(BATCH).prefetch(2), "steps_per_epoch": 10}
+    if data == "dataset-twice":
+        return {"x": plain.shuffle(32, seed=3).repeat(2).batch(BATCH).prefetch(2)}
     if data == "dataset-python":  # has no checkpoint of its own
         spec = (tf.TensorSpec((8, 8, 1), tf.float32), tf.TensorSpec((), tf.int64))
         rows = tf.data.Dataset.from_generator(lambda: zip(x, y, strict=True), output_signature=spec)

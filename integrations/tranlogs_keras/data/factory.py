@@ -37,8 +37,10 @@ def make_source(
     if isinstance(adapter, private.TFDatasetAdapter) and backend.name == "tensorflow":
         from .tf_dataset import TFDatasetBatches
         from .tf_doubts import doubts_about
+        from .tf_pipeline import stages_of
 
-        for text in doubts_about(adapter._dataset):
+        stages = stages_of(adapter._dataset)
+        for text in doubts_about(adapter._dataset, stages):
             doubt(text, False)
-        return TFDatasetBatches(epoch_iterator)
+        return TFDatasetBatches(epoch_iterator, stages)
     return Consumed(epoch_iterator, backend, doubt)

@@ -1,8 +1,12 @@
 """tf.data pipelines: TensorFlow's own checkpoints of an iterator, and skipping where it has none.
 
-A checkpoint taken when prefetching has drained the epoch lacks the shuffle's seed generator (inputs that are exhausted are
-not saved), and the next epoch's order would be wrong. The state at the beginning of the pass has it: it is read into an
-iterator that is thrown away, after the other.
+All iterators of a dataset share the seed generators of its shuffles, and reading a checkpoint of one iterator sets them. A
+checkpoint taken when prefetching has drained its input lacks them, since TensorFlow does not save exhausted inputs, and the
+next pass would have another order. What is done about that depends on the pipeline:
+
+- It is endless: nothing is ever exhausted, and a checkpoint has it all.
+- A shuffle lies below a finite `repeat`: the generator moves within the pass, too. The pass is drawn again from its beginning.
+- Else the state at the beginning of the pass has the generator: it is read into an iterator that is thrown away, at last.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import tensorflow as tf
 from tranlogs.base.errors import UsageError
 
 from .source import Source
+from .tf_pipeline import Stages
 
 _log = logging.getLogger("tranlogs")
 
@@ -27,10 +32,15 @@ Blob = dict[str, Any]  # files of a tf.train.Checkpoint
 
 
 class TFDatasetBatches(Source):
-    """See `Source`."""
+    """Batches of a tf.data pipeline.
 
-    def __init__(self, epoch_iterator: Any) -> None:
-        self._iterator = epoch_iterator
+    Args:
+        epoch_iterator: Keras's.
+        stages: of the pipeline.
+    """
+
+    def __init__(self, epoch_iterator: Any, stages: Stages) -> None:
+        self._iterator, self._stages = epoch_iterator, stages
         self._batches: Any = None
         self._begun: Blob | None = None  # of the present pass
         self._opened = 0  # iterators of this dataset that were opened over the whole run
@@ -43,12 +53,15 @@ class TFDatasetBatches(Source):
         if not seen or (self._begun is None and kept is None):
             return self._opened_anew(seen)
         dataset = self._iterator._get_iterator()
+        stages = self._stages
+        if stages.repeats_shuffle and not (stages.is_endless or stages.stacks_shuffles) and self._begun is not None:
+            kept = None
         self._batches = iter(dataset)
         blob, taken = kept or (self._begun, 0)
         taken = min(taken, seen)
         assert blob is not None
         _read(self._batches, blob)
-        if kept is not None and self._begun is not None:
+        if kept is not None and self._begun is not None and not stages.is_endless:
             _read(iter(dataset), self._begun)
         self._here = self._opened
         _skip(self._batches, seen - taken)

@@ -1,0 +1,122 @@
+"""tf.data pipelines that are left after any batch, taken up by another process, and compared with one that read on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tranlogs_keras.data.tf_dataset import TFDatasetBatches
+from tranlogs_keras.data.tf_pipeline import stages_of
+
+Batch = tuple[int, ...]
+_ROWS, _ENDLESS = 24, 40
+
+
+def rows() -> Any:
+    return tf.data.Dataset.range(_ROWS)
+
+
+def twice(x: Any) -> Any:
+    return tf.data.Dataset.from_tensors(x).repeat(2)
+
+
+def doubled(x: Any) -> Any:
+    return 2 * x
+
+
+FINITE: dict[str, Callable[[], Any]] = {
+    "shuffle": lambda: rows().shuffle(9, seed=3).batch(4),
+    "shuffle, prefetch": lambda: rows().shuffle(9, seed=3).batch(4).prefetch(2),
+    "shuffle of all": lambda: rows().shuffle(100, seed=3).batch(4).prefetch(2),
+    "shuffle, repeat(2)": lambda: rows().shuffle(9, seed=3).repeat(2).batch(4),
+    "shuffle, repeat(2), prefetch": lambda: rows().shuffle(9, seed=3).repeat(2).batch(4).prefetch(3),
+    "repeat(2), shuffle": lambda: rows().repeat(2).shuffle(9, seed=3).batch(4).prefetch(2),
+    "batch, repeat(2)": lambda: rows().shuffle(9, seed=3).batch(5).repeat(2).prefetch(2),
+    "take": lambda: rows().shuffle(9, seed=3).take(15).batch(4).prefetch(2),
+    "map": lambda: rows().shuffle(9, seed=3).map(doubled, num_parallel_calls=2).batch(4).prefetch(2),
+    "interleave": lambda: rows().shuffle(9, seed=3).interleave(twice, cycle_length=3).batch(4).prefetch(2),
+    "zip": lambda: tf.data.Dataset.zip(rows().shuffle(9, seed=3), rows().shuffle(8, seed=5)).batch(4).prefetch(2),
+    "shuffled once": lambda: rows().shuffle(9, seed=3, reshuffle_each_iteration=False).batch(4).prefetch(2),
+}
+ENDLESS: dict[str, Callable[[], Any]] = {
+    "shuffle, repeat": lambda: rows().shuffle(9, seed=3).repeat().batch(4),
+    "shuffle, repeat, prefetch": lambda: rows().shuffle(9, seed=3).repeat().batch(4).prefetch(2),
+    "shuffle of all, repeat": lambda: rows().shuffle(100, seed=3).repeat().batch(5).prefetch(tf.data.AUTOTUNE),
+    "repeat, shuffle": lambda: rows().repeat().shuffle(9, seed=3).batch(4).prefetch(2),
+    "batch, repeat": lambda: rows().shuffle(9, seed=3).batch(5).repeat().prefetch(2),
+    "two shuffles, repeat": lambda: rows().shuffle(9, seed=3).shuffle(5, seed=4).repeat().batch(4).prefetch(2),
+    "interleave, repeat": lambda: rows().shuffle(9, seed=3).interleave(twice, cycle_length=3).repeat().batch(5),
+}
+
+
+class Opened:
+    """What Keras' epoch iterator is to a source."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def _get_iterator(self) -> Any:
+        return self._dataset
+
+
+def source_of(dataset: Any) -> TFDatasetBatches:
+    return TFDatasetBatches(Opened(dataset), stages_of(dataset))
+
+
+def read_pass(source: TFDatasetBatches, length: int, *, number: int, seen: int, stored: dict[int, Any]) -> list[Batch]:
+    """Read a pass to its end, and keep the states behind the batches that are keys of `stored`."""
+    batches, found = source.open(number, seen), []
+    for place in range(seen, length):
+        if place in stored:
+            stored[place] = source.read({}), source.read_for_checkpoint()
+        found.append(tuple(np.asarray(next(batches)).ravel().tolist()))
+    source.close()
+    source.open_spare()  # as Keras does where the number of batches is known
+    return found
+
+
+def wrong_places(kind: str, name: str) -> list[str]:
+    """Return the places from which a pipeline goes on with other batches: a checkpoint, and a crash there or later."""
+    is_endless = kind == "endless"
+    make = (ENDLESS if is_endless else FINITE)[name]
+    length = _ENDLESS if is_endless else sum(1 for _ in make())
+    passes = 1 if is_endless else 3
+    checkpoints = {2, 5, 6, 7, 13, 20} if is_endless else {1, length // 2, length - 2, length - 1}
+    wrong = []
+    for left in range(1 if is_endless else 2):
+        for checkpoint in sorted(checkpoints):
+            for crash in sorted({checkpoint, checkpoint + 1, checkpoint + 9, length - 1}):
+                if crash < length and not _goes_on(make, length, passes, left, checkpoint, crash):
+                    wrong.append(f"pass {left}, checkpoint after {checkpoint}, crash after {crash} of {length} batches")
+    return wrong
+
+
+def _goes_on(make: Callable[[], Any], length: int, passes: int, left: int, checkpoint: int, crash: int) -> bool:
+    whole, stored = source_of(make()), dict[int, Any]({checkpoint: None, crash: None})
+    right = [read_pass(whole, length, number=n, seen=0, stored=stored if n == left else {}) for n in range(passes)]
+    resumed = source_of(make())
+    resumed.write(stored[crash][0])
+    resumed.write_from_checkpoint(stored[checkpoint][1], checkpoint)
+    found = [right[left][:crash] + read_pass(resumed, length, number=left, seen=crash, stored={})]
+    found += [read_pass(resumed, length, number=n, seen=0, stored={}) for n in range(left + 1, passes)]
+    return found == right[left:]
+
+
+def doubts() -> dict[str, list[str]]:
+    """What is said of pipelines before training."""
+    from tranlogs_keras.data.tf_doubts import doubts_about
+
+    unordered = tf.data.Options()
+    unordered.deterministic = False
+    pipelines = {
+        **{name: make() for name, make in (FINITE | ENDLESS).items()},
+        "stacked": rows().shuffle(9, seed=3).batch(4).shuffle(2, seed=4),
+        "unseeded": rows().shuffle(9).batch(4),
+        "unordered": rows().with_options(unordered).batch(4),
+        "unordered interleave": rows().interleave(twice, num_parallel_calls=2, deterministic=False).batch(4),
+        "unordered map": rows().map(doubled, num_parallel_calls=2, deterministic=False).batch(4),
+    }
+    return {name: doubts_about(dataset, stages_of(dataset)) for name, dataset in pipelines.items()}
