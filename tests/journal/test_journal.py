@@ -407,7 +407,7 @@ def test_a_journal_is_not_taken_for_a_run(toy: Callable[..., ToyTrainer]) -> Non
     trainer.recover()
     trainer.journal.close()
     inner = trainer.journal.paths.folder
-    with pytest.raises(UsageError, match=f"is the journal of one rank, not a run: give {inner.parent}, the folder above it"):
+    with pytest.raises(UsageError, match=f"is the journal of one rank, not a run: use its parent folder, {inner.parent}"):
         Journal.open(inner, framework="toy")
     assert not list(inner.glob("rank*"))
 
@@ -417,7 +417,7 @@ def test_a_run_of_another_framework_is_refused_by_name(toy: Callable[..., ToyTra
     trainer.recover()
     trainer.train(2)
     trainer.journal.close()
-    with pytest.raises(UsageError, match="holds a run of toy, and this is keras: give another folder"):
+    with pytest.raises(UsageError, match="holds a run of toy, and this program uses keras: choose another folder"):
         Journal.open(trainer.journal.paths.folder.parent, framework="keras")
     again = toy()
     assert again.recover().step == 2

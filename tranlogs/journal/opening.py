@@ -1,4 +1,4 @@
-"""Open a journal for writing: its folders, its lock and its catalog, and what a crash left half done."""
+"""Open a journal for writing: its folders, its lock and its catalog. Finish operations that a crash interrupted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class JournalPaths:
         """Return these paths if a journal is there.
 
         Raises:
-            NotARun: none is.
+            NotARun: there is no journal.
         """
         if not self.log.is_dir() or not self.checkpoints.is_dir():
             raise NotARun(self.folder.parent)
@@ -90,7 +90,7 @@ class OpenedJournal:
         return Position(chain=int(self.run.run_id[:16], 16))
 
     def describe(self, position: Position) -> dict[str, Any]:
-        """Return what segments and checkpoints that continue at a position say of their run."""
+        """Return the description of the run for segments and checkpoints that continue at a position."""
         timelines = {row.number: row for row in self.catalog.timelines()}
         line = timelines.get(position.timeline, TimelineRow(position.timeline))
         return {
@@ -107,7 +107,7 @@ class OpenedJournal:
 def open_for_writing(
     run: str | os.PathLike[str], rank: int, framework: str, environment: dict[str, Any], take_over: float | None
 ) -> OpenedJournal:
-    """Open a rank's journal; make the run if there is none. The arguments are those of `Journal.open`.
+    """Open a rank's journal; create the run if there is none. The arguments are those of `Journal.open`.
 
     Raises:
         RunInUse: another live process writes the run.
@@ -120,7 +120,7 @@ def open_for_writing(
         make_folder(paths.log)
         make_folder(paths.checkpoints)
     except OSError as error:
-        raise UsageError(f"{run}: the run's folder cannot be created ({error}). Choose a folder that can be written") from None
+        raise UsageError(f"{run}: the run's folder cannot be created ({error}); choose a folder that can be written") from None
     notes = refuse_network_file_system(paths.folder)
     try:
         lock = take_lock(paths.folder, take_over)
@@ -172,9 +172,10 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
             with catalog.transaction() as tables:
                 tables.put("run", row)
                 tables.put(timeline_key(1), TimelineRow(1, created_at=row.created_at))
-        if framework and row.framework and row.framework != framework:  # compaction gives none
+        if framework and row.framework and row.framework != framework:  # compaction passes ""
             raise UsageError(
-                f"{paths.folder.parent} holds a run of {row.framework}, and this is {framework}: give another folder"
+                f"{paths.folder.parent} holds a run of {row.framework}, and this program uses {framework}: "
+                "choose another folder"
             )
         notes += clean_up(paths, catalog)
         return catalog, row
@@ -184,7 +185,7 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
 
 
 def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
-    """Finish what a crash left half done: temporary files, unlisted or half-deleted checkpoints and segments.
+    """Delete temporary and half-deleted files, and list checkpoints and segments that a crash kept out of the catalog.
 
     Returns:
         Notes on what was added to the catalog.
@@ -197,13 +198,12 @@ def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
     listed = {row.name for row in catalog.checkpoints()} | {row.file for row in catalog.segments()}
     found, checkpoints = read_files(paths.folder, listed), catalog.checkpoints()
     known_timelines = {row.number for row in catalog.timelines()}
-    if (
-        found.checkpoints or found.segments or found.timelines.keys() - known_timelines
-    ):  # if there is nothing to add, a full disk does no harm
+    has_unlisted = found.checkpoints or found.segments or found.timelines.keys() - known_timelines
+    if has_unlisted:  # Without anything to add, nothing is written: the disk may be full.
         with catalog.transaction() as tables:
             if found.checkpoints:
-                sync_folder(paths.checkpoints)  # the crash may have come before the names were durable
-            for row in found.checkpoints:  # published, but the crash came before the catalog listed it, or the disk was full
+                sync_folder(paths.checkpoints)  # The crash may have come before the names were durable.
+            for row in found.checkpoints:  # Published, but not listed, because of the crash or a full disk.
                 row = replace(row, state="retired") if is_superseded(row, checkpoints) else row
                 tables.put(f"checkpoint/{row.name}", row)
             for segment in found.segments:
@@ -214,7 +214,7 @@ def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
     known = listed | found.unreadable | {segment.file for segment in found.segments}
     for path in sorted(paths.log.iterdir()):
         if path.name not in known and path.name not in (INDEX_NAME, f"{INDEX_NAME}-lock"):
-            path.unlink()  # a leftover, or a segment prepared or reset and never written
+            path.unlink()  # a temporary file, or a segment that was prepared or reset and never written
     return [f"{segment.file} was not in the catalog and was added" for segment in found.segments] + found.notes
 
 
@@ -230,66 +230,66 @@ def seal_abandoned_segments(
     """Seal the segments that a dead process left open, so that a new writer writes into fresh files only.
 
     Args:
-        paths: of the journal.
-        catalog: of the journal, open for writing.
-        sync: make durable what the segments hold.
+        paths: the journal's folders.
+        catalog: the journal's catalog, open for writing.
+        sync: True makes the records in the segments durable.
         is_abandoned: called inside each transaction; returns False if another process has begun to write the journal. The
-            remaining segments are left to that process then. A writer takes its lock before its first transaction, so the
-            answer holds until our transaction is over.
+            remaining segments are then left to that process. A writer takes its lock before its first transaction, so the
+            answer holds until the transaction of this function ends.
 
     Returns:
-        How many segments were left open.
+        The number of segments that were left open.
     """
     newest = max((row.number for row in catalog.timelines()), default=1)
-    left = [row for row in catalog.segments() if row.state in ("ready", "open")]
-    for done, row in enumerate(left):
+    abandoned = [row for row in catalog.segments() if row.state in ("ready", "open")]
+    for done, row in enumerate(abandoned):
         path = paths.log / row.file
-        is_there = path.exists()
+        exists = path.exists()
         try:
-            found = read_segment(path, row.timeline or newest) if is_there else None
-            is_empty = row.state == "ready" and found is None and is_there and not was_written(path, row.number)
-        except (CannotRead, OSError) as error:  # a segment that recovery has read must not be treated as empty
+            found = read_segment(path, row.timeline or newest) if exists else None
+            is_empty = row.state == "ready" and found is None and exists and not was_written(path, row.number)
+        except (CannotRead, OSError) as error:  # A segment that recovery has read must not be treated as empty.
             raise LogUnavailable(f"{path}: {error}") from error
         if found is not None and sync:
             fd = os.open(path, os.O_RDONLY)
             try:
-                os.fdatasync(fd)  # a power cut must not lose what recovery has read
+                os.fdatasync(fd)  # A power cut must not lose records that recovery has read.
             finally:
                 os.close(fd)
         with catalog.transaction() as tables:
             if not is_abandoned():
                 return done
-            if tables.get(segment_key(row.ordinal), SegmentRow) != row:  # another writer came and went since the row was read
+            if tables.get(segment_key(row.ordinal), SegmentRow) != row:  # Another process has written since the row was read.
                 continue
             if found is not None:
                 tables.put(segment_key(row.ordinal), replace(found, state="sealed", created_at=row.created_at))
-            elif not is_there:
+            elif not exists:
                 tables.delete(segment_key(row.ordinal))
             elif is_empty:
                 tables.put(segment_key(row.ordinal), replace(row, state="retired"))
-            else:  # it was written, and nothing of it can be read: keep it until a checkpoint makes it unnecessary
+            else:  # The segment was written, but no record can be read: keep the file until a checkpoint makes it unnecessary.
                 tables.put(segment_key(row.ordinal), replace(row, state="sealed", last_sequence=row.base_sequence))
-    return len(left)
+    return len(abandoned)
 
 
 def refuse_inner_folder(run: Path) -> None:
-    """Check that the folder of a run is not itself a journal. The steps of that journal would not be found.
+    """Check that the folder of a run is not itself a journal: the run could not find the steps of that journal.
 
     Raises:
         UsageError: the folder is a journal.
     """
     if (run / CATALOG_NAME).exists():
-        raise UsageError(f"{run} is the journal of one rank, not a run: give {run.parent}, the folder above it")
+        raise UsageError(f"{run} is the journal of one rank, not a run: use its parent folder, {run.parent}")
 
 
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "9p", "ceph", "gpfs", "beegfs", "glusterfs", "afs")
 
 
 def refuse_network_file_system(folder: Path) -> list[str]:
-    """Check the file system of a folder. Over a network file system, a memory map loses what LMDB promises.
+    """Check that a folder does not lie on a network file system, where LMDB's memory map is not durable.
 
     Returns:
-        A note if the folder lies in memory.
+        A list with a note if the folder lies in memory.
 
     Raises:
         UsageError: the folder lies on a network file system.
@@ -298,7 +298,7 @@ def refuse_network_file_system(folder: Path) -> list[str]:
     if kind in _NETWORK or kind.startswith("fuse"):
         raise UsageError(
             f"{folder} lies on a network file system ({kind}), where a memory-mapped log can lose steps. "
-            "Keep the run on a local disk and ship it to a store"
+            "Put the run on a local disk and ship it to a store"
         )
     if kind == "tmpfs":
         return ["the run lies in memory (tmpfs): it survives the process, not the machine"]
@@ -306,12 +306,12 @@ def refuse_network_file_system(folder: Path) -> list[str]:
 
 
 def is_in_memory(folder: Path) -> bool:
-    """Return True if the folder lies on a tmpfs, so that it is lost with the machine."""
+    """Return True if the folder lies on a tmpfs, which does not survive the machine."""
     return file_system_of(folder) == "tmpfs"
 
 
 def file_system_of(folder: Path) -> str:
-    """Return the type of the file system that a folder lies on; "" if the system does not tell."""
+    """Return the type of the file system that a folder lies on; "" if it cannot be found."""
     best, found = "", ""
     path = os.path.realpath(folder)
     try:

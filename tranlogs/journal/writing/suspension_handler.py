@@ -1,4 +1,4 @@
-"""What a journal does when the disk is full or fails: it suspends logging, and resumes from a fresh checkpoint."""
+"""Suspend logging when the disk is full or fails, and resume it from a fresh checkpoint."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class SuspensionHandler:
         assert suspension is not None
         if self._clock.monotonic() < suspension.next_try or checkpoints.is_busy:
             return
-        # The chain starts anew: only the checkpoint links the log behind the gap with the log before it.
+        # A new chain begins: only the checkpoint links the log after the gap with the log before it.
         end = self._journal_log.end
         position = Position(end.sequence + 1, step, secrets.randbits(64), end.timeline)
         try:
@@ -109,7 +109,7 @@ class SuspensionHandler:
         _log.warning("%s: logging resumed from a fresh checkpoint at step %d", self._opened.paths.folder, step)
 
     def _open_and_checkpoint(self, position: Position, snapshot: Callable[[], Snapshot], adapt: tree.Adapt | None) -> None:
-        """Open the log, then take a checkpoint. If the former log is what fills the disk, take the checkpoint first."""
+        """Open the log, then take a checkpoint. If the log before the gap fills the disk, take the checkpoint first."""
         log, checkpoints = self._journal_log, self._checkpoints
         try:
             log.open_after_gap(position)
