@@ -17,7 +17,7 @@ from ..checkpoints import Checkpoint
 from ..log.entry import Entry
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Position
-from .facts import read_facts, read_repaired_facts, replace_damaged
+from .facts import Facts, read_facts, read_repaired_facts, replace_damaged
 from .history import Link, build_history
 from .plan import Plan, plan_recovery
 from .protocol import Divergence, Recoverable, ReplacementSource
@@ -116,50 +116,92 @@ def recover(
     facts = read_repaired_facts(folder, spare, index_use="unless sealed")
     if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
         return None
-    rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]
-    limits = trace_lineage(facts.timelines, facts.timeline)
-    history = build_history(facts.segments, limits)
-    broken: dict[str, str] = {}
-    last_good: dict[int, int] = {}
-    notes = list(facts.notes)
-    is_index_used = False
+    planner = _DamagePlanner(folder, facts, spare, checkpoint)
     for _ in range(_ATTEMPTS_MAX):
-        plan = plan_recovery(
-            rows,
-            history,
-            limits,
-            timeline=facts.timeline,
+        plan = planner.plan(step, sequence)
+        try:
+            recovered = execute_plan(folder, plan, state, planner.notes, progress)
+        except CorruptCheckpoint as error:
+            planner.exclude_checkpoint(plan, error)
+            continue
+        except DamagedEntry as damage:
+            planner.exclude_entry(plan, damage)
+            continue
+        recovered.damaged = tuple(planner.broken)
+        committed, end = facts.watermarks.committed, plan.position.step
+        if step is None and sequence is None and end < committed:
+            recovered.notes.append(f"step {committed} had been committed, but the readable log ends at step {end}")
+        return recovered
+    raise RecoveryError(f"{folder}: too much is damaged to recover; run `tranlogs verify` to list the damage")
+
+
+class _DamagePlanner:
+    """Planner of the attempts of one recovery. Damage that an attempt meets is replaced by a sound copy, or ruled out.
+
+    Args:
+        folder: the folder of the journal.
+        facts: the facts about the journal.
+        spare: source of sound copies that replace damaged files.
+        checkpoint: the name of the checkpoint to start from; None for any.
+
+    Attributes:
+        broken: the names of damaged checkpoints.
+        notes: what to report, one sentence each.
+    """
+
+    def __init__(self, folder: Path, facts: Facts, spare: ReplacementSource | None, checkpoint: str | None) -> None:
+        self._folder, self._facts, self._spare = folder, facts, spare
+        self._rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]
+        self._limits = trace_lineage(facts.timelines, facts.timeline)
+        self._history = build_history(facts.segments, self._limits)
+        self._last_good: dict[int, int] = {}  # by ordinal of a damaged segment: the last sequence number before the damage
+        self._is_index_used = False
+        self.broken: list[str] = []
+        self.notes = list(facts.notes)
+
+    def plan(self, step: int | None, sequence: int | None) -> Plan:
+        """Plan the next attempt.
+
+        Raises:
+            RecoveryError: there is no sound checkpoint, or `step` is not covered.
+        """
+        return plan_recovery(
+            self._rows,
+            self._history,
+            self._limits,
+            timeline=self._facts.timeline,
             step=step,
             sequence=sequence,
-            broken=broken,
-            last_good=last_good,
+            broken=self.broken,
+            last_good=self._last_good,
         )
-        try:
-            recovered = execute_plan(folder, plan, state, notes, progress)
-            recovered.damaged = tuple(broken)
-            committed, end = facts.watermarks.committed, plan.position.step
-            if step is None and sequence is None and end < committed:
-                recovered.notes.append(f"step {committed} had been committed, but the readable log ends at step {end}")
-            return recovered
-        except CorruptCheckpoint as error:
-            _log.warning("%s", error)
-            if _replace(spare, folder / "checkpoints" / plan.checkpoint.name, notes):
-                continue
-            notes.append(str(error))
-            broken[plan.checkpoint.name] = str(error)
-        except DamagedEntry as damage:
-            _log.warning("%s", damage.error)
-            # The index may have a sound copy of the description; of tensors it has none.
-            is_replaced = _replace(spare, damage.link.segment.path, notes)
-            if is_replaced or (not is_index_used and damage.error.tensor is None):
-                is_index_used = True
-                history = build_history(read_facts(folder).segments, limits)
-                continue
-            notes.append(str(damage.error))
-            good = _find_last_sound_boundary(plan.links) if damage.link is plan.links[-1] else damage.link.sequence - 1
-            ordinal = damage.link.segment.row.ordinal
-            last_good[ordinal] = min(good, last_good.get(ordinal, good))
-    raise RecoveryError(f"{folder}: too much is damaged to recover; run `tranlogs verify` to list the damage")
+
+    def exclude_checkpoint(self, plan: Plan, error: CorruptCheckpoint) -> None:
+        """Replace the damaged checkpoint of a plan, or exclude it from further plans."""
+        _log.warning("%s", error)
+        if not self._replace(self._folder / "checkpoints" / plan.checkpoint.name):
+            self.notes.append(str(error))
+            self.broken.append(plan.checkpoint.name)
+
+    def exclude_entry(self, plan: Plan, damage: DamagedEntry) -> None:
+        """Replace the segment of a damaged entry, or exclude the entry and what follows it from further plans."""
+        _log.warning("%s", damage.error)
+        is_replaced = self._replace(damage.link.segment.path)
+        # The index may have a sound copy of the description of the entry; it has no copy of tensors.
+        if is_replaced or (not self._is_index_used and damage.error.tensor is None):
+            self._is_index_used = True
+            self._history = build_history(read_facts(self._folder).segments, self._limits)
+            return
+        self.notes.append(str(damage.error))
+        good = _find_last_sound_boundary(plan.links) if damage.link is plan.links[-1] else damage.link.sequence - 1
+        ordinal = damage.link.segment.row.ordinal
+        self._last_good[ordinal] = min(good, self._last_good.get(ordinal, good))
+
+    def _replace(self, path: Path) -> bool:
+        """Replace a damaged segment or checkpoint by a sound copy and add a note. Return True if there was a copy."""
+        replaced = replace_damaged(self._spare, [path])
+        self.notes += replaced
+        return bool(replaced)
 
 
 def execute_plan(
@@ -186,6 +228,9 @@ def execute_plan(
             sets it again.
     """
     start = time.monotonic()
+    body: dict[str, Any] = {}
+    parts: dict[str, bytes] = {}
+    before, scalars_before = earlier or ({}, [])
     with open_planned_checkpoint(folder, plan) as checkpoint:
         differences = state.differences(checkpoint)
         if differences:
@@ -193,37 +238,44 @@ def execute_plan(
         state.restore(checkpoint)
         hit("recovery.restored")
         loaded = time.monotonic()
-        body: dict[str, Any] | None = None
-        parts: dict[str, bytes] = {}
-        divergence: Divergence | None = None
-        before, noted_before = earlier or ({}, [])
-        scalars = list(noted_before)
-        log_bytes = 0
-        replayed, total = 0, sum(link.kind == EntryKind.STEP for link in plan.links)
-        for links, entries, noted in decode_chunks(plan.links):
-            diverged = _redo(state, entries, links, _make_ticker(progress, replayed, total))
-            replayed += sum(entry.kind == EntryKind.STEP for entry in entries)
-            scalars += noted
-            divergence = divergence or diverged
+        redone = _redo_entries(state, plan.links, progress)
         if plan.links:
             body, parts = _read_boundary(state, plan.links[-1])
-            log_bytes = sum(link.location.head.payload_bytes for link in plan.links)
             state.set_auxiliary({**body, **before})
         hit("recovery.replayed")
-    end = time.monotonic()
     return Recovered(
         plan,
         plan.position,
-        body or {},
-        replayed,
+        body,
+        redone.steps,
         seconds_load=loaded - start,
-        seconds_replay=end - loaded,
-        divergence=divergence,
-        scalars=scalars,
+        seconds_replay=time.monotonic() - loaded,
+        divergence=redone.divergence,
+        scalars=[*scalars_before, *redone.scalars],
         notes=[*plan.notes, *notes],
-        log_bytes=log_bytes,
+        log_bytes=sum(link.location.head.payload_bytes for link in plan.links),
         parts=parts,
     )
+
+
+@dataclass(slots=True)
+class _Redone:
+    """What was redone: the number of steps, the first divergence, and the scalars of the boundaries that were passed."""
+
+    steps: int = 0
+    divergence: Divergence | None = None
+    scalars: StepScalars = field(default_factory=list)
+
+
+def _redo_entries(state: Recoverable, links: Sequence[Link], progress: Progress | None) -> _Redone:
+    """Redo the entries of a plan, a bounded number at a time."""
+    redone, total = _Redone(), sum(link.kind == EntryKind.STEP for link in links)
+    for chunk, entries, scalars in decode_chunks(links):
+        divergence = _redo_chunk(state, entries, chunk, _make_ticker(progress, redone.steps, total))
+        redone.steps += sum(entry.kind == EntryKind.STEP for entry in entries)
+        redone.scalars += scalars
+        redone.divergence = redone.divergence or divergence
+    return redone
 
 
 @contextmanager
@@ -281,13 +333,6 @@ def decode_chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entr
                 readers.pop(ordinal).close()
 
 
-def _replace(spare: ReplacementSource | None, path: Path, notes: list[str]) -> bool:
-    """Replace a damaged segment or checkpoint by a sound copy and add a note. Return True if there was a copy."""
-    replaced = replace_damaged(spare, [path])
-    notes += replaced
-    return bool(replaced)
-
-
 def _find_last_sound_boundary(links: Sequence[Link]) -> int:
     """Return the number of the newest boundary with sound arrays that lies before the last one, in its segment; 0 if none.
 
@@ -312,7 +357,9 @@ def _find_last_sound_boundary(links: Sequence[Link]) -> int:
     return good
 
 
-def _redo(state: Recoverable, entries: list[Entry], links: Sequence[Link], tick: Callable[[int], Any]) -> Divergence | None:
+def _redo_chunk(
+    state: Recoverable, entries: list[Entry], links: Sequence[Link], tick: Callable[[int], Any]
+) -> Divergence | None:
     if not entries:
         return None
     try:
