@@ -88,8 +88,7 @@ def _serve_until_closed(roots: Sequence[Path], settings: Settings, find: Find, h
     """Serve; with `until_closed`, serve again if a trainer has started while the journals were being released.
 
     A trainer takes its own lock, then looks for a monitor. The monitor releases its lock, then looks for a trainer. So one of
-    them
-    sees the other, and no run is left without a monitor.
+    them sees the other, and no run is left without a monitor.
     """
     was_stopped = _serve(roots, settings, find, http)
     while settings.until_closed and not was_stopped and not all(map(is_ownerless, _folders(roots, find))):

@@ -1,8 +1,7 @@
 """The daemon: it watches runs, and folders of runs, until it is told to stop.
 
 One thread evaluates the journals in turn. A journal that cannot be read or written now is logged once and tried again; it
-stops
-neither the daemon nor the watch of other journals.
+stops neither the daemon nor the watch of other journals.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
 """Alluxio 2.9 as a store, through the REST API of its proxy. Only this module imports alluxio-py.
 
 What is written with ASYNC_THROUGH lies in the memory of workers when `put` returns, and is copied to the under-store
-afterwards.
-No answer of the cluster is taken for proof (docs/alluxio.md says why):
+afterwards. No answer of the cluster is taken for proof (docs/alluxio.md says why):
 
 * Closing a stream answers "fine" although its last block failed, and completes a short file if the writer failed. So a failed
-write
-  closes its stream and deletes the file, and only `stat` tells what is there.
+  write closes its stream and deletes the file, and only `stat` tells what the store holds.
 * Streams go by path, so that a stream that was left open can complete a later file of the same name. A name is used again only
   when its stream is known to be closed.
 * A request to persist can be dropped, and a file that was LOST stays LOST although its workers come back. `request_durability`
-  renames the file with persist=true, which puts it into the queue again. So an object lies in one of two places, under its
-  name
-  or under its name and a suffix, and is looked for in both: no record of the place is needed, and a kill leaves it in one of
-      them.
+  renames the file with persist=true, which puts it into the queue again. So an object has one of two paths, its name or its
+  name and a suffix, and is looked up at both: the path need not be recorded, and a kill leaves the object at one of them.
 * Most errors come as UNKNOWN; what they mean is in their text.
 """
 
@@ -68,8 +64,7 @@ class AlluxioStore(Store):
         port: port of the proxy.
         root: the folder, with "/" between its parts.
         copies: number of workers that should hold each object in memory before a write returns (replication=N in the URL). If
-            there
-            are fewer workers, there are fewer copies, as `stat` shows.
+            there are fewer workers, there are fewer copies, as `stat` shows.
         answer_seconds: how long to wait for the next bytes of an answer.
         write_type: what Alluxio does with what is written; the module's description holds for ASYNC_THROUGH only.
     """

@@ -44,8 +44,7 @@ class Store(ABC):
     Attributes:
         url: its address as people may see it (without passwords).
         copies_wanted: number of machines that should hold an object in memory before it counts as archived; 1 where that does
-            not
-            apply.
+            not apply.
     """
 
     url: str
@@ -56,8 +55,7 @@ class Store(ABC):
         """Write an object of `nbytes` bytes, read from the current position of `content`.
 
         If that fails, the store holds nothing of the object, or a part that `stat` does not call complete, or one of another
-        length.
-        `content` may be read more than once (tell, seek).
+        length. `content` may be read more than once (tell, seek).
 
         Raises:
             OSError: `content` ends early, or cannot be read.

@@ -1,8 +1,7 @@
 """Any file system that fsspec knows as a store: s3://, gs://, hdfs://, memory:// ... Only this module imports fsspec.
 
 An object that exists counts as durable: these stores answer when it is. How long a call may take is up to the file system; S3
-and
-the like give up by themselves.
+and the like give up by themselves.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     """Return the store at an address. Nothing is asked of the store yet.
 
     Addresses are `file:///path` (or a plain path), `alluxio://HOST:39999/path?replication=2`, and whatever fsspec knows, such
-    as
-    `s3://bucket/path`.
+    as `s3://bucket/path`.
 
     Raises:
         StoreRefused: the address is malformed, or a package that it needs is missing.

@@ -3,14 +3,11 @@
     python -m tranlogs_monitor.compaction.process PARENT FOLDER CHECKPOINT [CLASS ...]
 
 It replays the sealed log onto a checkpoint with the run's framework, and writes the result beside the published checkpoints;
-the
-monitor publishes it. The process yields to training in everything but memory, which it needs for a second state: if memory
-runs
-out, the kernel is told to kill this process first. It ends when the monitor does.
+the monitor publishes it. The process yields to training in everything but memory, which it needs for a second state: if memory
+runs out, the kernel is told to kill this process first. It ends when the monitor does.
 
-Prints one line of JSON: `derived_checkpoint` (what was written), `refused` (why none can be derived) or `nothing` (there is
-no sealed
-log to redo).
+Prints one line of JSON: `derived_checkpoint` (what was written), `refused` (why none can be derived) or `nothing` (there is no
+sealed log to redo).
 """
 
 from __future__ import annotations

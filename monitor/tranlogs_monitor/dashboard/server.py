@@ -1,8 +1,7 @@
 """The dashboard's server: uvicorn in a thread of the monitor.
 
 The socket listens before the thread starts, so that an unusable address is an error of the caller. uvicorn handles no signals
-(it
-would do so in the main thread only) and logs nothing; errors are logged here and in `answers`.
+(it would do so in the main thread only) and logs nothing; errors are logged here and in `answers`.
 """
 
 from __future__ import annotations

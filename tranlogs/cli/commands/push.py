@@ -42,11 +42,9 @@ def push(
 ) -> int:
     """Ship a run to a store, once.
 
-    In the store, the run has its folder's name. The command ends when the store calls all of it durable. A segment that a
-    dead trainer
-    left open is sealed; of a live trainer's log, all that was committed when the command started is shipped. What is in the
-    store
-    already is not sent again.
+    In the store, the run has its folder's name. The command ends when the store calls all of it durable. A segment that a dead
+    trainer left open is sealed; of a live trainer's log, all that was committed when the command started is shipped. What is
+    in the store already is not sent again.
     """
     throttle = Throttle(None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth"), uploads)
     limits = ShippingSettings(_SEAL_SECONDS, keep=parse_store_checkpoints(store_checkpoints), takes_over=take_over)

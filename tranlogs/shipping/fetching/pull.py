@@ -1,8 +1,7 @@
 """Download of a journal from a store: the newest intact checkpoint, and the log after it.
 
 Files are written to a folder beside the journal's, which is renamed at the end: a pull that dies leaves nothing that looks
-like
-a journal, and the next pull uses what it had. Every byte is compared with the digest that was taken when it was uploaded.
+like a journal, and the next pull uses what it had. Every byte is compared with the digest that was taken when it was uploaded.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A folder that was restored from a backup, or a machine that another one has overtaken, has another future than the store. Names
 do not tell: a segment that was prepared ahead is filled in both futures, and checkpoints of one step have the same name in
 both. So content is compared: its digests with those that the journal's catalog has recorded, or the chain of the local log
-with
-that in the store. The first still works for what was pruned here since, the second if the catalog does not know.
+with that in the store. The first still works for what was pruned here since, the second if the catalog does not know.
 """
 
 from __future__ import annotations

@@ -61,8 +61,7 @@ def plan_uploads(
     """Return what to send, the most urgent first.
 
     The log goes in order, since only a log without holes takes recovery further. A checkpoint goes first if the store has
-    none, or
-    if it is smaller than the log before it that is still to be sent: that takes recovery further sooner.
+    none, or if it is smaller than the log before it that is still to be sent: that takes recovery further sooner.
 
     Args:
         contents: what the catalog lists.
@@ -116,8 +115,7 @@ def find_chain(
     """Return the segments that follow a checkpoint, in the order of the log, along the chain that leads furthest.
 
     Each segment is linked to the one before by the digest that its first entry names. Sequence numbers alone are not enough:
-    after
-    a crash the log continues from its newest boundary, beside entries with the same numbers.
+    after a crash the log continues from its newest boundary, beside entries with the same numbers.
     """
     ours = [item for item in segments if limits.get(_row(item).timeline, -1) != -1]
     parents = {row.number: (row.parent, row.fork_sequence) for row in timelines if row.number in limits and row.parent}
@@ -218,8 +216,7 @@ def plan_expiry(
     """Return the names of the items that the store need not keep.
 
     These are the checkpoints that the policy drops, and the log before the oldest kept one. Only durable items count as kept.
-    An item
-    that is not durable stays in any case, unless it is lost and would expire otherwise.
+    An item that is not durable stays in any case, unless it is lost and would expire otherwise.
 
     Args:
         shipped: what the store holds, by name.

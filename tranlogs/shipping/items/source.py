@@ -1,8 +1,7 @@
 """The files of an item that is uploaded, open and verified: every byte is checked before it leaves.
 
 A segment is locked meanwhile as by any reader, so that its file is not reused. A checkpoint that is deleted meanwhile can
-still be
-read through its open files.
+still be read through its open files.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Shipping of a journal to a store in the background: one thread decides, and a few threads send.
 
 In each turn the deciding thread reads the catalog, schedules uploads, publishes a manifest when an upload has arrived, asks
-the
-store what is durable, and drops what the store need not keep. The store comes first and the catalog follows: what it says of
-the
-store (watermarks `archived` and `persisted`, rows `shipped/`) is never ahead of the newest manifest.
+the store what is durable, and drops what the store need not keep. The store comes first and the catalog follows: what it says
+of the store (watermarks `archived` and `persisted`, rows `shipped/`) is never ahead of the newest manifest.
 
 A store that fails is tried again after longer and longer pauses. Training and pruning never wait for it.
 """

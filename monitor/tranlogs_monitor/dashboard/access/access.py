@@ -9,8 +9,7 @@
 | any other | either | yes | no | no |
 
 Only programs on this machine reach a loopback address. A web page in a local browser is such a program: the page's owner can
-let a
-name point to 127.0.0.1 and read what is served there (DNS rebinding). The Host header then contains that name.
+let a name point to 127.0.0.1 and read what is served there (DNS rebinding). The Host header then contains that name.
 """
 
 from __future__ import annotations

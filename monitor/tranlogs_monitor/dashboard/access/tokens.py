@@ -1,8 +1,7 @@
 """The token that a request must carry: from a file, from the environment, or random.
 
 A browser sends the token once in the address, and a cookie after that. The cookie contains a digest that is keyed with the
-token:
-browsers send cookies to all ports of a host, and the servers there do not learn the token from it.
+token: browsers send cookies to all ports of a host, and the servers there do not learn the token from it.
 """
 
 from __future__ import annotations
