@@ -24,7 +24,7 @@ from ..journal.opening import JournalPaths
 from ..stores import Store
 
 MANIFESTS, OBJECTS = "manifests", "objects"
-KEPT = 4  # manifests that stay, in case the newest cannot be read
+KEPT = 4  # number of manifests that are kept, in case the newest cannot be read
 
 T = TypeVar("T")
 
@@ -48,13 +48,13 @@ class ShippedItem:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest.
+    """A manifest: the segments and checkpoints of a journal that a store holds.
 
     Attributes:
-        number: a newer manifest has a higher number.
+        number: the number of the manifest. A newer one has a higher number.
         writer: name of the writer, 16 hex digits.
         host: the writer's machine.
-        at: when it was written, in seconds since 1970.
+        at: the time of writing, in seconds since 1970.
         run: the journal's run.
         timelines: all timelines of the run.
         shipped: segments and checkpoints by name.
@@ -101,8 +101,8 @@ class Manifest:
         """Parse the content of a manifest's object.
 
         Raises:
-            CorruptObject: it is damaged.
-            UnknownFormat: a newer version wrote it.
+            CorruptObject: the manifest is damaged.
+            UnknownFormat: a newer version wrote the manifest.
         """
         try:
             content = open_manifest(raw)
@@ -131,7 +131,7 @@ def _row(kind: type[T], content: dict[str, Any]) -> T:
 
 
 def journal_prefix(paths: JournalPaths) -> str:
-    """Return a journal's place in a store: the names of its run's folder and of its own."""
+    """Return a journal's place in a store: the name of the run's folder, and the name of the journal's folder."""
     folder = paths.folder.absolute()
     return f"{folder.parent.name}/{folder.name}"
 
@@ -145,9 +145,9 @@ def read_manifest(store: Store, name: str) -> Manifest:
     """Read a manifest.
 
     Raises:
-        CorruptObject: it is damaged, missing or incomplete.
+        CorruptObject: the manifest is damaged, missing or incomplete.
         StoreUnavailable: the store does not answer.
-        UnknownFormat: a newer version wrote it.
+        UnknownFormat: a newer version wrote the manifest.
     """
     raw = io.BytesIO()
     store.get(name, raw)
@@ -188,7 +188,7 @@ def publish(store: Store, prefix: str, manifest: Manifest) -> str:
     """Write a manifest, which is the commit point in the store; return its name.
 
     Raises:
-        StoreUnavailable: it could not be written, or is not there after writing.
+        StoreUnavailable: the manifest could not be written, or the store does not hold it in full.
     """
     name = f"{prefix}/{MANIFESTS}/{manifest.number:010d}-{manifest.writer}{secrets.token_hex(4)}.json"
     raw = manifest.packed()
