@@ -99,7 +99,7 @@ def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retiremen
 def prune(catalog: Catalog, decide: Decide, is_held: Callable[[Tables], bool] = lambda tables: False) -> Pruning:
     """Decide what to prune and retire it, in one transaction, so that the facts do not change between the two.
 
-    If protected data alone exceed the budget, the trainer is asked for a checkpoint in the same transaction.
+    If protected data alone exceed the budget, a checkpoint is requested from the trainer in the same transaction.
 
     Args:
         catalog: the catalog of the journal.
