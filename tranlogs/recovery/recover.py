@@ -24,7 +24,7 @@ from .protocol import Divergence, Recoverable, ReplacementSource
 
 _log = logging.getLogger(__name__)
 
-_CHUNK_FRAMES = 100_000  # descriptions held in memory at a time
+_CHUNK_FRAMES = 100_000  # descriptions in memory at a time
 _CHUNK_SEGMENTS = 32
 _ATTEMPTS_MAX = 1000  # each attempt that meets damage rules out a checkpoint or a part of the log
 
@@ -66,10 +66,10 @@ class Recovered:
     parts: dict[str, bytes] = field(default_factory=dict)
 
     def require_position(self, position: Position) -> None:
-        """Check that recovery ended at a position, on whatever timeline.
+        """Check that recovery ended at a position. Its timeline is not compared.
 
         Raises:
-            RecoveryError: it ended elsewhere, because the log has changed since the position was read.
+            RecoveryError: recovery ended at another position, because the log has changed since the position was read.
         """
         end = self.position
         if (end.sequence, end.chain) != (position.sequence, position.chain):
@@ -105,7 +105,7 @@ def recover(
         state: the state to recover.
         step: the step to end at; None for the newest boundary.
         sequence: the number of the last entry to redo; None for all.
-        checkpoint: the name of the checkpoint to start from; None for the one that gives the shortest replay.
+        checkpoint: the name of the checkpoint to start from; None for the one with the shortest replay.
         progress: called with what is done.
         spare: source of sound copies that replace damaged files.
 
@@ -260,7 +260,7 @@ def execute_plan(
 
 @dataclass(slots=True)
 class _Redone:
-    """What was redone: the number of steps, the first divergence, and the scalars of the boundaries that were passed."""
+    """Result of redoing entries: the number of steps, the first divergence, and the scalars of the boundaries."""
 
     steps: int = 0
     divergence: Divergence | None = None
@@ -292,7 +292,7 @@ def open_planned_checkpoint(folder: Path, plan: Plan) -> Iterator[Checkpoint]:
 
 
 def decode_chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry], StepScalars]]:
-    """Decode entries in order, a bounded number at a time. Their files stay open until the next chunk is asked for.
+    """Decode entries in order, a bounded number at a time. Their files stay open until the next chunk is decoded.
 
     Yields:
         The links of steps and after-images, their entries, and the scalars of the boundaries between them.

@@ -5,9 +5,9 @@ without a leader. Damage that one rank finds on the way is sent to all, and they
 ranks, so the same code serves processes (torch.distributed) and a single reader of all journals.
 
 The number of processes may have changed since the run was recorded. A journal whose rank no longer exists is then read by a
-process that finds it beside its own, and a process without a part in the run redoes the journal of another rank. Where
-parameters are sharded in another way now, the log of each former rank is compacted into a checkpoint, and each process reads
-its parts from these (resharding.py).
+process that finds it in the same folder as its own journal. A process without a part in the run redoes the journal of another
+rank. If parameters are sharded in another way now, the log of each former rank is compacted into a checkpoint, and each process
+reads its parts from these checkpoints (resharding.py).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class GroupRecovery:
             outcomes = self._transport.gather(attempt.pack())
             self._raise_failures(attempt, outcomes)
             if self._can_differ and len({outcome["digest"] for outcome in outcomes if outcome["digest"]}) > 1:
-                self._damage.states_differ = True  # from now on no rank stands for another
+                self._damage.states_differ = True  # From now on, no rank may replace another.
                 self._exchange.notes.append(
                     f"the states of the ranks differed at step {self._agreement.step}, and each rank keeps its own"
                 )
