@@ -215,7 +215,7 @@ def test_a_folder_of_runs_has_a_line_for_each(cli: Cli, run: Path, tmp_path: Pat
     assert found.code == 0
     assert [Path(line["run"]).name for line in found.json["runs"]] == ["other", "run"]
     for line in found.json["runs"]:
-        assert (line["ranks"], line["state"], line["committed"], line["lands"]) == (1, "closed", STEPS, STEPS)
+        assert (line["ranks"], line["state"], line["committed"], line["recovery_step"]) == (1, "closed", STEPS, STEPS)
     shown = cli("status", tmp_path)
     assert shown.code == 0
     assert all(name in shown.out for name in ("other", "run", "closed"))

@@ -31,5 +31,5 @@ def export(
     torch.distributed.checkpoint.load reads on any number of processes, under the names of get_state_dict.
     """
     if os.path.lexists(target):
-        raise UsageError(f"{target} exists already: delete it, or give another name")
+        raise UsageError(f"{target} exists already: delete it, or use another name")
     return rebuild(run, target, form, step, optimizer or (), as_json=as_json)

@@ -78,7 +78,7 @@ def _show(found: Sequence[dict[str, Any]], draw: Any) -> None:
 
 
 def _list(rank: dict[str, Any]) -> list[RenderableType]:
-    columns = ("step", "kind", "optimizer", "tensors", "stored", "lr", "noted")
+    columns = ("step", "kind", "optimizer", "tensors", "stored", "lr", "scalars")
     rows = [_row(records) for records in _units(rank["records"])]
     if not rows:
         return [f"{rank['folder']}: the log is empty"]
@@ -86,9 +86,9 @@ def _list(rank: dict[str, Any]) -> list[RenderableType]:
 
 
 def _units(records: Sequence[Record]) -> list[list[Record]]:
-    """Group each record with the boundary that follows it, whose scalars belong to it.
+    """Group each record with the boundary that follows it, because the scalars of the boundary belong to the record.
 
-    A boundary without a record of its step is a group of its own.
+    A boundary without a record of its step forms a group alone.
     """
     units: list[list[Record]] = []
     for record in records:
@@ -102,9 +102,9 @@ def _units(records: Sequence[Record]) -> list[list[Record]]:
 def _row(unit: Sequence[Record]) -> list[object]:
     first, last = unit[0], unit[-1]
     lr = ", ".join(dict.fromkeys(screen.number(to_json(value)) for value in first.lr))
-    noted = " ".join(f"{name}={screen.number(value)}" for name, value in last.scalars.items())
+    scalars = " ".join(f"{name}={screen.number(value)}" for name, value in last.scalars.items())
     kind = first.kind if first.is_committed else f"{first.kind}, not committed"
-    return [first.step, kind, first.optimizer, first.tensors, screen.size(sum(r.stored_bytes for r in unit)), lr, noted]
+    return [first.step, kind, first.optimizer, first.tensors, screen.size(sum(r.stored_bytes for r in unit)), lr, scalars]
 
 
 def _full(rank: dict[str, Any]) -> list[RenderableType]:
@@ -116,7 +116,7 @@ def _full(rank: dict[str, Any]) -> list[RenderableType]:
             "step": record["step"],
             "kind": record["kind"],
             "entry": place,
-            "noted": _words(record.get("scalars", {})),
+            "scalars": _words(record.get("scalars", {})),
             "committed": "yes" if record["is_committed"] else "no",
         }
         about |= {key: _words(value) for key, value in body.items() if key != "hyper"}

@@ -73,7 +73,7 @@ def _as_dict(paths: Any, evaluation: Any) -> dict[str, Any]:
         "bytes_after": plan.bytes_after,
         "anchor": None if evaluation.anchor is None else evaluation.anchor.name,
         "wants_checkpoint": plan.wants_checkpoint,
-        "goes": [{"name": name, "why": why} for name, why in plan.reasons.items()],
+        "pruned": [{"name": name, "why": why} for name, why in plan.reasons.items()],
         "segments": [
             {
                 "ordinal": row.ordinal,

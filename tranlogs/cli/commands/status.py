@@ -1,4 +1,4 @@
-"""`tranlogs status`: what a run holds, how far its watermarks are, who writes it, and what a crash now would lose."""
+"""`tranlogs status`: the contents of a run, its watermarks, the process that writes it, and what a crash now would lose."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ..reading.runs import find_journals, find_runs
 from ..reading.survey import GroupSurvey, Survey, survey, survey_group
 from .overview import RunSummary, render_overview, summarize_run
 
-_ROWS_MAX = 12  # of a table; JSON has all rows
+_ROWS_MAX = 12  # rows of a table; JSON has all rows
 _DIES = {"process": "process dies", "machine": "power fails", "site": "site is gone"}
-_ROWS_WATCHED_MAX = 4  # the same with --watch, which has to fit the window, and for each of several ranks
+_ROWS_WATCHED_MAX = 4  # with --watch, where all must fit the window, and for each of several ranks
 
 
 @command
@@ -36,7 +36,7 @@ def status(
     interval: Annotated[str, typer.Option(help="With --watch: time between two refreshes.")] = "2s",
     as_json: Json = False,
 ) -> int:
-    """Show how far a run is, and what a crash now would lose.
+    """Show the newest steps of a run, and what a crash now would lose.
 
     For a folder that contains runs, print one line for each run.
     """
@@ -121,10 +121,10 @@ def _screen(found: Sequence[Survey], group: GroupSurvey | None, rows_max: int) -
 
 def _group_facts(group: GroupSurvey) -> list[RenderableType]:
     ranks = "1 rank goes" if group.world == 1 else f"{group.world} ranks go"
-    lands = "nothing could be recovered" if group.step is None else f"{ranks} back to step {group.step}"
-    left = ", ".join(map(str, group.left))
-    rows = [("group", f"a crash now: {lands}")]
-    rows += [("left behind", f"rank {left}: trained before the run continued with {group.world}")] if left else []
+    outcome = "nothing could be recovered" if group.step is None else f"{ranks} back to step {group.step}"
+    stopped = ", ".join(map(str, group.stopped))
+    rows = [("group", f"a crash now: {outcome}")]
+    rows += [("stopped", f"rank {stopped}: trained before the run continued with {group.world}")] if stopped else []
     return [screen.facts(rows), *(screen.problem(message) for message in group.problems)]
 
 

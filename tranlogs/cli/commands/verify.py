@@ -58,7 +58,7 @@ def verify(
 ) -> int:
     """Check every byte: checksums, chains, checkpoints, the catalog.
 
-    What recovery can no longer reach is not read: steps that another timeline left behind, and space that is not written yet.
+    Parts that recovery cannot reach are not read: steps of abandoned timelines, and space that is not written yet.
 
     With --replay, all steps after the oldest checkpoint are redone, and the state after each is compared with the run's
     fingerprint.
@@ -102,7 +102,7 @@ def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
 
 
 def _bytes_in(paths: JournalPaths) -> int:
-    """Return about how many bytes there are to read."""
+    """Return an estimate of the bytes to read."""
     try:
         rows = read_catalog(paths.folder)
     except CorruptCatalog:
@@ -113,7 +113,7 @@ def _bytes_in(paths: JournalPaths) -> int:
 def _replay(
     paths: JournalPaths, optimizers: Sequence[str], is_damaged: bool, progress: Any
 ) -> tuple[list[RecoveryReport], list[Problem]]:
-    """Redo the newest timeline from its oldest checkpoint, and after a hole in the log from the next checkpoint behind it."""
+    """Redo the newest timeline from its oldest checkpoint, and after a hole in the log from the next checkpoint after it."""
     facts = read_facts(paths.folder)
     limits = trace_lineage(facts.timelines, facts.timeline)
     replays: list[RecoveryReport] = []

@@ -1,4 +1,4 @@
-"""What a monitor has recorded of a journal, for the screen: who watches, bytes against the budget, values of segments."""
+"""Summary of a monitor's records for the screen: the monitor's process, bytes and budget, and the values of segments."""
 
 from __future__ import annotations
 

@@ -39,12 +39,12 @@ class History:
 def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> History:
     """Find a journal's entries, without decoding them.
 
-    Segments that cannot contain what is asked for are skipped, if the catalog says what they contain.
+    Segments that cannot contain the requested entries are skipped, if the catalog tells their steps.
 
     Args:
         folder: the journal's folder.
-        step: the step whose entries are asked for; None for all steps.
-        newest: number of the newest steps that are asked for; 0 for all.
+        step: return the entries of this step; None for all steps.
+        newest: return the entries of this number of newest steps; 0 for all.
     """
     if step is not None or newest:
         choice = _Choice(step, newest)
@@ -64,14 +64,14 @@ def _history(facts: Facts, choice: _Choice | None = None) -> History:
 
 
 class _Choice:
-    """The segments to read: those that can contain a step, or the newest steps, by what the catalog says.
+    """Choice of the segments to read, by the catalog: those that can contain a step, or the newest steps.
 
-    The open end of the log is always read.
+    Segments that are not sealed are always read.
     """
 
     def __init__(self, step: int | None, newest: int) -> None:
         self._step, self._newest = step, newest
-        self._ends: dict[int, int] = {}  # by ordinal: where a later segment continues; entries after that are void
+        self._ends: dict[int, int] = {}  # by ordinal: the base of the next segment, after which entries are not valid
         self._is_all = True
 
     def choose(self, rows: Sequence[SegmentRow], limits: Limits) -> set[int]:
@@ -99,10 +99,8 @@ class _Choice:
     def is_answered_by(self, history: History) -> bool:
         """Return True if the skipped segments need not be read."""
         links = history.links
-        if not any(
-            link.kind == EntryKind.BOUNDARY for link in links
-        ):  # without a boundary it is unknown which entries are committed
-            return False
+        if not any(link.kind == EntryKind.BOUNDARY for link in links):
+            return False  # Without a boundary, it is not known which entries are committed.
         if self._step is not None:
             return any(link.step == self._step for link in links)
         return self._is_all or len({link.step for link in links if link.kind == EntryKind.STEP}) >= self._newest
@@ -110,11 +108,11 @@ class _Choice:
 
 @dataclass(slots=True)
 class Record:
-    """One entry as it is listed."""
+    """One entry of the log, as `tranlogs log` lists it. `kind` is gradients, weights, image, boundary or damaged."""
 
     sequence: int
     step: int
-    kind: str  # gradients, weights, image, boundary, damaged
+    kind: str
     optimizer: str = ""
     tensors: int = 0
     stored_bytes: int = 0

@@ -1,4 +1,4 @@
-"""What a journal holds, and where a crash now would lead: read without disturbing the process that writes the journal.
+"""Survey of a journal: its contents, and the step to which a crash now would go back. The journal's writer is not disturbed.
 
 Only the files that have to be opened are checked; `tranlogs verify` reads every byte. A journal that is being written can look
 damaged for a moment, so it is read again before a problem is reported.
@@ -45,24 +45,24 @@ _SCANNED_MAX = 10_000  # records; scanning more takes noticeable time
 
 @dataclass(slots=True)
 class Survey:
-    """What was found about one journal.
+    """Survey of one journal.
 
     Attributes:
         folder: the journal's folder.
-        at: when it was read, in seconds since 1970.
+        at: the time of the survey, in seconds since 1970.
         run: the run's row.
         owner: the process that writes the journal, or the last one; None if there was none.
         checkpoints: the published checkpoints.
         segments: the segments.
         timelines: the timelines.
         incidents: the times when logging was suspended.
-        watermarks: `committed` is as far as recovery would get now.
-        plan: what recovery would do now; None if the run is still empty, or nothing in it is intact.
+        watermarks: the watermarks. `committed` is the step that recovery would reach now.
+        plan: the plan of a recovery now; None if the run is still empty, or nothing in it is intact.
         monitor: the monitor that watches the journal, or the last one; None if there was none.
-        store: the store to which it is shipped; None if there is none.
-        evaluations: the monitor's, oldest first, as far back as the lowest watermark was committed.
+        store: the store to which the journal is shipped; None if there is none.
+        evaluations: the monitor's evaluations, oldest first, back to the one at which the lowest watermark was committed.
         environment: environment of the newest intact checkpoint.
-        problems: what is wrong, in words.
+        problems: what is wrong, one sentence each.
     """
 
     folder: Path
@@ -161,20 +161,20 @@ def _evaluation(row: EvaluationRow) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class GroupSurvey:
-    """Where ranks that train together would land now.
+    """Survey of the journals of ranks that train together.
 
     Attributes:
         world: number of ranks.
-        step: the step to which all go back; None if they cannot recover.
+        step: the step to which a crash now would go back on all ranks; None if they cannot recover.
         lost: ranks whose journals are missing.
-        left: ranks that do not train any more and whose journals are still there.
-        problems: what is wrong, in words.
+        stopped: ranks whose journals exist and which do not train any more.
+        problems: what is wrong, one sentence each.
     """
 
     world: int
     step: int | None
     lost: list[int]
-    left: list[int]
+    stopped: list[int]
     problems: list[str]
 
 
@@ -287,9 +287,9 @@ def _evaluations(tables: Tables, marks: Watermarks) -> list[EvaluationRow]:
 
 def _missing_files(found: Survey) -> list[str]:
     log, checkpoints = found.folder / "log", found.folder / "checkpoints"
-    gone = [log / row.file for row in found.segments if row.state in ("open", "sealed") and not (log / row.file).exists()]
-    gone += [checkpoints / row.name for row in found.checkpoints if not (checkpoints / row.name).exists()]
-    return [f"{path}: listed in the catalog, and missing" for path in gone]
+    missing = [log / row.file for row in found.segments if row.state in ("open", "sealed") and not (log / row.file).exists()]
+    missing += [checkpoints / row.name for row in found.checkpoints if not (checkpoints / row.name).exists()]
+    return [f"{path}: the catalog lists it, but it is missing" for path in missing]
 
 
 def _read_environment(found: Survey) -> set[str]:
@@ -307,23 +307,23 @@ def _read_environment(found: Survey) -> set[str]:
 
 
 def _find_unscanned(found: Survey, limits: Limits, start: int) -> list[SegmentRow]:
-    """Return the older segments that need not be scanned: the catalog says that they lead to the newer ones without a hole.
+    """Return the older segments that need not be scanned, because the catalog shows no hole between them and the newer ones.
 
-    Up to `_SCANNED_MAX` of the newest records are scanned, which detects a hole between two of them; `tranlogs verify` reads
-    all.
+    Up to `_SCANNED_MAX` of the newest records are scanned, which detects a hole between two of them. `tranlogs verify` reads
+    all records.
     """
     rows = [row for row in found.segments if row.state == "sealed" and row.timeline in limits and row.last_sequence > start]
     rows.sort(key=lambda row: row.ordinal)
     records = 0
     while rows and (records == 0 or records + _records(rows[-1]) <= _SCANNED_MAX):
         records += _records(rows.pop())
-    behind = [row.base_sequence for row in rows[1:]]
-    is_unbroken = bool(rows) and rows[0].base_sequence <= start and behind == [row.last_sequence for row in rows[:-1]]
+    bases = [row.base_sequence for row in rows[1:]]
+    is_unbroken = bool(rows) and rows[0].base_sequence <= start and bases == [row.last_sequence for row in rows[:-1]]
     try:
-        is_there = all((found.folder / "log" / row.file).stat().st_size >= row.used_bytes for row in rows)
+        is_complete = all((found.folder / "log" / row.file).stat().st_size >= row.used_bytes for row in rows)
     except OSError:
-        is_there = False
-    return rows if is_unbroken and is_there else []
+        is_complete = False
+    return rows if is_unbroken and is_complete else []
 
 
 def _records(row: SegmentRow) -> int:
@@ -331,7 +331,7 @@ def _records(row: SegmentRow) -> int:
 
 
 def _scan(found: Survey, start: int, unscanned: Collection[SegmentRow]) -> list[ScannedSegment]:
-    """Scan the entries after the newest intact checkpoint: older segments do not affect where recovery leads."""
+    """Scan the entries after the newest intact checkpoint. Older segments do not affect the step that recovery reaches."""
     scanned, left_out = [], {row.ordinal for row in unscanned}
     for row in sort_newest_first(found.segments):
         if row.state == "retired" or (row.state == "sealed" and row.last_sequence <= start) or row.ordinal in left_out:
@@ -359,7 +359,7 @@ def _plan_from_end(
 
 
 def _measure(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
-    """Fill in what the catalog does not say of open segments: their last entry, and the bytes in use."""
+    """Add the last entry and the bytes in use to the rows of open segments. The catalog does not record them."""
     seen = {segment.row.ordinal: segment for segment in scanned if segment.locations}
     for i, row in enumerate(found.segments):
         if row.state in ("ready", "open") and row.ordinal in seen:
