@@ -123,7 +123,7 @@ def test_a_live_run_over_its_budget_is_pruned_and_its_trainer_asked_for_a_checkp
     seen = watch.evaluate()
     assert [row.last_step for row in seen.pruning.segments] == [5, 10, 15, 20]
     assert [row.step for row in seen.pruning.checkpoints] == [0, 10]
-    assert "asked its trainer for a checkpoint" in caplog.text
+    assert "requested a checkpoint from its trainer" in caplog.text
     assert len(list(run.journal.paths.log.glob("*.seg"))) == 4  # two sealed, the open one, the one that is ready
     run.train(32)
     run.journal.checkpoints.schedule._request_read_at = 0.0

@@ -41,9 +41,9 @@ class WebServer:
         has_auth: False to require no token anywhere.
 
     Attributes:
-        port: the port on which it listens.
+        port: the port on which the server listens.
         access: the rules for requests.
-        url: address of the front page. It contains the token if one is required that nobody knows yet.
+        url: address of the front page. It contains the token if a random token is required.
 
     Raises:
         UsageError: the address is not one of this machine, or the port is taken or not allowed.

@@ -1,4 +1,4 @@
-"""The decision who may read the dashboard, from the address on which it is served.
+"""Access rules of the dashboard, decided by the address on which it is served.
 
 | address | token | `--no-auth` | Host header must be local | token required |
 |---|---|---|---|---|
@@ -8,8 +8,8 @@
 | any other | either | no | no | yes |
 | any other | either | yes | no | no |
 
-Only programs on this machine reach a loopback address. A web page in a local browser is such a program: the page's owner can
-let a name point to 127.0.0.1 and read what is served there (DNS rebinding). The Host header then contains that name.
+Only programs on this machine reach a loopback address, but a web page in a local browser is such a program: its owner can let a
+host name point to 127.0.0.1 and read the dashboard (DNS rebinding). The Host header then contains that name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Access:
 
     Attributes:
         hosts: names that a Host header may contain, apart from the port; None for any.
-        token: the token that a request must carry; None for none.
+        token: the token that a request must carry; None if no token is required.
     """
 
     hosts: frozenset[str] | None
@@ -45,7 +45,7 @@ class Access:
 
 
 def access_on(address: str, token: Token, *, has_auth: bool) -> Access:
-    """Decide who may read what is served on an address (pure).
+    """Return the access rules for an address (pure).
 
     Args:
         address: the numeric address on which the server listens.
@@ -66,7 +66,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_unspecified(address: str) -> bool:
-    """Return True for 0.0.0.0 and ::, which stand for all addresses of this machine."""
+    """Return True for 0.0.0.0 and ::, which mean all addresses of this machine."""
     return _parsed(address).is_unspecified
 
 

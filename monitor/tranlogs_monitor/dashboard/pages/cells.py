@@ -101,7 +101,7 @@ def describe_log(evaluation: Evaluation) -> Log:
 def log_symbols(evaluation: Evaluation) -> list[LogSymbol]:
     """Return segments and checkpoints in the order of the log, oldest first.
 
-    In a long log, a square stands for several segments.
+    In a long log, a square represents several segments.
     """
     segments = sorted(evaluation.rows.segments, key=lambda row: row.ordinal)
     size = -(-len(segments) // _CELLS_MAX) or 1
