@@ -166,7 +166,7 @@ def test_what_would_be_lost_now(cli: Cli, run: Path) -> None:
 
 
 def test_a_run_in_memory_is_not_said_to_survive_power_loss(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs.journal.opening.file_system_of", lambda _: "tmpfs")
+    monkeypatch.setattr("tranlogs.journal.file_system.file_system_of", lambda _: "tmpfs")
     called = cli("status", run)
     assert "to memory only (tmpfs)" in called.out
     assert "loses everything: the run lies in memory (tmpfs)" in called.out

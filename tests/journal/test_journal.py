@@ -15,8 +15,8 @@ from tests.support.toy_steps import NEVER, SIZES, boundary_of, checkpoint_steps,
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.base.types import dense
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.journal import Journal
-from tranlogs.journal.opening import JournalPaths, file_system_of, refuse_network_file_system
+from tranlogs.journal import Journal, JournalPaths
+from tranlogs.journal.file_system import file_system_of, refuse_network_file_system
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery import recover
@@ -397,7 +397,7 @@ def test_a_run_that_cannot_be_opened_for_writing_is_a_usage_error(
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs"])
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr("tranlogs.journal.opening.file_system_of", lambda _: kind)
+    monkeypatch.setattr("tranlogs.journal.file_system.file_system_of", lambda _: kind)
     with pytest.raises(UsageError, match=rf"network file system \({kind}\)"):
         refuse_network_file_system(tmp_path)
 

@@ -135,9 +135,9 @@ class Checkpoint(ReadFile):
         """
         sparse = self.manifest["sparse"].get(name)
         if sparse is not None:
-            indices, values = self._dense(name + "#indices"), self._dense(name + "#values")
+            indices, values = self._read_dense(name + "#indices"), self._read_dense(name + "#values")
             return SparseArray(tuple(sparse["shape"]), indices, values, sparse["coalesced"])
-        return self._dense(name)
+        return self._read_dense(name)
 
     def read_range(self, name: str, first: int, into: Bytes) -> None:
         """Fill `into` with elements of a dense tensor in C order, from the element `first` on.
@@ -206,7 +206,7 @@ class Checkpoint(ReadFile):
         except tree.MalformedTree as error:
             raise CorruptCheckpoint(self.folder / META, f"it cannot be decoded ({error})") from None
 
-    def _dense(self, name: str) -> Array:
+    def _read_dense(self, name: str) -> Array:
         about = self._tensors.get(name)
         if about is None:
             raise CorruptCheckpoint(self.folder / STATE, "the manifest does not list it", tensor=name)

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from ..base.errors import UsageError
 from ..retention import Monitor
-from .opening import JournalPaths
 from .ownership.writer_lock import read_owner
+from .paths import JournalPaths
 
 _log = logging.getLogger("tranlogs")
 

@@ -117,7 +117,7 @@ class Journal(JournalState):
         self._start.set_position(position, damaged)
         self.step = position.step
         if checkpoint is not None:
-            self.checkpoints.recovered_from(checkpoint, log_bytes)
+            self.checkpoints.note_recovery(checkpoint, log_bytes)
         if new_timeline:
             self._start.begin_timeline(number)
         assert self._start.position is not None

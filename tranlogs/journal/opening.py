@@ -7,61 +7,25 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..base.atomic_files import make_folder, sync_folder
-from ..base.errors import CannotRead, CorruptCatalog, LogUnavailable, NotARun, UsageError
-from ..catalog import CATALOG_NAME, Catalog, RunRow, SegmentRow, Tables, TimelineRow, segment_key, timeline_key
+from ..base.errors import CorruptCatalog, LogUnavailable, UsageError
+from ..catalog import CATALOG_NAME, Catalog, RunRow, Tables, TimelineRow, segment_key, timeline_key
 from ..checkpoints.derived import delete_derived
 from ..checkpoints.folder import TEMPORARY
 from ..log.index import INDEX_NAME
 from ..log.record import Position
-from ..log.segments.segment_file import was_written
-from ..rebuild import is_superseded, list_files, read_files, read_segment, rebuild_catalog
+from ..rebuild import is_superseded, list_files, read_files, rebuild_catalog
 from ..retention.prune import delete_retired
+from .file_system import refuse_network_file_system
 from .ownership.takeover import take_lock
 from .ownership.writer_lock import OwnerLock, read_owner
+from .paths import JournalPaths
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class JournalPaths:
-    """The folders of one journal.
-
-    Attributes:
-        folder: `RUN/rank<R>`.
-    """
-
-    folder: Path
-
-    @classmethod
-    def of(cls, run: str | os.PathLike[str], rank: int = 0) -> JournalPaths:
-        """Return the folders of a rank's journal in a run."""
-        return cls(Path(run) / f"rank{rank}")
-
-    @property
-    def log(self) -> Path:
-        """The folder of the log's segments and its index."""
-        return self.folder / "log"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.folder / "checkpoints"
-
-    def require(self) -> JournalPaths:
-        """Return these paths if a journal is there.
-
-        Raises:
-            NotARun: there is no journal.
-        """
-        if not self.log.is_dir() or not self.checkpoints.is_dir():
-            raise NotARun(self.folder.parent)
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,54 +188,6 @@ def is_watched(folder: Path) -> bool:
     return monitor is not None and monitor.is_alive
 
 
-def seal_abandoned_segments(
-    paths: JournalPaths, catalog: Catalog, *, sync: bool, is_abandoned: Callable[[], bool] = lambda: True
-) -> int:
-    """Seal the segments that a dead process left open, so that a new writer writes into fresh files only.
-
-    Args:
-        paths: the journal's folders.
-        catalog: the journal's catalog, open for writing.
-        sync: True makes the records in the segments durable.
-        is_abandoned: called inside each transaction; returns False if another process has begun to write the journal. The
-            remaining segments are then left to that process. A writer takes its lock before its first transaction, so the
-            answer holds until the transaction of this function ends.
-
-    Returns:
-        The number of segments that were left open.
-    """
-    newest = max((row.number for row in catalog.timelines()), default=1)
-    abandoned = [row for row in catalog.segments() if row.state in ("ready", "open")]
-    for done, row in enumerate(abandoned):
-        path = paths.log / row.file
-        exists = path.exists()
-        try:
-            found = read_segment(path, row.timeline or newest) if exists else None
-            is_empty = row.state == "ready" and found is None and exists and not was_written(path, row.number)
-        except (CannotRead, OSError) as error:  # A segment that recovery has read must not be treated as empty.
-            raise LogUnavailable(f"{path}: {error}") from error
-        if found is not None and sync:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fdatasync(fd)  # A power cut must not lose records that recovery has read.
-            finally:
-                os.close(fd)
-        with catalog.transaction() as tables:
-            if not is_abandoned():
-                return done
-            if tables.get(segment_key(row.ordinal), SegmentRow) != row:  # Another process has written since the row was read.
-                continue
-            if found is not None:
-                tables.put(segment_key(row.ordinal), replace(found, state="sealed", created_at=row.created_at))
-            elif not exists:
-                tables.delete(segment_key(row.ordinal))
-            elif is_empty:
-                tables.put(segment_key(row.ordinal), replace(row, state="retired"))
-            else:  # The segment was written, but no record can be read: keep the file until a checkpoint makes it unnecessary.
-                tables.put(segment_key(row.ordinal), replace(row, state="sealed", last_sequence=row.base_sequence))
-    return len(abandoned)
-
-
 def refuse_inner_folder(run: Path) -> None:
     """Check that the folder of a run is not itself a journal: the run could not find the steps of that journal.
 
@@ -280,48 +196,3 @@ def refuse_inner_folder(run: Path) -> None:
     """
     if (run / CATALOG_NAME).exists():
         raise UsageError(f"{run} is the journal of one rank, not a run: use its parent folder, {run.parent}")
-
-
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "9p", "ceph", "gpfs", "beegfs", "glusterfs", "afs")
-
-
-def refuse_network_file_system(folder: Path) -> list[str]:
-    """Check that a folder does not lie on a network file system, where LMDB's memory map is not durable.
-
-    Returns:
-        A list with a note if the folder lies in memory.
-
-    Raises:
-        UsageError: the folder lies on a network file system.
-    """
-    kind = file_system_of(folder)
-    if kind in _NETWORK or kind.startswith("fuse"):
-        raise UsageError(
-            f"{folder} lies on a network file system ({kind}), where a memory-mapped log can lose steps. "
-            "Put the run on a local disk and ship it to a store"
-        )
-    if kind == "tmpfs":
-        return ["the run lies in memory (tmpfs): it survives the process, not the machine"]
-    return []
-
-
-def is_in_memory(folder: Path) -> bool:
-    """Return True if the folder lies on a tmpfs, which does not survive the machine."""
-    return file_system_of(folder) == "tmpfs"
-
-
-def file_system_of(folder: Path) -> str:
-    """Return the type of the file system that a folder lies on; "" if it cannot be found."""
-    best, found = "", ""
-    path = os.path.realpath(folder)
-    try:
-        with open("/proc/self/mountinfo") as mounts:
-            for line in mounts:
-                left, _, right = line.partition(" - ")
-                point = left.split()[4].replace("\\040", " ")
-                inside = path == point or path.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= len(best):
-                    best, found = point, right.split()[0]
-    except OSError:
-        return ""
-    return found

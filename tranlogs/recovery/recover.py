@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, State
 from ..base.failpoints import hit
 from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint
-from ..log.entry import Entry
-from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Position
+from .decoding import Chunk, DamagedEntry, StepScalars, decode_chunks, find_last_sound_boundary, read_boundary
 from .facts import Facts, read_facts, read_repaired_facts, replace_damaged
 from .history import Link, build_history
 from .plan import Plan, plan_recovery
@@ -24,12 +23,9 @@ from .protocol import Divergence, Recoverable, ReplacementSource
 
 _log = logging.getLogger(__name__)
 
-_CHUNK_FRAMES = 100_000  # descriptions in memory at a time
-_CHUNK_SEGMENTS = 32
 _ATTEMPTS_MAX = 1000  # each attempt that meets damage rules out a checkpoint or a part of the log
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much is done, and the total
-StepScalars = list[tuple[int, dict[str, float]]]  # a step, and the scalars that the loop noted at its boundary
 EarlierNotes = tuple[dict[str, Any], StepScalars]  # entries of a boundary's body, and scalars
 
 
@@ -74,18 +70,6 @@ class Recovered:
         end = self.position
         if (end.sequence, end.chain) != (position.sequence, position.chain):
             raise RecoveryError(f"the log has changed: it leads to step {end.step}, expected step {position.step}; try again")
-
-
-class DamagedEntry(Exception):
-    """An entry of the plan cannot be read, or another rank's shard of it cannot.
-
-    Attributes:
-        link: the entry.
-        error: what is damaged.
-    """
-
-    def __init__(self, link: Link, error: CorruptRecord) -> None:
-        self.link, self.error = link, error
 
 
 def recover(
@@ -193,7 +177,7 @@ class _DamagePlanner:
             self._history = build_history(read_facts(self._folder).segments, self._limits)
             return
         self.notes.append(str(damage.error))
-        good = _find_last_sound_boundary(plan.links) if damage.link is plan.links[-1] else damage.link.sequence - 1
+        good = find_last_sound_boundary(plan.links) if damage.link is plan.links[-1] else damage.link.sequence - 1
         ordinal = damage.link.segment.row.ordinal
         self._last_good[ordinal] = min(good, self._last_good.get(ordinal, good))
 
@@ -240,7 +224,7 @@ def execute_plan(
         loaded = time.monotonic()
         redone = _redo_entries(state, plan.links, progress)
         if plan.links:
-            body, parts = _read_boundary(state, plan.links[-1])
+            body, parts = read_boundary(state, plan.links[-1])
             state.set_auxiliary({**body, **before})
         hit("recovery.replayed")
     return Recovered(
@@ -270,10 +254,10 @@ class _Redone:
 def _redo_entries(state: Recoverable, links: Sequence[Link], progress: Progress | None) -> _Redone:
     """Redo the entries of a plan, a bounded number at a time."""
     redone, total = _Redone(), sum(link.kind == EntryKind.STEP for link in links)
-    for chunk, entries, scalars in decode_chunks(links):
-        divergence = _redo_chunk(state, entries, chunk, _make_ticker(progress, redone.steps, total))
-        redone.steps += sum(entry.kind == EntryKind.STEP for entry in entries)
-        redone.scalars += scalars
+    for chunk in decode_chunks(links):
+        divergence = _redo_chunk(state, chunk, _make_ticker(progress, redone.steps, total))
+        redone.steps += sum(entry.kind == EntryKind.STEP for entry in chunk.entries)
+        redone.scalars += chunk.scalars
         redone.divergence = redone.divergence or divergence
     return redone
 
@@ -291,82 +275,14 @@ def open_planned_checkpoint(folder: Path, plan: Plan) -> Iterator[Checkpoint]:
         yield checkpoint
 
 
-def decode_chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry], StepScalars]]:
-    """Decode entries in order, a bounded number at a time. Their files stay open until the next chunk is decoded.
-
-    Yields:
-        The links of steps and after-images, their entries, and the scalars of the boundaries between them.
-
-    Raises:
-        DamagedEntry: the description of an entry is damaged.
-    """
-    at = 0
-    readers: dict[int, SegmentReader] = {}
-    with ExitStack() as stack:
-        while at < len(links):
-            noted: StepScalars = []
-            chunk, entries, frames = [], [], 0
-            used: set[int] = set()
-            while at < len(links) and frames < _CHUNK_FRAMES and len(used) <= _CHUNK_SEGMENTS:
-                link = links[at]
-                location, segment = link
-                ordinal = segment.row.ordinal
-                try:
-                    if ordinal not in readers:
-                        reader = SegmentReader(segment.path, segment.locations, reads_ahead=True)
-                        readers[ordinal] = stack.enter_context(reader)
-                    used.add(ordinal)
-                    if location.head.kind == EntryKind.BOUNDARY:
-                        noted.append((location.head.step, readers[ordinal].scalars(location)))
-                    else:
-                        entry = readers[ordinal].decode(location)
-                        chunk.append(link)
-                        entries.append(entry)
-                        frames += len(entry.layout) + 4
-                except CorruptRecord as error:
-                    raise DamagedEntry(link, error) from None
-                except OSError as error:
-                    raise DamagedEntry(link, CorruptRecord(segment.path, str(error), step=link.step)) from None
-                at += 1
-            yield chunk, entries, noted
-            for ordinal in [o for o in readers if at >= len(links) or o != links[at].segment.row.ordinal]:
-                readers.pop(ordinal).close()
-
-
-def _find_last_sound_boundary(links: Sequence[Link]) -> int:
-    """Return the number of the newest boundary with sound arrays that lies before the last one, in its segment; 0 if none.
-
-    A boundary refers to the arrays of earlier boundaries where these did not change. Damage to the arrays of the last boundary
-    may thus be damage to a thousand others. To find that out one by one would cost a replay each.
-    """
-    segment, sound, good = links[-1].segment, {}, 0
-    try:
-        with SegmentReader(segment.path, segment.locations) as reader:
-            for link in links[:-1]:
-                if link.segment is not segment:
-                    continue
-                entry = reader.decode(link.location)
-                arrays = entry.arrays()
-                for row in arrays:
-                    if row[1] not in sound:
-                        sound[row[1]] = reader.is_sound(row)
-                if link.kind == EntryKind.BOUNDARY and all(sound[row[1]] for row in arrays):
-                    good = link.sequence
-    except (CorruptRecord, OSError):
-        pass
-    return good
-
-
-def _redo_chunk(
-    state: Recoverable, entries: list[Entry], links: Sequence[Link], tick: Callable[[int], Any]
-) -> Divergence | None:
-    if not entries:
+def _redo_chunk(state: Recoverable, chunk: Chunk, tick: Callable[[int], Any]) -> Divergence | None:
+    if not chunk.entries:
         return None
     try:
-        return state.redo(entries, tick)
+        return state.redo(chunk.entries, tick)
     except CorruptRecord as error:
-        by_step = [link for link in links if link.kind != EntryKind.BOUNDARY and link.step == error.step]
-        raise DamagedEntry(by_step[0] if by_step else links[0], error) from None
+        by_step = [link for link in chunk.links if link.step == error.step]
+        raise DamagedEntry(by_step[0] if by_step else chunk.links[0], error) from None
 
 
 def _make_ticker(progress: Progress | None, base: int, total: int) -> Callable[[int], None]:
@@ -375,15 +291,3 @@ def _make_ticker(progress: Progress | None, base: int, total: int) -> Callable[[
             progress("replay", min(base + done, total), total)
 
     return tick
-
-
-def _read_boundary(state: Recoverable, link: Link) -> tuple[Any, dict[str, bytes]]:
-    """Return the body of the boundary at which a plan ends, and the parts of that body."""
-    try:
-        with SegmentReader(link.segment.path, link.segment.locations) as reader:
-            entry = reader.decode(link.location)
-            return state.decode(entry), entry.parts()
-    except CorruptRecord as error:
-        raise DamagedEntry(link, error) from None
-    except OSError as error:
-        raise DamagedEntry(link, CorruptRecord(link.segment.path, str(error), step=link.step)) from None

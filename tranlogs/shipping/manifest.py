@@ -20,7 +20,7 @@ from ..base.errors import CorruptObject, StoreUnavailable, UnknownFormat
 from ..base.failpoints import hit
 from ..catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, TimelineRow
 from ..checkpoints.folder import open_manifest, seal_manifest
-from ..journal.opening import JournalPaths
+from ..journal import JournalPaths
 from ..stores import Store
 
 MANIFESTS, OBJECTS = "manifests", "objects"
@@ -80,7 +80,7 @@ class Manifest:
         found = [item for item in self.shipped.values() if isinstance(item.row, CheckpointRow)]
         return sorted(found, key=lambda item: (item.row.timeline, item.row.sequence))  # type: ignore[union-attr]
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """Return the content of the manifest's object."""
         return seal_manifest(
             {
@@ -97,7 +97,7 @@ class Manifest:
         )
 
     @classmethod
-    def unpacked(cls, raw: bytes, name: str) -> Manifest:
+    def unpack(cls, raw: bytes, name: str) -> Manifest:
         """Parse the content of a manifest's object.
 
         Raises:
@@ -151,7 +151,7 @@ def read_manifest(store: Store, name: str) -> Manifest:
     """
     raw = io.BytesIO()
     store.get(name, raw)
-    return Manifest.unpacked(raw.getvalue(), name)
+    return Manifest.unpack(raw.getvalue(), name)
 
 
 def read_first_sound(store: Store, names: Sequence[str]) -> tuple[Manifest | None, str, list[str]]:
@@ -191,7 +191,7 @@ def publish(store: Store, prefix: str, manifest: Manifest) -> str:
         StoreUnavailable: the manifest could not be written, or the store does not hold it in full.
     """
     name = f"{prefix}/{MANIFESTS}/{manifest.number:010d}-{manifest.writer}{secrets.token_hex(4)}.json"
-    raw = manifest.packed()
+    raw = manifest.pack()
     hit("ship.manifest")
     store.put(name, io.BytesIO(raw), len(raw))
     status = store.stat(name)

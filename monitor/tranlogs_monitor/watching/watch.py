@@ -25,7 +25,8 @@ from tranlogs.catalog import (
 )
 from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.journal import JournalPaths, Owner, read_owner
-from tranlogs.journal.opening import is_in_memory, seal_abandoned_segments
+from tranlogs.journal.abandoned_segments import seal_abandoned_segments
+from tranlogs.journal.file_system import is_in_memory
 from tranlogs.log.segments.retired_files import unlink_retired
 from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
 from tranlogs.retention.evaluation import read_newest_row, read_values

@@ -11,7 +11,7 @@ from ...base.clock import SystemClock
 from ...base.quantities import parse_bytes, parse_seconds
 from ...catalog import Catalog
 from ...journal import JournalPaths, read_owner
-from ...journal.opening import seal_abandoned_segments
+from ...journal.abandoned_segments import seal_abandoned_segments
 from ...recovery.progress import progress_bar
 from ...recovery.recover import Progress
 from ...shipping import Archiver, ShippingSettings, Throttle, journal_prefix

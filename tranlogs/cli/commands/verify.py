@@ -137,7 +137,7 @@ def _replay(
     return replays, problems
 
 
-def _compared(report: RecoveryReport) -> str:
+def _describe_comparison(report: RecoveryReport) -> str:
     if report.exact is None:
         return "not every step could be compared"
     if not report.exact:
@@ -155,7 +155,10 @@ def _show(found: Sequence[Verified]) -> None:
         for report in about.replays:
             steps, seconds = screen.count(report.replayed, "step"), report.seconds_replay
             rows.append(
-                ("replayed", f"{steps} from checkpoint {report.checkpoint_step} in {seconds:.2f} s: {_compared(report)}")
+                (
+                    "replayed",
+                    f"{steps} from checkpoint {report.checkpoint_step} in {seconds:.2f} s: {_describe_comparison(report)}",
+                )
             )
             rows += [("note", note) for note in report.notes]
         rows.append(("result", screen.count(len(about.problems), "problem") if about.problems else "intact"))

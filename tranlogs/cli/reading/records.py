@@ -125,7 +125,7 @@ class Record:
 
 def list_records(history: History, wanted: Sequence[Link], problems: list[str]) -> Iterator[Record]:
     """Yield the records of entries, in order; damage is appended to `problems`."""
-    for link, entry in _decoded(wanted):
+    for link, entry in _decode_entries(wanted):
         committed = link.sequence <= history.committed
         if isinstance(entry, CorruptRecord):
             problems.append(str(entry))
@@ -149,7 +149,7 @@ def list_records(history: History, wanted: Sequence[Link], problems: list[str]) 
 
 def show_records(history: History, wanted: Sequence[Link], problems: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the records of entries in full, in order; damage is appended to `problems`."""
-    for link, entry in _decoded(wanted):
+    for link, entry in _decode_entries(wanted):
         place = {
             "sequence": link.sequence,
             "step": link.step,
@@ -176,7 +176,7 @@ def show_records(history: History, wanted: Sequence[Link], problems: list[str]) 
         }
 
 
-def _decoded(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | CorruptRecord]]:
+def _decode_entries(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | CorruptRecord]]:
     for _, group in itertools.groupby(wanted, key=lambda link: link.segment.row.ordinal):
         links = {link.sequence: link for link in group}
         first = min(links)

@@ -28,7 +28,7 @@ from ...catalog import (
 from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ...checkpoints import Checkpoint
 from ...journal import Owner, read_owner
-from ...journal.opening import is_in_memory
+from ...journal.file_system import is_in_memory
 from ...rebuild import read_files
 from ...recovery.facts import scan_segment, sort_newest_first
 from ...recovery.group.single_reader import SingleReader

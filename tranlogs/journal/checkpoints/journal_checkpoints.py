@@ -59,7 +59,7 @@ class JournalCheckpoints:
         """Create the checkpointer. From now on, checkpoints are taken on the timeline of `position`."""
         about = self._opened.describe(position)
         self.checkpointer = Checkpointer(
-            self._paths.checkpoints, self._catalog, self._clock, about, self._published, self.retire_older
+            self._paths.checkpoints, self._catalog, self._clock, about, self._note_published, self.retire_older
         )
 
     @property
@@ -74,13 +74,13 @@ class JournalCheckpoints:
 
     # Taking.
 
-    def recovered_from(self, row: CheckpointRow, log_bytes: int) -> None:
+    def note_recovery(self, row: CheckpointRow, log_bytes: int) -> None:
         """Record the checkpoint that recovery started from, and how much of the log after that checkpoint was read.
 
         Both count towards the next checkpoint, so that a run that crashes often still takes checkpoints.
         """
         self.newest_step = row.step
-        self.schedule.taken(row.step, -log_bytes, max(0.0, self._clock.now() - row.created_at))
+        self.schedule.note_taken(row.step, -log_bytes, max(0.0, self._clock.now() - row.created_at))
 
     def expect_snapshot(self, nbytes: int) -> None:
         """Record the expected size of a snapshot, and allocate memory for it in the background."""
@@ -98,7 +98,7 @@ class JournalCheckpoints:
     def take(self, snapshot: Snapshot, step: int, wal: WriteAheadLog, adapt: tree.Adapt | None, *, wait: bool) -> None:
         """Take a checkpoint of the state at the log's newest boundary. An error is kept for `take_failure`."""
         assert self.checkpointer is not None
-        self.schedule.taken(step, wal.bytes_written)
+        self.schedule.note_taken(step, wal.bytes_written)
         try:
             wal.forget_definitions()  # Later records must not refer to records that may be pruned after the checkpoint.
             self.checkpointer.take(snapshot, wal.boundary, adapt, wait=wait)
@@ -153,7 +153,7 @@ class JournalCheckpoints:
 
     # After a checkpoint was published.
 
-    def _published(self, row: CheckpointRow) -> None:
+    def _note_published(self, row: CheckpointRow) -> None:
         """Retire checkpoints and segments that the policy no longer keeps. Called in the checkpointer's thread."""
         _log.info("%s: checkpoint of step %d published (%d bytes)", self._paths.folder, row.step, row.nbytes)
         self.speed.load_seconds, self.newest_step = self.speed.load_seconds or row.seconds, row.step

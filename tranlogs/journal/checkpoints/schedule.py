@@ -22,9 +22,9 @@ class CheckpointSchedule:
     def __init__(self, policy: CheckpointPolicy, catalog: Catalog, clock: Clock) -> None:
         self._policy, self._catalog, self._clock = policy, catalog, clock
         self._request_read_at = 0.0
-        self.taken(0, 0)
+        self.note_taken(0, 0)
 
-    def taken(self, step: int, log_bytes: int, seconds_ago: float = 0.0) -> None:
+    def note_taken(self, step: int, log_bytes: int, seconds_ago: float = 0.0) -> None:
         """Record that a checkpoint was taken at `step`, after `log_bytes` of log."""
         self._step, self._at, self._log_bytes = step, self._clock.monotonic() - seconds_ago, log_bytes
 

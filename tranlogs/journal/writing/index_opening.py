@@ -13,7 +13,7 @@ from ...log.index import IndexedRecord, LogIndex, delete_index
 from ...log.reader import SegmentReader
 from ...log.record import Location
 from ...log.scanner import scan
-from ..opening import JournalPaths
+from ..paths import JournalPaths
 
 _log = logging.getLogger(__name__)
 
@@ -55,12 +55,12 @@ def _complete(index: LogIndex, path: Path, row: SegmentRow) -> None:
     try:
         found = scan(path, row.number, start=known.end if known is not None else 0, last_sequence=row.last_sequence or None)
         with SegmentReader(path) as reader:
-            index.add(list(_indexed(reader, found)))
+            index.add(list(_read_indexed(reader, found)))
     except (CorruptRecord, CannotRead, OSError) as error:  # Recovery and `tranlogs verify` report the damage.
         _log.debug("%s: could not add the segment to the index: %s", path, error)
 
 
-def _indexed(reader: SegmentReader, locations: Iterable[Location]) -> Iterator[IndexedRecord]:
+def _read_indexed(reader: SegmentReader, locations: Iterable[Location]) -> Iterator[IndexedRecord]:
     for location in locations:
         with suppress(CorruptRecord):
             head = location.head

@@ -86,7 +86,7 @@ class DirectWriter:
         adapt: tree.Adapt | None,
         scalars: Scalars | None,
     ) -> None:
-        self._log.append(kind, step, payload, encoded(self._log.encoder, kind, body, adapt), digests, scalars)
+        self._log.append(kind, step, payload, encode_body(self._log.encoder, kind, body, adapt), digests, scalars)
 
 
 class QueuedWriter:
@@ -133,7 +133,7 @@ class QueuedWriter:
         writer_thread, log, pool, payload = self._writer_thread, self._log, self._writer_thread.pool, record.payload
         if writer_thread.failure is not None:
             raise LogUnavailable(error_text(writer_thread.failure)) from writer_thread.failure
-        body_parts = {name: _copy_part(pool, part) for name, part in encoded(log.encoder, kind, body, adapt).items()}
+        body_parts = {name: _copy_part(pool, part) for name, part in encode_body(log.encoder, kind, body, adapt).items()}
         copies = [array for part in body_parts.values() for _, array in part.arrays]
         nbytes = payload.nbytes + sum(array.nbytes for array in copies)
         record.is_open = False
@@ -163,7 +163,7 @@ class QueuedRecord:
                 self.payload.release()
 
 
-def encoded(encoder: BodyEncoder, kind: EntryKind, body: Body, adapt: tree.Adapt | None) -> EncodedBody:
+def encode_body(encoder: BodyEncoder, kind: EntryKind, body: Body, adapt: tree.Adapt | None) -> EncodedBody:
     """Encode a body. The body of a boundary is encoded part by part."""
     if kind != EntryKind.BOUNDARY:
         return encoder.whole(body, adapt)

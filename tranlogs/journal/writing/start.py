@@ -9,9 +9,10 @@ from ...base.clock import Clock
 from ...catalog import TimelineRow, Watermarks, timeline_key
 from ...log.record import Position
 from ...retention.prune import set_aside
+from ..abandoned_segments import seal_abandoned_segments
 from ..checkpoints.journal_checkpoints import JournalCheckpoints
 from ..holds import PruningHolds
-from ..opening import OpenedJournal, seal_abandoned_segments
+from ..opening import OpenedJournal
 from .journal_log import JournalLog
 
 
@@ -50,7 +51,7 @@ class WritingStart:
         """Set the position, and the names of damaged checkpoints that are set aside when writing begins."""
         assert self.position is None, "the journal has a position already"
         self.position, self._damaged = position, damaged
-        self._checkpoints.schedule.taken(position.step, 0)
+        self._checkpoints.schedule.note_taken(position.step, 0)
 
     def begin_timeline(self, number: int | None) -> None:
         """Let the first record begin a new timeline, because there are records after the position.

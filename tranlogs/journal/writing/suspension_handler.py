@@ -14,9 +14,10 @@ from ...checkpoints import Snapshot
 from ...encoding import tree
 from ...log.layout import NO_TENSORS
 from ...log.record import EntryKind, Position
+from ..abandoned_segments import seal_abandoned_segments
 from ..checkpoints.journal_checkpoints import JournalCheckpoints
 from ..failures import SUSPENDING_ERRORS
-from ..opening import OpenedJournal, seal_abandoned_segments
+from ..opening import OpenedJournal
 from .journal_log import JournalLog
 from .start import WritingStart
 from .suspension import Suspension, end_incident, note_incident
@@ -105,7 +106,7 @@ class SuspensionHandler:
         self._journal_log.wal.writes_watermarks = True
         suspension.end(self._clock.monotonic())
         self.current, self._previous_suspension = None, suspension
-        checkpoints.schedule.taken(step, 0)
+        checkpoints.schedule.note_taken(step, 0)
         _log.warning("%s: logging resumed from a fresh checkpoint at step %d", self._opened.paths.folder, step)
 
     def _open_and_checkpoint(self, position: Position, snapshot: Callable[[], Snapshot], adapt: tree.Adapt | None) -> None:

@@ -19,9 +19,10 @@ from typing import Any
 
 from ...base.errors import CorruptCheckpoint, MissingShard, RecoveryError, UsageError
 from ...log.record import EntryKind
+from ..decoding import DamagedEntry
 from ..plan import Plan
 from ..protocol import ReplacementSource
-from ..recover import DamagedEntry, Progress, Recovered, execute_plan, open_planned_checkpoint
+from ..recover import Progress, Recovered, execute_plan, open_planned_checkpoint
 from .decision.agreement import Agreement, BaseCheckpoint, Damage
 from .decision.change_notes import describe_lost_journals, describe_resharding, describe_resize, describe_substitution
 from .decision.generations import Generation, GroupTarget, choose_target, group_by_generation

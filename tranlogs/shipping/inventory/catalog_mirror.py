@@ -28,7 +28,7 @@ from ...catalog import (
     TimelineRow,
     Watermarks,
 )
-from ...journal.opening import JournalPaths
+from ...journal import JournalPaths
 from ..items.plan import JournalContents
 
 _log = logging.getLogger(__name__)

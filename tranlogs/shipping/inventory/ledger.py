@@ -15,7 +15,7 @@ from typing import Any
 from ...base.clock import Clock
 from ...base.errors import CorruptCatalog, RunInUse, StoreRefused
 from ...catalog import CheckpointRow, SegmentRow, ShippedRow, StoreRow
-from ...journal.opening import JournalPaths
+from ...journal import JournalPaths
 from ...journal.ownership.writer_lock import OwnerLock
 from ...stores import Store
 from ..items.plan import JournalContents, find_stored_step, list_contents

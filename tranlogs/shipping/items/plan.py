@@ -124,8 +124,8 @@ def find_chain(
         ends.setdefault((_row(item).base_sequence, item.objects.base_chain), []).append(item)
     best: dict[str, tuple[int, ShippedItem | None]] = {}
     for item in sorted(ours, key=lambda item: (_row(item).base_sequence, _row(item).ordinal), reverse=True):
-        best[item.objects.name] = _furthest(item, ends, forks, parents, limits, best)
-    firsts = sorted((item for item in ours if _begins(item, start)), key=lambda item: -_row(item).base_sequence)
+        best[item.objects.name] = _find_furthest(item, ends, forks, parents, limits, best)
+    firsts = sorted((item for item in ours if _contains_start(item, start)), key=lambda item: -_row(item).base_sequence)
     chosen: ShippedItem | None = max(firsts, key=lambda item: best[item.objects.name][0], default=None)
     found = []
     while chosen is not None:
@@ -139,7 +139,7 @@ def _row(item: ShippedItem) -> SegmentRow:
     return item.row
 
 
-def _begins(item: ShippedItem, start: CheckpointRow) -> bool:
+def _contains_start(item: ShippedItem, start: CheckpointRow) -> bool:
     """Return True if a checkpoint lies in a segment, or just before it."""
     if _row(item).base_sequence == start.sequence:
         return item.objects.base_chain == start.chain
@@ -147,7 +147,7 @@ def _begins(item: ShippedItem, start: CheckpointRow) -> bool:
     return is_same and _row(item).base_sequence < start.sequence <= item.objects.boundary_sequence
 
 
-def _furthest(
+def _find_furthest(
     item: ShippedItem,
     ends: dict[tuple[int, str], list[ShippedItem]],
     forks: Sequence[ShippedItem],

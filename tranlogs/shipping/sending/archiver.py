@@ -17,7 +17,7 @@ from ...base.clock import Clock
 from ...base.errors import CorruptCheckpoint, CorruptRecord, TranLogsError
 from ...base.threads import WaitableLock, start_thread
 from ...catalog import CheckpointRow, SegmentRow
-from ...journal.opening import JournalPaths
+from ...journal import JournalPaths
 from ...retention.keep_policy import KeepLatest, RetentionPolicy
 from ...stores import Store
 from ..inventory.group_retention import GroupRetention

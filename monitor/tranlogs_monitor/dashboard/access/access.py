@@ -60,14 +60,14 @@ def access_on(address: str, token: Token, *, has_auth: bool) -> Access:
 
 def is_loopback(address: str) -> bool:
     """Return True if only programs on this machine reach a numeric address."""
-    parsed = _parsed(address)
+    parsed = _parse_address(address)
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return (mapped or parsed).is_loopback
 
 
 def is_unspecified(address: str) -> bool:
     """Return True for 0.0.0.0 and ::, which mean all addresses of this machine."""
-    return _parsed(address).is_unspecified
+    return _parse_address(address).is_unspecified
 
 
 def in_url(address: str) -> str:
@@ -75,5 +75,5 @@ def in_url(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _parse_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return ipaddress.ip_address(address.partition("%")[0])  # without the zone of a link-local address

@@ -67,9 +67,9 @@ def choose_token(file: Path | None, environment: Mapping[str, str]) -> Token:
         UsageError: the file cannot be read, or the token cannot be used.
     """
     if file is not None:
-        return _checked(_read(file), f"--token-file {file}")
+        return _check_token(_read(file), f"--token-file {file}")
     if ENVIRONMENT_NAME in environment:
-        return _checked(environment[ENVIRONMENT_NAME], ENVIRONMENT_NAME)
+        return _check_token(environment[ENVIRONMENT_NAME], ENVIRONMENT_NAME)
     return Token(secrets.token_urlsafe(_RANDOM_BYTES))
 
 
@@ -81,7 +81,7 @@ def _read(file: Path) -> str:
         raise UsageError(f"--token-file {file}: cannot be read ({error.strerror})") from None
 
 
-def _checked(text: str, source: str) -> Token:
+def _check_token(text: str, source: str) -> Token:
     value = text.strip()
     if not value:
         raise UsageError(f"{source}: expected a token, found nothing; write a token, or omit the setting for a random one")
