@@ -11,7 +11,8 @@ from rich.console import RenderableType
 
 from ...journal import JournalPaths
 from ..output import screen
-from ..reading.survey import Survey, survey, survey_group
+from ..reading.group_survey import survey_group
+from ..reading.survey import Survey, survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ def summarize_run(run: Path, journals: Sequence[JournalPaths]) -> RunSummary:
     alive = sum(rank.owner is not None and rank.owner.is_alive for rank in found)
     nbytes = sum(rank.count_bytes()["log"] + rank.count_bytes()["checkpoints"] for rank in found)
     committed = min(rank.watermarks.committed for rank in found)
-    return RunSummary(run, len(found), alive, _state(found, alive), committed, recovery_step, nbytes, tuple(problems))
+    return RunSummary(run, len(found), alive, _summarize_state(found, alive), committed, recovery_step, nbytes, tuple(problems))
 
 
-def _state(found: Sequence[Survey], alive: int) -> str:
+def _summarize_state(found: Sequence[Survey], alive: int) -> str:
     owners = [rank.owner for rank in found]
     if alive:
         return "training"

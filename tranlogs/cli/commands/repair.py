@@ -55,7 +55,7 @@ def repair(
 def _repair(paths: JournalPaths, force: bool, url: str | None, progress: Progress | None) -> dict[str, Any]:
     lock = OwnerLock(paths.folder)
     try:
-        problem = _problem_of(paths.folder)
+        problem = _find_problem(paths.folder)
         done = rebuild_catalog(paths.folder) if force or problem is not None else []
         found = check_journal(paths, progress).problems
         if replaced := _replace(paths, found, url):
@@ -75,7 +75,7 @@ def _replace(paths: JournalPaths, problems: Sequence[Problem], url: str | None) 
     return done
 
 
-def _problem_of(folder: Path) -> str | None:
+def _find_problem(folder: Path) -> str | None:
     """Read every row of a catalog; return what is wrong with it."""
     try:
         catalog = Catalog.open(folder)

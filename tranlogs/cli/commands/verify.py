@@ -81,14 +81,14 @@ def verify(
     return PROBLEM if any(about.problems for about in found) else FINE
 
 
-def _silent(what: str, done: int, total: int) -> None:
+def _ignore_progress(what: str, done: int, total: int) -> None:
     pass
 
 
 def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
     """Read and check all of a journal."""
-    progress = progress or _silent
-    about, total = Verified(paths.folder), _bytes_in(paths)
+    progress = progress or _ignore_progress
+    about, total = Verified(paths.folder), _estimate_bytes(paths)
     for finding in verify_journal(paths.folder):
         if isinstance(finding, Checked):
             about.nbytes += finding.nbytes
@@ -101,7 +101,7 @@ def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
     return about
 
 
-def _bytes_in(paths: JournalPaths) -> int:
+def _estimate_bytes(paths: JournalPaths) -> int:
     """Return an estimate of the bytes to read."""
     try:
         rows = read_catalog(paths.folder)

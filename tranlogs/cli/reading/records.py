@@ -48,13 +48,13 @@ def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> H
     """
     if step is not None or newest:
         choice = _Choice(step, newest)
-        history = _history(read_facts(folder, index_use="if broken", choose=choice.choose), choice)
+        history = _build_history(read_facts(folder, index_use="if broken", choose=choice.choose), choice)
         if choice.is_answered_by(history):
             return history
-    return _history(read_facts(folder))
+    return _build_history(read_facts(folder))
 
 
-def _history(facts: Facts, choice: _Choice | None = None) -> History:
+def _build_history(facts: Facts, choice: _Choice | None = None) -> History:
     limits = trace_lineage(facts.timelines, facts.timeline)
     found = build_history(facts.segments, limits)
     links = [link for run in found.runs for link in run if choice is None or choice.is_valid(link)]
@@ -75,7 +75,7 @@ class _Choice:
         self._is_all = True
 
     def choose(self, rows: Sequence[SegmentRow], limits: Limits) -> set[int]:
-        """Return the ordinals of the segments to read; see `read_facts`."""
+        """Return the ordinals of the segments to read, as `read_facts` expects them."""
         chosen: set[int] = set()
         steps, end = 0, sys.maxsize
         for row in sorted(rows, key=lambda row: -row.ordinal):
@@ -131,11 +131,11 @@ def list_records(history: History, wanted: Sequence[Link], problems: list[str]) 
             problems.append(str(entry))
             yield Record(link.sequence, link.step, "damaged", segment=link.segment.path.name, is_committed=committed)
             continue
-        body = _body(entry)
+        body = _read_body(entry)
         yield Record(
             link.sequence,
             link.step,
-            _kind(entry, body),
+            _kind_of(entry, body),
             str(body.get("optimizer", "")),
             len(entry.tensor_names()),
             entry.stored_bytes + entry.head.description_bytes,
@@ -161,10 +161,10 @@ def show_records(history: History, wanted: Sequence[Link], problems: list[str]) 
             problems.append(str(entry))
             yield {**place, "kind": "damaged", "problem": str(entry)}
             continue
-        body = _body(entry)
+        body = _read_body(entry)
         yield {
             **place,
-            "kind": _kind(entry, body),
+            "kind": _kind_of(entry, body),
             "timeline": link.segment.row.timeline,
             "chain": f"{entry.head.chain:016x}",
             "digest": f"{entry.head.digest:016x}",
@@ -193,7 +193,7 @@ def _decode_entries(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | Corr
             yield links[first], found
 
 
-def _body(entry: Entry) -> dict[str, Any]:
+def _read_body(entry: Entry) -> dict[str, Any]:
     try:
         found = entry.body()
     except CorruptRecord as error:
@@ -201,5 +201,5 @@ def _body(entry: Entry) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"content": found}
 
 
-def _kind(entry: Entry, body: dict[str, Any]) -> str:
+def _kind_of(entry: Entry, body: dict[str, Any]) -> str:
     return str(body.get("record", "step")) if entry.kind == EntryKind.STEP else entry.kind.name.lower()

@@ -31,9 +31,6 @@ from ...journal import Owner, read_owner
 from ...journal.file_system import is_in_memory
 from ...rebuild import read_files
 from ...recovery.facts import scan_segment, sort_newest_first
-from ...recovery.group.single_reader import SingleReader
-from ...recovery.group.summary.journal_log import read_environment
-from ...recovery.group.summary.recorded_environment import get_world, is_of_group
 from ...recovery.history import ScannedSegment, build_history
 from ...recovery.plan import Plan, plan_recovery
 from ...retention.evaluation import read_protected, read_rows_newest_first, read_values
@@ -142,11 +139,11 @@ class Survey:
             "monitor": self.monitor,
             "store": self.store,
             "lost_now": {one.scope: {**asdict(one), "words": one.describe()} for one in self.exposures()},
-            "evaluation": _evaluation(self.evaluations[-1]) if self.evaluations else None,
+            "evaluation": _pack_evaluation(self.evaluations[-1]) if self.evaluations else None,
         }
 
 
-def _evaluation(row: EvaluationRow) -> dict[str, Any]:
+def _pack_evaluation(row: EvaluationRow) -> dict[str, Any]:
     protected = read_protected(row)
     return {
         "at": row.at,
@@ -159,58 +156,18 @@ def _evaluation(row: EvaluationRow) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSurvey:
-    """Survey of the journals of ranks that train together.
-
-    Attributes:
-        world: number of ranks.
-        step: the step to which a crash now would go back on all ranks; None if they cannot recover.
-        lost: ranks whose journals are missing.
-        stopped: ranks whose journals exist and which do not train any more.
-        problems: what is wrong, one sentence each.
-    """
-
-    world: int
-    step: int | None
-    lost: list[int]
-    stopped: list[int]
-    problems: list[str]
-
-
-def survey_group(folder: Path) -> GroupSurvey | None:
-    """Read a journal together with those of the other ranks; return None if one process trained alone."""
-    environment = read_environment(folder)
-    if get_world(environment) == 1 and not is_of_group(environment):
-        return None
-    return read_consistently(folder, lambda: _survey_ranks(folder), lambda found: found.problems)
-
-
-def _survey_ranks(folder: Path) -> GroupSurvey:
-    try:
-        reader = SingleReader(folder)
-    except RecoveryError as error:
-        return GroupSurvey(get_world(read_environment(folder)), None, [], [], [str(error)])
-    lost = [summary.rank for summary in reader.generation.summaries if summary.is_empty]
-    problems = [f"the journal of rank {rank} is gone" for rank in lost]
-    try:
-        return GroupSurvey(reader.world, reader.find_newest_step(), lost, reader.stopped_ranks, problems)
-    except RecoveryError as error:
-        return GroupSurvey(reader.world, None, lost, reader.stopped_ranks, [*problems, str(error)])
-
-
 def survey(folder: Path) -> Survey:
     """Read a journal.
 
     Raises:
         UnknownFormat: a newer version wrote it.
     """
-    return read_consistently(folder, lambda: _look(folder), lambda found: found.problems)
+    return read_consistently(folder, lambda: _survey_journal(folder), lambda found: found.problems)
 
 
-def _look(folder: Path) -> Survey:
+def _survey_journal(folder: Path) -> Survey:
     found = _read_catalog(folder)
-    found.problems += _missing_files(found)
+    found.problems += _find_missing_files(found)
     for incident in found.incidents:
         if incident.to_step is None:
             found.problems.append(f"logging is suspended since step {incident.from_step}: {incident.why}")
@@ -222,9 +179,9 @@ def _look(folder: Path) -> Survey:
     plan = _plan_from_end(found, scanned, limits, unscanned, start) if unscanned else None
     if unscanned and plan is None:
         scanned = _scan(found, start, ())
-    _measure(found, scanned)
+    _complete_open_rows(found, scanned)
     if found.checkpoints or any(len(segment.locations) > 1 for segment in scanned):
-        _plan(found, scanned, limits, broken, plan)
+        _set_plan(found, scanned, limits, broken, plan)
     return found
 
 
@@ -246,7 +203,7 @@ def _read_catalog(folder: Path) -> Survey:
             marks,
             monitor=monitor,
             store=tables.get("store", StoreRow),
-            evaluations=_evaluations(tables, marks),
+            evaluations=_read_evaluations(tables, marks),
         )
 
     try:
@@ -275,7 +232,7 @@ def _read_catalog(folder: Path) -> Survey:
         )
 
 
-def _evaluations(tables: Tables, marks: Watermarks) -> list[EvaluationRow]:
+def _read_evaluations(tables: Tables, marks: Watermarks) -> list[EvaluationRow]:
     lowest = (marks.persisted or marks.archived) if has_store(marks) else marks.synced
     found: list[EvaluationRow] = []
     for row in read_rows_newest_first(tables):
@@ -285,7 +242,7 @@ def _evaluations(tables: Tables, marks: Watermarks) -> list[EvaluationRow]:
     return found[::-1]
 
 
-def _missing_files(found: Survey) -> list[str]:
+def _find_missing_files(found: Survey) -> list[str]:
     log, checkpoints = found.folder / "log", found.folder / "checkpoints"
     missing = [log / row.file for row in found.segments if row.state in ("open", "sealed") and not (log / row.file).exists()]
     missing += [checkpoints / row.name for row in found.checkpoints if not (checkpoints / row.name).exists()]
@@ -315,8 +272,8 @@ def _find_unscanned(found: Survey, limits: Limits, start: int) -> list[SegmentRo
     rows = [row for row in found.segments if row.state == "sealed" and row.timeline in limits and row.last_sequence > start]
     rows.sort(key=lambda row: row.ordinal)
     records = 0
-    while rows and (records == 0 or records + _records(rows[-1]) <= _SCANNED_MAX):
-        records += _records(rows.pop())
+    while rows and (records == 0 or records + _count_records(rows[-1]) <= _SCANNED_MAX):
+        records += _count_records(rows.pop())
     bases = [row.base_sequence for row in rows[1:]]
     is_unbroken = bool(rows) and rows[0].base_sequence <= start and bases == [row.last_sequence for row in rows[:-1]]
     try:
@@ -326,7 +283,7 @@ def _find_unscanned(found: Survey, limits: Limits, start: int) -> list[SegmentRo
     return rows if is_unbroken and is_complete else []
 
 
-def _records(row: SegmentRow) -> int:
+def _count_records(row: SegmentRow) -> int:
     return row.last_sequence - row.base_sequence
 
 
@@ -358,7 +315,7 @@ def _plan_from_end(
     return replace(plan, checkpoint=newest) if plan.links else None
 
 
-def _measure(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
+def _complete_open_rows(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
     """Add the last entry and the bytes in use to the rows of open segments. The catalog does not record them."""
     seen = {segment.row.ordinal: segment for segment in scanned if segment.locations}
     for i, row in enumerate(found.segments):
@@ -375,7 +332,7 @@ def _measure(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
             )
 
 
-def _plan(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, broken: set[str], plan: Plan | None) -> None:
+def _set_plan(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, broken: set[str], plan: Plan | None) -> None:
     history = build_history(scanned, limits)
     try:
         found.plan = plan or plan_recovery(found.checkpoints, history, limits, timeline=found.timeline, broken=broken)
