@@ -78,9 +78,8 @@ def read_files(folder: Path, listed: Collection[str] = ()) -> JournalFiles:
         CannotRead: a folder cannot be listed.
     """
     found = JournalFiles()
-    _read_checkpoints(
-        folder / "checkpoints", listed, found
-    )  # first: they give the timeline of a segment whose first entry is damaged
+    # Checkpoints first: they tell the timeline of a segment whose first entry is damaged.
+    _read_checkpoints(folder / "checkpoints", listed, found)
     _read_segments(folder / "log", listed, found)
     return found
 
@@ -131,7 +130,7 @@ def rebuild_catalog(folder: Path) -> list[str]:
             for row in found.segments:
                 tables.put(segment_key(row.ordinal), row)
             if found.checkpoints:
-                sync_folder(folder / "checkpoints")  # a crash may have come before the names of the folders were durable
+                sync_folder(folder / "checkpoints")  # The names of the folders may not be durable yet.
             for checkpoint in found.checkpoints:
                 tables.put(f"checkpoint/{checkpoint.name}", checkpoint)
             if found.runs:

@@ -1,4 +1,4 @@
-"""The function behind `tranlogs monitor`; the entry point `monitor` of the group `tranlogs.daemons`."""
+"""The function that `tranlogs monitor` calls; the entry point `monitor` of the group `tranlogs.daemons`."""
 
 from __future__ import annotations
 
@@ -87,15 +87,14 @@ def watch(
 def _serve_until_closed(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSettings | None) -> None:
     """Serve; with `until_closed`, serve again if a trainer has started while the journals were being released.
 
-    A trainer takes its own lock, then looks for a monitor. The monitor releases its lock, then looks for a trainer. So one of
-    them
-    sees the other, and no run is left without a monitor.
+    A trainer takes its lock and then looks for a monitor. The monitor releases its lock and then looks for a trainer. So one of
+    them detects the other, and no run is left without a monitor.
     """
     was_stopped = _serve(roots, settings, find, http)
     while settings.until_closed and not was_stopped and not all(map(is_ownerless, _folders(roots, find))):
         try:
             was_stopped = _serve(roots, settings, find, http)
-        except UsageError:  # the trainer has started a monitor of its own
+        except UsageError:  # The trainer has started another monitor.
             return
 
 
@@ -104,7 +103,7 @@ def _folders(roots: Sequence[Path], find: Find) -> list[Path]:
 
 
 def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSettings | None) -> bool:
-    """Watch until the daemon ends; return True if it was told to."""
+    """Watch until the daemon ends; return True if it was stopped."""
     if http is None:
         return _run(Daemon(roots, settings, find=find))
     try:
@@ -154,7 +153,7 @@ def _run(daemon: Daemon) -> bool:
 
 
 class Command(NamedTuple):
-    """What the entry point provides, to the command line and to trainers that start a monitor."""
+    """Functions that the entry point provides to the command line, and to trainers that start a monitor."""
 
     watch: Callable[..., int]
     settings: Callable[..., Settings]

@@ -1,8 +1,7 @@
-"""The daemon: it watches runs, and folders of runs, until it is told to stop.
+"""The daemon, which watches runs and folders of runs until it is stopped.
 
 One thread evaluates the journals in turn. A journal that cannot be read or written now is logged once and tried again; it
-stops
-neither the daemon nor the watch of other journals.
+stops neither the daemon nor the watch of other journals.
 """
 
 from __future__ import annotations
@@ -27,20 +26,29 @@ from .watching.watch import Evaluation, JournalWatch
 
 _log = logging.getLogger(__name__)
 
-_SHARE_MAX = 0.05  # of the daemon's time, for the evaluations of a journal
-_IDLE_EVALUATIONS = 3  # in a row, after which a journal counts as settled
+_SHARE_MAX = 0.05  # the largest share of the daemon's time for the evaluations of one journal
+_IDLE_EVALUATIONS = 3  # A journal counts as settled after this number of evaluations in a row that did nothing.
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A journal that is being watched."""
+    """A journal that is being watched.
+
+    Attributes:
+        watch: evaluates the journal.
+        lock: the monitor's lock of the journal; None in a dry run.
+        archiver: ships the journal; None if there is no store.
+        next_at: time of the next evaluation, in seconds of the monotonic clock.
+        problem: why the last evaluation failed; "" if it did not.
+        settled: number of evaluations in a row that found no trainer and nothing to do.
+    """
 
     watch: JournalWatch
     lock: OwnerLock | None
     archiver: Archiver | None = None
     next_at: float = 0.0
     problem: str = ""
-    settled: int = 0  # evaluations in a row that found no trainer and nothing to do
+    settled: int = 0
 
     @property
     def is_shipping(self) -> bool:
@@ -49,6 +57,7 @@ class _Watched:
         return progress is not None and bool(progress.items_left or progress.problem)
 
     def close(self) -> None:
+        """Stop shipping and watching, and release the lock."""
         if self.archiver is not None:
             self.archiver.close()
         self.watch.close()
@@ -57,15 +66,15 @@ class _Watched:
 
 
 class Daemon:
-    """The daemon.
+    """Watches journals: evaluates them in turn, prunes and ships them.
 
     Args:
         roots: runs, folders of runs, or single journals (RUN/rank0).
-        settings: the same for all of them.
+        settings: the settings for all journals.
         find: returns the journals below a root.
-        on_evaluation: called with each evaluation, or with the reason, in words, why a journal could not be evaluated.
+        on_evaluation: called with each evaluation, or with the reason why a journal could not be evaluated.
         on_removed: called with the folder of a journal that does not exist any more.
-        clock: for evaluations.
+        clock: tells the time of evaluations.
     """
 
     def __init__(
@@ -96,7 +105,7 @@ class Daemon:
 
     @property
     def is_stopped(self) -> bool:
-        """True if the daemon was told to stop."""
+        """True once `stop` was called."""
         return self._stop.is_set()
 
     def run(self) -> None:
@@ -116,14 +125,14 @@ class Daemon:
         return all(watched.settled >= _IDLE_EVALUATIONS for watched in self._watched.values())
 
     def evaluate(self) -> int:
-        """Evaluate the journals that are due; return how many could not be evaluated.
+        """Evaluate the journals that are due; return the number of journals that could not be evaluated.
 
         Raises:
             UsageError: another monitor watches a journal, and waiting for it is not allowed.
         """
         if self._compactor is not None:
             self._compactor.poll()
-        self._look_for_journals()
+        self._update_watched()
         failed = 0
         for paths, watched in list(self._watched.items()):
             if self._clock.monotonic() >= watched.next_at and not self._stop.is_set():
@@ -145,14 +154,9 @@ class Daemon:
         if self._archivers is not None:
             self._archivers.close()
 
-    def _look_for_journals(self) -> None:
-        found: dict[Path, JournalPaths] = {}
-        for root in self._roots:
-            try:
-                found |= {paths.folder: paths for paths in self._find(root)}
-            except OSError as error:
-                _log.warning("%s: cannot be read now: %s", root, error_text(error))
-                found |= {folder: watched.watch.paths for folder, watched in self._watched.items()}
+    def _update_watched(self) -> None:
+        """Drop journals that do not exist any more, and watch new ones."""
+        found = self._find_all()
         for folder in self._watched.keys() - found.keys():
             self._watched.pop(folder).close()
             self._on_removed(folder)
@@ -161,33 +165,50 @@ class Daemon:
             self._has_reported_no_runs = True
             _log.warning("%s: no run found yet; looking again at each evaluation", ", ".join(map(str, self._roots)))
         for folder in found.keys() - self._watched.keys():
+            self._watch(found[folder])
+
+    def _find_all(self) -> dict[Path, JournalPaths]:
+        """Return the journals below all roots, by folder. If a root cannot be read, the known journals stay."""
+        found: dict[Path, JournalPaths] = {}
+        for root in self._roots:
             try:
-                held = self._locked(folder)
-                if held is None and not self._settings.is_dry_run:
-                    continue
-                archiver = self._archivers.start_archiver(found[folder]) if self._archivers is not None else None
-            except (
-                UsageError,
-                LogUnavailable,
-                OSError,
-            ) as error:  # tried again at each evaluation, without holding up other journals
-                if self._is_named(folder) and isinstance(error, UsageError):
-                    raise
-                if self._refused.get(folder) != error_text(error):
-                    self._refused[folder] = error_text(error)
-                    _log.warning("%s: cannot watch: %s", folder, error_text(error))
-                continue
-            self._refused.pop(folder, None)
-            watch = JournalWatch(found[folder], self._settings, self._clock, self._compactor)
-            self._watched[folder] = _Watched(watch, held, archiver)
-            _log.info("%s: watching", folder)
+                found |= {paths.folder: paths for paths in self._find(root)}
+            except OSError as error:
+                _log.warning("%s: cannot be read now: %s", root, error_text(error))
+                found |= {folder: watched.watch.paths for folder, watched in self._watched.items()}
+        return found
+
+    def _watch(self, paths: JournalPaths) -> None:
+        """Begin to watch a journal. If it cannot be watched, it is tried again at each evaluation.
+
+        Raises:
+            UsageError: another monitor watches a journal that was named by the user.
+        """
+        folder = paths.folder
+        try:
+            lock = self._lock(folder)
+            if lock is None and not self._settings.is_dry_run:
+                return
+            archiver = self._archivers.start_archiver(paths) if self._archivers is not None else None
+        except (UsageError, LogUnavailable, OSError) as error:
+            if self._is_named(folder) and isinstance(error, UsageError):
+                raise
+            if self._refused.get(folder) != error_text(error):
+                self._refused[folder] = error_text(error)
+                _log.warning("%s: cannot watch: %s", folder, error_text(error))
+            return
+        self._refused.pop(folder, None)
+        watch = JournalWatch(paths, self._settings, self._clock, self._compactor)
+        self._watched[folder] = _Watched(watch, lock, archiver)
+        _log.info("%s: watching", folder)
 
     def _is_named(self, folder: Path) -> bool:
-        """Return True if a journal or its run was named by the user, so that it is no use to continue without it."""
+        """Return True if the user named this journal or its run, so that the daemon must not continue without it."""
         named = [root.absolute() for root in self._roots]
         return folder.absolute() in named or folder.absolute().parent in named
 
-    def _locked(self, folder: Path) -> OwnerLock | None:
+    def _lock(self, folder: Path) -> OwnerLock | None:
+        """Lock a journal for this monitor; return None in a dry run, or if another monitor has the lock and may keep it."""
         if self._settings.is_dry_run:
             return None
         try:
@@ -202,7 +223,7 @@ class Daemon:
         try:
             evaluation = watched.watch.evaluate()
             took = evaluation.seconds
-            if evaluation.sealed and watched.archiver is not None:  # a dead trainer's log: ship it at once
+            if evaluation.sealed and watched.archiver is not None:  # Ship the log of a dead trainer at once.
                 watched.archiver.wake()
             is_idle = is_idle and evaluation.did_nothing
             self._on_evaluation(evaluation, watched.watch.paths)
@@ -236,7 +257,7 @@ def is_ownerless(folder: Path) -> bool:
 
 
 def find_watched_journals(root: Path, find_journals: Callable[[Path], list[JournalPaths]]) -> list[JournalPaths]:
-    """Return the journals of a run, or of all runs in a folder; none if there is nothing yet."""
+    """Return the journals of a run, or of all runs in a folder; [] if there are none yet."""
     try:
         return find_journals(root)
     except NotARun:

@@ -21,7 +21,7 @@ _log = logging.getLogger("tranlogs")
 
 LOG_NAME = "monitor.log"  # in the journal's folder: the log of a monitor that is a process
 _SECONDS_TO_END = 10.0
-_SPAWN = '"$@" >/dev/null & echo $!'  # started by a shell that exits at once, so that the monitor is not the trainer's child
+_SPAWN = '"$@" >/dev/null & echo $!'  # The shell exits at once, so that the monitor is not a child of the trainer.
 
 
 def start_embedded_monitor(paths: JournalPaths, monitor: Monitor) -> EmbeddedMonitor:
@@ -34,7 +34,10 @@ def start_embedded_monitor(paths: JournalPaths, monitor: Monitor) -> EmbeddedMon
 
 
 class MonitorThread:
-    """The daemon in a thread. An error that ends it is logged once, and training continues. The trainer itself ships."""
+    """The daemon in a thread of the trainer's process, which ships the run itself.
+
+    An error that ends the daemon is logged once, and training continues.
+    """
 
     def __init__(self, paths: JournalPaths, monitor: Monitor) -> None:
         settings = Settings(
@@ -58,13 +61,13 @@ class MonitorThread:
             )
 
     def close(self) -> None:
-        """Stop the daemon after the current evaluation; a long one ends with the process."""
+        """Stop the daemon after the current evaluation. An evaluation that takes long ends with the process."""
         self._daemon.stop()
         self._thread.join(_SECONDS_TO_END)
 
 
 class MonitorProcess:
-    """A process that runs `tranlogs monitor --until-closed`, in a session of its own."""
+    """A process that runs `tranlogs monitor --until-closed`, in a new session."""
 
     def __init__(self, paths: JournalPaths, monitor: Monitor) -> None:
         folder = paths.folder.absolute()
@@ -88,4 +91,4 @@ class MonitorProcess:
         self.pid = int(done.stdout)
 
     def close(self) -> None:
-        """Do nothing: the process notices by itself that the run was closed."""
+        """Do nothing: the process detects that the run was closed."""

@@ -1,4 +1,4 @@
-"""Settings of the monitor, as an operator gives them."""
+"""Settings of the monitor."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tranlogs.stores import STALL_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Where and how journals are shipped.
+    """Settings of the store to which journals are shipped.
 
     Attributes:
-        url: address of the store; each run has a folder of its name there.
-        shipping: how each journal is shipped.
+        url: address of the store. Each run has a folder with its name in the store.
+        shipping: settings of the shipping of each journal.
         bytes_per_second: bandwidth of all journals together; None for no limit.
         senders: number of parts that are sent at once, of all journals together.
         stall_seconds: time without a byte after which a call is abandoned.
@@ -37,12 +37,12 @@ class Settings:
 
     Attributes:
         budget: limits of each journal.
-        decay: how values decay.
+        decay: settings of the decay of values.
         interval_seconds: time between two evaluations.
         is_dry_run: True to change nothing, and only report.
         waits: True to wait for journals that another monitor watches.
-        store: where journals are shipped; None for no store.
-        compaction: when checkpoints are derived from the log; None for never.
+        store: the store to which journals are shipped; None for no store.
+        compaction: settings of compaction; None to derive no checkpoints from the log.
         until_closed: True to end the daemon once no trainer is running and nothing is left to do.
     """
 
@@ -67,7 +67,7 @@ class Settings:
         compaction: Compaction | None,
         until_closed: bool,
     ) -> Settings:
-        """Make settings from plain values, as the command line has them; `store` holds the arguments of `StoreSettings`."""
+        """Make settings from the values of the command line. `store` holds the arguments of `StoreSettings`."""
         return cls(
             budget,
             decay,

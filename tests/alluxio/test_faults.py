@@ -25,7 +25,7 @@ from tranlogs.base.errors import CorruptObject, NotARun, StoreRefused, StoreUnav
 from tranlogs.retention import KeepLatest
 from tranlogs.shipping import Throttle, pull, read_newest
 from tranlogs.shipping.inventory import durability
-from tranlogs.shipping.sending import archiver as archiving
+from tranlogs.shipping.sending import failures
 from tranlogs.stores import ObjectStatus, Store, open_store
 from tranlogs.stores import alluxio as module
 from tranlogs.stores.check import check_store
@@ -113,8 +113,8 @@ def persisted(alluxio: Cluster, store: Store, name: str) -> str:
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures of shipping are tried again soon."""
-    monkeypatch.setattr(archiving, "RETRY_SECONDS_MIN", 0.1)
-    monkeypatch.setattr(archiving, "RETRY_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(failures, "RETRY_SECONDS_MIN", 0.1)
+    monkeypatch.setattr(failures, "RETRY_SECONDS_MAX", 0.5)
     monkeypatch.setattr(durability, "_RESEND_SECONDS_MIN", 2.0)
     monkeypatch.setattr(durability, "_RESEND_SECONDS_MAX", 2.0)
 

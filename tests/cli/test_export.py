@@ -30,7 +30,7 @@ def test_what_is_there_is_not_replaced(cli: Cli, run: Path, tmp_path: Path, form
     (tmp_path / "out").write_text("mine")
     called = cli("export", run, "--to", form, tmp_path / "out")
     assert called.code == 2
-    assert "out exists already: delete it, or give another name" in called.err
+    assert "out exists already: delete it, or use another name" in called.err
     assert (tmp_path / "out").read_text() == "mine"
 
 

@@ -30,8 +30,8 @@ def test_a_dry_run_shows_what_would_go_and_why_and_changes_nothing(cli: Cli, run
     assert journal["anchor"].startswith("step-")
     assert journal["wants_checkpoint"] is True
     assert journal["bytes_after"] < journal["bytes"]
-    assert {goes["name"] for goes in journal["goes"]} > {"step-0000000000-1"} or journal["goes"]
-    assert all("over budget" in goes["why"] for goes in journal["goes"])
+    assert {row["name"] for row in journal["pruned"]} > {"step-0000000000-1"} or journal["pruned"]
+    assert all("over budget" in row["why"] for row in journal["pruned"])
     assert files(run) == before
     shown = cli("monitor", run, "--budget", "1KiB", "--dry-run").out
     assert "over budget, and" in " ".join(shown.split())
@@ -42,7 +42,7 @@ def test_once_prunes_and_the_run_replays_to_the_same_bits(cli: Cli, run: Path, t
     assert cli("replay", run, "--out", tmp_path / "before.safetensors").code == 0
     called = cli("monitor", run.parent, "--budget", "64KiB", "--once", "--json")
     assert called.code == 0
-    assert len(called.json["journals"][0]["goes"]) == 2
+    assert len(called.json["journals"][0]["pruned"]) == 2
     assert cli("replay", run, "--out", tmp_path / "after.safetensors").code == 0
     before, after = (load_file(tmp_path / f"{name}.safetensors") for name in ("before", "after"))
     assert before.keys() == after.keys()

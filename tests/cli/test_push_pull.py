@@ -117,7 +117,7 @@ def test_a_store_that_cannot_be_used_is_named(cli: Cli, run: Path, url: str, sai
 def test_an_address_without_a_run_is_named(cli: Cli, tmp_path: Path) -> None:
     called = cli("pull", f"{tmp_path}/none", tmp_path / "b")
     assert called.code == 2
-    assert "the store holds no run there" in called.err
+    assert "the store holds no run at this address" in called.err
 
 
 @pytest.mark.parametrize(

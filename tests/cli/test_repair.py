@@ -66,7 +66,7 @@ def test_damaged_parts_are_replaced_by_the_copies_of_the_store(cli: Cli, run: Pa
     (checkpoint / "meta.bin").unlink()
     assert cli("verify", run).code == 1
     called = cli("repair", run, "--json")
-    assert (called.code, called.json["ranks"][0]["left"]) == (0, [])
+    assert (called.code, called.json["ranks"][0]["remaining"]) == (0, [])
     assert {line.partition(" ")[0] for line in called.json["ranks"][0]["done"]} == {path.name, checkpoint.name}
     assert cli("verify", run).code == 0
 

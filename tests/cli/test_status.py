@@ -166,7 +166,7 @@ def test_what_would_be_lost_now(cli: Cli, run: Path) -> None:
 
 
 def test_a_run_in_memory_is_not_said_to_survive_power_loss(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs.journal.opening.file_system_of", lambda _: "tmpfs")
+    monkeypatch.setattr("tranlogs.journal.file_system.file_system_of", lambda _: "tmpfs")
     called = cli("status", run)
     assert "to memory only (tmpfs)" in called.out
     assert "loses everything: the run lies in memory (tmpfs)" in called.out
@@ -215,7 +215,7 @@ def test_a_folder_of_runs_has_a_line_for_each(cli: Cli, run: Path, tmp_path: Pat
     assert found.code == 0
     assert [Path(line["run"]).name for line in found.json["runs"]] == ["other", "run"]
     for line in found.json["runs"]:
-        assert (line["ranks"], line["state"], line["committed"], line["lands"]) == (1, "closed", STEPS, STEPS)
+        assert (line["ranks"], line["state"], line["committed"], line["recovery_step"]) == (1, "closed", STEPS, STEPS)
     shown = cli("status", tmp_path)
     assert shown.code == 0
     assert all(name in shown.out for name in ("other", "run", "closed"))

@@ -23,7 +23,7 @@ from tranlogs.verify import Problem
 pytestmark = pytest.mark.crash
 
 IN_RECOVERY = [point for point in POINTS if point.startswith("recovery.")]
-IN_TRAINING = [point for point in POINTS if point.partition(".")[0] not in ("recovery", "shadow", "ship", "pull")]
+IN_TRAINING = [point for point in POINTS if point.partition(".")[0] not in ("recovery", "derived", "ship", "pull")]
 
 
 @pytest.fixture(scope="module")

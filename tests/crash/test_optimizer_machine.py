@@ -31,7 +31,7 @@ from tranlogs.base.errors import RecoveryError
 from tranlogs.base.failpoints import POINTS
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths, journal
-from tranlogs.journal.opening import seal_abandoned_segments
+from tranlogs.journal.abandoned_segments import seal_abandoned_segments
 from tranlogs.log.segments import segment_sizing
 from tranlogs.shipping import pull
 from tranlogs.stores import LocalStore

@@ -256,7 +256,7 @@ def test_signals_can_be_left_alone(tmp_path: Path) -> None:
 )
 def test_wrong_settings_are_refused(tmp_path: Path, on_signal: Any, grace_seconds: Any) -> None:
     trainer = open_toy(tmp_path, sizes=SIZES)
-    with pytest.raises(UsageError, match="on_signal=" if grace_seconds == 5.0 else "grace_seconds="):
+    with pytest.raises(UsageError, match="on_signal must" if grace_seconds == 5.0 else "grace_seconds must"):
         ShutdownHandler(trainer.journal, lambda step, seconds: None, on_signal, grace_seconds)
     trainer.journal.close()
 

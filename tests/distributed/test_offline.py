@@ -74,7 +74,7 @@ def test_status_shows_all_ranks_and_where_they_would_land(copied: Path, cli: Cli
     found = cli("status", copied, "--json")
     assert found.code == 0
     assert [rank["rank"] for rank in found.json["ranks"]] == [0, 1, 2]
-    assert found.json["group"] == {"world": 3, "step": STEPS, "lost": [], "left": [], "problems": []}
+    assert found.json["group"] == {"world": 3, "step": STEPS, "lost": [], "stopped": [], "problems": []}
     assert f"3 ranks go back to step {STEPS}" in cli("status", copied).out
     shutil.rmtree(copied / "rank1")
     found = cli("status", copied, "--json")
@@ -82,7 +82,7 @@ def test_status_shows_all_ranks_and_where_they_would_land(copied: Path, cli: Cli
         "world": 3,
         "step": 42,
         "lost": [1],
-        "left": [],
+        "stopped": [],
         "problems": ["the journal of rank 1 is gone"],
     }
     assert "the journal of rank 1 is gone" in cli("status", copied).out

@@ -126,7 +126,7 @@ def test_each_sample_of_an_epoch_comes_once_over_all_changes(chain: Chain) -> No
 def test_commands_read_what_it_went_through(chain: Chain, cli: Cli, tmp_path: Path) -> None:
     newest = max(chain.steps)
     coordinator = cli("status", chain.run, "--json").json["group"]
-    assert coordinator == {"world": 1, "step": newest, "lost": [], "left": [1, 2, 3], "problems": []}
+    assert coordinator == {"world": 1, "step": newest, "lost": [], "stopped": [1, 2, 3], "problems": []}
     step, found = replayed(chain.run)
     assert (step, found) == (newest, chain.steps[newest][0]["whole"])
     found = cli("verify", chain.run, "--replay", "--json")

@@ -100,7 +100,7 @@ def test_each_sample_of_an_epoch_comes_once_over_all_changes(chain: Chain) -> No
 def test_commands_know_who_trains_and_who_was_left_behind(chain: Chain, cli: Cli, tmp_path: Path) -> None:
     newest = max(chain.steps)
     found = cli("status", chain.run, "--json")
-    assert found.json["group"] == {"world": 3, "step": newest, "lost": [], "left": [3], "problems": []}
+    assert found.json["group"] == {"world": 3, "step": newest, "lost": [], "stopped": [3], "problems": []}
     assert "rank 3: trained before the run continued with 3" in " ".join(cli("status", chain.run).out.split())
     found = cli("replay", chain.run, "--out", tmp_path / "newest.pt", "--json")
     assert (found.json["step"], found.json["exact"]) == (newest, True)

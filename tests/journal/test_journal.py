@@ -15,8 +15,8 @@ from tests.support.toy_steps import NEVER, SIZES, boundary_of, checkpoint_steps,
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.base.types import dense
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.journal import Journal
-from tranlogs.journal.opening import JournalPaths, file_system_of, refuse_network_file_system
+from tranlogs.journal import Journal, JournalPaths
+from tranlogs.journal.file_system import file_system_of, refuse_network_file_system
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery import recover
@@ -397,7 +397,7 @@ def test_a_run_that_cannot_be_opened_for_writing_is_a_usage_error(
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs"])
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr("tranlogs.journal.opening.file_system_of", lambda _: kind)
+    monkeypatch.setattr("tranlogs.journal.file_system.file_system_of", lambda _: kind)
     with pytest.raises(UsageError, match=rf"network file system \({kind}\)"):
         refuse_network_file_system(tmp_path)
 
@@ -407,7 +407,7 @@ def test_a_journal_is_not_taken_for_a_run(toy: Callable[..., ToyTrainer]) -> Non
     trainer.recover()
     trainer.journal.close()
     inner = trainer.journal.paths.folder
-    with pytest.raises(UsageError, match=f"is the journal of one rank, not a run: give {inner.parent}, the folder above it"):
+    with pytest.raises(UsageError, match=f"is the journal of one rank, not a run: use its parent folder, {inner.parent}"):
         Journal.open(inner, framework="toy")
     assert not list(inner.glob("rank*"))
 
@@ -417,7 +417,7 @@ def test_a_run_of_another_framework_is_refused_by_name(toy: Callable[..., ToyTra
     trainer.recover()
     trainer.train(2)
     trainer.journal.close()
-    with pytest.raises(UsageError, match="holds a run of toy, and this is keras: give another folder"):
+    with pytest.raises(UsageError, match="holds a run of toy, and this program uses keras: choose another folder"):
         Journal.open(trainer.journal.paths.folder.parent, framework="keras")
     again = toy()
     assert again.recover().step == 2

@@ -47,7 +47,7 @@ def test_a_full_queue_makes_the_training_thread_wait(writer_thread: WriterThread
     waiting = threading.Thread(target=writer_thread.submit, args=(200, lambda: ran.append(2)))
     waiting.start()
     with writer_thread._changed:
-        assert writer_thread._queued == 900
+        assert writer_thread._queued_bytes == 900
     gate.set()
     waiting.join()
     writer_thread.drain()

@@ -18,7 +18,7 @@ from tranlogs.cli.reading.runs import find_journals
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
 from tranlogs.shipping import ShippingSettings
-from tranlogs.shipping.sending import archiver
+from tranlogs.shipping.sending import archiver, failures
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import Settings, StoreSettings
 
@@ -27,7 +27,7 @@ def watch(job: dict[str, Any]) -> None:
     failpoints._rules = failpoints._parse(job["failpoints"])
     store = None
     if job.get("store"):
-        archiver._TURN_SECONDS = archiver.RETRY_SECONDS_MIN = archiver.RETRY_SECONDS_MAX = 0.01
+        archiver._TURN_SECONDS = failures.RETRY_SECONDS_MIN = failures.RETRY_SECONDS_MAX = 0.01
         store = StoreSettings(job["store"], ShippingSettings(0.02))
     settings = Settings(
         Budget(job["budget"], **job.get("limits", {})),

@@ -13,7 +13,8 @@ from tranlogs.base.clock import SystemClock
 from tranlogs.catalog import Catalog
 from tranlogs.checkpoints.derived import DerivedCheckpoint, derived_folder
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.opening import open_catalog, seal_abandoned_segments
+from tranlogs.journal.abandoned_segments import seal_abandoned_segments
+from tranlogs.journal.opening import open_catalog
 from tranlogs.log.record import Position
 from tranlogs.recovery.derived_checkpoint import plan_derived_checkpoint, write_derived_checkpoint
 

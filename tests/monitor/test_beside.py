@@ -73,7 +73,7 @@ def test_settings_as_users_write_them() -> None:
 @pytest.mark.parametrize(
     ("monitor", "budget", "why"),
     [
-        (None, "1GiB", "is kept by a monitor"),
+        (None, "1GiB", "needs a monitor"),
         ("fork", None, 'must be "thread", "process"'),
         ("thread", "much", "give a size"),
         ("thread", 0, "at least 1 byte"),
@@ -123,7 +123,7 @@ def test_another_monitor_is_said_once_and_left_alone(run: ToyTrainer, caplog: py
     for mode in ("thread", "process"):
         start_embedded_monitor(Monitor(mode), run.journal.paths).close()  # type: ignore[arg-type]
     held.release()
-    assert caplog.text.count("a monitor watches it already (process") == 2
+    assert caplog.text.count("monitors this journal already") == 2
     assert not (run.journal.paths.folder / "monitor.log").exists()
 
 
@@ -139,7 +139,7 @@ def test_one_that_fails_is_a_warning(
     made.close()
     monkeypatch.setattr("tranlogs_monitor.embedded.MonitorProcess", fail)
     start_embedded_monitor(Monitor("process"), run.journal.paths).close()
-    assert "its monitor could not be started (ZeroDivisionError: a bug)" in caplog.text
+    assert "the monitor could not be started (ZeroDivisionError: a bug)" in caplog.text
     run.train(9)
 
 
@@ -193,8 +193,8 @@ def test_until_closed_waits_for_what_a_dead_trainer_left(run: ToyTrainer, tmp_pa
 
 
 def test_ranks_on_a_machine_share_the_budget_of_the_run() -> None:
-    shared = parse_monitor("thread", "3GiB", among=3)
-    own = parse_monitor(Monitor("thread", "3GiB"), among=3)
+    shared = parse_monitor("thread", "3GiB", budget_sharers=3)
+    own = parse_monitor(Monitor("thread", "3GiB"), budget_sharers=3)
     assert shared is not None
     assert own is not None
     assert (shared.budget_bytes, own.budget_bytes) == (1 << 30, 3 << 30)

@@ -120,7 +120,7 @@ def test_a_daemon_makes_it_beside_a_live_trainer(run: ToyTrainer, tmp_path: Path
     compacted(tmp_path / "run")
     assert checkpoints(run.journal.paths.folder) == [0, 20]
     run.train(25)
-    assert not list(run.journal.paths.checkpoints.glob("shadow-*"))
+    assert not list(run.journal.paths.checkpoints.glob("derived-*"))
     recovered(killed(run, tmp_path / "copy"), 25, 20)
 
 
@@ -205,17 +205,17 @@ def test_a_trainer_that_was_wound_back_meanwhile(run: ToyTrainer, tmp_path: Path
     again = open_toy(copy, sizes=(7, 300))
     again.recover(12)
     again.train(14)
-    assert published(copy / "rank0", shadow) == "the run was wound back to before it"
+    assert published(copy / "rank0", shadow) == "the run was rewound to an earlier step"
     again.journal.close()
     watches.release()
-    assert not list((copy / "rank0/checkpoints").glob("shadow-*"))
+    assert not list((copy / "rank0/checkpoints").glob("derived-*"))
     recovered(copy, 14, 0)
 
 
 def test_a_trainer_that_took_one_meanwhile(run: ToyTrainer) -> None:
     shadow = made(run.journal.paths.folder)
     run.journal.checkpoint(run.state.snapshot(), wait=True)
-    assert published(run.journal.paths.folder, shadow) == "there is a newer one"
+    assert published(run.journal.paths.folder, shadow) == "there is a newer checkpoint"
 
 
 def test_a_trainer_that_pruned_meanwhile(run: ToyTrainer) -> None:
@@ -224,7 +224,7 @@ def test_a_trainer_that_pruned_meanwhile(run: ToyTrainer) -> None:
     with run.journal.catalog.transaction() as tables:
         row = run.journal.catalog.segments()[3]
         tables.put(segment_key(row.ordinal), replace(row, state="retired"))
-    assert published(journal, shadow) == "the log that it was made from is not there any more"
+    assert published(journal, shadow) == "the log that it was made from does not exist any more"
 
 
 def test_a_log_that_went_on_from_before_it(run: ToyTrainer) -> None:
@@ -233,12 +233,12 @@ def test_a_log_that_went_on_from_before_it(run: ToyTrainer) -> None:
     with run.journal.catalog.transaction() as tables:
         row = run.journal.catalog.segments()[4]
         tables.put(segment_key(row.ordinal), replace(row, state="open", base_sequence=shadow.row.sequence - 1))
-    assert published(journal, shadow) == "the log went on from before it"
+    assert published(journal, shadow) == "the log continues from an earlier step"
 
 
 def test_another_run(run: ToyTrainer) -> None:
     shadow = made(run.journal.paths.folder)
-    assert published(run.journal.paths.folder, replace(shadow, run_id="other")) == "another run is there"
+    assert published(run.journal.paths.folder, replace(shadow, run_id="other")) == "the folder holds another run now"
 
 
 @pytest.mark.parametrize("lost", ["manifest.json", "state.safetensors"])
@@ -313,7 +313,7 @@ def test_what_a_monitor_left_goes_when_the_run_is_opened_without_one(run: ToyTra
     copy = killed(run, tmp_path / "copy")
     made(copy / "rank0")
     open_toy(copy, sizes=(7, 300)).journal.close()
-    assert not list((copy / "rank0/checkpoints").glob("shadow-*"))
+    assert not list((copy / "rank0/checkpoints").glob("derived-*"))
 
 
 # The daemon.
@@ -399,7 +399,7 @@ def test_a_full_disk_is_said(
     monkeypatch.setenv("TRANLOGS_FAILPOINTS", "checkpoint.meta=enospc")
     compacted(tmp_path / "run")
     assert "No space left on device" in caplog.text
-    assert [path.name for path in run.journal.paths.checkpoints.glob("shadow-*")] == []
+    assert [path.name for path in run.journal.paths.checkpoints.glob("derived-*")] == []
 
 
 def test_the_child_ends_with_its_daemon(run: ToyTrainer, tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_the_child_ends_with_its_daemon(run: ToyTrainer, tmp_path: Path) -> None
     assert making is not None
     watching.close()
     assert making.process.returncode is not None
-    assert not list(run.journal.paths.checkpoints.glob("shadow-*"))
+    assert not list(run.journal.paths.checkpoints.glob("derived-*"))
 
 
 def test_a_dry_run_makes_none(run: ToyTrainer, tmp_path: Path) -> None:

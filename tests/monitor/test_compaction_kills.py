@@ -23,8 +23,8 @@ pytestmark = pytest.mark.crash
 
 NEVER = 10**9  # steps between the trainer's own checkpoints
 POINTS = (
-    "shadow.publish",
-    "shadow.renamed",
+    "derived.publish",
+    "derived.renamed",
     "catalog.before_commit",
     "catalog.after_commit",
     "log.retire",

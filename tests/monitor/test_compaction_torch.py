@@ -199,4 +199,4 @@ def test_state_on_another_device_is_refused_before_anything_is_done(
     monkeypatch.setattr(environment, "describe", lambda optimizers: {**describe(optimizers), "devices": ["cuda"]})
     replace(CASES["SGD"], options=(("checkpoint_every", 100),)).train(tmp_path / "run")
     compacted(tmp_path / "run")
-    assert "its state is on cuda, and steps can be redone on the trainer's own device only" in caplog.text
+    assert "the state is on cuda, and steps can be redone on that device only" in caplog.text

@@ -136,5 +136,5 @@ def test_addresses() -> None:
 
 
 def test_a_port_that_is_taken_is_named(served: tuple[Metrics, int], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"127.0.0.1:{served[1]}: cannot listen there"):
+    with pytest.raises(UsageError, match=f"127.0.0.1:{served[1]}: cannot listen on this address"):
         WebServer(("127.0.0.1", served[1]), Metrics(), Board(Settings()))

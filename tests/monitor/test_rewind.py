@@ -64,7 +64,7 @@ def test_a_hold_for_other_journals_is_not_weakened_by_a_rewind(memory_path: Path
     run = memory_path / "run"
     trained(run, 60, retention=KeepAll())
     trainer = open_toy(run, config=JournalConfig(durability="process", segment_bytes=2 * MIB), retention=KeepAll())
-    trainer.journal.holds.held().__enter__()  # and it never leaves
+    trainer.journal.holds.hold_during().__enter__()  # and it never leaves
     trainer.recover(step=25)
     trainer.journal.close()
     watch = watching(trainer, budget=LIMITS[1])
@@ -106,7 +106,7 @@ def test_what_other_journals_need_stays_until_they_do_not(memory_path: Path) -> 
     trainer.train(63)
     before = [row.step for row in trainer.journal.catalog.checkpoints()]
     assert len(before) > 1
-    kept = trainer.journal.holds.held()
+    kept = trainer.journal.holds.hold_during()
     kept.__enter__()  # and it never leaves
     assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     assert [row.step for row in trainer.journal.catalog.checkpoints()] == [*before, 63]
@@ -117,7 +117,7 @@ def test_what_other_journals_need_stays_until_they_do_not(memory_path: Path) -> 
     trainer.train(64)
     assert not watch.evaluate().did_nothing
     watch.close()
-    with trainer.journal.holds.held():
+    with trainer.journal.holds.hold_during():
         assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     assert trainer.journal.catalog.read(lambda tables: tables.request("hold")) is None
     trainer.journal.close()

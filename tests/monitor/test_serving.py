@@ -113,4 +113,6 @@ def test_no_auth_is_one_warning(run: ToyTrainer) -> None:
 def test_an_address_that_cannot_be_had_ends_the_monitor(run: ToyTrainer) -> None:
     done = called(run.journal.paths.folder, "--http", "192.0.2.1:0")
     assert "exit 2" in done.stdout
-    assert "--http 192.0.2.1:0: cannot listen there (Cannot assign requested address)" in " ".join(done.stderr.split())
+    assert "--http 192.0.2.1:0: cannot listen on this address (Cannot assign requested address)" in " ".join(
+        done.stderr.split()
+    )

@@ -57,7 +57,10 @@ def test_a_run_whose_trainer_died_wants_attention(run: ToyTrainer, tmp_path: Pat
 def test_a_budget_that_is_too_small_wants_attention(run: ToyTrainer) -> None:
     state = describe_state(JournalView("run", seen_at(run, budget=Budget(2 * MIB))))
     assert state.level == "attention"
-    assert re.fullmatch(r"The data that recovery needs exceed the budget \(\S+ MiB\): its trainer was asked .*", state.headline)
+    assert re.fullmatch(
+        r"The data that recovery needs exceed the budget \(\S+ MiB\): a checkpoint was requested from its trainer, .*",
+        state.headline,
+    )
 
 
 def test_a_damaged_checkpoint_is_a_problem_and_comes_first(run: ToyTrainer) -> None:
@@ -72,7 +75,7 @@ def test_a_damaged_checkpoint_is_a_problem_and_comes_first(run: ToyTrainer) -> N
 
 
 def test_the_page_says_that_a_run_in_memory_goes_with_the_machine(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs.journal.opening.file_system_of", lambda _: "tmpfs")
+    monkeypatch.setattr("tranlogs.journal.file_system.file_system_of", lambda _: "tmpfs")
     page = journal_page(JournalView("run", seen := seen_at(run)), now=seen.at, interval_seconds=10, has_others=False).decode()
     assert "everything: the run lies in memory (tmpfs)" in page
     assert "to memory only (tmpfs)" in page

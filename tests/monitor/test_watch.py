@@ -19,7 +19,7 @@ from tranlogs.base.config import MIB
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog, EvaluationRow, segment_key
 from tranlogs.cli.reading.runs import find_journals
-from tranlogs.journal import JournalPaths, opening
+from tranlogs.journal import JournalPaths, abandoned_segments
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.evaluation import read_values
@@ -123,7 +123,7 @@ def test_a_live_run_over_its_budget_is_pruned_and_its_trainer_asked_for_a_checkp
     seen = watch.evaluate()
     assert [row.last_step for row in seen.pruning.segments] == [5, 10, 15, 20]
     assert [row.step for row in seen.pruning.checkpoints] == [0, 10]
-    assert "asked its trainer for a checkpoint" in caplog.text
+    assert "requested a checkpoint from its trainer" in caplog.text
     assert len(list(run.journal.paths.log.glob("*.seg"))) == 4  # two sealed, the open one, the one that is ready
     run.train(32)
     run.journal.checkpoints.schedule._request_read_at = 0.0
@@ -287,7 +287,7 @@ def test_a_segment_that_a_writer_has_settled_meanwhile_is_left_alone(
 ) -> None:
     """A trainer comes, gives the segment up, and dies, while the monitor still reads it."""
     copy = killed(run, tmp_path / "copy") / "rank0"
-    watch, right, meanwhile = watching(copy), opening.read_segment, []
+    watch, right, meanwhile = watching(copy), abandoned_segments.read_segment, []
 
     def read(path: Path, timeline: int) -> Any:
         found = right(path, timeline)
@@ -299,7 +299,7 @@ def test_a_segment_that_a_writer_has_settled_meanwhile_is_left_alone(
             catalog.close()
         return found
 
-    monkeypatch.setattr(opening, "read_segment", read)
+    monkeypatch.setattr(abandoned_segments, "read_segment", read)
     seen = watch.evaluate()
     watch.close()
     assert meanwhile

@@ -166,14 +166,16 @@ def test_a_browser_gives_the_token_once_and_draws_the_charts(
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_a_port_that_is_taken_is_named_and_nothing_is_left(local: WebServer, board: Board, host: str) -> None:
     before = set(threading.enumerate())
-    with pytest.raises(UsageError, match=rf"^--http {host}:{local.port}: cannot listen there \(Address already in use\)$"):
+    with pytest.raises(
+        UsageError, match=rf"^--http {host}:{local.port}: cannot listen on this address \(Address already in use\)$"
+    ):
         WebServer((host, local.port), Metrics(), board)
     assert set(threading.enumerate()) == before
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a..b", "x" * 70])
 def test_an_address_that_is_not_of_this_machine_is_named(board: Board, host: str) -> None:
-    with pytest.raises(UsageError, match=rf"^--http {host}:0: cannot listen there \(.+\)$"):
+    with pytest.raises(UsageError, match=rf"^--http {host}:0: cannot listen on this address \(.+\)$"):
         WebServer((host, 0), Metrics(), board)
 
 

@@ -25,15 +25,14 @@ from tranlogs.shipping.inventory import durability
 from tranlogs.shipping.inventory.garbage_collection import GarbageCollector
 from tranlogs.shipping.items import source
 from tranlogs.shipping.manifest import manifest_names, parse_manifest_name
-from tranlogs.shipping.sending import archiver as archiving
-from tranlogs.shipping.sending import upload
+from tranlogs.shipping.sending import failures, upload
 from tranlogs.stores import LocalStore
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archiving, "RETRY_SECONDS_MIN", 0.01)
-    monkeypatch.setattr(archiving, "RETRY_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(failures, "RETRY_SECONDS_MIN", 0.01)
+    monkeypatch.setattr(failures, "RETRY_SECONDS_MAX", 0.05)
 
 
 def assert_comes_back(store: object, place: str, folder: Path, step: int) -> None:
@@ -521,7 +520,7 @@ def test_another_run_in_the_store_is_left_alone(memory_path: Path) -> None:
     trained(run, 7)
     made = archiver(run, store)
     try:
-        assert "found another run there" in made.run_once().problem
+        assert "found another run (" in made.run_once().problem
     finally:
         made.close()
     assert store.objects == before
@@ -537,7 +536,7 @@ def test_an_old_machine_that_comes_back_does_not_spoil_the_new_ones_store(memory
     trained(old, 14)
     made = archiver(old, store)
     try:
-        assert "has shipped there since" in made.run_once().problem
+        assert "has shipped to this address since" in made.run_once().problem
     finally:
         made.close()
     assert_comes_back(store, "a/rank0", memory_path / "third", 18)
@@ -555,7 +554,7 @@ def test_a_machine_that_is_overtaken_while_it_ships_stops(memory_path: Path) -> 
         assert ship(new, store).archived == 18
         trained(old, 25)
         for _ in range(100):
-            if "was shipped there" in made.run_once().problem:
+            if "was shipped to this address" in made.run_once().problem:
                 break
             made.wait(0.02)
         assert made.progress().is_refused
@@ -575,7 +574,7 @@ def test_a_copy_of_the_folder_is_another_writer(memory_path: Path) -> None:
     trained(other, 18)
     made = archiver(other, store)
     try:
-        assert "has shipped there since" in made.run_once().problem
+        assert "has shipped to this address since" in made.run_once().problem
     finally:
         made.close()
     assert (marks(other).committed, marks(other).archived) == (18, 12)
@@ -642,7 +641,7 @@ def test_a_machine_that_cannot_read_a_newer_ones_manifest_yet_stays_behind(memor
         store.objects |= trunk
         made = archiver(old, store)
         try:
-            assert "has shipped there since" in made.run_once().problem
+            assert "has shipped to this address since" in made.run_once().problem
         finally:
             made.close()
         trained(new, 16)

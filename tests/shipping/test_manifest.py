@@ -35,29 +35,29 @@ MANIFEST = Manifest(
 
 
 def test_a_manifest_comes_back_as_it_was() -> None:
-    assert Manifest.unpacked(MANIFEST.packed(), "m") == MANIFEST
+    assert Manifest.unpack(MANIFEST.pack(), "m") == MANIFEST
 
 
-@given(st.integers(0, len(MANIFEST.packed()) - 1), st.integers(1, 255))
+@given(st.integers(0, len(MANIFEST.pack()) - 1), st.integers(1, 255))
 def test_a_damaged_manifest_is_never_read(place: int, bits: int) -> None:
-    raw = bytearray(MANIFEST.packed())
+    raw = bytearray(MANIFEST.pack())
     raw[place] ^= bits
     try:
-        assert Manifest.unpacked(bytes(raw), "m") == MANIFEST  # white space
+        assert Manifest.unpack(bytes(raw), "m") == MANIFEST  # white space
     except CorruptObject:
         pass
 
 
 def test_a_manifest_of_a_newer_version_is_refused() -> None:
-    content = {**open_manifest(MANIFEST.packed()), "format": 99}
+    content = {**open_manifest(MANIFEST.pack()), "format": 99}
     with pytest.raises(UnknownFormat):
-        Manifest.unpacked(seal_manifest(content), "m")
+        Manifest.unpack(seal_manifest(content), "m")
 
 
 def test_what_a_newer_version_adds_is_passed_over() -> None:
-    content = open_manifest(MANIFEST.packed())
+    content = open_manifest(MANIFEST.pack())
     content["segments"][0][0]["colour"] = "red"
-    assert Manifest.unpacked(seal_manifest(content), "m") == MANIFEST
+    assert Manifest.unpack(seal_manifest(content), "m") == MANIFEST
 
 
 def test_the_newest_counts() -> None:

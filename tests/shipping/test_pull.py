@@ -259,7 +259,7 @@ def test_runs_are_found_by_their_address(memory_path: Path) -> None:
     ship(memory_path / "b", LocalStore(root))
     with pytest.raises(UsageError, match="several runs"):
         find_run(str(root))
-    with pytest.raises(UsageError, match="holds no run there"):
+    with pytest.raises(UsageError, match="holds no run at this address"):
         find_run(f"{root}/c")
 
 

@@ -1,8 +1,8 @@
-"""Derived checkpoints: made by a monitor from checkpoint and log, and published if the run still has a place for them.
+"""Derived checkpoints: a monitor makes them from a checkpoint and the log, and publishes them if the run's history allows it.
 
-A shadow is written under a name of its own, whole and synced, by a process that may die at any time. Publishing is short: one
-transaction of the catalog, in which it is asked whether the place still belongs to the run's history, the folder is renamed,
-and the row is put. Whoever dies in between leaves a folder that is complete, and that the next trainer finds and lists.
+A derived checkpoint is first written and synced under a temporary name, by a process that may die at any time. It is then
+published in one transaction of the catalog: its position is checked against the run's history, the folder is renamed, and the
+row is put. A process that dies during the transaction leaves a complete folder, which the next trainer finds and lists.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .reader import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class DerivedCheckpoint:
-    """A shadow that is complete on disk.
+    """A derived checkpoint that is complete on disk, but not published.
 
     Attributes:
-        row: that it will have.
-        ordinal: of the sealed segment whose last boundary it is of ...
-        segment_id: ... and what is in that segment's row.
-        run_id: of the run.
+        row: its row in the catalog once it is published.
+        ordinal: the ordinal of the sealed segment whose last boundary the checkpoint belongs to.
+        segment_id: the id of that segment.
+        run_id: the id of the run.
     """
 
     row: CheckpointRow
@@ -39,38 +39,41 @@ class DerivedCheckpoint:
 
 
 def derived_folder(checkpoints: Path, name: str) -> Path:
-    """Where the shadow of the checkpoint `name` is written."""
+    """Return the folder in which the derived checkpoint `name` is written before it is published."""
     return checkpoints / (DERIVED_PREFIX + name)
 
 
 def delete_derived(checkpoints: Path) -> None:
-    """Delete what was not published."""
-    for left in checkpoints.glob(DERIVED_PREFIX + "*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Delete the folders of derived checkpoints that were not published."""
+    for folder in checkpoints.glob(DERIVED_PREFIX + "*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def publish(catalog: Catalog, checkpoints: Path, shadow: DerivedCheckpoint) -> str:
-    """Make a shadow a checkpoint like any other, or delete it; gives why it was not published, "" if it was.
+def publish(catalog: Catalog, checkpoints: Path, derived: DerivedCheckpoint) -> str:
+    """Publish a derived checkpoint, or delete its folder.
+
+    Returns:
+        Why it was not published; "" if it was.
 
     Raises:
-        LogUnavailable: the disk is full or fails. It can be tried again.
+        LogUnavailable: the disk is full or fails. The call can be repeated.
     """
-    name = shadow.row.name
+    name = derived.row.name
     source, target = derived_folder(checkpoints, name), checkpoints / name
-    why = "" if _is_whole(source, shadow.row) else "its folder is incomplete"
+    why = "" if _is_whole(source, derived.row) else "its folder is incomplete"
     if not why:
         with catalog.transaction() as tables:
-            why = _obstacle(tables, shadow)
-            if not why and target.exists() and not _is_whole(target, shadow.row):
+            why = _find_obstacle(tables, derived)
+            if not why and target.exists() and not _is_whole(target, derived.row):
                 why = "another checkpoint has its name"
             if not why:
-                hit("shadow.publish")
-                if not target.exists():  # else it was renamed by one that died before the row was there
+                hit("derived.publish")
+                if not target.exists():  # A process may have renamed the folder and died before it put the row.
                     os.rename(source, target)
-                hit("shadow.renamed")
+                hit("derived.renamed")
                 sync_folder(checkpoints)
-                tables.put(f"checkpoint/{name}", shadow.row)
-                _withdraw_request(tables, shadow.row.step)
+                tables.put(f"checkpoint/{name}", derived.row)
+                _withdraw_request(tables, derived.row.step)
     shutil.rmtree(source, ignore_errors=True)
     return why
 
@@ -83,34 +86,38 @@ def _is_whole(folder: Path, row: CheckpointRow) -> bool:
         return False
 
 
-def _obstacle(tables: Tables, shadow: DerivedCheckpoint) -> str:
-    """Why the catalog, as it is now, has no place for it."""
-    row, run = shadow.row, tables.get("run", RunRow)
-    if run is None or run.run_id != shadow.run_id:
-        return "another run is there"
+def _find_obstacle(tables: Tables, derived: DerivedCheckpoint) -> str:
+    """Return why the run's history has no place for a derived checkpoint any more; "" if it has one."""
+    row, run = derived.row, tables.get("run", RunRow)
+    if run is None or run.run_id != derived.run_id:
+        return "the folder holds another run now"
     timelines, checkpoints = tables.rows("timeline/", TimelineRow), tables.rows("checkpoint/", CheckpointRow)
     limits = trace_lineage(timelines, max((line.number for line in timelines), default=1))
     if not is_on_lineage(row, limits):
-        return "the run was wound back to before it"
+        return "the run was rewound to an earlier step"
     published = (other for other in checkpoints if other.state == "published" and is_on_lineage(other, limits))
     if any(other.sequence >= row.sequence for other in published):
-        return "there is a newer one"
-    held = tables.get(segment_key(shadow.ordinal), SegmentRow)
-    if held is None or (held.segment_id, held.state) != (shadow.segment_id, "sealed") or held.last_sequence < row.sequence:
-        return "the log that it was made from is not there any more"
-    if any(_supersedes(other, shadow, limits) for other in tables.rows("segment/", SegmentRow)):
-        return "the log went on from before it"
+        return "there is a newer checkpoint"
+    segment = tables.get(segment_key(derived.ordinal), SegmentRow)
+    if (
+        segment is None
+        or (segment.segment_id, segment.state) != (derived.segment_id, "sealed")
+        or segment.last_sequence < row.sequence
+    ):
+        return "the log that it was made from does not exist any more"
+    if any(_supersedes(other, derived, limits) for other in tables.rows("segment/", SegmentRow)):
+        return "the log continues from an earlier step"
     return ""
 
 
-def _supersedes(other: SegmentRow, shadow: DerivedCheckpoint, limits: Limits) -> bool:
-    """Whether a later segment of the same history begins before the shadow's place."""
-    is_later = other.ordinal > shadow.ordinal and other.state in ("open", "sealed") and other.timeline in limits
-    return is_later and other.base_sequence < shadow.row.sequence
+def _supersedes(other: SegmentRow, derived: DerivedCheckpoint, limits: Limits) -> bool:
+    """Return True if a later segment of the same history begins before the position of a derived checkpoint."""
+    is_later = other.ordinal > derived.ordinal and other.state in ("open", "sealed") and other.timeline in limits
+    return is_later and other.base_sequence < derived.row.sequence
 
 
 def _withdraw_request(tables: Tables, step: int) -> None:
-    """The trainer need not take the checkpoint that it was asked for."""
-    asked = tables.request("checkpoint")
-    if asked is not None and asked.get("step", 0) <= step:
+    """Delete a request for a checkpoint that is not newer than `step`, so that the trainer does not take one."""
+    request = tables.request("checkpoint")
+    if request is not None and request.get("step", 0) <= step:
         tables.delete("request/checkpoint")

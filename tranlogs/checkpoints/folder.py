@@ -1,14 +1,15 @@
-"""What a checkpoint's folder holds.
+"""Format of a checkpoint's folder.
 
     step-0000000500-t001-1003/
         state.safetensors   every tensor: parameters, optimizer state, buffers, large auxiliary arrays
-        meta.bin            a tree (codec/tree.py): everything else, and which tensors it refers to
-        manifest.json       sizes and checksums of the two, of each tensor; position in the log; environment
+        meta.bin            a tree (encoding/tree.py): all other state, and references to tensors
+        manifest.json       sizes and checksums of both files and of each tensor; position in the log; environment
 
-It is valid if and only if the manifest's own checksum holds and each tensor's does. state.safetensors is an ordinary
-safetensors file: any reader of that format opens it. Its tensors are in C order; other strides are in the manifest.
-A tensor of which this process holds one piece has [kind, offset, global shape] in the manifest under "piece".
-Complex tensors are stored as pairs of floats (a last dimension of 2), sparse ones as NAME#indices and NAME#values.
+A checkpoint is valid if and only if the checksums of the manifest, of each tensor, of the header of state.safetensors and of
+meta.bin are right. state.safetensors is an ordinary safetensors file: any reader of that format opens it. Its tensors are in
+C order; other strides are in the manifest. A tensor of which this process holds one piece has [kind, offset, global shape] in
+the manifest under "piece". A complex tensor is stored as pairs of floats (a last dimension of 2), a sparse one as NAME#indices
+and NAME#values.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..base.types import Array, Bytes
 
 STATE, META, MANIFEST = "state.safetensors", "meta.bin", "manifest.json"
 TEMPORARY = ".tmp-"
-DERIVED_PREFIX = "shadow-"  # a checkpoint that a monitor is making: before the name that it will have
+DERIVED_PREFIX = "derived-"  # prefix of the name of a checkpoint that a monitor is making
 
 SAFETENSORS_DTYPE = {
     "float64": "F64",
@@ -46,7 +47,7 @@ _COMPLEX = {"complex64": "F32", "complex128": "F64", "complex32": "F16"}
 
 
 def safetensors_entry(dtype: str, shape: tuple[int, ...]) -> tuple[str, list[int]]:
-    """dtype and shape as they stand in the safetensors header."""
+    """Return dtype and shape of a tensor as they are written to the safetensors header."""
     if dtype in _COMPLEX:
         return _COMPLEX[dtype], [*shape, 2]
     return SAFETENSORS_DTYPE.get(dtype, "U8"), list(shape)
@@ -64,7 +65,7 @@ def to_c_order(array: Array, out: Bytes) -> None:
 
 
 def from_c_order(data: Bytes, shape: tuple[int, ...], strides: tuple[int, ...]) -> Bytes:
-    """Bytes in storage order of a tensor with these (dense) strides, from its bytes in C order."""
+    """Return the bytes of a tensor in the order of its (dense) strides, from its bytes in C order."""
     out = np.empty(data.nbytes, np.uint8)
     if data.nbytes:
         itemsize = data.nbytes // int(np.prod(shape))
@@ -74,21 +75,21 @@ def from_c_order(data: Bytes, shape: tuple[int, ...], strides: tuple[int, ...]) 
 
 
 def seal_manifest(manifest: dict[str, Any]) -> bytes:
-    """The manifest's file, its own checksum included."""
+    """Return the content of a manifest's file, with its checksum."""
     body = json.dumps(manifest, indent=1, sort_keys=True)
     outer = {"xxh3_64": xxhash.xxh3_64_hexdigest(body.encode()), "manifest": manifest}
     return json.dumps(outer, indent=1, sort_keys=True).encode()
 
 
 def open_manifest(raw: bytes) -> dict[str, Any]:
-    """The manifest in a manifest file.
+    """Parse the content of a manifest's file.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the manifest is damaged.
     """
     outer = json.loads(raw)
     if not isinstance(outer, dict) or not isinstance(outer.get("manifest"), dict):
-        raise ValueError("it is no manifest")
+        raise ValueError("it is not a manifest")
     body = json.dumps(outer["manifest"], indent=1, sort_keys=True)
     if outer.get("xxh3_64") != xxhash.xxh3_64_hexdigest(body.encode()):
         raise ValueError("its checksum differs")

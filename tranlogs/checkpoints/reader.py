@@ -1,4 +1,4 @@
-"""Read a checkpoint back; every byte is checked before it is used."""
+"""Reader of checkpoints. Every byte is checked before it is used."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Checkpoint(ReadFile):
     """A published checkpoint, opened for reading. Its tensors are read one at a time.
 
     Raises:
-        CorruptCheckpoint: a file is missing, has another size than the manifest says, or the manifest is damaged.
-        UnknownFormat: a newer version wrote it.
+        CorruptCheckpoint: a file is missing, its size is not that in the manifest, or the manifest is damaged.
+        UnknownFormat: a newer version wrote the checkpoint.
         CannotRead: file handles, memory or rights are missing.
     """
 
@@ -43,9 +43,9 @@ class Checkpoint(ReadFile):
                 CannotRead.raise_for(folder / MANIFEST, error)
             raise CorruptCheckpoint(folder / MANIFEST, f"it cannot be read ({error})") from None
         try:
-            size, wanted = (folder / STATE).stat().st_size, self.manifest["state"]["bytes"]
-            if size != wanted:
-                raise CorruptCheckpoint(folder / STATE, f"{size} bytes instead of {wanted}")
+            size, expected = (folder / STATE).stat().st_size, self.manifest["state"]["bytes"]
+            if size != expected:
+                raise CorruptCheckpoint(folder / STATE, f"expected {expected} bytes, found {size}")
             super().__init__(folder / STATE)
         except OSError as error:
             CannotRead.raise_for(folder / STATE, error)
@@ -54,31 +54,36 @@ class Checkpoint(ReadFile):
 
     @property
     def step(self) -> int:
+        """The step to which the state belongs."""
         return int(self.manifest["step"])
 
     @property
     def sequence(self) -> int:
+        """The sequence number of the last record before the checkpoint."""
         return int(self.manifest["sequence"])
 
     @property
     def chain(self) -> int:
+        """The digest of that record, which the next record names as its predecessor."""
         return int(self.manifest["chain"], 16)
 
     @property
     def timeline(self) -> int:
+        """The timeline that the checkpoint belongs to."""
         return int(self.manifest["timeline"])
 
     @property
     def nbytes(self) -> int:
+        """The size of state.safetensors."""
         return int(self.manifest["state"]["bytes"])
 
     @property
     def identity(self) -> str:
-        """A digest of the manifest, which no other checkpoint has."""
+        """A digest of the manifest, which identifies the checkpoint."""
         return xxhash.xxh3_128_hexdigest(seal_manifest(self.manifest))
 
     def row(self, name: str) -> CheckpointRow:
-        """Its row for the catalog, under this name."""
+        """Return the row for the catalog of a checkpoint with this name."""
         about = self.manifest
         return CheckpointRow(
             name,
@@ -91,11 +96,12 @@ class Checkpoint(ReadFile):
         )
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        """Names of the tensors under a prefix, in the order in which they were written."""
+        """Yield the names of the tensors under a prefix, in the order in which they were written."""
         sparse = self.manifest["sparse"]
         seen = set()
-        places = {name: (int(t["offset"]), int(t["bytes"])) for name, t in self._tensors.items()}  # an empty one has no place
-        for name in sorted(places, key=places.__getitem__):
+        # An empty tensor has the same offset as the next one, and the size decides.
+        extents = {name: (int(t["offset"]), int(t["bytes"])) for name, t in self._tensors.items()}
+        for name in sorted(extents, key=extents.__getitem__):
             base = name.partition("#")[0]
             base = base if base in sparse else name
             if base.startswith(prefix) and base not in seen:
@@ -103,13 +109,13 @@ class Checkpoint(ReadFile):
                 yield base
 
     def layout(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """dtype and shape of a tensor, without reading it."""
+        """Return dtype and shape of a tensor from the manifest."""
         if name in self.manifest["sparse"]:
             return self._tensors[name + "#values"]["dtype"], tuple(self.manifest["sparse"][name]["shape"])
         return self._tensors[name]["dtype"], tuple(self._tensors[name]["shape"])
 
     def piece(self, name: str) -> tuple[Piece, tuple[int, ...]] | None:
-        """Return where a tensor's piece lies, and the shape of the whole; None for a tensor that is no piece."""
+        """Return the position of a piece, and the shape of the whole tensor; None for a tensor that is not a piece."""
         about = self._tensors.get(name, {})
         if "piece" not in about:
             return None
@@ -117,26 +123,26 @@ class Checkpoint(ReadFile):
         return Piece(kind, tuple(offset), tuple(about["shape"])), tuple(whole)
 
     def digest(self, prefix: str) -> str:
-        """Return a digest of the dense tensors under a prefix, made of the checksums in the manifest."""
+        """Return a digest of the dense tensors under a prefix, from the checksums in the manifest."""
         sums = [[name, about["dtype"], about["shape"], about["xxh3_64"]] for name, about in sorted(self._tensors.items())]
         return xxhash.xxh3_64_hexdigest(repr([one for one in sums if one[0].startswith(prefix)]).encode())
 
     def read(self, name: str) -> AnyArray:
-        """One tensor.
+        """Read one tensor.
 
         Raises:
-            CorruptCheckpoint: its bytes are damaged.
+            CorruptCheckpoint: the bytes of the tensor are damaged.
         """
         sparse = self.manifest["sparse"].get(name)
         if sparse is not None:
-            indices, values = self._dense(name + "#indices"), self._dense(name + "#values")
+            indices, values = self._read_dense(name + "#indices"), self._read_dense(name + "#values")
             return SparseArray(tuple(sparse["shape"]), indices, values, sparse["coalesced"])
-        return self._dense(name)
+        return self._read_dense(name)
 
     def read_range(self, name: str, first: int, into: Bytes) -> None:
-        """Read elements of a dense tensor, in C order, from the element `first` on until `into` is full.
+        """Fill `into` with elements of a dense tensor in C order, from the element `first` on.
 
-        Their checksum is not compared, because it covers the whole tensor: `demand_sound` has to come before.
+        The checksum is not compared, because it covers the whole tensor. Call `demand_sound` first.
 
         Raises:
             CorruptCheckpoint: the bytes cannot be read.
@@ -146,23 +152,23 @@ class Checkpoint(ReadFile):
             raise CorruptCheckpoint(self.folder / STATE, problem, tensor=name)
 
     def demand_sound(self) -> None:
-        """Compare every checksum.
+        """Compare all checksums.
 
         Raises:
-            CorruptCheckpoint: one differs.
+            CorruptCheckpoint: a checksum differs.
         """
         for _, damage in self.verify():
             if damage is not None:
                 raise damage
 
     def meta(self, **make: Any) -> Any:
-        """The tree of everything that is no tensor (`make_array`, `make_extension` as for `tree.decode`)."""
+        """Decode the tree of all state except tensors. `make_array` and `make_extension` are passed to `tree.decode`."""
         try:
-            return tree.decode(self._meta(), lambda index, _: self.read(aux_name(index)), **make)
+            return tree.decode(self._read_meta(), lambda index, _: self.read(aux_name(index)), **make)
         except (tree.MalformedTree, KeyError) as error:
             raise CorruptCheckpoint(self.folder / META, f"it cannot be decoded ({error})") from None
 
-    def _meta(self) -> bytes:
+    def _read_meta(self) -> bytes:
         about = self.manifest["meta"]
         try:
             raw = (self.folder / META).read_bytes()
@@ -174,12 +180,12 @@ class Checkpoint(ReadFile):
         return raw
 
     def verify(self) -> Iterator[tuple[int, CorruptCheckpoint | None]]:
-        """Check every byte, part by part: the size of each, and what is wrong with it."""
+        """Check every byte. For each part, yield its size and its damage (None if it is sound)."""
         parts: list[tuple[int, Callable[[], Any]]] = [
             (self._start, self._check_header),
             (int(self.manifest["meta"]["bytes"]), self._check_meta),
         ]
-        parts += [(int(about["bytes"]), partial(self._checked, name)) for name, about in self._tensors.items()]
+        parts += [(int(about["bytes"]), partial(self._read_checked, name)) for name, about in self._tensors.items()]
         for nbytes, check in parts:
             try:
                 check()
@@ -190,24 +196,24 @@ class Checkpoint(ReadFile):
     def _check_header(self) -> None:
         raw = self._read(self._start, 0, "").tobytes()
         if struct.unpack_from("<Q", raw) != (self._start - 8,):
-            raise CorruptCheckpoint(self.folder / STATE, "its header's length is wrong")
+            raise CorruptCheckpoint(self.folder / STATE, "the length of the header is wrong")
         if xxhash.xxh3_64_hexdigest(raw[8:]) != self.manifest["state"]["header_xxh3_64"]:
-            raise CorruptCheckpoint(self.folder / STATE, "its header's checksum differs")
+            raise CorruptCheckpoint(self.folder / STATE, "the checksum of the header differs")
 
     def _check_meta(self) -> None:
         try:
-            tree.decode(self._meta(), lambda _, layout: layout, make_array=lambda _: None)
+            tree.decode(self._read_meta(), lambda _, layout: layout, make_array=lambda _: None)
         except tree.MalformedTree as error:
             raise CorruptCheckpoint(self.folder / META, f"it cannot be decoded ({error})") from None
 
-    def _dense(self, name: str) -> Array:
+    def _read_dense(self, name: str) -> Array:
         about = self._tensors.get(name)
         if about is None:
-            raise CorruptCheckpoint(self.folder / STATE, "it is not in the manifest", tensor=name)
+            raise CorruptCheckpoint(self.folder / STATE, "the manifest does not list it", tensor=name)
         shape = tuple(about["shape"])
         if math.prod(shape) * ITEMSIZE[about["dtype"]] != about["bytes"]:
-            raise CorruptCheckpoint(self.folder / MANIFEST, "shape and size disagree", tensor=name)
-        data = self._checked(name)
+            raise CorruptCheckpoint(self.folder / MANIFEST, "its size does not fit its shape and dtype", tensor=name)
+        data = self._read_checked(name)
         strides = tuple(about["strides"]) if "strides" in about else None
         if strides is not None:
             data = from_c_order(data, shape, strides)
@@ -215,7 +221,7 @@ class Checkpoint(ReadFile):
         array.piece, array.whole = self.piece(name) or (None, None)
         return array
 
-    def _checked(self, name: str) -> Bytes:
+    def _read_checked(self, name: str) -> Bytes:
         about = self._tensors[name]
         data = self._read(about["bytes"], self._start + about["offset"], name)
         if xxhash.xxh3_64_hexdigest(data.data) != about["xxh3_64"]:

@@ -1,4 +1,4 @@
-"""Snapshot: a copy of the state, taken on the training thread at one memcpy, written out behind it."""
+"""Snapshots: copies of the state, which are taken on the training thread by one memcpy and written in the background."""
 
 from __future__ import annotations
 
@@ -15,31 +15,35 @@ from .folder import to_c_order
 
 @dataclass(slots=True)
 class Snapshot:
-    """Tensors by name and a tree of everything else.
+    """The state at one boundary. Until `SnapshotPool.hold`, its arrays are views of live memory or lie on a device.
 
-    Before `SnapshotPool.hold` its arrays are views of live memory, or on a device (`DeviceArray`).
+    Attributes:
+        tensors: tensors by name.
+        meta: a tree of all other state.
+        blob: `meta`, encoded.
+        flat: the dense arrays of all tensors, by name; in C order after `SnapshotPool.hold` or `order`.
     """
 
     tensors: dict[str, AnyArray]
     meta: dict[str, Any]
-    blob: bytes = b""  # `meta`, encoded
-    flat: list[tuple[str, Array]] = field(default_factory=list)  # every dense part, in C order once held
+    blob: bytes = b""
+    flat: list[tuple[str, Array]] = field(default_factory=list)
 
     def encode(self, adapt: tree.Adapt | None) -> None:
-        """Encode the meta; its large arrays become tensors `aux/...`."""
-        far: list[tuple[str, AnyArray]] = []
-        self.blob = tree.encode(self.meta, path="", adapt=adapt, out_of_line=far)
+        """Encode `meta`. Its large arrays become tensors `aux/...`."""
+        large: list[tuple[str, AnyArray]] = []
+        self.blob = tree.encode(self.meta, path="", adapt=adapt, out_of_line=large)
         self.flat = []
-        for name, content in [*self.tensors.items(), *((aux_name(i), array) for i, (_, array) in enumerate(far))]:
+        for name, content in [*self.tensors.items(), *((aux_name(i), array) for i, (_, array) in enumerate(large))]:
             if isinstance(content, SparseArray):
                 self.flat += [(name + "#indices", content.indices), (name + "#values", content.values)]
             else:
                 self.flat.append((name, content))
 
     def order(self) -> None:
-        """Bring all arrays into C order. Those that are so already stay views of live memory, which must not change then.
+        """Bring all arrays into C order, without a copy of those that are in C order.
 
-        It takes the place of `SnapshotPool.hold` where nothing else runs until the snapshot is written.
+        Use this instead of `SnapshotPool.hold` if the state does not change until the snapshot is written.
         """
         for i, (name, array) in enumerate(self.flat):
             if array.strides is not None:
@@ -49,18 +53,18 @@ class Snapshot:
 
 
 def aux_name(index: int) -> str:
-    """Name of the tensor that holds array `index` of the meta tree."""
+    """Return the name of the tensor that holds array `index` of the meta tree."""
     return f"aux/{index:06d}"
 
 
 class SnapshotPool:
-    """One reused buffer as large as the state: a snapshot costs a memcpy and, after the first, no new memory."""
+    """A buffer as large as the state, which all snapshots use: only the first one allocates memory."""
 
     def __init__(self) -> None:
         self._buffer: Bytes = np.empty(0, np.uint8)
 
     def reserve(self, nbytes: int) -> None:
-        """Get the memory for a state of about `nbytes` now: its first touch costs many times the copy."""
+        """Allocate and touch the memory for a state of about `nbytes`. The first touch takes much longer than a copy."""
         if self._buffer.nbytes < nbytes:
             buffer = np.empty(nbytes, np.uint8)
             buffer[::4096] = 0
@@ -72,18 +76,18 @@ class SnapshotPool:
         if self._buffer.nbytes < total:
             self._buffer = np.empty(total, np.uint8)
         at = 0
-        far: dict[Callable[[list[tuple[Any, Bytes]]], None], list[tuple[Any, Bytes]]] = {}
+        on_device: dict[Callable[[list[tuple[Any, Bytes]]], None], list[tuple[Any, Bytes]]] = {}
         for i, (name, array) in enumerate(snapshot.flat):
             data = self._buffer[at : at + array.nbytes]
             at += _aligned(array.nbytes)
             if isinstance(array, DeviceArray):
-                far.setdefault(array.fetch, []).append((array.source, data))
+                on_device.setdefault(array.fetch, []).append((array.source, data))
                 snapshot.flat[i] = (name, array.on_host(data))
             else:
                 to_c_order(array, data)
                 snapshot.flat[i] = (name, replace(array, data=data))
-        for fetch, wanted in far.items():
-            fetch(wanted)
+        for fetch, copies in on_device.items():
+            fetch(copies)
         snapshot.tensors = {name: _without_data(content) for name, content in snapshot.tensors.items()}
 
 
@@ -92,7 +96,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _without_data(content: AnyArray) -> AnyArray:
-    """Only the kind matters from here on; live memory must not be looked at any more."""
+    """Return the tensor without a reference to live memory. The writer needs only its kind."""
     if isinstance(content, SparseArray):
         return content
     return Array(content.dtype, (0,), np.empty(0, np.uint8))

@@ -1,4 +1,4 @@
-"""Write a checkpoint's folder and publish it: temporary name, fsync, rename, fsync the folder above."""
+"""Write a checkpoint's folder and publish it: temporary name, fsync, rename, fsync of the parent folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .snapshot import Snapshot
 
 
 def checkpoint_name(step: int, timeline: int, sequence: int) -> str:
-    """Folder name of a checkpoint."""
+    """Return the name of a checkpoint's folder."""
     return f"step-{step:010d}-t{timeline:03d}-{sequence}"
 
 
@@ -28,16 +28,16 @@ def write_checkpoint(folder: Path, name: str, snapshot: Snapshot, about: dict[st
     """Write and publish a checkpoint.
 
     Args:
-        folder: the journal's `checkpoints/`.
-        name: of the checkpoint's folder.
-        snapshot: encoded, and held in the pool.
-        about: goes into the manifest: step, sequence, chain, timeline, run, environment.
+        folder: the journal's folder `checkpoints`.
+        name: the name of the checkpoint's folder.
+        snapshot: the state, encoded and in C order.
+        about: entries of the manifest: step, sequence, chain, timeline, run, environment.
 
     Returns:
-        Bytes written.
+        The number of bytes written.
 
     Raises:
-        OSError: the disk is full or fails; nothing is published.
+        OSError: the disk is full or fails. Nothing is published then.
     """
     temporary, target = folder / (TEMPORARY + name), folder / name
     nbytes = write_folder(temporary, snapshot, about)
@@ -53,13 +53,16 @@ def write_checkpoint(folder: Path, name: str, snapshot: Snapshot, about: dict[st
 
 
 def write_folder(folder: Path, snapshot: Snapshot, about: dict[str, Any], *, is_synced: bool = True) -> int:
-    """Write a checkpoint's folder, without publishing it: `write_checkpoint` up to the rename.
+    """Write a checkpoint's folder, as `write_checkpoint` does, without publishing it.
 
     Args:
-        folder: to be written.
-        snapshot: as for `write_checkpoint`.
-        about: as for `write_checkpoint`.
+        folder: the folder to write.
+        snapshot: the state, encoded and in C order.
+        about: entries of the manifest.
         is_synced: False for a folder that is of no use after a crash.
+
+    Returns:
+        The number of bytes written.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -96,7 +99,7 @@ def _write_state(path: Path, snapshot: Snapshot, *, is_synced: bool) -> tuple[di
     at = 0
     for name, array in snapshot.flat:
         dtype, shape = safetensors_entry(array.dtype, array.shape)
-        if dtype == "U8" and array.dtype != "uint8":  # a dtype that safetensors lacks: its bytes
+        if dtype == "U8" and array.dtype != "uint8":  # safetensors lacks the dtype: store bytes
             shape = [array.nbytes]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + array.nbytes]}
         tensors[name] = {"dtype": array.dtype, "shape": list(array.shape), "offset": at, "bytes": array.nbytes}

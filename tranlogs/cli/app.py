@@ -19,11 +19,11 @@ from . import debugging
 
 
 class Subcommand(NamedTuple):
-    """Where a subcommand is defined, and how `tranlogs --help` describes it.
+    """Reference to a subcommand, and its description in `tranlogs --help`.
 
     Attributes:
         module: name of the module in `commands`.
-        attribute: name of its function, or of its group of further subcommands.
+        attribute: name of the function, or of the group of further subcommands.
         help: one line, equal to the first line of the function's docstring.
     """
 
@@ -34,7 +34,7 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS = {
     "demo": Subcommand("demo", "demo", "Kill a small GPT's training, recover it, prove no bit was lost."),
-    "status": Subcommand("status", "status", "Show how far a run is, and what a crash now would lose."),
+    "status": Subcommand("status", "status", "Show the newest steps of a run, and what a crash now would lose."),
     "log": Subcommand("log", "log", "List the records of the newest timeline, or show one in full."),
     "verify": Subcommand("verify", "verify", "Check every byte: checksums, chains, checkpoints, the catalog."),
     "replay": Subcommand("replay", "replay", "Rebuild the state at a step without the script, as a file."),
@@ -51,7 +51,7 @@ SUBCOMMANDS = {
 class LazyGroup(TyperGroup):
     """A group of subcommands that imports a subcommand's module when the subcommand is looked up to be called.
 
-    Until then each name stands for an empty command that has the name and the one-line help.
+    Until then, each name refers to an empty command with the name and the one-line help.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -87,7 +87,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 fine, 1 the run has a problem that the output names, 2 wrong usage. Each command has --json.",
 )
 
-logging.getLogger("tranlogs").addHandler(logging.NullHandler())  # what matters is in the commands' own output
+logging.getLogger("tranlogs").addHandler(logging.NullHandler())  # Commands print the important messages themselves.
 
 
 def _show_version(is_wanted: bool) -> None:

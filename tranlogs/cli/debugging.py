@@ -1,3 +1,3 @@
-"""Whether `--debug` was given: an error then shows its traceback."""
+"""The option `--debug`: if it is enabled, an error shows its traceback."""
 
 is_enabled = False

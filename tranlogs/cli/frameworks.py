@@ -95,7 +95,7 @@ def load_demo(name: str) -> Callable[..., int]:
 
 
 def load_daemon(name: str) -> tuple[Callable[..., int], Callable[..., Any], Callable[..., Any]]:
-    """Load a daemon: the functions that run it, that make its settings, and that start it beside a trainer."""
+    """Load a daemon: the functions that run it, that make its settings, and that start it from a trainer."""
     watch, settings, start_embedded_monitor = _load("tranlogs.daemons", name, f"this command requires the {name}")
     return watch, settings, start_embedded_monitor
 

@@ -1,7 +1,7 @@
-"""The journal: what integrations and the monitor talk to. One a process, one writer at a time."""
+"""The journal, through which integrations log and recover. Each process has its own; a journal has one writer at a time."""
 
 from .journal import Journal
-from .opening import JournalPaths
 from .ownership.writer_lock import Owner, read_owner
+from .paths import JournalPaths
 
 __all__ = ["Journal", "JournalPaths", "Owner", "read_owner"]

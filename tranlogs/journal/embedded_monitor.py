@@ -1,7 +1,7 @@
-"""A monitor that comes with the trainer (`LoggedOptimizer(monitor=...)`): in a thread of its process, or a process beside it.
+"""The monitor that a trainer starts (`LoggedOptimizer(monitor=...)`), in a thread of its process or in another process.
 
-The monitor itself is another package, reached through the entry points `tranlogs.daemons`; that it is installed is asked when
-the settings are given. Whatever becomes of it, training and logging go on.
+The monitor is another package, which is found through the entry points `tranlogs.daemons`. Whether it is installed is checked
+when the settings are read. Training and logging continue if the monitor fails.
 """
 
 from __future__ import annotations
@@ -14,67 +14,77 @@ from typing import Any, Protocol
 
 from ..base.errors import UsageError
 from ..retention import Monitor
-from .opening import JournalPaths
 from .ownership.writer_lock import read_owner
+from .paths import JournalPaths
 
 _log = logging.getLogger("tranlogs")
 
 
 class EmbeddedMonitor(Protocol):
-    """A monitor that runs."""
+    """A running monitor that this process started."""
 
     def close(self) -> None:
-        """The trainer ends; to be called before it lets go of its journal."""
+        """End the monitor. Call this before the trainer closes its journal."""
         ...
 
 
 def parse_monitor(
-    monitor: str | Monitor | None, budget: str | int | None = None, store: str | None = None, *, among: int = 1
+    monitor: str | Monitor | None, budget: str | int | None = None, store: str | None = None, *, budget_sharers: int = 1
 ) -> Monitor | None:
-    """What users write: "thread" or "process", a budget and a store, or a `Monitor`.
+    """Return the settings of the monitor; None if there is to be none.
 
-    `among`: how many processes on this machine share the budget, which is one for the run. (A `Monitor` has one for its rank.)
+    Args:
+        monitor: "thread", "process" or a `Monitor`.
+        budget: of the run, if `monitor` is a string. (The budget of a `Monitor` is that of its rank.)
+        store: URL of the store.
+        budget_sharers: number of processes on this machine that share the budget of the run.
 
     Raises:
-        UsageError: it is none of these, or the monitor is not installed.
+        UsageError: a setting is wrong, or the monitor is not installed.
     """
     if monitor is None:
         if budget is not None:
-            raise UsageError(f'budget={budget!r} is kept by a monitor: give monitor="thread" or monitor="process", too')
+            raise UsageError(f'budget={budget!r} needs a monitor: set monitor="thread" or monitor="process", too')
         return None
     if isinstance(monitor, Monitor):
         if budget is not None:
             raise UsageError("the budget is given twice: write monitor=Monitor(..., budget=...)")
-        made = monitor if store is None else replace(monitor, store=store)
+        settings = monitor if store is None else replace(monitor, store=store)
     else:
-        made = Monitor(monitor, budget, store=store)  # type: ignore[arg-type]  # checked there
-        if made.budget_bytes is not None and among > 1:
-            made = replace(made, budget=max(made.budget_bytes // among, 1))
-    _starter()
-    return made
+        settings = Monitor(monitor, budget, store=store)  # type: ignore[arg-type]  # Monitor checks the mode
+        if settings.budget_bytes is not None and budget_sharers > 1:
+            settings = replace(settings, budget=max(settings.budget_bytes // budget_sharers, 1))
+    _load_starter()
+    return settings
 
 
 def shipping_store(monitor: Monitor | None, store: str | None) -> tuple[str | None, bool]:
-    """The store of a run, and whether the trainer's own process ships to it: a monitor in a process of its own does that."""
+    """Return the URL of the store of a run, and whether the trainer's process ships to it.
+
+    A monitor that runs in another process ships to the store itself.
+    """
     url = store if store is not None or monitor is None else monitor.store
     return url, monitor is None or monitor.mode == "thread"
 
 
 def start_embedded_monitor(monitor: Monitor | None, paths: JournalPaths) -> EmbeddedMonitor:
-    """Start it for a journal that this process writes. That it cannot be started is a warning."""
+    """Start the monitor of a journal that this process writes. Log a warning if it cannot be started."""
     if monitor is None:
         return _NoMonitor()
     other = read_owner(paths.folder, "monitor")
     if other is not None and other.is_alive:
         _log.warning(
-            "%s: a monitor watches it already (process %d on %s), which goes on alone", paths.folder, other.pid, other.host
+            "%s: process %d on %s monitors this journal already; no other monitor is started",
+            paths.folder,
+            other.pid,
+            other.host,
         )
         return _NoMonitor()
     try:
-        return _OwnProcessOnly(_starter()(paths, monitor))
+        return _ParentOnlyMonitor(_load_starter()(paths, monitor))
     except Exception as error:
         _log.warning(
-            "%s: its monitor could not be started (%s: %s); training and logging go on without one",
+            "%s: the monitor could not be started (%s: %s); training and logging continue without a monitor",
             paths.folder,
             type(error).__name__,
             error,
@@ -82,7 +92,12 @@ def start_embedded_monitor(monitor: Monitor | None, paths: JournalPaths) -> Embe
         return _NoMonitor()
 
 
-def _starter() -> Any:
+def _load_starter() -> Any:
+    """Return the function of the monitor's package that starts a monitor.
+
+    Raises:
+        UsageError: the package is not installed.
+    """
     why = "monitor=... needs the monitor, which is not installed here: pip install 'tranlogs[monitor]'"
     for entry in entry_points(group="tranlogs.daemons", name="monitor"):
         try:
@@ -93,12 +108,14 @@ def _starter() -> Any:
 
 
 class _NoMonitor:
+    """Stands for a monitor that was not started."""
+
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
-class _OwnProcessOnly:
-    """Closed in the process that started it only: a forked child (a DataLoader's worker) has no part in it."""
+class _ParentOnlyMonitor:
+    """A monitor that only the process that started it closes. A forked child (a DataLoader worker) leaves it alone."""
 
     def __init__(self, inner: EmbeddedMonitor) -> None:
         self._inner, self._pid = inner, os.getpid()
@@ -109,4 +126,4 @@ class _OwnProcessOnly:
         try:
             self._inner.close()
         except Exception as error:
-            _log.warning("the monitor did not end in order (%s: %s)", type(error).__name__, error)
+            _log.warning("the monitor could not be closed cleanly (%s: %s)", type(error).__name__, error)

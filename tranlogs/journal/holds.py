@@ -1,4 +1,4 @@
-"""What keeps a journal from being pruned: requests in its catalog, which monitors read, and a flag for this process."""
+"""Holds keep a journal from being pruned: requests in its catalog, which monitors read, and a flag for this process."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class PruningHolds:
             raise RecoveryError(f"{self._folder}: a monitor pruned this journal while it was being recovered. Start again")
 
     def _put(self, tables: Tables) -> None:
-        if not (tables.request("hold") or {}).get("outlives"):  # a hold that outlives its process is the stronger one
+        if not (tables.request("hold") or {}).get("outlives"):  # A hold that outlives its process must not be weakened.
             tables.put_request("hold", {"pid": self._pid})
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold_during(self) -> Iterator[None]:
         """Let nothing be pruned inside the block. If the block fails, the hold lasts until a process continues the run."""
         self.keeps_all = True
         with self._catalog.transaction() as tables:

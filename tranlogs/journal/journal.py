@@ -1,7 +1,7 @@
-"""The journal of one process: what training and the monitor talk to.
+"""The journal of one process, through which training logs.
 
 The life of a journal: `open` takes the lock and opens the catalog, and writes nothing. Recovery may then read, and
-`continue_from` sets the position where it has landed. Records and boundaries follow, and `close` ends it.
+`continue_from` sets the position where recovery ended. Records and boundaries follow, and `close` ends the journal.
 
 A step is logged by `begin_step` ... `commit_step`, and counts once a `boundary` follows. When the disk is full or fails, the
 journal suspends logging, warns once, lets training continue, and resumes logging from a fresh checkpoint when it can.
@@ -21,46 +21,24 @@ from ..base.errors import LogUnavailable, NotRecovered
 from ..base.failpoints import hit
 from ..catalog import CheckpointRow
 from ..checkpoints import Snapshot
-from ..encoding import tree
 from ..log.definitions import Scalars
 from ..log.layout import NO_TENSORS, Payload
 from ..log.record import EntryKind, Position
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
-from .checkpoints.journal_checkpoints import JournalCheckpoints
-from .checkpoints.recovery_speed import RecoverySpeed
 from .failures import SUSPENDING_ERRORS
-from .holds import PruningHolds
 from .opening import OpenedJournal, open_for_writing
-from .ownership.shutdown_gate import ShutdownGate, gated
-from .ownership.writer_process import WriterProcess
-from .writing.journal_log import JournalLog
+from .ownership.shutdown_gate import gated
+from .state import JournalState
 from .writing.record_writers import Body, StepRecord, Writer
-from .writing.start import WritingStart
 from .writing.suspension import end_incident
-from .writing.suspension_handler import SuspensionHandler
 
 _log = logging.getLogger("tranlogs")
 
 
-class Journal:
+class Journal(JournalState):
     """The journal that one process writes. Make one with `open`.
 
     All methods are for the training thread, except `seal` and `shut_down`.
-
-    Attributes:
-        paths: the journal's folders.
-        catalog: the journal's catalog, open for writing.
-        run: row of the run in the catalog.
-        config: durability and sizes.
-        clock: tells the time.
-        notes: what had to be repaired when the run was opened.
-        step: optimizer updates applied so far.
-        is_fresh: True if the journal holds nothing to recover from.
-        adapt: turns a framework's values into arrays; set by an integration.
-        gate: passed by each method that writes.
-        holds: what keeps monitors, and this process, from pruning.
-        log: the log, which is closed while logging is suspended.
-        checkpoints: when they are taken, and what is pruned afterwards.
     """
 
     def __init__(
@@ -71,20 +49,7 @@ class Journal:
         retention: RetentionPolicy,
         clock: Clock,
     ) -> None:
-        catalog = opened.catalog
-        self.paths, self.catalog, self.run, self.notes = opened.paths, catalog, opened.run, opened.notes
-        self.config, self.clock = config, clock
-        self.step = 0
-        self.is_fresh = not catalog.checkpoints() and not any(row.last_step for row in catalog.segments())
-        self.adapt: tree.Adapt | None = None
-        self.gate = ShutdownGate()
-        self._process = WriterProcess(opened.lock)
-        self.holds = PruningHolds(catalog, opened.paths.folder, self._process.pid)
-        self.checkpoints = JournalCheckpoints(opened, clock, policy, retention, self.holds)
-        self.log = JournalLog(opened, config, clock, self.checkpoints.disk_space)
-        syncs = config.durability == "machine"
-        self._start = WritingStart(opened, clock, self.holds, self.log, self.checkpoints, syncs=syncs)
-        self._suspensions = SuspensionHandler(opened, clock, self.log, self.checkpoints, self._start)
+        super().__init__(opened, config, policy, retention, clock)
         atexit.register(self.close)
 
     @classmethod
@@ -101,7 +66,7 @@ class Journal:
         clock: Clock | None = None,
         take_over: float | None = None,
     ) -> Journal:
-        """Open a run for writing; make it if there is none.
+        """Open a run for writing; create it if there is none.
 
         Args:
             run: the run's folder.
@@ -112,7 +77,7 @@ class Journal:
             policy: when a checkpoint is due (default: every 500 steps).
             retention: which checkpoints are kept (default: the newest two).
             clock: tells the time (default: the machine's).
-            take_over: if another process writes the run, end it, and give it so many seconds before SIGKILL.
+            take_over: if another process writes the run, end that process; the number of seconds between SIGTERM and SIGKILL.
 
         Raises:
             RunInUse: another live process writes the run.
@@ -136,15 +101,15 @@ class Journal:
         checkpoint: CheckpointRow | None = None,
         log_bytes: int = 0,
     ) -> None:
-        """Set the position in the log after which the next record goes. Nothing is written before there is a record.
+        """Set the position in the log after which the next record is written. Nothing is written until there is a record.
 
         Args:
-            position: where recovery has landed.
-            new_timeline: True if there are records behind the position.
-            number: of the new timeline, if several journals agree on one; None for the next free number.
-            damaged: names of checkpoints that recovery found damaged; they are set aside, so that they do not count.
-            checkpoint: the one that recovery started from.
-            log_bytes: what recovery read of the log behind that checkpoint.
+            position: the position at which recovery ended.
+            new_timeline: True if there are records after the position.
+            number: number of the new timeline, if several journals agree on one; None for the next free number.
+            damaged: names of checkpoints that recovery found damaged. They are set aside and not used again.
+            checkpoint: the checkpoint that recovery started from.
+            log_bytes: bytes of the log after that checkpoint that recovery read.
 
         Raises:
             RecoveryError: a monitor has pruned the journal since it was opened.
@@ -152,7 +117,7 @@ class Journal:
         self._start.set_position(position, damaged)
         self.step = position.step
         if checkpoint is not None:
-            self.checkpoints.recovered_from(checkpoint, log_bytes)
+            self.checkpoints.note_recovery(checkpoint, log_bytes)
         if new_timeline:
             self._start.begin_timeline(number)
         assert self._start.position is not None
@@ -160,7 +125,7 @@ class Journal:
 
     @gated
     def start(self) -> None:
-        """Begin writing, unless that has happened already.
+        """Begin writing, unless the journal is being written already.
 
         Raises:
             NotRecovered: the run holds steps, and `continue_from` was not called.
@@ -174,51 +139,9 @@ class Journal:
         assert self._start.position is not None
         try:
             self._start.begin(self._start.position, writes_watermarks=True)
-            end_incident(self.catalog, self.step, self.clock.now())  # one that was left open by a process that died
+            end_incident(self.catalog, self.step, self.clock.now())  # A process that died may have left an incident open.
         except SUSPENDING_ERRORS as error:
             self._suspend(error)
-
-    # What the journal knows.
-
-    @property
-    def timeline(self) -> int:
-        """The timeline that the next record belongs to."""
-        return self.log.end.timeline
-
-    @property
-    def is_suspended(self) -> bool:
-        """True while logging is suspended, because the disk is full or fails."""
-        return self._suspensions.current is not None
-
-    @property
-    def is_closed(self) -> bool:
-        """True once `close` was called."""
-        return self._process.is_closed
-
-    @property
-    def is_writer(self) -> bool:
-        """False in a forked child, and after `close`: nothing is logged there."""
-        return not self._process.is_closed and self._process.is_caller
-
-    @property
-    def committed(self) -> int:
-        """The newest step that survives the process."""
-        return self.log.committed
-
-    @property
-    def synced(self) -> int:
-        """The newest step that survives power loss (durability "machine")."""
-        return self.log.synced
-
-    @property
-    def log_bytes(self) -> int:
-        """Bytes of log that this process has written since it last began to write."""
-        return self.log.bytes_written
-
-    @property
-    def recovery_speed(self) -> RecoverySpeed:
-        """How long a recovery would take; integrations note here what they measure."""
-        return self.checkpoints.speed
 
     # Records.
 
@@ -261,7 +184,7 @@ class Journal:
             return
         step = self.step
         try:
-            if not record.is_open:  # another record was begun before this one was finished: its step would be missing
+            if not record.is_open:  # Another record was begun before this one was finished.
                 raise LogUnavailable(f"the record of step {step} was dropped")
             writer.commit(record, step, body, digests, self.adapt)
         except SUSPENDING_ERRORS as error:
@@ -269,13 +192,13 @@ class Journal:
 
     @gated
     def append_step(self, payload: Payload, body: dict[str, Any], digests: bytes = b"") -> None:
-        """Log a step whose tensors are known only after it (an after-image)."""
+        """Log a step whose tensors are known only after the step (an after-image)."""
         self.step += 1
         self._append(EntryKind.STEP, payload, body, digests)
 
     @gated
     def append_image(self, payload: Payload, body: dict[str, Any]) -> None:
-        """Log an after-image of state that something other than a step has changed."""
+        """Log an after-image of state that was changed outside a step."""
         self._append(EntryKind.IMAGE, payload, body)
 
     @gated
@@ -292,8 +215,8 @@ class Journal:
         Args:
             body: auxiliary state, read now.
             snapshot: returns the whole state, as views of live memory; called only if a checkpoint is taken now.
-            scalars: what the loop noted for its curves.
-            checkpoint: True takes one in any case, False never; None asks the policy.
+            scalars: the loop's scalars of this unit (loss, accuracy).
+            checkpoint: True takes a checkpoint in any case, False takes none; None asks the policy.
         """
         if not self.is_writer:
             return
@@ -308,7 +231,7 @@ class Journal:
             self.checkpoint(snapshot())
 
     def _open_writer(self) -> Writer | None:
-        """Return what writes records; None while logging is suspended, in a forked child, and after `close`."""
+        """Return the writer of records; None while logging is suspended, in a forked child, and after `close`."""
         process = self._process
         if process.is_closed or os.getpid() != process.pid:
             return None
@@ -329,7 +252,7 @@ class Journal:
 
     @gated
     def suspend(self, error: Exception) -> None:
-        """Suspend logging because the integration cannot tell what a boundary has to hold. It resumes as after any failure."""
+        """Suspend logging because the integration cannot read the state for a boundary. It resumes as after any failure."""
         if self.is_writer:
             self._suspend(error)
 
@@ -344,7 +267,7 @@ class Journal:
 
         Args:
             snapshot: the whole state.
-            wait: return once it is published.
+            wait: True returns after the checkpoint is published.
 
         Returns:
             False if another checkpoint is being written, or logging is suspended.
@@ -354,7 +277,7 @@ class Journal:
             return False
         checkpoints.wait()
         failure = log.drain()
-        if failure is not None:  # the boundary that the snapshot is of did not get into the log
+        if failure is not None:  # The boundary at which the snapshot was taken is not in the log.
             self._suspend(failure)
             return False
         assert log.wal is not None
@@ -362,7 +285,7 @@ class Journal:
         return checkpoints.is_busy or not self._has_checkpoint_failed()
 
     def is_checkpoint_due(self) -> bool:
-        """Return what the policy decides, for a caller that passes `boundary(checkpoint=...)`."""
+        """Return True if the policy wants a checkpoint now, for a caller that passes `boundary(checkpoint=...)`."""
         if not self.checkpoints.is_started:
             return False
         self._has_checkpoint_failed()
@@ -370,7 +293,7 @@ class Journal:
         return wal is not None and self.checkpoints.is_due(self.step, wal.bytes_written)
 
     def _has_checkpoint_failed(self) -> bool:
-        """Return True if the last checkpoint could not be written; suspend logging if no other one is left."""
+        """Return True if the last checkpoint could not be written; suspend logging if there is no other checkpoint."""
         failure = self.checkpoints.take_failure()
         if failure is None:
             return False
@@ -386,24 +309,24 @@ class Journal:
     # The end.
 
     def wait_synced(self, timeout: float = 60.0) -> bool:
-        """Wait until everything that is committed survives power loss; False if it does not within `timeout` seconds."""
+        """Wait until all committed steps survive power loss; return False if they do not within `timeout` seconds."""
         return self.log.wait_synced(timeout)
 
     def seal(self, timeout: float) -> bool:
-        """Seal and sync what is committed, from any thread, while training continues.
+        """Seal and sync all committed steps, from any thread, while training continues.
 
         Returns:
-            False if that did not succeed within `timeout` seconds.
+            False if the log was not synced within `timeout` seconds.
         """
         return not self._process.is_caller or self.log.seal(timeout)
 
     def shut_down(self, timeout: float) -> bool:
-        """Seal and sync what is committed, from any thread, because the process is about to end.
+        """Seal and sync all committed steps, from any thread, because the process is about to end.
 
         A step that is not finished is dropped. Every thread that calls the journal from now on waits forever.
 
         Returns:
-            False if a call did not return in time, so that the log could be synced at most, and not sealed.
+            False if a call of another thread did not return in time. The log is then synced as far as possible, but not sealed.
         """
         if not self.gate.shut(timeout / 2):
             self.seal(timeout / 2)
@@ -419,7 +342,7 @@ class Journal:
     def close(self) -> None:
         """Seal and sync the log, wait for the checkpoint, and release the lock. Uncommitted records are dropped.
 
-        A Ctrl-C is raised when this is done. A second one is raised at once; `close` may be called again then.
+        A Ctrl-C is raised when the journal is closed. A second Ctrl-C is raised at once; `close` may then be called again.
         """
         atexit.unregister(self.close)
         self._process.end(self._end)

@@ -1,4 +1,4 @@
-"""Open a journal for writing: its folders, its lock and its catalog, and what a crash left half done."""
+"""Open a journal for writing: its folders, its lock and its catalog. Finish operations that a crash interrupted."""
 
 from __future__ import annotations
 
@@ -7,61 +7,25 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..base.atomic_files import make_folder, sync_folder
-from ..base.errors import CannotRead, CorruptCatalog, LogUnavailable, NotARun, UsageError
-from ..catalog import CATALOG_NAME, Catalog, RunRow, SegmentRow, Tables, TimelineRow, segment_key, timeline_key
+from ..base.errors import CorruptCatalog, LogUnavailable, UsageError
+from ..catalog import CATALOG_NAME, Catalog, RunRow, Tables, TimelineRow, segment_key, timeline_key
 from ..checkpoints.derived import delete_derived
 from ..checkpoints.folder import TEMPORARY
 from ..log.index import INDEX_NAME
 from ..log.record import Position
-from ..log.segments.segment_file import was_written
-from ..rebuild import is_superseded, list_files, read_files, read_segment, rebuild_catalog
+from ..rebuild import is_superseded, list_files, read_files, rebuild_catalog
 from ..retention.prune import delete_retired
+from .file_system import refuse_network_file_system
 from .ownership.takeover import take_lock
 from .ownership.writer_lock import OwnerLock, read_owner
+from .paths import JournalPaths
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class JournalPaths:
-    """The folders of one journal.
-
-    Attributes:
-        folder: `RUN/rank<R>`.
-    """
-
-    folder: Path
-
-    @classmethod
-    def of(cls, run: str | os.PathLike[str], rank: int = 0) -> JournalPaths:
-        """Return the folders of a rank's journal in a run."""
-        return cls(Path(run) / f"rank{rank}")
-
-    @property
-    def log(self) -> Path:
-        """The folder of the log's segments and its index."""
-        return self.folder / "log"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.folder / "checkpoints"
-
-    def require(self) -> JournalPaths:
-        """Return these paths if a journal is there.
-
-        Raises:
-            NotARun: none is.
-        """
-        if not self.log.is_dir() or not self.checkpoints.is_dir():
-            raise NotARun(self.folder.parent)
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +54,7 @@ class OpenedJournal:
         return Position(chain=int(self.run.run_id[:16], 16))
 
     def describe(self, position: Position) -> dict[str, Any]:
-        """Return what segments and checkpoints that continue at a position say of their run."""
+        """Return the description of the run for segments and checkpoints that continue at a position."""
         timelines = {row.number: row for row in self.catalog.timelines()}
         line = timelines.get(position.timeline, TimelineRow(position.timeline))
         return {
@@ -107,7 +71,7 @@ class OpenedJournal:
 def open_for_writing(
     run: str | os.PathLike[str], rank: int, framework: str, environment: dict[str, Any], take_over: float | None
 ) -> OpenedJournal:
-    """Open a rank's journal; make the run if there is none. The arguments are those of `Journal.open`.
+    """Open a rank's journal; create the run if there is none. The arguments are those of `Journal.open`.
 
     Raises:
         RunInUse: another live process writes the run.
@@ -120,7 +84,7 @@ def open_for_writing(
         make_folder(paths.log)
         make_folder(paths.checkpoints)
     except OSError as error:
-        raise UsageError(f"{run}: the run's folder cannot be created ({error}). Choose a folder that can be written") from None
+        raise UsageError(f"{run}: the run's folder cannot be created ({error}); choose a folder that can be written") from None
     notes = refuse_network_file_system(paths.folder)
     try:
         lock = take_lock(paths.folder, take_over)
@@ -172,9 +136,10 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
             with catalog.transaction() as tables:
                 tables.put("run", row)
                 tables.put(timeline_key(1), TimelineRow(1, created_at=row.created_at))
-        if framework and row.framework and row.framework != framework:  # compaction gives none
+        if framework and row.framework and row.framework != framework:  # compaction passes ""
             raise UsageError(
-                f"{paths.folder.parent} holds a run of {row.framework}, and this is {framework}: give another folder"
+                f"{paths.folder.parent} holds a run of {row.framework}, and this program uses {framework}: "
+                "choose another folder"
             )
         notes += clean_up(paths, catalog)
         return catalog, row
@@ -184,7 +149,7 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
 
 
 def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
-    """Finish what a crash left half done: temporary files, unlisted or half-deleted checkpoints and segments.
+    """Delete temporary and half-deleted files, and list checkpoints and segments that a crash kept out of the catalog.
 
     Returns:
         Notes on what was added to the catalog.
@@ -197,13 +162,12 @@ def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
     listed = {row.name for row in catalog.checkpoints()} | {row.file for row in catalog.segments()}
     found, checkpoints = read_files(paths.folder, listed), catalog.checkpoints()
     known_timelines = {row.number for row in catalog.timelines()}
-    if (
-        found.checkpoints or found.segments or found.timelines.keys() - known_timelines
-    ):  # if there is nothing to add, a full disk does no harm
+    has_unlisted = found.checkpoints or found.segments or found.timelines.keys() - known_timelines
+    if has_unlisted:  # Without anything to add, nothing is written: the disk may be full.
         with catalog.transaction() as tables:
             if found.checkpoints:
-                sync_folder(paths.checkpoints)  # the crash may have come before the names were durable
-            for row in found.checkpoints:  # published, but the crash came before the catalog listed it, or the disk was full
+                sync_folder(paths.checkpoints)  # The crash may have come before the names were durable.
+            for row in found.checkpoints:  # Published, but not listed, because of the crash or a full disk.
                 row = replace(row, state="retired") if is_superseded(row, checkpoints) else row
                 tables.put(f"checkpoint/{row.name}", row)
             for segment in found.segments:
@@ -214,7 +178,7 @@ def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
     known = listed | found.unreadable | {segment.file for segment in found.segments}
     for path in sorted(paths.log.iterdir()):
         if path.name not in known and path.name not in (INDEX_NAME, f"{INDEX_NAME}-lock"):
-            path.unlink()  # a leftover, or a segment prepared or reset and never written
+            path.unlink()  # a temporary file, or a segment that was prepared or reset and never written
     return [f"{segment.file} was not in the catalog and was added" for segment in found.segments] + found.notes
 
 
@@ -224,104 +188,11 @@ def is_watched(folder: Path) -> bool:
     return monitor is not None and monitor.is_alive
 
 
-def seal_abandoned_segments(
-    paths: JournalPaths, catalog: Catalog, *, sync: bool, is_abandoned: Callable[[], bool] = lambda: True
-) -> int:
-    """Seal the segments that a dead process left open, so that a new writer writes into fresh files only.
-
-    Args:
-        paths: of the journal.
-        catalog: of the journal, open for writing.
-        sync: make durable what the segments hold.
-        is_abandoned: called inside each transaction; returns False if another process has begun to write the journal. The
-            remaining segments are left to that process then. A writer takes its lock before its first transaction, so the
-            answer holds until our transaction is over.
-
-    Returns:
-        How many segments were left open.
-    """
-    newest = max((row.number for row in catalog.timelines()), default=1)
-    left = [row for row in catalog.segments() if row.state in ("ready", "open")]
-    for done, row in enumerate(left):
-        path = paths.log / row.file
-        is_there = path.exists()
-        try:
-            found = read_segment(path, row.timeline or newest) if is_there else None
-            is_empty = row.state == "ready" and found is None and is_there and not was_written(path, row.number)
-        except (CannotRead, OSError) as error:  # a segment that recovery has read must not be treated as empty
-            raise LogUnavailable(f"{path}: {error}") from error
-        if found is not None and sync:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fdatasync(fd)  # a power cut must not lose what recovery has read
-            finally:
-                os.close(fd)
-        with catalog.transaction() as tables:
-            if not is_abandoned():
-                return done
-            if tables.get(segment_key(row.ordinal), SegmentRow) != row:  # another writer came and went since the row was read
-                continue
-            if found is not None:
-                tables.put(segment_key(row.ordinal), replace(found, state="sealed", created_at=row.created_at))
-            elif not is_there:
-                tables.delete(segment_key(row.ordinal))
-            elif is_empty:
-                tables.put(segment_key(row.ordinal), replace(row, state="retired"))
-            else:  # it was written, and nothing of it can be read: keep it until a checkpoint makes it unnecessary
-                tables.put(segment_key(row.ordinal), replace(row, state="sealed", last_sequence=row.base_sequence))
-    return len(left)
-
-
 def refuse_inner_folder(run: Path) -> None:
-    """Check that the folder of a run is not itself a journal. The steps of that journal would not be found.
+    """Check that the folder of a run is not itself a journal: the run could not find the steps of that journal.
 
     Raises:
         UsageError: the folder is a journal.
     """
     if (run / CATALOG_NAME).exists():
-        raise UsageError(f"{run} is the journal of one rank, not a run: give {run.parent}, the folder above it")
-
-
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "9p", "ceph", "gpfs", "beegfs", "glusterfs", "afs")
-
-
-def refuse_network_file_system(folder: Path) -> list[str]:
-    """Check the file system of a folder. Over a network file system, a memory map loses what LMDB promises.
-
-    Returns:
-        A note if the folder lies in memory.
-
-    Raises:
-        UsageError: the folder lies on a network file system.
-    """
-    kind = file_system_of(folder)
-    if kind in _NETWORK or kind.startswith("fuse"):
-        raise UsageError(
-            f"{folder} lies on a network file system ({kind}), where a memory-mapped log can lose steps. "
-            "Keep the run on a local disk and ship it to a store"
-        )
-    if kind == "tmpfs":
-        return ["the run lies in memory (tmpfs): it survives the process, not the machine"]
-    return []
-
-
-def is_in_memory(folder: Path) -> bool:
-    """Return True if the folder lies on a tmpfs, so that it is lost with the machine."""
-    return file_system_of(folder) == "tmpfs"
-
-
-def file_system_of(folder: Path) -> str:
-    """Return the type of the file system that a folder lies on; "" if the system does not tell."""
-    best, found = "", ""
-    path = os.path.realpath(folder)
-    try:
-        with open("/proc/self/mountinfo") as mounts:
-            for line in mounts:
-                left, _, right = line.partition(" - ")
-                point = left.split()[4].replace("\\040", " ")
-                inside = path == point or path.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= len(best):
-                    best, found = point, right.split()[0]
-    except OSError:
-        return ""
-    return found
+        raise UsageError(f"{run} is the journal of one rank, not a run: use its parent folder, {run.parent}")

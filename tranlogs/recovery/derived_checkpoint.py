@@ -159,7 +159,7 @@ def _require_same_environment(recorded: dict[str, Any], step: int, links: Sequen
     """Check that all entries were computed in the checkpoint's environment, as far as rounding depends on it.
 
     Raises:
-        RecoveryError: they were not. The kernels of the other environment are not available here.
+        RecoveryError: an entry was computed in another environment, whose kernels are not available in this process.
     """
     known = _select_comparable(recorded)
     for segment in {link.segment.row.ordinal: link.segment for link in links}.values():

@@ -51,7 +51,7 @@ class CatalogContents:
 
 @dataclass(slots=True)
 class Facts:
-    """All that a recovery is planned from.
+    """Facts from which a recovery is planned.
 
     Attributes:
         checkpoints: the published checkpoints.
@@ -81,7 +81,7 @@ IndexUse = Literal["always", "unless sealed", "if broken"]
 def read_facts(folder: Path, *, index_use: IndexUse = "always", choose: SegmentFilter | None = None) -> Facts:
     """Read the facts about a journal: its catalog, files that the catalog does not list, and what the log holds.
 
-    If the catalog is damaged, the descriptions in the files stand in for it.
+    If the catalog is damaged, the descriptions in the files are used instead.
 
     Args:
         folder: the folder of the journal.
@@ -122,7 +122,7 @@ def read_facts(folder: Path, *, index_use: IndexUse = "always", choose: SegmentF
 
 
 def read_repaired_facts(folder: Path, spare: ReplacementSource | None, *, index_use: IndexUse = "always") -> Facts:
-    """Replace torn segments by sound copies as far as there are any, and read the facts. The notes list what was replaced.
+    """Replace torn segments for which there is a sound copy, and read the facts. The notes list what was replaced.
 
     Raises:
         UnknownFormat: a newer version wrote the run.
@@ -136,7 +136,7 @@ def read_repaired_facts(folder: Path, spare: ReplacementSource | None, *, index_
 
 
 def replace_damaged(spare: ReplacementSource | None, paths: Iterable[Path]) -> list[str]:
-    """Replace damaged segments and checkpoints by sound copies as far as there are any.
+    """Replace damaged segments and checkpoints for which there is a sound copy.
 
     Returns:
         What was replaced, one sentence each.

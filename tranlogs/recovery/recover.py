@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,18 @@ from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, State
 from ..base.failpoints import hit
 from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint
-from ..log.entry import Entry
-from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Position
-from .facts import read_facts, read_repaired_facts, replace_damaged
+from .decoding import Chunk, DamagedEntry, StepScalars, decode_chunks, find_last_sound_boundary, read_boundary
+from .facts import Facts, read_facts, read_repaired_facts, replace_damaged
 from .history import Link, build_history
 from .plan import Plan, plan_recovery
 from .protocol import Divergence, Recoverable, ReplacementSource
 
 _log = logging.getLogger(__name__)
 
-_CHUNK_FRAMES = 100_000  # descriptions held in memory at a time
-_CHUNK_SEGMENTS = 32
 _ATTEMPTS_MAX = 1000  # each attempt that meets damage rules out a checkpoint or a part of the log
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much is done, and the total
-StepScalars = list[tuple[int, dict[str, float]]]  # a step, and the scalars that the loop noted at its boundary
 EarlierNotes = tuple[dict[str, Any], StepScalars]  # entries of a boundary's body, and scalars
 
 
@@ -66,26 +62,14 @@ class Recovered:
     parts: dict[str, bytes] = field(default_factory=dict)
 
     def require_position(self, position: Position) -> None:
-        """Check that recovery ended at a position, on whatever timeline.
+        """Check that recovery ended at a position. Its timeline is not compared.
 
         Raises:
-            RecoveryError: it ended elsewhere, because the log has changed since the position was read.
+            RecoveryError: recovery ended at another position, because the log has changed since the position was read.
         """
         end = self.position
         if (end.sequence, end.chain) != (position.sequence, position.chain):
             raise RecoveryError(f"the log has changed: it leads to step {end.step}, expected step {position.step}; try again")
-
-
-class DamagedEntry(Exception):
-    """An entry of the plan cannot be read, or another rank's shard of it cannot.
-
-    Attributes:
-        link: the entry.
-        error: what is damaged.
-    """
-
-    def __init__(self, link: Link, error: CorruptRecord) -> None:
-        self.link, self.error = link, error
 
 
 def recover(
@@ -105,7 +89,7 @@ def recover(
         state: the state to recover.
         step: the step to end at; None for the newest boundary.
         sequence: the number of the last entry to redo; None for all.
-        checkpoint: the name of the checkpoint to start from; None for the one that gives the shortest replay.
+        checkpoint: the name of the checkpoint to start from; None for the one with the shortest replay.
         progress: called with what is done.
         spare: source of sound copies that replace damaged files.
 
@@ -116,50 +100,92 @@ def recover(
     facts = read_repaired_facts(folder, spare, index_use="unless sealed")
     if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
         return None
-    rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]
-    limits = trace_lineage(facts.timelines, facts.timeline)
-    history = build_history(facts.segments, limits)
-    broken: dict[str, str] = {}
-    last_good: dict[int, int] = {}
-    notes = list(facts.notes)
-    is_index_used = False
+    planner = _DamagePlanner(folder, facts, spare, checkpoint)
     for _ in range(_ATTEMPTS_MAX):
-        plan = plan_recovery(
-            rows,
-            history,
-            limits,
-            timeline=facts.timeline,
+        plan = planner.plan(step, sequence)
+        try:
+            recovered = execute_plan(folder, plan, state, planner.notes, progress)
+        except CorruptCheckpoint as error:
+            planner.exclude_checkpoint(plan, error)
+            continue
+        except DamagedEntry as damage:
+            planner.exclude_entry(plan, damage)
+            continue
+        recovered.damaged = tuple(planner.broken)
+        committed, end = facts.watermarks.committed, plan.position.step
+        if step is None and sequence is None and end < committed:
+            recovered.notes.append(f"step {committed} had been committed, but the readable log ends at step {end}")
+        return recovered
+    raise RecoveryError(f"{folder}: too much is damaged to recover; run `tranlogs verify` to list the damage")
+
+
+class _DamagePlanner:
+    """Planner of the attempts of one recovery. Damage that an attempt meets is replaced by a sound copy, or ruled out.
+
+    Args:
+        folder: the folder of the journal.
+        facts: the facts about the journal.
+        spare: source of sound copies that replace damaged files.
+        checkpoint: the name of the checkpoint to start from; None for any.
+
+    Attributes:
+        broken: the names of damaged checkpoints.
+        notes: what to report, one sentence each.
+    """
+
+    def __init__(self, folder: Path, facts: Facts, spare: ReplacementSource | None, checkpoint: str | None) -> None:
+        self._folder, self._facts, self._spare = folder, facts, spare
+        self._rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]
+        self._limits = trace_lineage(facts.timelines, facts.timeline)
+        self._history = build_history(facts.segments, self._limits)
+        self._last_good: dict[int, int] = {}  # by ordinal of a damaged segment: the last sequence number before the damage
+        self._is_index_used = False
+        self.broken: list[str] = []
+        self.notes = list(facts.notes)
+
+    def plan(self, step: int | None, sequence: int | None) -> Plan:
+        """Plan the next attempt.
+
+        Raises:
+            RecoveryError: there is no sound checkpoint, or `step` is not covered.
+        """
+        return plan_recovery(
+            self._rows,
+            self._history,
+            self._limits,
+            timeline=self._facts.timeline,
             step=step,
             sequence=sequence,
-            broken=broken,
-            last_good=last_good,
+            broken=self.broken,
+            last_good=self._last_good,
         )
-        try:
-            recovered = execute_plan(folder, plan, state, notes, progress)
-            recovered.damaged = tuple(broken)
-            committed, end = facts.watermarks.committed, plan.position.step
-            if step is None and sequence is None and end < committed:
-                recovered.notes.append(f"step {committed} had been committed, but the readable log ends at step {end}")
-            return recovered
-        except CorruptCheckpoint as error:
-            _log.warning("%s", error)
-            if _replace(spare, folder / "checkpoints" / plan.checkpoint.name, notes):
-                continue
-            notes.append(str(error))
-            broken[plan.checkpoint.name] = str(error)
-        except DamagedEntry as damage:
-            _log.warning("%s", damage.error)
-            # The index may have a sound copy of the description; of tensors it has none.
-            is_replaced = _replace(spare, damage.link.segment.path, notes)
-            if is_replaced or (not is_index_used and damage.error.tensor is None):
-                is_index_used = True
-                history = build_history(read_facts(folder).segments, limits)
-                continue
-            notes.append(str(damage.error))
-            good = _find_last_sound_boundary(plan.links) if damage.link is plan.links[-1] else damage.link.sequence - 1
-            ordinal = damage.link.segment.row.ordinal
-            last_good[ordinal] = min(good, last_good.get(ordinal, good))
-    raise RecoveryError(f"{folder}: too much is damaged to recover; run `tranlogs verify` to list the damage")
+
+    def exclude_checkpoint(self, plan: Plan, error: CorruptCheckpoint) -> None:
+        """Replace the damaged checkpoint of a plan, or exclude it from further plans."""
+        _log.warning("%s", error)
+        if not self._replace(self._folder / "checkpoints" / plan.checkpoint.name):
+            self.notes.append(str(error))
+            self.broken.append(plan.checkpoint.name)
+
+    def exclude_entry(self, plan: Plan, damage: DamagedEntry) -> None:
+        """Replace the segment of a damaged entry, or exclude the entry and what follows it from further plans."""
+        _log.warning("%s", damage.error)
+        is_replaced = self._replace(damage.link.segment.path)
+        # The index may have a sound copy of the description of the entry; it has no copy of tensors.
+        if is_replaced or (not self._is_index_used and damage.error.tensor is None):
+            self._is_index_used = True
+            self._history = build_history(read_facts(self._folder).segments, self._limits)
+            return
+        self.notes.append(str(damage.error))
+        good = find_last_sound_boundary(plan.links) if damage.link is plan.links[-1] else damage.link.sequence - 1
+        ordinal = damage.link.segment.row.ordinal
+        self._last_good[ordinal] = min(good, self._last_good.get(ordinal, good))
+
+    def _replace(self, path: Path) -> bool:
+        """Replace a damaged segment or checkpoint by a sound copy and add a note. Return True if there was a copy."""
+        replaced = replace_damaged(self._spare, [path])
+        self.notes += replaced
+        return bool(replaced)
 
 
 def execute_plan(
@@ -186,6 +212,9 @@ def execute_plan(
             sets it again.
     """
     start = time.monotonic()
+    body: dict[str, Any] = {}
+    parts: dict[str, bytes] = {}
+    before, scalars_before = earlier or ({}, [])
     with open_planned_checkpoint(folder, plan) as checkpoint:
         differences = state.differences(checkpoint)
         if differences:
@@ -193,37 +222,44 @@ def execute_plan(
         state.restore(checkpoint)
         hit("recovery.restored")
         loaded = time.monotonic()
-        body: dict[str, Any] | None = None
-        parts: dict[str, bytes] = {}
-        divergence: Divergence | None = None
-        before, noted_before = earlier or ({}, [])
-        scalars = list(noted_before)
-        log_bytes = 0
-        replayed, total = 0, sum(link.kind == EntryKind.STEP for link in plan.links)
-        for links, entries, noted in decode_chunks(plan.links):
-            diverged = _redo(state, entries, links, _make_ticker(progress, replayed, total))
-            replayed += sum(entry.kind == EntryKind.STEP for entry in entries)
-            scalars += noted
-            divergence = divergence or diverged
+        redone = _redo_entries(state, plan.links, progress)
         if plan.links:
-            body, parts = _read_boundary(state, plan.links[-1])
-            log_bytes = sum(link.location.head.payload_bytes for link in plan.links)
+            body, parts = read_boundary(state, plan.links[-1])
             state.set_auxiliary({**body, **before})
         hit("recovery.replayed")
-    end = time.monotonic()
     return Recovered(
         plan,
         plan.position,
-        body or {},
-        replayed,
+        body,
+        redone.steps,
         seconds_load=loaded - start,
-        seconds_replay=end - loaded,
-        divergence=divergence,
-        scalars=scalars,
+        seconds_replay=time.monotonic() - loaded,
+        divergence=redone.divergence,
+        scalars=[*scalars_before, *redone.scalars],
         notes=[*plan.notes, *notes],
-        log_bytes=log_bytes,
+        log_bytes=sum(link.location.head.payload_bytes for link in plan.links),
         parts=parts,
     )
+
+
+@dataclass(slots=True)
+class _Redone:
+    """Result of redoing entries: the number of steps, the first divergence, and the scalars of the boundaries."""
+
+    steps: int = 0
+    divergence: Divergence | None = None
+    scalars: StepScalars = field(default_factory=list)
+
+
+def _redo_entries(state: Recoverable, links: Sequence[Link], progress: Progress | None) -> _Redone:
+    """Redo the entries of a plan, a bounded number at a time."""
+    redone, total = _Redone(), sum(link.kind == EntryKind.STEP for link in links)
+    for chunk in decode_chunks(links):
+        divergence = _redo_chunk(state, chunk, _make_ticker(progress, redone.steps, total))
+        redone.steps += sum(entry.kind == EntryKind.STEP for entry in chunk.entries)
+        redone.scalars += chunk.scalars
+        redone.divergence = redone.divergence or divergence
+    return redone
 
 
 @contextmanager
@@ -239,87 +275,14 @@ def open_planned_checkpoint(folder: Path, plan: Plan) -> Iterator[Checkpoint]:
         yield checkpoint
 
 
-def decode_chunks(links: Sequence[Link]) -> Iterator[tuple[list[Link], list[Entry], StepScalars]]:
-    """Decode entries in order, a bounded number at a time. Their files stay open until the next chunk is asked for.
-
-    Yields:
-        The links of steps and after-images, their entries, and the scalars of the boundaries between them.
-
-    Raises:
-        DamagedEntry: the description of an entry is damaged.
-    """
-    at = 0
-    readers: dict[int, SegmentReader] = {}
-    with ExitStack() as stack:
-        while at < len(links):
-            noted: StepScalars = []
-            chunk, entries, frames = [], [], 0
-            used: set[int] = set()
-            while at < len(links) and frames < _CHUNK_FRAMES and len(used) <= _CHUNK_SEGMENTS:
-                link = links[at]
-                location, segment = link
-                ordinal = segment.row.ordinal
-                try:
-                    if ordinal not in readers:
-                        reader = SegmentReader(segment.path, segment.locations, reads_ahead=True)
-                        readers[ordinal] = stack.enter_context(reader)
-                    used.add(ordinal)
-                    if location.head.kind == EntryKind.BOUNDARY:
-                        noted.append((location.head.step, readers[ordinal].scalars(location)))
-                    else:
-                        entry = readers[ordinal].decode(location)
-                        chunk.append(link)
-                        entries.append(entry)
-                        frames += len(entry.layout) + 4
-                except CorruptRecord as error:
-                    raise DamagedEntry(link, error) from None
-                except OSError as error:
-                    raise DamagedEntry(link, CorruptRecord(segment.path, str(error), step=link.step)) from None
-                at += 1
-            yield chunk, entries, noted
-            for ordinal in [o for o in readers if at >= len(links) or o != links[at].segment.row.ordinal]:
-                readers.pop(ordinal).close()
-
-
-def _replace(spare: ReplacementSource | None, path: Path, notes: list[str]) -> bool:
-    """Replace a damaged segment or checkpoint by a sound copy and add a note. Return True if there was a copy."""
-    replaced = replace_damaged(spare, [path])
-    notes += replaced
-    return bool(replaced)
-
-
-def _find_last_sound_boundary(links: Sequence[Link]) -> int:
-    """Return the number of the newest boundary with sound arrays that lies before the last one, in its segment; 0 if none.
-
-    A boundary refers to the arrays of earlier boundaries where these did not change. Damage to the arrays of the last boundary
-    may thus be damage to a thousand others. To find that out one by one would cost a replay each.
-    """
-    segment, sound, good = links[-1].segment, {}, 0
-    try:
-        with SegmentReader(segment.path, segment.locations) as reader:
-            for link in links[:-1]:
-                if link.segment is not segment:
-                    continue
-                entry = reader.decode(link.location)
-                arrays = entry.arrays()
-                for row in arrays:
-                    if row[1] not in sound:
-                        sound[row[1]] = reader.is_sound(row)
-                if link.kind == EntryKind.BOUNDARY and all(sound[row[1]] for row in arrays):
-                    good = link.sequence
-    except (CorruptRecord, OSError):
-        pass
-    return good
-
-
-def _redo(state: Recoverable, entries: list[Entry], links: Sequence[Link], tick: Callable[[int], Any]) -> Divergence | None:
-    if not entries:
+def _redo_chunk(state: Recoverable, chunk: Chunk, tick: Callable[[int], Any]) -> Divergence | None:
+    if not chunk.entries:
         return None
     try:
-        return state.redo(entries, tick)
+        return state.redo(chunk.entries, tick)
     except CorruptRecord as error:
-        by_step = [link for link in links if link.kind != EntryKind.BOUNDARY and link.step == error.step]
-        raise DamagedEntry(by_step[0] if by_step else links[0], error) from None
+        by_step = [link for link in chunk.links if link.step == error.step]
+        raise DamagedEntry(by_step[0] if by_step else chunk.links[0], error) from None
 
 
 def _make_ticker(progress: Progress | None, base: int, total: int) -> Callable[[int], None]:
@@ -328,15 +291,3 @@ def _make_ticker(progress: Progress | None, base: int, total: int) -> Callable[[
             progress("replay", min(base + done, total), total)
 
     return tick
-
-
-def _read_boundary(state: Recoverable, link: Link) -> tuple[Any, dict[str, bytes]]:
-    """Return the body of the boundary at which a plan ends, and the parts of that body."""
-    try:
-        with SegmentReader(link.segment.path, link.segment.locations) as reader:
-            entry = reader.decode(link.location)
-            return state.decode(entry), entry.parts()
-    except CorruptRecord as error:
-        raise DamagedEntry(link, error) from None
-    except OSError as error:
-        raise DamagedEntry(link, CorruptRecord(link.segment.path, str(error), step=link.step)) from None

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """Report of a recovery: the step at which the run resumes, and how recovery got there.
+    """Report of a recovery: the step at which the run resumes, and how recovery reached that step.
 
     Attributes:
         step: the number of optimizer steps applied.
@@ -20,7 +20,7 @@ class RecoveryReport:
         seconds: the time that recovery took, from reading the files to the last redone step.
         seconds_replay: the part of that time in which steps were redone.
         exact: True if every redone step was compared and equal, False if a step or the order of the data differed, None if
-            it could not be told.
+            this is not known.
         first_divergent_step: the first step that differed.
         notes: what else to know, one sentence each.
     """

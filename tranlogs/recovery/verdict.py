@@ -17,7 +17,7 @@ def judge_exactness(found: Recovered, kinds: Collection[str], *, compared: str) 
         compared: what the fingerprints are taken of ("parameters").
 
     Returns:
-        True if every redone step was compared and equal, False if a step differed, None if it cannot be told.
+        True if every redone step was compared and equal, False if a step differed, None if this is not known.
     """
     exact: bool | None = True
     notes = []

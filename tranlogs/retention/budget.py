@@ -4,7 +4,7 @@ Protected data are what recovery to the newest step needs: the *anchor* (the new
 sound), all of the log after it, and segments that are not sealed. Protected data are never pruned. Of the other data, those
 that exceed a limit on age or number are always pruned. Above the high watermark of the budget, segments are pruned in
 ascending order of value, then older checkpoints, oldest first, until usage is below the low watermark. If that is not enough,
-the trainer is asked for a new checkpoint, which makes more of the log prunable.
+a new checkpoint is requested from the trainer, which makes more of the log prunable.
 """
 
 from __future__ import annotations

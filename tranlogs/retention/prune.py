@@ -87,7 +87,7 @@ def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retiremen
     plan = plan_retirement(policy, catalog.checkpoints(), catalog.segments(), catalog.timelines(), common)
     if plan.checkpoints or plan.segments:
         hit("log.retire")
-        with catalog.transaction() as tables:  # commit point: from here on no plan uses them
+        with catalog.transaction() as tables:  # commit point: later plans do not use them
             for checkpoint in plan.checkpoints:
                 tables.put(f"checkpoint/{checkpoint.name}", replace(checkpoint, state="retired"))
             for segment in plan.segments:
@@ -99,7 +99,7 @@ def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retiremen
 def prune(catalog: Catalog, decide: Decide, is_held: Callable[[Tables], bool] = lambda tables: False) -> Pruning:
     """Decide what to prune and retire it, in one transaction, so that the facts do not change between the two.
 
-    If protected data alone exceed the budget, the trainer is asked for a checkpoint in the same transaction.
+    If protected data alone exceed the budget, a checkpoint is requested from the trainer in the same transaction.
 
     Args:
         catalog: the catalog of the journal.
@@ -107,7 +107,7 @@ def prune(catalog: Catalog, decide: Decide, is_held: Callable[[Tables], bool] = 
         is_held: True while a trainer that has recovered, and has not started to write, still needs the data. Nothing is
             pruned then.
     """
-    with catalog.transaction() as tables:  # commit point: from here on no plan uses what is retired
+    with catalog.transaction() as tables:  # commit point: later plans do not use what is retired
         if is_held(tables):
             return Pruning()
         checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
@@ -129,8 +129,8 @@ def prune(catalog: Catalog, decide: Decide, is_held: Callable[[Tables], bool] = 
             )
             tables.put("pruned", total)
         newest = max((row.step for row in checkpoints), default=0)
-        asked = tables.request("checkpoint")
-        if plan.wants_checkpoint and (asked is None or asked.get("step", 0) <= newest):
+        request = tables.request("checkpoint")
+        if plan.wants_checkpoint and (request is None or request.get("step", 0) <= newest):
             tables.put_request("checkpoint", {"step": newest + 1, "why": "protected data alone exceed the budget"})
     return plan
 
@@ -148,7 +148,7 @@ def delete_checkpoint(catalog: Catalog, folder: Path, row: CheckpointRow) -> Non
     shutil.rmtree(folder / row.name, ignore_errors=True)
     if (folder / row.name).exists():
         return  # the row is kept: `delete_retired` tries again when the run is opened next
-    sync_folder(folder)  # else a power cut could leave half of the folder, without a row
+    sync_folder(folder)  # Otherwise a power cut could leave a part of the folder without a row.
     with catalog.transaction() as tables:
         tables.delete(f"checkpoint/{row.name}")
 

@@ -1,6 +1,7 @@
-"""Shipping in the trainer's own process (`LoggedOptimizer(store=...)`), for those who run no daemon.
+"""Shipping in the trainer's process (`LoggedOptimizer(store=...)`), without a daemon.
 
-A run that is missing here is fetched from the store when training starts. What is sealed is shipped in the background.
+When training starts, a run that is missing on this machine is fetched from the store. Sealed segments and checkpoints are
+shipped in the background.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from .sending.archiver import Archiver, ShippingSettings
 
 _log = logging.getLogger("tranlogs")
 
-LAG_SECONDS = 10.0  # how far the store may be behind the log: segments of this age are sealed
-_DURABLE_SECONDS = 20.0  # how long `close` waits for the watermark `persisted` to move
+LAG_SECONDS = 10.0  # Segments of this age are sealed, so that the store trails the log by little more.
+_DURABLE_SECONDS = 20.0  # `close` waits for this time for the watermark `persisted` to move.
 
 
 class EmbeddedShipper(Protocol):
@@ -42,12 +43,15 @@ class EmbeddedShipper(Protocol):
 
 
 def fetch_missing_journal(url: str | None, paths: JournalPaths, progress: Progress | None = None) -> PullResult | None:
-    """Fetch a journal from the store if it is missing here; return None if it is here, or in neither place.
+    """Fetch a journal from the store if it is missing on this machine.
+
+    Returns:
+        The result; None if the journal exists on this machine, or if the store does not hold it.
 
     Raises:
         StoreUnavailable: the store does not answer. A run that may exist in the store must not start from step 0.
         StoreRefused: the store's address is wrong.
-        CorruptObject: the store holds the journal, and none of its checkpoints can be read.
+        CorruptObject: the store holds the journal, but none of its checkpoints can be read.
     """
     if url is None or paths.folder.exists():
         return None
@@ -58,15 +62,15 @@ def fetch_missing_journal(url: str | None, paths: JournalPaths, progress: Progre
             newest, damaged = read_newest(store, prefix)
         except StoreUnavailable as error:
             todo = store.advise(str(error))
-            why = f"{error.why}. {paths.folder} is missing here, and the store could not be asked for it: nothing was started"
+            why = f"{error.why}. {paths.folder} does not exist, and the store may hold the run: nothing was started"
             raise StoreUnavailable(error.url, why + (f". To do: {todo}" if todo else "")) from None
-        if newest is None and damaged:  # a run exists there: it must not start from step 0
+        if newest is None and damaged:  # The store holds the run, which must not start from step 0.
             raise CorruptObject(f"{url}/{prefix}", f"none of its manifests can be read: {'; '.join(damaged)}")
         if newest is None:
             return None
         try:
             found = pull(store, prefix, paths.folder, progress=progress)
-        except NotARun:  # its first checkpoint was never uploaded
+        except NotARun:  # The first checkpoint was never uploaded.
             return None
     _log.warning("%s: fetched from %s/%s, up to step %d", paths.folder, url, prefix, found.step)
     for note in found.notes:

@@ -20,11 +20,11 @@ from ..base.errors import CorruptObject, StoreUnavailable, UnknownFormat
 from ..base.failpoints import hit
 from ..catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, TimelineRow
 from ..checkpoints.folder import open_manifest, seal_manifest
-from ..journal.opening import JournalPaths
+from ..journal import JournalPaths
 from ..stores import Store
 
 MANIFESTS, OBJECTS = "manifests", "objects"
-KEPT = 4  # manifests that stay, in case the newest cannot be read
+KEPT = 4  # number of manifests that are kept, in case the newest cannot be read
 
 T = TypeVar("T")
 
@@ -48,13 +48,13 @@ class ShippedItem:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest.
+    """A manifest: the segments and checkpoints of a journal that a store holds.
 
     Attributes:
-        number: a newer manifest has a higher number.
+        number: the number of the manifest. A newer one has a higher number.
         writer: name of the writer, 16 hex digits.
         host: the writer's machine.
-        at: when it was written, in seconds since 1970.
+        at: the time of writing, in seconds since 1970.
         run: the journal's run.
         timelines: all timelines of the run.
         shipped: segments and checkpoints by name.
@@ -80,7 +80,7 @@ class Manifest:
         found = [item for item in self.shipped.values() if isinstance(item.row, CheckpointRow)]
         return sorted(found, key=lambda item: (item.row.timeline, item.row.sequence))  # type: ignore[union-attr]
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """Return the content of the manifest's object."""
         return seal_manifest(
             {
@@ -97,12 +97,12 @@ class Manifest:
         )
 
     @classmethod
-    def unpacked(cls, raw: bytes, name: str) -> Manifest:
+    def unpack(cls, raw: bytes, name: str) -> Manifest:
         """Parse the content of a manifest's object.
 
         Raises:
-            CorruptObject: it is damaged.
-            UnknownFormat: a newer version wrote it.
+            CorruptObject: the manifest is damaged.
+            UnknownFormat: a newer version wrote the manifest.
         """
         try:
             content = open_manifest(raw)
@@ -131,7 +131,7 @@ def _row(kind: type[T], content: dict[str, Any]) -> T:
 
 
 def journal_prefix(paths: JournalPaths) -> str:
-    """Return a journal's place in a store: the names of its run's folder and of its own."""
+    """Return a journal's place in a store: the name of the run's folder, and the name of the journal's folder."""
     folder = paths.folder.absolute()
     return f"{folder.parent.name}/{folder.name}"
 
@@ -145,13 +145,13 @@ def read_manifest(store: Store, name: str) -> Manifest:
     """Read a manifest.
 
     Raises:
-        CorruptObject: it is damaged, missing or incomplete.
+        CorruptObject: the manifest is damaged, missing or incomplete.
         StoreUnavailable: the store does not answer.
-        UnknownFormat: a newer version wrote it.
+        UnknownFormat: a newer version wrote the manifest.
     """
     raw = io.BytesIO()
     store.get(name, raw)
-    return Manifest.unpacked(raw.getvalue(), name)
+    return Manifest.unpack(raw.getvalue(), name)
 
 
 def read_first_sound(store: Store, names: Sequence[str]) -> tuple[Manifest | None, str, list[str]]:
@@ -188,10 +188,10 @@ def publish(store: Store, prefix: str, manifest: Manifest) -> str:
     """Write a manifest, which is the commit point in the store; return its name.
 
     Raises:
-        StoreUnavailable: it could not be written, or is not there after writing.
+        StoreUnavailable: the manifest could not be written, or the store does not hold it in full.
     """
     name = f"{prefix}/{MANIFESTS}/{manifest.number:010d}-{manifest.writer}{secrets.token_hex(4)}.json"
-    raw = manifest.packed()
+    raw = manifest.pack()
     hit("ship.manifest")
     store.put(name, io.BytesIO(raw), len(raw))
     status = store.stat(name)

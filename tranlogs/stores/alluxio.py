@@ -1,20 +1,16 @@
 """Alluxio 2.9 as a store, through the REST API of its proxy. Only this module imports alluxio-py.
 
-What is written with ASYNC_THROUGH lies in the memory of workers when `put` returns, and is copied to the under-store
-afterwards.
-No answer of the cluster is taken for proof (docs/alluxio.md says why):
+Data that are written with ASYNC_THROUGH are in the memory of workers when `put` returns, and are copied to the under-store
+later. Answers of the cluster are not proof (docs/alluxio.md):
 
-* Closing a stream answers "fine" although its last block failed, and completes a short file if the writer failed. So a failed
-write
-  closes its stream and deletes the file, and only `stat` tells what is there.
-* Streams go by path, so that a stream that was left open can complete a later file of the same name. A name is used again only
-  when its stream is known to be closed.
+* Closing a stream succeeds although its last block failed, and completes a short file if the writer failed. A failed write
+  therefore closes its stream and deletes the file, and only `stat` tells what the store holds.
+* Streams are identified by path, so that a stream that was left open can complete a later file of the same name. A name is used
+  again only if its stream is known to be closed.
 * A request to persist can be dropped, and a file that was LOST stays LOST although its workers come back. `request_durability`
-  renames the file with persist=true, which puts it into the queue again. So an object lies in one of two places, under its
-  name
-  or under its name and a suffix, and is looked for in both: no record of the place is needed, and a kill leaves it in one of
-      them.
-* Most errors come as UNKNOWN; what they mean is in their text.
+  renames the file with persist=true, which puts it into the queue again. So an object has one of two paths, its name or its
+  name and a suffix, and is looked up at both: the path need not be recorded, and a kill leaves the object at one of them.
+* Most errors are UNKNOWN; only their text tells the cause.
 """
 
 from __future__ import annotations
@@ -55,23 +51,22 @@ REST_IS_OFF = (
     "alluxio.proxy.s3.v2.version.enabled=false and alluxio.proxy.s3.v2.async.processing.enabled=false, and restart the proxy"
 )
 _BLOCK_BYTES = 1 << 20
-_SUFFIX = "~elsewhere"  # of an object's second path
+_SUFFIX = "~elsewhere"  # suffix of an object's second path
 _PERSISTING_FOLDER = ".alluxio_ufs_persistence/"  # where Alluxio writes files while it persists them
 _SYNC_NOW = {"syncIntervalMs": 0}  # read the under-store now
 
 
 class AlluxioStore(Store):
-    """Objects are files below a folder of Alluxio.
+    """A folder of Alluxio as a store. An object is a file below the folder.
 
     Args:
         host: host of a proxy.
         port: port of the proxy.
         root: the folder, with "/" between its parts.
         copies: number of workers that should hold each object in memory before a write returns (replication=N in the URL). If
-            there
-            are fewer workers, there are fewer copies, as `stat` shows.
+            there are fewer workers, fewer copies are made, as `stat` shows.
         answer_seconds: how long to wait for the next bytes of an answer.
-        write_type: what Alluxio does with what is written; the module's description holds for ASYNC_THROUGH only.
+        write_type: Alluxio's write type. The module's description applies to ASYNC_THROUGH only.
     """
 
     def __init__(
@@ -90,7 +85,7 @@ class AlluxioStore(Store):
         self._address = host, port
         self._seconds = STORE_CONNECT_SECONDS, answer_seconds
         self._write_type = write_type
-        self._idle: list[Any] = []  # clients that are not in use: one must not be used by two threads at once
+        self._idle: list[Any] = []  # clients that are not in use; two threads must not use the same one
         self._lock = threading.Lock()
 
     # The interface.
@@ -115,7 +110,7 @@ class AlluxioStore(Store):
             raise CorruptObject(f"{self.url}/{name}", "it is missing")
         if not about.completed:
             raise CorruptObject(f"{self.url}/{name}", "writing it was never finished")
-        if _is_lost_for_good(self._status(about)):  # a read would be tried for seconds
+        if _is_lost_for_good(self._status(about)):  # Alluxio would try to read it for seconds.
             raise CorruptObject(f"{self.url}/{name}", "the store has lost it")
         done = 0
         try:
@@ -124,10 +119,9 @@ class AlluxioStore(Store):
                     done += len(block)
                     into.write(block)
         except StoreUnavailable as error:
-            is_answer = isinstance(error.__cause__, requests.JSONDecodeError)  # a page, if no worker holds the block
-            if (is_answer or not isinstance(error.__cause__, _NETWORK)) and _is_nowhere(
-                self.stat(name)
-            ):  # the store itself answers
+            # If no worker holds a block, the proxy answers with a page that is not JSON.
+            is_answer = isinstance(error.__cause__, requests.JSONDecodeError) or not isinstance(error.__cause__, _NETWORK)
+            if is_answer and _is_nowhere(self.stat(name)):
                 raise CorruptObject(f"{self.url}/{name}", "the store has lost it") from None
             raise
         if done != about.length:
@@ -152,7 +146,7 @@ class AlluxioStore(Store):
         )
 
     def names(self, prefix: str) -> list[str]:
-        # Reading the under-store each time costs something, and is the only way to see what another cluster wrote.
+        # Only by reading the under-store each time can objects be seen that another cluster wrote.
         options = _Options(recursive=True, loadMetadataType="ALWAYS", commonOptions=_SYNC_NOW)
         path = self._path(prefix) if prefix else self._root
         try:
@@ -178,7 +172,7 @@ class AlluxioStore(Store):
         try:
             with self._client(name) as client:
                 client.rename(quote(path), fresh, _Options(persist=True))
-        except StoreUnavailable:  # the rename may have been done all the same
+        except StoreUnavailable:  # The rename may have been done nevertheless.
             if self._find(name)[0] != fresh:
                 raise
 
@@ -206,16 +200,16 @@ class AlluxioStore(Store):
                         raise ValueError(f"expected {part.nbytes} bytes to be accepted, got {sent}")
                 client.close(stream)
             except BaseException as error:
-                is_gone = self._undo(name, stream)
-                if not is_gone and isinstance(error, _FOREIGN):  # this name must not be tried again
-                    raise StoreUnavailable(self.url, f"{name}: {_describe(error)}; the file may still be there") from error
+                is_undone = self._undo(name, stream)
+                if not is_undone and isinstance(error, _FOREIGN):  # This name must not be used again.
+                    raise StoreUnavailable(self.url, f"{name}: {_describe(error)}; the file may still exist") from error
                 raise
 
     def _undo(self, name: str, stream: int) -> bool:
         """Undo a failed write: close its stream, which may complete a short file, and delete that file.
 
         Returns:
-            True if that is done.
+            True if the file does not exist any more.
         """
         try:
             with self._client(name) as client:
@@ -255,12 +249,12 @@ class AlluxioStore(Store):
         return places[0], None
 
     def _paths(self, name: str) -> tuple[str, str]:
-        """Return the two paths where an object can lie."""
+        """Return the two possible paths of an object."""
         path = self._path(name)
         return path, path + _SUFFIX
 
     def _call_twice(self, name: str, call: Callable[[Any], _T]) -> _T:
-        """Make a call that may be repeated: a connection that the proxy has closed is noticed only in use."""
+        """Make a call, and repeat it after a network error: a closed connection is noticed only when it is used."""
         try:
             with self._client(name) as client:
                 return call(client)
@@ -288,7 +282,7 @@ class AlluxioStore(Store):
                 self._give_back(client)
                 raise
             except BaseException:
-                client.session.close()  # its connection may hold half an answer
+                client.session.close()  # The connection may hold a part of an answer.
                 raise
             self._give_back(client)
         except _FOREIGN as error:
@@ -333,12 +327,12 @@ class AlluxioStore(Store):
 
 
 def _is_lost_for_good(status: ObjectStatus | None) -> bool:
-    """Return True if the cluster has given an object up, and no worker holds it."""
+    """Return True if the cluster calls an object lost, and no worker holds it."""
     return status is not None and status.is_lost and not status.copies
 
 
 def _is_nowhere(status: ObjectStatus | None) -> bool:
-    """Return True if neither a worker that can be asked nor the under-store holds the object."""
+    """Return True if neither a reachable worker nor the under-store holds the object."""
     return status is None or status.is_lost or (not status.is_durable and not status.copies)
 
 
@@ -351,7 +345,7 @@ def _delete(client: Any, path: str) -> None:
 
 
 def _describe_connection(text: str) -> str:
-    """Return the useful part of what requests, urllib3 and the system say together."""
+    """Return the useful part of an error message that requests, urllib3 and the system have composed."""
     if "BadStatusLine" in text:
         return "it does not speak HTTP"
     if "NameResolutionError" in text or "Name or service not known" in text or "name resolution" in text:
@@ -361,21 +355,21 @@ def _describe_connection(text: str) -> str:
 
 
 class _NotThere(StoreUnavailable):
-    """There is no such path, or no such stream."""
+    """The path or the stream does not exist."""
 
 
 class _TooFewWorkers(StoreUnavailable):
-    """There are fewer workers than copies were asked for."""
+    """The cluster has fewer workers than copies were requested."""
 
 
 class _Options:
-    """Options that alluxio-py's own classes lack, or that they name otherwise than Alluxio 2."""
+    """Options that the classes of alluxio-py lack, or name differently from Alluxio 2."""
 
     def __init__(self, **fields: object) -> None:
         self._fields = fields
 
     def json(self) -> Mapping[str, object]:
-        """Return what is sent."""
+        """Return the options as they are sent."""
         return self._fields
 
 

@@ -8,7 +8,7 @@ _ADVICE = (
     (r"alluxio\.proxy\.s3\.v2", ""),  # the message itself says what to do
     (
         r"does not speak HTTP",
-        "give the port of the proxy (alluxio.proxy.web.port, by default 39999), not that of a master or worker",
+        "use the port of the proxy (alluxio.proxy.web.port, by default 39999), not that of a master or worker",
     ),
     (r"name cannot be resolved", "correct the host name"),
     (
@@ -26,7 +26,7 @@ _ADVICE = (
     ),
     (
         r"write type is not honoured",
-        "give the address of an Alluxio 2.9 proxy (Alluxio 3 has no ASYNC_THROUGH), and set "
+        "use the address of an Alluxio 2.9 proxy (Alluxio 3 has no ASYNC_THROUGH), and set "
         "alluxio.user.file.writetype.default=ASYNC_THROUGH in its settings",
     ),
     (
@@ -36,25 +36,25 @@ _ADVICE = (
     ),
     (
         r"Not enough workers|[Nn]o available .*worker|copies in the memory",
-        "start more workers, each under a host name of its own (alluxio.worker.hostname), or ask for fewer copies with "
+        "start more workers, each with a different host name (alluxio.worker.hostname), or set fewer copies with "
         "replication=N in the URL",
     ),
     (
         r"space",
         "the workers' memory is full of data that are not persisted yet: raise alluxio.worker.ramdisk.size, and check that "
-        "the job master and a job worker beside each worker are running",
+        "the job master and a job worker on each worker's machine are running",
     ),
     (
         r"not durable",
-        "the job service does not persist data: start a job master and a job worker beside each worker (`alluxio-start.sh "
-        "job_masters`, `job_workers`), set alluxio.job.master.hostname to the first, and let them write to the under-store "
-        "(alluxio.master.mount.table.root.ufs); if the master's log says that an owner cannot be set, set "
+        "the job service does not persist data: start a job master, and a job worker on each worker's machine "
+        "(`alluxio-start.sh job_masters`, `job_workers`), set alluxio.job.master.hostname to the first, and let them write to "
+        "the under-store (alluxio.master.mount.table.root.ufs); if the master's log says that an owner cannot be set, set "
         "alluxio.underfs.allow.set.owner.failure=true",
     ),
     (
         r"[Pp]ermission|PERMISSION",
-        "allow the user that the proxy runs as (alluxio.security.login.username) to write there (`alluxio fs chmod`), or use a "
-        "folder that this user owns",
+        "allow the user that the proxy runs as (alluxio.security.login.username) to write to the folder (`alluxio fs chmod`), "
+        "or use a folder that this user owns",
     ),
     (r"lost before", "a worker has died, or its machine is too busy: see the worker's log, and alluxio.master.worker.timeout"),
     (r"not one of Alluxio's", "check that the address is that of an Alluxio 2.9 proxy, and read the proxy's log"),

@@ -1,10 +1,10 @@
 """The interface of a store: named objects that are written whole and never changed.
 
-* A name is used for one attempt only. Whoever sends again takes a new name, so that a late write of an earlier attempt spoils
-  nothing that counts. The manifest says which names count (shipping/inventory/manifest.py).
-* That `put` returns proves nothing. An object counts as archived when `stat` says that it is complete and of the right length,
-  and as persisted when `stat` says that it is durable.
-* The reader checks what it reads against checksums of its own: a store promises nothing about content.
+* A name is used for one attempt only. Another attempt uses another name, so that a late write of the first attempt cannot
+  damage the object. The manifest names the valid objects (shipping/manifest.py).
+* An object counts as archived when `stat` reports it as complete and of the right length, and as persisted when `stat` reports
+  it as durable. The return of `put` is not proof of either.
+* A store does not guarantee the content of objects: the reader compares it with checksums in the manifest.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import BinaryIO
 
 @dataclass(frozen=True, slots=True)
 class ObjectStatus:
-    """What a store says of an object.
+    """Status of an object, as the store reports it.
 
     Attributes:
-        nbytes: its length.
-        is_complete: True if writing it was finished.
-        is_durable: True if it survives the store's own processes and machines, as the store says.
-        copies: number of machines that hold it in memory; None if the store has no such machines.
-        is_lost: True if the store has given it up.
-        is_forgotten: True if the store will not make it durable, because it knows of no request for that.
+        nbytes: the length of the object.
+        is_complete: True if writing the object was finished.
+        is_durable: True if the object survives the death of the store's processes and machines.
+        copies: number of machines that hold the object in memory; None if the store has no such machines.
+        is_lost: True if the store has lost the object.
+        is_forgotten: True if the store will not make the object durable, because it has no request to do so.
     """
 
     nbytes: int
@@ -42,10 +42,9 @@ class Store(ABC):
     All methods raise StoreUnavailable if the store does not answer (try again), StoreRefused if trying again would not help.
 
     Attributes:
-        url: its address as people may see it (without passwords).
-        copies_wanted: number of machines that should hold an object in memory before it counts as archived; 1 where that does
-            not
-            apply.
+        url: address of the store, without passwords.
+        copies_wanted: number of machines that should hold an object in memory before it counts as archived; 1 for a store
+            without such machines.
     """
 
     url: str
@@ -55,9 +54,8 @@ class Store(ABC):
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
         """Write an object of `nbytes` bytes, read from the current position of `content`.
 
-        If that fails, the store holds nothing of the object, or a part that `stat` does not call complete, or one of another
-        length.
-        `content` may be read more than once (tell, seek).
+        After a failure, the store may hold nothing, an object that `stat` does not report as complete, or an object of another
+        length. `content` may be read more than once (tell, seek).
 
         Raises:
             OSError: `content` ends early, or cannot be read.

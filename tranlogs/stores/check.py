@@ -1,6 +1,7 @@
-"""A check that a store is usable: it is used as the archiver does, and the report says what to do about a problem.
+"""Check that a store is usable: use it as the archiver does, and report problems with advice.
 
-An object is written, looked up, read back, waited for until it is durable, and deleted. The store gives the advice.
+An object is written, looked up, read back and deleted; before it is deleted, the check waits until it is durable. The advice
+on a problem comes from the store's class.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _until_bad(findings: Iterator[Finding]) -> Iterator[Finding]:
 
 
 class _Check:
-    """The steps of the check."""
+    """The steps of the check. Each step returns or yields findings, and records measurements in the report."""
 
     def __init__(
         self,
@@ -121,10 +122,10 @@ class _Check:
 
     def findings(self) -> Iterator[Finding]:
         """Yield the findings, up to the first bad one."""
-        yield self._answers()
-        yield self._written()
+        yield self._measure_round_trip()
+        yield self._write()
         status = self._store.stat(self._name)
-        yield self._looked_at(status)
+        yield self._check_status(status)
         assert status is not None
         if self._store.copies_wanted > 1 or status.copies is not None:
             copies = status.copies or 0
@@ -133,24 +134,24 @@ class _Check:
         if status.is_forgotten:
             yield Finding("the write type is not honoured: the store will not make the object durable", False)
         yield self._read()
-        yield self._durable()
+        yield self._wait_until_durable()
 
-    def _answers(self) -> Finding:
-        taken = []
+    def _measure_round_trip(self) -> Finding:
+        seconds = []
         for _ in range(_ROUND_TRIPS):
             start = self._clock()
             self._store.stat(self._name)
-            taken.append(self._clock() - start)
-        self._report.round_trip_seconds = sorted(taken)[_ROUND_TRIPS // 2]
+            seconds.append(self._clock() - start)
+        self._report.round_trip_seconds = sorted(seconds)[_ROUND_TRIPS // 2]
         return Finding("the store answers", True)
 
-    def _written(self) -> Finding:
+    def _write(self) -> Finding:
         start = self._clock()
         self._store.put(self._name, io.BytesIO(self._content), len(self._content))
         self._report.write_rate = len(self._content) / max(self._clock() - start, 1e-9)
         return Finding(f"the store accepts {len(self._content) / MIB:g} MiB", True)
 
-    def _looked_at(self, status: ObjectStatus | None) -> Finding:
+    def _check_status(self, status: ObjectStatus | None) -> Finding:
         if status is None:
             return Finding("the object is missing after it was written", False)
         if not status.is_complete or status.nbytes != len(self._content):
@@ -170,9 +171,9 @@ class _Check:
             f"the content that is read {'equals' if is_same else 'differs from'} the content that was written", is_same
         )
 
-    def _durable(self) -> Finding:
+    def _wait_until_durable(self) -> Finding:
         start = self._clock()
-        is_hastened = False
+        is_requested = False
         while True:
             status = self._store.stat(self._name)
             waited = self._clock() - start
@@ -185,7 +186,7 @@ class _Check:
                 return Finding("the object was lost before it was durable", False)
             if waited > self._patience_seconds:
                 return Finding(f"the object is not durable after {waited:.0f} s", False)
-            if waited > self._patience_seconds / 2 and not is_hastened:
-                is_hastened = True
+            if waited > self._patience_seconds / 2 and not is_requested:
+                is_requested = True
                 self._store.request_durability(self._name)
             self._sleep(_POLL_SECONDS)

@@ -1,8 +1,7 @@
-"""Any file system that fsspec knows as a store: s3://, gs://, hdfs://, memory:// ... Only this module imports fsspec.
+"""A file system of fsspec as a store: s3://, gs://, hdfs://, memory:// ... Only this module imports fsspec.
 
-An object that exists counts as durable: these stores answer when it is. How long a call may take is up to the file system; S3
-and
-the like give up by themselves.
+An object that exists counts as durable: these stores acknowledge a write when the object is durable. The file system decides
+how long a call may take; S3 and similar stores have timeouts.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ _REFUSED = (PermissionError, NotADirectoryError, ImportError)
 class FsspecStore(Store):
     """Objects are files below a folder, or below a prefix of a bucket.
 
-    The store connects when it is first used: some file systems (HDFS) connect when they are made, and hang if nobody answers.
+    The store connects at its first use, because some file systems (HDFS) connect when they are created, and hang if the server
+    does not answer.
 
     Raises:
         StoreRefused: fsspec does not know the address, or a package that it needs is missing.
@@ -51,7 +51,7 @@ class FsspecStore(Store):
                     shutil.copyfileobj(part, file, _BLOCK_BYTES)
                 except BaseException:
                     with suppress(Exception):
-                        file.discard()  # closing would publish it
+                        file.discard()  # `close` would publish the partial file
                     raise
         except Exception as error:
             with suppress(Exception):
@@ -113,7 +113,7 @@ class FsspecStore(Store):
         with self._lock:
             if self._connected is None:
                 try:
-                    # Listings must not be cached: others write there, too.
+                    # Listings must not be cached, because other processes write to the store, too.
                     files, root = fsspec.core.url_to_fs(self._address, use_listings_cache=False, skip_instance_cache=True)
                 except Exception as error:
                     raise self._translate("", error) from error

@@ -50,10 +50,10 @@ class LocalStore(Store):
 
     def check_root(self) -> None:
         if not self._root.is_dir():
-            raise StoreUnavailable(self.url, "there is no such folder: mount its disk, or create the folder for a new store")
+            raise StoreUnavailable(self.url, "the folder does not exist: mount its disk, or create the folder for a new store")
 
     def _check_root(self) -> None:
-        """Check that the store's disk is mounted: without it there is no folder, or an empty one that must stay empty."""
+        """Check that the store's disk is mounted. Otherwise the folder is missing, or is a mount point that must stay empty."""
         was_there, was_mounted = self._was_there, self._was_mounted  # read first: another thread may create the folder now
         if not self._root.is_dir() and was_there:
             raise StoreUnavailable(self.url, "the folder has vanished: check that its disk is mounted")

@@ -1,4 +1,4 @@
-"""Stores by their addresses."""
+"""Opening of stores by their addresses."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ ALLUXIO_PORT = 39999  # of a proxy
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """Return the store at an address. Nothing is asked of the store yet.
+    """Return the store at an address, without a connection to it.
 
-    Addresses are `file:///path` (or a plain path), `alluxio://HOST:39999/path?replication=2`, and whatever fsspec knows, such
-    as
-    `s3://bucket/path`.
+    Addresses are `file:///path` (or a plain path), `alluxio://HOST:39999/path?replication=2`, and all addresses that fsspec
+    knows, such as `s3://bucket/path`.
 
     Raises:
         StoreRefused: the address is malformed, or a package that it needs is missing.
@@ -65,7 +64,7 @@ def split_url(url: str) -> tuple[str, str]:
     path, mark, query = url.partition("?")
     base, slash, name = path.rstrip("/").rpartition("/")
     if not name or base.endswith(":/") or name.endswith(":"):
-        raise StoreRefused(url, "give the address of a run: URL/RUN")
+        raise StoreRefused(url, "use the address of a run: URL/RUN")
     return (base or slash or ".") + mark + query, name
 
 

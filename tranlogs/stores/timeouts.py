@@ -1,4 +1,4 @@
-"""Timeouts for stores: each call runs in a thread of its own and is abandoned when it stalls, so that no caller hangs."""
+"""Timeouts for stores: each call runs in a new thread and is abandoned when it stalls, so that no caller hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.5
 
 
 class TimeoutStore(Store):
-    """A store whose calls raise StoreUnavailable when nothing has moved for a time.
+    """A store that raises StoreUnavailable if a call makes no progress for some time.
 
     Args:
         store: the store that is called.

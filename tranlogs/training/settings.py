@@ -88,7 +88,7 @@ class RunSettings:
             fingerprint,
             segment_bytes,
             writer,
-            parse_monitor(monitor, budget, store, among=processes),
+            parse_monitor(monitor, budget, store, budget_sharers=processes),
             store,
             on_signal,
             check_shutdown_settings(on_signal, grace_seconds),

@@ -173,7 +173,7 @@ class Recovery:
             RecoveryError: one could not be written; the run is as it was.
         """
         parts = self._parts
-        with parts.journal.holds.held():
+        with parts.journal.holds.hold_during():
             parts.journal.start()
             is_written = parts.journal.checkpoint(parts.state.snapshot(body), wait=True)
             written = [is_written] if parts.coordinator is None else parts.coordinator.told_by_all(is_written)

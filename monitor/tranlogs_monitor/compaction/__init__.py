@@ -1,1 +1,1 @@
-"""Checkpoints that are derived from the log, in a process beside the monitor."""
+"""Checkpoints that are derived from the log, in a child process of the monitor."""

@@ -1,8 +1,8 @@
 """Log compaction: when enough sealed log follows a checkpoint, another process derives the next checkpoint from both.
 
-The daemon runs one such process at a time. This process publishes the result, in a short transaction at its own priority: a
-process of low priority that held the catalog's lock would make the trainer wait. A refusal is logged once, and the journal is
-tried again when it has another newest checkpoint. A failure is tried again later.
+The daemon runs one such process at a time, and publishes the result itself in a short transaction: a process of low priority
+that holds the catalog's lock would make the trainer wait. A refusal is logged once, and the journal is tried again when it has
+another newest checkpoint. After a failure, the journal is tried again later.
 """
 
 from __future__ import annotations
@@ -32,15 +32,23 @@ _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 60.0  # doubled with each failure
 _DOUBLINGS_MAX = 6
-_STDERR_BYTES = 4096  # from its end, which are searched for a reason
+_STDERR_BYTES = 4096  # The end of stderr that is searched for the reason of a failure.
 
 
 @dataclass(slots=True)
 class _Journal:
-    """What is known of a journal's compaction."""
+    """State of a journal's compaction.
 
-    is_urgent: bool = False  # protected data alone exceed the budget
-    refused: str = ""  # name of the checkpoint from which none can be derived
+    Attributes:
+        is_urgent: True if protected data alone exceed the budget.
+        refused: name of the checkpoint from which no other one can be derived; "" for none.
+        failures: number of failures since the last success.
+        next_at: time of the next attempt, in seconds of the monotonic clock.
+        reported: reasons of failures and refusals that were logged.
+    """
+
+    is_urgent: bool = False
+    refused: str = ""
     failures: int = 0
     next_at: float = 0.0
     reported: set[str] = field(default_factory=set)
@@ -61,7 +69,7 @@ class Compactor:
     """Decides when to derive a checkpoint, and publishes it. One thread calls it.
 
     Args:
-        settings: when compaction is worth it.
+        settings: the settings of compaction.
         clock: for pauses and time-outs.
     """
 
@@ -84,11 +92,11 @@ class Compactor:
         anchor: CheckpointRow | None,
         timelines: Sequence[TimelineRow],
     ) -> Pruning:
-        """Return a pruning plan that does not ask the trainer for a checkpoint, if one can be derived instead."""
+        """Return a pruning plan that requests no checkpoint from the trainer, if one can be derived instead."""
         journal = self._journals.setdefault(folder, _Journal())
-        can = anchor is not None and self._may_try(journal, anchor) and not journal.failures
+        is_possible = anchor is not None and self._may_try(journal, anchor) and not journal.failures
         journal.is_urgent = bool(
-            plan.wants_checkpoint and can and anchor and count_sealed_bytes_after(segments, anchor, timelines)
+            plan.wants_checkpoint and is_possible and anchor and count_sealed_bytes_after(segments, anchor, timelines)
         )
         return replace(plan, wants_checkpoint=False) if journal.is_urgent else plan
 
@@ -99,13 +107,13 @@ class Compactor:
         anchor: CheckpointRow | None,
         timelines: Sequence[TimelineRow],
     ) -> None:
-        """Start to derive a checkpoint of this journal, if that is worth it and no other one is being derived."""
+        """Start to derive a checkpoint of this journal, if the settings say so and no other one is being derived."""
         journal = self._journals.setdefault(paths.folder, _Journal())
         self._waiting.pop(paths.folder, None)
         if anchor is None or not self._may_try(journal, anchor):
             return
-        behind = count_sealed_bytes_after(segments, anchor, timelines)
-        if not self._settings.is_due(behind, anchor) and not (journal.is_urgent and behind):
+        sealed_bytes = count_sealed_bytes_after(segments, anchor, timelines)
+        if not self._settings.is_due(sealed_bytes, anchor) and not (journal.is_urgent and sealed_bytes):
             return
         if self._job is None:
             self._begin(paths, anchor)
@@ -131,7 +139,7 @@ class Compactor:
             job.stderr.close()
 
     def wait(self) -> None:
-        """Wait until every checkpoint that is worth it now has been derived."""
+        """Wait until all checkpoints that are due now have been derived."""
         while (job := self._job) is not None:
             left = self._settings.seconds_max - (self._clock.monotonic() - job.since)
             with suppress(subprocess.TimeoutExpired):
@@ -154,7 +162,7 @@ class Compactor:
         return journal.refused != anchor.name and self._clock.monotonic() >= journal.next_at
 
     def _begin(self, paths: JournalPaths, anchor: CheckpointRow) -> None:
-        delete_derived(paths.checkpoints)  # what a killed monitor left
+        delete_derived(paths.checkpoints)  # A killed monitor may have left one.
         try:
             stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process has ended
             try:

@@ -2,15 +2,12 @@
 
     python -m tranlogs_monitor.compaction.process PARENT FOLDER CHECKPOINT [CLASS ...]
 
-It replays the sealed log onto a checkpoint with the run's framework, and writes the result beside the published checkpoints;
-the
-monitor publishes it. The process yields to training in everything but memory, which it needs for a second state: if memory
-runs
-out, the kernel is told to kill this process first. It ends when the monitor does.
+The process replays the sealed log onto a checkpoint with the run's framework, and writes the result to the folder of
+checkpoints under a temporary name; the monitor publishes it. The process has the lowest priority. It needs memory for a second
+copy of the state: if memory runs out, the kernel kills this process first. The process ends when the monitor ends.
 
-Prints one line of JSON: `derived_checkpoint` (what was written), `refused` (why none can be derived) or `nothing` (there is
-no sealed
-log to redo).
+It prints one line of JSON: `derived_checkpoint` (the checkpoint that was written), `refused` (why no checkpoint can be derived)
+or `nothing` (there is no sealed log to redo).
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ _IOPRIO_WHO_PROCESS, _IOPRIO_IDLE = 1, 3 << 13
 
 
 def main() -> None:
-    """Run the process. Imports come after the priority is set, so that the threads that they start have it, too."""
+    """Run the process. Modules are imported after the priority is set, so that their threads have the same priority."""
     parent, folder, checkpoint, *optimizers = sys.argv[1:]
     _end_with(int(parent))
     _yield_to_training()
@@ -48,10 +45,10 @@ def main() -> None:
 
 
 def compact(folder: Path, checkpoint: str, optimizers: list[str]) -> dict[str, Any]:
-    """Derive a checkpoint of a journal from the one named; return what is printed.
+    """Derive a checkpoint of a journal from an earlier checkpoint; return the answer to print.
 
     Raises:
-        TranLogsError: the result would not be known to equal the trainer's own checkpoint.
+        TranLogsError: the result is not known to equal a checkpoint that the trainer would write.
         OSError: the disk is full or fails.
     """
     from dataclasses import asdict
@@ -64,9 +61,9 @@ def compact(folder: Path, checkpoint: str, optimizers: list[str]) -> dict[str, A
     target = plan_derived_checkpoint(folder, checkpoint)
     if target is None:
         return {"nothing": True}
-    elsewhere = [device for device in target.about["environment"].get("devices", ()) if device.lower() != "cpu"]
-    if elsewhere:
-        return {"refused": f"its state is on {', '.join(elsewhere)}, and steps can be redone on the trainer's own device only"}
+    devices = [device for device in target.about["environment"].get("devices", ()) if device.lower() != "cpu"]
+    if devices:
+        return {"refused": f"the state is on {', '.join(devices)}, and steps can be redone on that device only"}
     offline = open_offline_run(JournalPaths(folder), optimizers)
     report = offline.replay(sequence=target.position.sequence, checkpoint=checkpoint)
     if report.exact is not True:
@@ -77,17 +74,17 @@ def compact(folder: Path, checkpoint: str, optimizers: list[str]) -> dict[str, A
 
 
 def _end_with(parent: int) -> None:
-    """Make sure that this process dies when the monitor does, for whatever reason."""
+    """Let the kernel kill this process when the monitor dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the monitor has died already
         os._exit(1)
 
 
 def _yield_to_training() -> None:
-    """Take the lowest priority for processor and disk, and be the first to be killed if memory runs out."""
+    """Set the lowest priority for processor and disk, and let the kernel kill this process first if memory runs out."""
     os.nice(19)
     number = _IOPRIO_SET.get(platform.machine())
-    if number is not None:  # on other machines the disk's priority follows the processor's
+    if number is not None:  # On other machines, the priority for the disk follows that for the processor.
         ctypes.CDLL(None, use_errno=True).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)
     with suppress(OSError):  # no /proc
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -23,7 +23,7 @@ class SafeAnswers:
     """Adds headers to every answer, logs errors, and answers 500 to a request that fails.
 
     Args:
-        app: the application behind it.
+        app: the application that answers the requests.
     """
 
     def __init__(self, app: ASGIApp) -> None:

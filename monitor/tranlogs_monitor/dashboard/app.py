@@ -1,8 +1,7 @@
 """The routes: pages, the numbers that their charts draw, /metrics for Prometheus, and /healthz for health checks.
 
 All routes are read-only. No name in a request is looked up in the file system: journals are those of the board, and static
-files are
-read when the application is made. Handlers answer from memory within milliseconds, so they run in the event loop.
+files are read when the application is made. Handlers answer from memory within milliseconds, so they run in the event loop.
 """
 
 from __future__ import annotations

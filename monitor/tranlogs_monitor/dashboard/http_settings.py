@@ -12,9 +12,9 @@ class HttpSettings:
     """Settings of the dashboard's server.
 
     Attributes:
-        address: where it listens, like ":9464".
-        token: what a request must carry where one is required.
-        has_auth: False if none is required anywhere.
+        address: the address on which the server listens, like ":9464".
+        token: the token that a request must carry if one is required.
+        has_auth: False if no request needs a token.
     """
 
     address: str

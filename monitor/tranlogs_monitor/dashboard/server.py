@@ -1,8 +1,7 @@
 """The dashboard's server: uvicorn in a thread of the monitor.
 
 The socket listens before the thread starts, so that an unusable address is an error of the caller. uvicorn handles no signals
-(it
-would do so in the main thread only) and logs nothing; errors are logged here and in `answers`.
+(it would do so in the main thread only) and logs nothing; errors are logged here and in `answers`.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class WebServer:
         has_auth: False to require no token anywhere.
 
     Attributes:
-        port: the port on which it listens.
+        port: the port on which the server listens.
         access: the rules for requests.
-        url: address of the front page. It contains the token if one is required that nobody knows yet.
+        url: address of the front page. It contains the token if a random token is required.
 
     Raises:
         UsageError: the address is not one of this machine, or the port is taken or not allowed.

@@ -1,1 +1,1 @@
-"""Watching of journals: they are evaluated, pruned, sealed and shipped."""
+"""Watching of journals: evaluation, pruning, sealing and shipping."""

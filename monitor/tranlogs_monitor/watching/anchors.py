@@ -1,7 +1,7 @@
-"""Checkpoints that were read back and found intact. Only the log before such a checkpoint may be pruned.
+"""Anchors: checkpoints that were read back and found intact. Only the log before such a checkpoint may be pruned.
 
-A checkpoint in the catalog may have been damaged since it was written. If the one before it had been pruned because of it, a
-recovery that finds the damage could not fall back.
+A checkpoint in the catalog may have been damaged since it was written. A recovery that finds the damage needs the previous
+checkpoint and the log after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Anchors:
-    """The verified checkpoints of one journal. Each is read once, the newest first, and none older than needed."""
+    """The verified checkpoints of one journal. Each is read once, from the newest one back to the first intact one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

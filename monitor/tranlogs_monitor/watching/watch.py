@@ -1,6 +1,4 @@
-"""The watch of one journal. Each evaluation reads the catalog, values the segments, and prunes; it seals the log of a dead
-trainer.
-"""
+"""Watch of one journal. Each evaluation reads the catalog, values the segments, prunes, and seals the log of a dead trainer."""
 
 from __future__ import annotations
 
@@ -27,7 +25,8 @@ from tranlogs.catalog import (
 )
 from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.journal import JournalPaths, Owner, read_owner
-from tranlogs.journal.opening import is_in_memory, seal_abandoned_segments
+from tranlogs.journal.abandoned_segments import seal_abandoned_segments
+from tranlogs.journal.file_system import is_in_memory
 from tranlogs.log.segments.retired_files import unlink_retired
 from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
 from tranlogs.retention.evaluation import read_newest_row, read_values
@@ -92,10 +91,10 @@ class CatalogRows:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an evaluation found and did.
+    """Result of one evaluation of a journal.
 
     Attributes:
-        at: when, in seconds since 1970.
+        at: time of the evaluation, in seconds since 1970.
         rows: rows of the catalog after the evaluation.
         before: rows of the catalog before pruning.
         owner: the trainer, or the last one; None if there was none.
@@ -140,7 +139,7 @@ class JournalWatch:
         paths: the journal's.
         settings: the daemon's.
         clock: for evaluations.
-        compactor: derives checkpoints instead of asking the trainer for one; None to always ask.
+        compactor: derives checkpoints, so that none is requested from the trainer; None to always request one.
     """
 
     def __init__(self, paths: JournalPaths, settings: Settings, clock: Clock, compactor: Compactor | None = None) -> None:
@@ -197,14 +196,14 @@ class JournalWatch:
 
     def _evaluate_worth(self, rows: CatalogRows, now: float) -> SegmentValues:
         limits = trace_newest_lineage(rows.checkpoints, rows.timelines)
-        on = [row for row in rows.checkpoints if is_on_lineage(row, limits)]
+        checkpoints = [row for row in rows.checkpoints if is_on_lineage(row, limits)]
         before = None if rows.last is None else read_values(rows.last)
-        return evaluate(self._settings.decay, rows.segments, on, rows.marks, before, now)
+        return evaluate(self._settings.decay, rows.segments, checkpoints, rows.marks, before, now)
 
     # The log of a dead trainer.
 
     def _seal_abandoned_log(self, catalog: Catalog, owner: Owner | None) -> int:
-        """Seal what a dead trainer left open, so that it can be shipped, and pruned once a checkpoint covers it."""
+        """Seal the segments that a dead trainer left open. They can then be shipped, and pruned after a checkpoint."""
         is_alive = owner is not None and owner.is_alive
         was_alive, self._was_alive = self._was_alive, is_alive
         if is_alive or owner is None or self._settings.is_dry_run:
@@ -278,7 +277,7 @@ class JournalWatch:
             self._last_warning = ""
             return
         done = (
-            "asked its trainer for a checkpoint"
+            "requested a checkpoint from its trainer"
             if owner is not None and owner.is_alive
             else "no trainer is running to take a checkpoint: use --compact to derive one from the log, or raise the budget"
         )

@@ -21,7 +21,6 @@ def demo(
     """Kill a small GPT's training, recover it, prove no bit was lost.
 
     Trains on real text in a child process, kills that process with SIGKILL at a random moment, recovers, finishes, and
-    compares
-    everything with a run that was never killed.
+    compares everything with a run that was never killed.
     """
     return load_demo("torch")(folder, quick=quick, seed=seed, as_json=as_json)

@@ -27,11 +27,9 @@ def export(
     """Write a PyTorch run's state for other programs.
 
     The same as `replay` with a named format: only checkpoint and log are needed, each redone step is compared with the run,
-    and the
-    output is read back and compared before it gets its name. dcp is a folder that plain torch.distributed.checkpoint.load
-    reads on
-    any number of processes, under the names of get_state_dict.
+    and the output is read back and compared before it gets its name. dcp is a folder that plain
+    torch.distributed.checkpoint.load reads on any number of processes, under the names of get_state_dict.
     """
     if os.path.lexists(target):
-        raise UsageError(f"{target} exists already: delete it, or give another name")
+        raise UsageError(f"{target} exists already: delete it, or use another name")
     return rebuild(run, target, form, step, optimizer or (), as_json=as_json)

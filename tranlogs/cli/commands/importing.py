@@ -50,8 +50,7 @@ def import_(
 
     Without RUN, only print what the checkpoint contains. The training script, with run=RUN, loads the checkpoint in recover()
     before its first step, if its names, shapes and dtypes are those of the model; otherwise it reports the differences and
-    changes
-    nothing. No code of the source is run.
+    changes nothing. No code of the source is run.
     """
     options: dict[str, Any] = {
         "model": model,

@@ -29,37 +29,37 @@ def log(
 ) -> int:
     """List the records of the newest timeline, or show one in full."""
     found = [
-        read_consistently(paths.folder, partial(_look, paths.folder, step, limit), lambda rank: rank["problems"])
+        read_consistently(paths.folder, partial(_read_records, paths.folder, step, limit), lambda rank: rank["problems"])
         for paths in find_journals(run)
     ]
     problems = [message for rank in found for message in rank["problems"]]
     if as_json:
         print_json({"run": run, "problems": problems, "ranks": found})
     elif step is None:
-        _show(found, _list)
+        _show(found, _draw_list)
     else:
-        _show(found, _full)
+        _show(found, _draw_records)
     return PROBLEM if problems else FINE
 
 
-def _look(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
+def _read_records(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
     history = read_history(folder, step=step, newest=limit)
     problems = list(history.problems)
     if step is None:
-        records: Sequence[Any] = list(list_records(history, _newest(history, limit), problems))
+        records: Sequence[Any] = list(list_records(history, _find_newest(history, limit), problems))
     else:
-        records = list(show_records(history, _of_step(history, folder, step), problems))
+        records = list(show_records(history, _find_step(history, folder, step), problems))
     return {"folder": folder, "records": records, "problems": list(dict.fromkeys(problems))}
 
 
-def _newest(history: History, limit: int) -> list[Any]:
+def _find_newest(history: History, limit: int) -> list[Any]:
     """Return the entries of the newest `limit` steps."""
     steps = sorted({link.step for link in history.links if link.kind == EntryKind.STEP})
     first = steps[-limit] if 0 < limit < len(steps) else 0
     return [link for link in history.links if link.step >= first]
 
 
-def _of_step(history: History, folder: Path, step: int) -> list[Any]:
+def _find_step(history: History, folder: Path, step: int) -> list[Any]:
     found = [link for link in history.links if link.step == step]
     if not found:
         steps = [link.step for link in history.links]
@@ -77,18 +77,18 @@ def _show(found: Sequence[dict[str, Any]], draw: Any) -> None:
             out.print(screen.problem(message))
 
 
-def _list(rank: dict[str, Any]) -> list[RenderableType]:
-    columns = ("step", "kind", "optimizer", "tensors", "stored", "lr", "noted")
-    rows = [_row(records) for records in _units(rank["records"])]
+def _draw_list(rank: dict[str, Any]) -> list[RenderableType]:
+    columns = ("step", "kind", "optimizer", "tensors", "stored", "lr", "scalars")
+    rows = [_make_row(records) for records in _units(rank["records"])]
     if not rows:
         return [f"{rank['folder']}: the log is empty"]
     return [screen.table(str(rank["folder"]), columns, rows, numbers=("step", "tensors", "stored"))]
 
 
 def _units(records: Sequence[Record]) -> list[list[Record]]:
-    """Group each record with the boundary that follows it, whose scalars belong to it.
+    """Group each record with the boundary that follows it, because the scalars of the boundary belong to the record.
 
-    A boundary without a record of its step is a group of its own.
+    A boundary without a record of its step forms a group alone.
     """
     units: list[list[Record]] = []
     for record in records:
@@ -99,15 +99,15 @@ def _units(records: Sequence[Record]) -> list[list[Record]]:
     return units
 
 
-def _row(unit: Sequence[Record]) -> list[object]:
+def _make_row(unit: Sequence[Record]) -> list[object]:
     first, last = unit[0], unit[-1]
     lr = ", ".join(dict.fromkeys(screen.number(to_json(value)) for value in first.lr))
-    noted = " ".join(f"{name}={screen.number(value)}" for name, value in last.scalars.items())
+    scalars = " ".join(f"{name}={screen.number(value)}" for name, value in last.scalars.items())
     kind = first.kind if first.is_committed else f"{first.kind}, not committed"
-    return [first.step, kind, first.optimizer, first.tensors, screen.size(sum(r.stored_bytes for r in unit)), lr, noted]
+    return [first.step, kind, first.optimizer, first.tensors, screen.size(sum(r.stored_bytes for r in unit)), lr, scalars]
 
 
-def _full(rank: dict[str, Any]) -> list[RenderableType]:
+def _draw_records(rank: dict[str, Any]) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for record in rank["records"]:
         body = to_json(record.get("body", {}))
@@ -116,10 +116,10 @@ def _full(rank: dict[str, Any]) -> list[RenderableType]:
             "step": record["step"],
             "kind": record["kind"],
             "entry": place,
-            "noted": _words(record.get("scalars", {})),
+            "scalars": _describe_value(record.get("scalars", {})),
             "committed": "yes" if record["is_committed"] else "no",
         }
-        about |= {key: _words(value) for key, value in body.items() if key != "hyper"}
+        about |= {key: _describe_value(value) for key, value in body.items() if key != "hyper"}
         parts.append(screen.facts([(name, value) for name, value in about.items() if value != ""]))
         parts += [_groups(body["hyper"])] if body.get("hyper") else []
         parts += [_tensors(record["tensors"])] if record.get("tensors") else []
@@ -128,28 +128,30 @@ def _full(rank: dict[str, Any]) -> list[RenderableType]:
     return parts
 
 
-def _words(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     """Return a nested value in one line, with large parts described."""
     if isinstance(value, dict):
         if set(value) == {"bytes"}:
             return screen.size(value["bytes"])
         if set(value) == {"dtype", "shape"}:
             return f"{value['dtype']}{value['shape']}"
-        return ", ".join(f"{key}={_nested(item)}" for key, item in value.items())
+        return ", ".join(f"{key}={_describe_nested(item)}" for key, item in value.items())
     if isinstance(value, list):
-        return "[" + ", ".join(_nested(item) for item in value[:8]) + (", ..." if len(value) > 8 else "") + "]"
+        return "[" + ", ".join(_describe_nested(item) for item in value[:8]) + (", ..." if len(value) > 8 else "") + "]"
     return screen.number(value)
 
 
-def _nested(value: Any) -> str:
+def _describe_nested(value: Any) -> str:
     return (
-        "{" + _words(value) + "}" if isinstance(value, dict) and len(value) != 2 and set(value) != {"bytes"} else _words(value)
+        "{" + _describe_value(value) + "}"
+        if isinstance(value, dict) and len(value) != 2 and set(value) != {"bytes"}
+        else _describe_value(value)
     )
 
 
 def _groups(hyper: Sequence[dict[str, Any]]) -> RenderableType:
     names = list(dict.fromkeys(name for group in hyper for name in group))
-    rows = [[name, *(_words(group.get(name, "")) for group in hyper)] for name in names]
+    rows = [[name, *(_describe_value(group.get(name, "")) for group in hyper)] for name in names]
     return screen.table("hyper-parameters in force in the step", ["", *(f"group {i}" for i in range(len(hyper)))], rows)
 
 
@@ -159,8 +161,8 @@ def _tensors(tensors: Sequence[dict[str, Any]]) -> RenderableType:
         [
             t["name"] + (f" ({t['part']})" if t["part"] else ""),
             t["dtype"],
-            _size(t["shape"]),
-            *([_part(t["piece"])] if has_parts else []),
+            _format_shape(t["shape"]),
+            *([_format_piece(t["piece"])] if has_parts else []),
             screen.size(t["bytes"]),
         ]
         for t in tensors
@@ -174,10 +176,10 @@ def _pieces(pieces: Sequence[dict[str, Any]]) -> RenderableType:
     return screen.table("pieces", ("bytes", "codec", "stored", "checksum"), rows, numbers=("bytes", "stored"))
 
 
-def _size(lengths: Sequence[int]) -> str:
+def _format_shape(lengths: Sequence[int]) -> str:
     return "x".join(map(str, lengths))
 
 
-def _part(piece: Piece | None) -> str:
+def _format_piece(piece: Piece | None) -> str:
     """Return the part of a tensor that this journal holds, and its offset."""
-    return "" if piece is None else f"{_size(piece.length)} @{','.join(map(str, piece.offset))}"
+    return "" if piece is None else f"{_format_shape(piece.length)} @{','.join(map(str, piece.offset))}"

@@ -11,22 +11,23 @@ from rich.console import RenderableType
 
 from ...journal import JournalPaths
 from ..output import screen
-from ..reading.survey import Survey, survey, survey_group
+from ..reading.group_survey import survey_group
+from ..reading.survey import Survey, survey
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run in a line.
+    """Summary of one run, for a list of runs.
 
     Attributes:
         run: the run's folder.
-        ranks: number of its journals.
-        writers: number of its journals that a live process writes.
+        ranks: number of journals.
+        writers: number of journals that a live process writes.
         state: "training", "closed" (by its process), "died" (without closing), or "new".
         committed: the step that all ranks have committed.
-        lands: the step to which a crash now would go back; None if nothing could be recovered.
+        recovery_step: the step to which a crash now would go back; None if nothing could be recovered.
         nbytes: size of log and checkpoints.
-        problems: what is wrong, in words.
+        problems: what is wrong, one sentence each.
     """
 
     run: Path
@@ -34,7 +35,7 @@ class RunSummary:
     writers: int
     state: str
     committed: int
-    lands: int | None
+    recovery_step: int | None
     nbytes: int
     problems: tuple[str, ...]
 
@@ -43,16 +44,16 @@ def summarize_run(run: Path, journals: Sequence[JournalPaths]) -> RunSummary:
     """Survey one run."""
     found = [survey(paths.folder) for paths in journals]
     group = survey_group(journals[0].folder)
-    lands = [rank.plan.position.step if rank.plan is not None else None for rank in found]
-    together = group.step if group is not None else None if None in lands else min(step for step in lands if step is not None)
+    steps = [rank.plan.position.step for rank in found if rank.plan is not None]
+    recovery_step = group.step if group is not None else min(steps) if len(steps) == len(found) else None
     problems = [problem for rank in found for problem in rank.problems] + (group.problems if group is not None else [])
     alive = sum(rank.owner is not None and rank.owner.is_alive for rank in found)
     nbytes = sum(rank.count_bytes()["log"] + rank.count_bytes()["checkpoints"] for rank in found)
     committed = min(rank.watermarks.committed for rank in found)
-    return RunSummary(run, len(found), alive, _state(found, alive), committed, together, nbytes, tuple(problems))
+    return RunSummary(run, len(found), alive, _summarize_state(found, alive), committed, recovery_step, nbytes, tuple(problems))
 
 
-def _state(found: Sequence[Survey], alive: int) -> str:
+def _summarize_state(found: Sequence[Survey], alive: int) -> str:
     owners = [rank.owner for rank in found]
     if alive:
         return "training"
@@ -68,13 +69,13 @@ def render_overview(runs: Sequence[RunSummary]) -> RenderableType:
             line.run.name,
             _describe_state(line),
             line.committed,
-            "-" if line.lands is None else line.lands,
+            "-" if line.recovery_step is None else line.recovery_step,
             screen.size(line.nbytes),
         )
         for line in runs
     ]
-    columns = ("run", "state", "committed", "a crash lands on", "bytes")
-    table = screen.table("runs", columns, rows, numbers=("committed", "a crash lands on", "bytes"))
+    columns = ("run", "state", "committed", "recovers to", "bytes")
+    table = screen.table("runs", columns, rows, numbers=("committed", "recovers to", "bytes"))
     return rich.console.Group(table, *(screen.problem(problem) for line in runs for problem in line.problems))
 
 

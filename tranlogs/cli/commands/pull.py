@@ -1,4 +1,4 @@
-"""`tranlogs pull`: a run is fetched from a store."""
+"""`tranlogs pull`: fetch a run from a store."""
 
 from __future__ import annotations
 

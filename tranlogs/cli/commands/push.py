@@ -1,4 +1,4 @@
-"""`tranlogs push`: a run is shipped to a store once, by hand."""
+"""`tranlogs push`: ship a run to a store once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...base.clock import SystemClock
 from ...base.quantities import parse_bytes, parse_seconds
 from ...catalog import Catalog
 from ...journal import JournalPaths, read_owner
-from ...journal.opening import seal_abandoned_segments
+from ...journal.abandoned_segments import seal_abandoned_segments
 from ...recovery.progress import progress_bar
 from ...recovery.recover import Progress
 from ...shipping import Archiver, ShippingSettings, Throttle, journal_prefix
@@ -26,7 +26,7 @@ Url = Annotated[
     str, typer.Argument(metavar="URL", show_default=False, help="Store: file:///path, alluxio://HOST:PORT/path, s3://...")
 ]
 
-_SEAL_SECONDS = 0.5  # a live trainer is asked to seal segments of this age
+_SEAL_SECONDS = 0.5  # A live trainer seals segments of this age on request.
 
 
 @command
@@ -36,17 +36,15 @@ def push(
     bandwidth: Annotated[str | None, typer.Option(help="Bytes per second, like 50MiB.")] = None,
     uploads: Annotated[int, typer.Option(min=1, help="Number of parts to send at once.")] = 4,
     store_checkpoints: StoreCheckpoints = "2",
-    patience: Annotated[str, typer.Option(help="Give up when nothing has moved for this time.")] = "2min",
+    patience: Annotated[str, typer.Option(help="Stop if shipping makes no progress for this time.")] = "2min",
     take_over: TakeOver = False,
     as_json: Json = False,
 ) -> int:
     """Ship a run to a store, once.
 
-    In the store, the run has its folder's name. The command ends when the store calls all of it durable. A segment that a
-    dead trainer
-    left open is sealed; of a live trainer's log, all that was committed when the command started is shipped. What is in the
-    store
-    already is not sent again.
+    In the store, the run has its folder's name. The command ends when the store calls the whole run durable. A segment that a
+    dead trainer left open is sealed. While a trainer is running, all steps are shipped that were committed when the command
+    started. Objects that the store holds already are not sent again.
     """
     throttle = Throttle(None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth"), uploads)
     limits = ShippingSettings(_SEAL_SECONDS, keep=parse_store_checkpoints(store_checkpoints), takes_over=take_over)
@@ -99,7 +97,7 @@ def _seal_abandoned(paths: JournalPaths) -> None:
 
 
 def _drain(archiver: Archiver, before: Survey, patience: float, progress: Progress | None) -> str:
-    """Ship until the store holds what was committed, or nothing moves any more; return what prevents progress."""
+    """Ship until the store holds all committed steps, or makes no progress; return what prevents progress."""
     total, last, since = 0, None, time.monotonic()
     while True:
         now = archiver.run_once()
@@ -123,7 +121,7 @@ def _show(found: list[dict[str, Any]]) -> None:
             ("journal", one["folder"]),
             ("store", one["store"]),
             ("archived", f"step {one['archived']} of {one['committed']}"),
-            ("durable there", f"step {one['persisted']}"),
+            ("persisted", f"step {one['persisted']}"),
         ]
         if one["problem"]:
             rows.append(("problem", one["problem"]))

@@ -38,7 +38,7 @@ def repair(
 ) -> int:
     """Repair damaged files from intact ones or from a store.
 
-    A damaged catalog is rebuilt from segments and checkpoints, and kept beside the new one. A damaged segment or checkpoint is
+    A damaged catalog is rebuilt from segments and checkpoints, and kept under another name. A damaged segment or checkpoint is
     replaced by the store's copy. No process may be training on the run.
     """
     with progress_bar() as progress:
@@ -47,20 +47,20 @@ def repair(
         print_json({"run": run, "ranks": done})
     else:
         for about in done:
-            for line in [*about["done"], *about["left"]] or [_NOTHING]:
+            for line in [*about["done"], *about["remaining"]] or [_NOTHING]:
                 typer.echo(f"{about['folder']}: {line}")
-    return PROBLEM if any(about["left"] for about in done) else FINE
+    return PROBLEM if any(about["remaining"] for about in done) else FINE
 
 
 def _repair(paths: JournalPaths, force: bool, url: str | None, progress: Progress | None) -> dict[str, Any]:
     lock = OwnerLock(paths.folder)
     try:
-        problem = _problem_of(paths.folder)
+        problem = _find_problem(paths.folder)
         done = rebuild_catalog(paths.folder) if force or problem is not None else []
         found = check_journal(paths, progress).problems
         if replaced := _replace(paths, found, url):
             found = check_journal(paths, progress).problems
-        return {"folder": paths.folder, "problem": problem, "done": done + replaced, "left": [str(one) for one in found]}
+        return {"folder": paths.folder, "problem": problem, "done": done + replaced, "remaining": [str(one) for one in found]}
     finally:
         lock.release()
 
@@ -75,7 +75,7 @@ def _replace(paths: JournalPaths, problems: Sequence[Problem], url: str | None) 
     return done
 
 
-def _problem_of(folder: Path) -> str | None:
+def _find_problem(folder: Path) -> str | None:
     """Read every row of a catalog; return what is wrong with it."""
     try:
         catalog = Catalog.open(folder)

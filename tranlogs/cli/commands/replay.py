@@ -29,9 +29,8 @@ def replay(
     """Rebuild the state at a step without the script, as a file.
 
     Only checkpoint and log are needed; each redone step is compared with the run. A .pt file holds state_dicts of model,
-    optimizers
-    and tracked objects for torch.load(weights_only=True); a .safetensors file holds the tensors under the names that
-    model.load_state_dict expects.
+    optimizers and tracked objects for torch.load(weights_only=True); a .safetensors file holds the tensors under the names
+    that model.load_state_dict expects.
     """
     return rebuild(run, out, None, to, optimizer or (), as_json=as_json)
 

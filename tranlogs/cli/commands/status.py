@@ -1,4 +1,4 @@
-"""`tranlogs status`: what a run holds, how far its watermarks are, who writes it, and what a crash now would lose."""
+"""`tranlogs status`: the contents of a run, its watermarks, the process that writes it, and what a crash now would lose."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from ...retention.exposure import has_store
 from ..options import FINE, PROBLEM, Json, Run, command
 from ..output import screen
 from ..output.json_values import print_json
+from ..reading.group_survey import GroupSurvey, survey_group
 from ..reading.monitor_summary import describe_monitor
 from ..reading.runs import find_journals, find_runs
-from ..reading.survey import GroupSurvey, Survey, survey, survey_group
+from ..reading.survey import Survey, survey
 from .overview import RunSummary, render_overview, summarize_run
 
-_ROWS_MAX = 12  # of a table; JSON has all rows
-_DIES = {"process": "process dies", "machine": "power fails", "site": "site is gone"}
-_ROWS_WATCHED_MAX = 4  # the same with --watch, which has to fit the window, and for each of several ranks
+_ROWS_MAX = 12  # rows of a table; JSON has all rows
+_SCOPE_TITLES = {"process": "process dies", "machine": "power fails", "site": "site is gone"}
+_ROWS_WATCHED_MAX = 4  # with --watch, where all must fit the window, and for each of several ranks
 
 
 @command
@@ -36,26 +37,26 @@ def status(
     interval: Annotated[str, typer.Option(help="With --watch: time between two refreshes.")] = "2s",
     as_json: Json = False,
 ) -> int:
-    """Show how far a run is, and what a crash now would lose.
+    """Show the newest steps of a run, and what a crash now would lose.
 
     For a folder that contains runs, print one line for each run.
     """
     seconds = parse_seconds(interval, "--interval")
     if seconds <= 0:
         raise UsageError(f"--interval must be positive, got {interval}")
-    if runs := _runs_in(run):
+    if runs := _summarize_runs(run):
         return _overview(run, runs, watch, as_json=as_json)
     if watch:
         return _watch(run, seconds, as_json=as_json)
-    found, group = _look(run)
+    found, group = _survey_run(run)
     if as_json:
         print_json(_as_dict(run, found, group))
     else:
-        screen.console().print(_screen(found, group, _ROWS_MAX))
-    return _code(found, group)
+        screen.console().print(_render(found, group, _ROWS_MAX))
+    return _exit_code(found, group)
 
 
-def _runs_in(folder: Path) -> list[RunSummary]:
+def _summarize_runs(folder: Path) -> list[RunSummary]:
     try:
         find_journals(folder)
         return []
@@ -85,18 +86,18 @@ def _watch(run: Path, seconds: float, *, as_json: bool) -> int:
         if console.is_terminal and not as_json:
             with Live(console=console, auto_refresh=False) as live:
                 while True:
-                    live.update(_screen(*_look(run), _ROWS_WATCHED_MAX), refresh=True)
+                    live.update(_render(*_survey_run(run), _ROWS_WATCHED_MAX), refresh=True)
                     time.sleep(seconds)
         while True:
             if as_json:
-                print_json(_as_dict(run, *_look(run)))
+                print_json(_as_dict(run, *_survey_run(run)))
             else:
-                console.print(_screen(*_look(run), _ROWS_WATCHED_MAX), "")
+                console.print(_render(*_survey_run(run), _ROWS_WATCHED_MAX), "")
             time.sleep(seconds)
     return FINE
 
 
-def _look(run: Path) -> tuple[list[Survey], GroupSurvey | None]:
+def _survey_run(run: Path) -> tuple[list[Survey], GroupSurvey | None]:
     journals = find_journals(run)
     return [survey(paths.folder) for paths in journals], None if journals[0].folder == run else survey_group(journals[0].folder)
 
@@ -105,7 +106,7 @@ def _problems(found: Sequence[Survey], group: GroupSurvey | None) -> list[str]:
     return [problem for rank in found for problem in rank.problems] + (group.problems if group is not None else [])
 
 
-def _code(found: Sequence[Survey], group: GroupSurvey | None) -> int:
+def _exit_code(found: Sequence[Survey], group: GroupSurvey | None) -> int:
     return PROBLEM if _problems(found, group) else FINE
 
 
@@ -113,23 +114,23 @@ def _as_dict(run: Path, found: Sequence[Survey], group: GroupSurvey | None) -> d
     return {"run": run, "problems": _problems(found, group), "group": group, "ranks": [rank.as_dict() for rank in found]}
 
 
-def _screen(found: Sequence[Survey], group: GroupSurvey | None, rows_max: int) -> RenderableType:
+def _render(found: Sequence[Survey], group: GroupSurvey | None, rows_max: int) -> RenderableType:
     rows_max = rows_max if len(found) == 1 else min(rows_max, _ROWS_WATCHED_MAX)
-    parts = [part for rank in found for part in _parts(rank, rows_max)]
-    return rich.console.Group(*([*_group_facts(group), ""] if group is not None else ()), *parts)
+    parts = [part for rank in found for part in _render_journal(rank, rows_max)]
+    return rich.console.Group(*([*_render_group(group), ""] if group is not None else ()), *parts)
 
 
-def _group_facts(group: GroupSurvey) -> list[RenderableType]:
+def _render_group(group: GroupSurvey) -> list[RenderableType]:
     ranks = "1 rank goes" if group.world == 1 else f"{group.world} ranks go"
-    lands = "nothing could be recovered" if group.step is None else f"{ranks} back to step {group.step}"
-    left = ", ".join(map(str, group.left))
-    rows = [("group", f"a crash now: {lands}")]
-    rows += [("left behind", f"rank {left}: trained before the run continued with {group.world}")] if left else []
+    outcome = "nothing could be recovered" if group.step is None else f"{ranks} back to step {group.step}"
+    stopped = ", ".join(map(str, group.stopped))
+    rows = [("group", f"a crash now: {outcome}")]
+    rows += [("stopped", f"rank {stopped}: trained before the run continued with {group.world}")] if stopped else []
     return [screen.facts(rows), *(screen.problem(message) for message in group.problems)]
 
 
-def _parts(found: Survey, rows_max: int) -> list[RenderableType]:
-    parts: list[RenderableType] = [screen.facts(_facts(found)), ""]
+def _render_journal(found: Survey, rows_max: int) -> list[RenderableType]:
+    parts: list[RenderableType] = [screen.facts(_list_facts(found)), ""]
     if found.checkpoints:
         parts.append(_checkpoints(found, rows_max))
     if found.segments:
@@ -141,12 +142,12 @@ def _parts(found: Survey, rows_max: int) -> list[RenderableType]:
     return parts + [screen.problem(message) for message in found.problems]
 
 
-def _facts(found: Survey) -> list[tuple[str, object]]:
+def _list_facts(found: Survey) -> list[tuple[str, object]]:
     marks, nbytes = found.watermarks, found.count_bytes()
     rows: list[tuple[str, object]] = [
         ("journal", f"{found.folder} ({found.run.framework or 'framework unknown'}, timeline {found.timeline})"),
         ("created", screen.moment(found.run.created_at)),
-        ("writer", _writer(found)),
+        ("writer", _describe_writer(found)),
         ("committed", f"step {marks.committed}: survives the process"),
         ("synced", f"step {marks.synced}: " + ("to memory only (tmpfs)" if found.in_memory else "survives power loss")),
     ]
@@ -158,10 +159,10 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
     if found.store is not None:
         rows.append(("store", found.store.url if not found.store.problem else f"not shipping now: {found.store.problem}"))
         rows += [("under-replicated", found.store.copies_missing)] if found.store.copies_missing else []
-    rows += [(_DIES[one.scope], f"loses {one.describe()}") for one in found.exposures()]
+    rows += [(_SCOPE_TITLES[one.scope], f"loses {one.describe()}") for one in found.exposures()]
     rows += describe_monitor(found)
     rows += [
-        ("a crash now", _crash(found)),
+        ("a crash now", _describe_recovery(found)),
         (
             "bytes",
             f"log {screen.size(nbytes['log'])} in {screen.size(nbytes['allocated'])} allocated, "
@@ -170,17 +171,17 @@ def _facts(found: Survey) -> list[tuple[str, object]]:
     ]
     if found.environment:
         words = [
-            f"{key} {_short(value)}"
+            f"{key} {_shorten(value)}"
             for key, value in found.environment.items()
             if value not in (None, False, True) and key != "sharding"
         ]
         rows.append(("environment", ", ".join(words)))
         if sharding := found.environment.get("sharding"):
-            rows.append(("sharded", _sharded(sharding)))
+            rows.append(("sharded", _describe_sharding(sharding)))
     return rows
 
 
-def _sharded(sharding: dict[str, Any]) -> str:
+def _describe_sharding(sharding: dict[str, Any]) -> str:
     over = [
         " x ".join(f"{name} {size}".strip() for name, size in zip(mesh["names"] or [""], mesh["shape"], strict=False))
         for mesh in sharding["meshes"]
@@ -188,7 +189,7 @@ def _sharded(sharding: dict[str, Any]) -> str:
     return screen.count(len(sharding["tensors"]), "parameter") + (f", over {', '.join(over)} ranks" if over else "")
 
 
-def _writer(found: Survey) -> str:
+def _describe_writer(found: Survey) -> str:
     owner = found.owner
     if owner is None:
         return "nobody"
@@ -198,7 +199,7 @@ def _writer(found: Survey) -> str:
     return f"nobody (closed by {who})" if owner.has_closed else f"nobody (died without closing: {who})"
 
 
-def _crash(found: Survey) -> str:
+def _describe_recovery(found: Survey) -> str:
     plan = found.plan
     if plan is None:
         return "nothing could be recovered" if found.problems else "the run is still empty"
@@ -206,7 +207,7 @@ def _crash(found: Survey) -> str:
     return f"goes back to step {plan.position.step}: checkpoint {plan.checkpoint.step} and {steps} of log"
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(f"{key}={item}" for key, item in value.items())
     return "/".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value)
@@ -229,7 +230,7 @@ def _segments(found: Survey, rows_max: int) -> RenderableType:
             row.ordinal,
             row.state,
             row.timeline or "-",
-            _steps(row.base_step, row.last_step),
+            _describe_steps(row.base_step, row.last_step),
             screen.size(row.used_bytes),
             screen.size(row.size),
         )
@@ -239,7 +240,7 @@ def _segments(found: Survey, rows_max: int) -> RenderableType:
     return screen.table(_title("segments", found.segments, rows_max), columns, rows, numbers=("segment", "used", "file"))
 
 
-def _steps(base: int, last: int) -> str:
+def _describe_steps(base: int, last: int) -> str:
     return f"{base + 1} to {last}" if last > base else "-"
 
 

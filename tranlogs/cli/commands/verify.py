@@ -58,7 +58,7 @@ def verify(
 ) -> int:
     """Check every byte: checksums, chains, checkpoints, the catalog.
 
-    What recovery can no longer reach is not read: steps that another timeline left behind, and space that is not written yet.
+    Parts that recovery cannot reach are not read: steps of abandoned timelines, and space that is not written yet.
 
     With --replay, all steps after the oldest checkpoint are redone, and the state after each is compared with the run's
     fingerprint.
@@ -81,14 +81,14 @@ def verify(
     return PROBLEM if any(about.problems for about in found) else FINE
 
 
-def _silent(what: str, done: int, total: int) -> None:
+def _ignore_progress(what: str, done: int, total: int) -> None:
     pass
 
 
 def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
     """Read and check all of a journal."""
-    progress = progress or _silent
-    about, total = Verified(paths.folder), _bytes_in(paths)
+    progress = progress or _ignore_progress
+    about, total = Verified(paths.folder), _estimate_bytes(paths)
     for finding in verify_journal(paths.folder):
         if isinstance(finding, Checked):
             about.nbytes += finding.nbytes
@@ -101,8 +101,8 @@ def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
     return about
 
 
-def _bytes_in(paths: JournalPaths) -> int:
-    """Return about how many bytes there are to read."""
+def _estimate_bytes(paths: JournalPaths) -> int:
+    """Return an estimate of the bytes to read."""
     try:
         rows = read_catalog(paths.folder)
     except CorruptCatalog:
@@ -113,7 +113,7 @@ def _bytes_in(paths: JournalPaths) -> int:
 def _replay(
     paths: JournalPaths, optimizers: Sequence[str], is_damaged: bool, progress: Any
 ) -> tuple[list[RecoveryReport], list[Problem]]:
-    """Redo the newest timeline from its oldest checkpoint, and after a hole in the log from the next checkpoint behind it."""
+    """Redo the newest timeline from its oldest checkpoint, and after a hole in the log from the next checkpoint after it."""
     facts = read_facts(paths.folder)
     limits = trace_lineage(facts.timelines, facts.timeline)
     replays: list[RecoveryReport] = []
@@ -137,7 +137,7 @@ def _replay(
     return replays, problems
 
 
-def _compared(report: RecoveryReport) -> str:
+def _describe_comparison(report: RecoveryReport) -> str:
     if report.exact is None:
         return "not every step could be compared"
     if not report.exact:
@@ -155,7 +155,10 @@ def _show(found: Sequence[Verified]) -> None:
         for report in about.replays:
             steps, seconds = screen.count(report.replayed, "step"), report.seconds_replay
             rows.append(
-                ("replayed", f"{steps} from checkpoint {report.checkpoint_step} in {seconds:.2f} s: {_compared(report)}")
+                (
+                    "replayed",
+                    f"{steps} from checkpoint {report.checkpoint_step} in {seconds:.2f} s: {_describe_comparison(report)}",
+                )
             )
             rows += [("note", note) for note in report.notes]
         rows.append(("result", screen.count(len(about.problems), "problem") if about.problems else "intact"))

@@ -1,4 +1,4 @@
-"""What a monitor has recorded of a journal, for the screen: who watches, bytes against the budget, values of segments."""
+"""Summary of a monitor's records for the screen: the monitor's process, bytes and budget, and the values of segments."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def describe_monitor(found: Survey) -> list[tuple[str, object]]:
     rows: list[tuple[str, object]] = []
     last = found.evaluations[-1] if found.evaluations else None
     if found.monitor is not None or last is not None:
-        rows.append(("monitor", _who(found, last)))
+        rows.append(("monitor", _describe_process(found, last)))
     if last is not None:
-        rows += [("budget", _budget(last)), ("values", _values(last))]
+        rows += [("budget", _draw_budget(last)), ("values", _draw_values(last))]
     return rows
 
 
-def _who(found: Survey, last: EvaluationRow | None) -> str:
+def _describe_process(found: Survey, last: EvaluationRow | None) -> str:
     monitor = found.monitor
     who = f"process {monitor.pid} on {monitor.host}" if monitor is not None and monitor.is_alive else "none now"
     return who if last is None else f"{who}; evaluated {format_seconds(max(found.at - last.at, 0.0))} ago"
 
 
-def _budget(row: EvaluationRow) -> Text | str:
+def _draw_budget(row: EvaluationRow) -> Text | str:
     used = row.log_bytes + row.checkpoint_bytes
     if row.budget_bytes is None:
         return f"{format_bytes(used)}, no budget"
@@ -47,7 +47,7 @@ def _budget(row: EvaluationRow) -> Text | str:
     )
 
 
-def _values(row: EvaluationRow) -> Text | str:
+def _draw_values(row: EvaluationRow) -> Text | str:
     """Return a column for each sealed segment, oldest first, as high as its value."""
     protected, values = read_protected(row), read_values(row).as_dict()
     if not values:

@@ -39,22 +39,22 @@ class History:
 def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> History:
     """Find a journal's entries, without decoding them.
 
-    Segments that cannot contain what is asked for are skipped, if the catalog says what they contain.
+    Segments that cannot contain the requested entries are skipped, if the catalog tells their steps.
 
     Args:
         folder: the journal's folder.
-        step: the step whose entries are asked for; None for all steps.
-        newest: number of the newest steps that are asked for; 0 for all.
+        step: return the entries of this step; None for all steps.
+        newest: return the entries of this number of newest steps; 0 for all.
     """
     if step is not None or newest:
         choice = _Choice(step, newest)
-        history = _history(read_facts(folder, index_use="if broken", choose=choice.choose), choice)
+        history = _build_history(read_facts(folder, index_use="if broken", choose=choice.choose), choice)
         if choice.is_answered_by(history):
             return history
-    return _history(read_facts(folder))
+    return _build_history(read_facts(folder))
 
 
-def _history(facts: Facts, choice: _Choice | None = None) -> History:
+def _build_history(facts: Facts, choice: _Choice | None = None) -> History:
     limits = trace_lineage(facts.timelines, facts.timeline)
     found = build_history(facts.segments, limits)
     links = [link for run in found.runs for link in run if choice is None or choice.is_valid(link)]
@@ -64,18 +64,18 @@ def _history(facts: Facts, choice: _Choice | None = None) -> History:
 
 
 class _Choice:
-    """The segments to read: those that can contain a step, or the newest steps, by what the catalog says.
+    """Choice of the segments to read, by the catalog: those that can contain a step, or the newest steps.
 
-    The open end of the log is always read.
+    Segments that are not sealed are always read.
     """
 
     def __init__(self, step: int | None, newest: int) -> None:
         self._step, self._newest = step, newest
-        self._ends: dict[int, int] = {}  # by ordinal: where a later segment continues; entries after that are void
+        self._ends: dict[int, int] = {}  # by ordinal: the base of the next segment, after which entries are not valid
         self._is_all = True
 
     def choose(self, rows: Sequence[SegmentRow], limits: Limits) -> set[int]:
-        """Return the ordinals of the segments to read; see `read_facts`."""
+        """Return the ordinals of the segments to read, as `read_facts` expects them."""
         chosen: set[int] = set()
         steps, end = 0, sys.maxsize
         for row in sorted(rows, key=lambda row: -row.ordinal):
@@ -99,10 +99,8 @@ class _Choice:
     def is_answered_by(self, history: History) -> bool:
         """Return True if the skipped segments need not be read."""
         links = history.links
-        if not any(
-            link.kind == EntryKind.BOUNDARY for link in links
-        ):  # without a boundary it is unknown which entries are committed
-            return False
+        if not any(link.kind == EntryKind.BOUNDARY for link in links):
+            return False  # Without a boundary, it is not known which entries are committed.
         if self._step is not None:
             return any(link.step == self._step for link in links)
         return self._is_all or len({link.step for link in links if link.kind == EntryKind.STEP}) >= self._newest
@@ -110,11 +108,11 @@ class _Choice:
 
 @dataclass(slots=True)
 class Record:
-    """One entry as it is listed."""
+    """One entry of the log, as `tranlogs log` lists it. `kind` is gradients, weights, image, boundary or damaged."""
 
     sequence: int
     step: int
-    kind: str  # gradients, weights, image, boundary, damaged
+    kind: str
     optimizer: str = ""
     tensors: int = 0
     stored_bytes: int = 0
@@ -127,17 +125,17 @@ class Record:
 
 def list_records(history: History, wanted: Sequence[Link], problems: list[str]) -> Iterator[Record]:
     """Yield the records of entries, in order; damage is appended to `problems`."""
-    for link, entry in _decoded(wanted):
+    for link, entry in _decode_entries(wanted):
         committed = link.sequence <= history.committed
         if isinstance(entry, CorruptRecord):
             problems.append(str(entry))
             yield Record(link.sequence, link.step, "damaged", segment=link.segment.path.name, is_committed=committed)
             continue
-        body = _body(entry)
+        body = _read_body(entry)
         yield Record(
             link.sequence,
             link.step,
-            _kind(entry, body),
+            _kind_of(entry, body),
             str(body.get("optimizer", "")),
             len(entry.tensor_names()),
             entry.stored_bytes + entry.head.description_bytes,
@@ -151,7 +149,7 @@ def list_records(history: History, wanted: Sequence[Link], problems: list[str]) 
 
 def show_records(history: History, wanted: Sequence[Link], problems: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the records of entries in full, in order; damage is appended to `problems`."""
-    for link, entry in _decoded(wanted):
+    for link, entry in _decode_entries(wanted):
         place = {
             "sequence": link.sequence,
             "step": link.step,
@@ -163,10 +161,10 @@ def show_records(history: History, wanted: Sequence[Link], problems: list[str]) 
             problems.append(str(entry))
             yield {**place, "kind": "damaged", "problem": str(entry)}
             continue
-        body = _body(entry)
+        body = _read_body(entry)
         yield {
             **place,
-            "kind": _kind(entry, body),
+            "kind": _kind_of(entry, body),
             "timeline": link.segment.row.timeline,
             "chain": f"{entry.head.chain:016x}",
             "digest": f"{entry.head.digest:016x}",
@@ -178,7 +176,7 @@ def show_records(history: History, wanted: Sequence[Link], problems: list[str]) 
         }
 
 
-def _decoded(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | CorruptRecord]]:
+def _decode_entries(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | CorruptRecord]]:
     for _, group in itertools.groupby(wanted, key=lambda link: link.segment.row.ordinal):
         links = {link.sequence: link for link in group}
         first = min(links)
@@ -195,7 +193,7 @@ def _decoded(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | CorruptReco
             yield links[first], found
 
 
-def _body(entry: Entry) -> dict[str, Any]:
+def _read_body(entry: Entry) -> dict[str, Any]:
     try:
         found = entry.body()
     except CorruptRecord as error:
@@ -203,5 +201,5 @@ def _body(entry: Entry) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"content": found}
 
 
-def _kind(entry: Entry, body: dict[str, Any]) -> str:
+def _kind_of(entry: Entry, body: dict[str, Any]) -> str:
     return str(body.get("record", "step")) if entry.kind == EntryKind.STEP else entry.kind.name.lower()

@@ -1,4 +1,4 @@
-"""The journals of the RUN that the command line was given."""
+"""Search for the journals of the RUN in a command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def find_journals(run: Path) -> list[JournalPaths]:
-    """Return the journals of a run, by rank, or the journal whose own folder is given.
+    """Return the journals of a run, by rank. The folder may also be that of a single journal.
 
     Raises:
         NotARun: the folder contains no journal.
@@ -33,7 +33,7 @@ def find_journals(run: Path) -> list[JournalPaths]:
             raise UsageError(
                 f"{run} is the address of a store: `tranlogs store list URL` lists its runs, `tranlogs pull` fetches one"
             )
-        raise NotARun(run, "it is not a folder" if run.exists() else "there is no such folder")
+        raise NotARun(run, "it is not a folder" if run.exists() else "the folder does not exist")
     found = [path for path in run.glob("rank*") if path.name[4:].isdigit() and _is_journal(path)]
     if not found:
         raise NotARun(run)
@@ -57,17 +57,17 @@ def find_runs(folder: Path) -> list[tuple[Path, list[JournalPaths]]]:
 def find_journal(run: Path) -> JournalPaths:
     """Return the journal of a run.
 
-    Of ranks that trained one model together, the first stands for all: recovery reads the others' journals.
+    For ranks that trained one model together, this is the journal of the first rank: recovery reads the others, too.
 
     Raises:
         NotARun: the folder contains no journal.
-        UsageError: it contains several that are independent of each other.
+        UsageError: the folder contains several journals that are independent of each other.
     """
     found = find_journals(run)
     environment = read_environment(found[0].folder)
     if len(found) > 1 and not is_of_group(environment) and not is_sharded(environment):
         names = ", ".join(str(paths.folder) for paths in found)
-        raise UsageError(f"{run} contains {len(found)} independent ranks; give one of them: {names}")
+        raise UsageError(f"{run} contains {len(found)} independent ranks; use one of them: {names}")
     return found[0]
 
 

@@ -1,4 +1,4 @@
-"""What a journal holds, and where a crash now would lead: read without disturbing the process that writes the journal.
+"""Survey of a journal: its contents, and the step to which a crash now would go back. The journal's writer is not disturbed.
 
 Only the files that have to be opened are checked; `tranlogs verify` reads every byte. A journal that is being written can look
 damaged for a moment, so it is read again before a problem is reported.
@@ -28,12 +28,9 @@ from ...catalog import (
 from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ...checkpoints import Checkpoint
 from ...journal import Owner, read_owner
-from ...journal.opening import is_in_memory
+from ...journal.file_system import is_in_memory
 from ...rebuild import read_files
 from ...recovery.facts import scan_segment, sort_newest_first
-from ...recovery.group.single_reader import SingleReader
-from ...recovery.group.summary.journal_log import read_environment
-from ...recovery.group.summary.recorded_environment import get_world, is_of_group
 from ...recovery.history import ScannedSegment, build_history
 from ...recovery.plan import Plan, plan_recovery
 from ...retention.evaluation import read_protected, read_rows_newest_first, read_values
@@ -45,24 +42,24 @@ _SCANNED_MAX = 10_000  # records; scanning more takes noticeable time
 
 @dataclass(slots=True)
 class Survey:
-    """What was found about one journal.
+    """Survey of one journal.
 
     Attributes:
         folder: the journal's folder.
-        at: when it was read, in seconds since 1970.
+        at: the time of the survey, in seconds since 1970.
         run: the run's row.
         owner: the process that writes the journal, or the last one; None if there was none.
         checkpoints: the published checkpoints.
         segments: the segments.
         timelines: the timelines.
         incidents: the times when logging was suspended.
-        watermarks: `committed` is as far as recovery would get now.
-        plan: what recovery would do now; None if the run is still empty, or nothing in it is intact.
+        watermarks: the watermarks. `committed` is the step that recovery would reach now.
+        plan: the plan of a recovery now; None if the run is still empty, or nothing in it is intact.
         monitor: the monitor that watches the journal, or the last one; None if there was none.
-        store: the store to which it is shipped; None if there is none.
-        evaluations: the monitor's, oldest first, as far back as the lowest watermark was committed.
+        store: the store to which the journal is shipped; None if there is none.
+        evaluations: the monitor's evaluations, oldest first, back to the one at which the lowest watermark was committed.
         environment: environment of the newest intact checkpoint.
-        problems: what is wrong, in words.
+        problems: what is wrong, one sentence each.
     """
 
     folder: Path
@@ -142,11 +139,11 @@ class Survey:
             "monitor": self.monitor,
             "store": self.store,
             "lost_now": {one.scope: {**asdict(one), "words": one.describe()} for one in self.exposures()},
-            "evaluation": _evaluation(self.evaluations[-1]) if self.evaluations else None,
+            "evaluation": _pack_evaluation(self.evaluations[-1]) if self.evaluations else None,
         }
 
 
-def _evaluation(row: EvaluationRow) -> dict[str, Any]:
+def _pack_evaluation(row: EvaluationRow) -> dict[str, Any]:
     protected = read_protected(row)
     return {
         "at": row.at,
@@ -159,58 +156,18 @@ def _evaluation(row: EvaluationRow) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSurvey:
-    """Where ranks that train together would land now.
-
-    Attributes:
-        world: number of ranks.
-        step: the step to which all go back; None if they cannot recover.
-        lost: ranks whose journals are missing.
-        left: ranks that do not train any more and whose journals are still there.
-        problems: what is wrong, in words.
-    """
-
-    world: int
-    step: int | None
-    lost: list[int]
-    left: list[int]
-    problems: list[str]
-
-
-def survey_group(folder: Path) -> GroupSurvey | None:
-    """Read a journal together with those of the other ranks; return None if one process trained alone."""
-    environment = read_environment(folder)
-    if get_world(environment) == 1 and not is_of_group(environment):
-        return None
-    return read_consistently(folder, lambda: _survey_ranks(folder), lambda found: found.problems)
-
-
-def _survey_ranks(folder: Path) -> GroupSurvey:
-    try:
-        reader = SingleReader(folder)
-    except RecoveryError as error:
-        return GroupSurvey(get_world(read_environment(folder)), None, [], [], [str(error)])
-    lost = [summary.rank for summary in reader.generation.summaries if summary.is_empty]
-    problems = [f"the journal of rank {rank} is gone" for rank in lost]
-    try:
-        return GroupSurvey(reader.world, reader.find_newest_step(), lost, reader.stopped_ranks, problems)
-    except RecoveryError as error:
-        return GroupSurvey(reader.world, None, lost, reader.stopped_ranks, [*problems, str(error)])
-
-
 def survey(folder: Path) -> Survey:
     """Read a journal.
 
     Raises:
         UnknownFormat: a newer version wrote it.
     """
-    return read_consistently(folder, lambda: _look(folder), lambda found: found.problems)
+    return read_consistently(folder, lambda: _survey_journal(folder), lambda found: found.problems)
 
 
-def _look(folder: Path) -> Survey:
+def _survey_journal(folder: Path) -> Survey:
     found = _read_catalog(folder)
-    found.problems += _missing_files(found)
+    found.problems += _find_missing_files(found)
     for incident in found.incidents:
         if incident.to_step is None:
             found.problems.append(f"logging is suspended since step {incident.from_step}: {incident.why}")
@@ -222,9 +179,9 @@ def _look(folder: Path) -> Survey:
     plan = _plan_from_end(found, scanned, limits, unscanned, start) if unscanned else None
     if unscanned and plan is None:
         scanned = _scan(found, start, ())
-    _measure(found, scanned)
+    _complete_open_rows(found, scanned)
     if found.checkpoints or any(len(segment.locations) > 1 for segment in scanned):
-        _plan(found, scanned, limits, broken, plan)
+        _set_plan(found, scanned, limits, broken, plan)
     return found
 
 
@@ -246,7 +203,7 @@ def _read_catalog(folder: Path) -> Survey:
             marks,
             monitor=monitor,
             store=tables.get("store", StoreRow),
-            evaluations=_evaluations(tables, marks),
+            evaluations=_read_evaluations(tables, marks),
         )
 
     try:
@@ -275,7 +232,7 @@ def _read_catalog(folder: Path) -> Survey:
         )
 
 
-def _evaluations(tables: Tables, marks: Watermarks) -> list[EvaluationRow]:
+def _read_evaluations(tables: Tables, marks: Watermarks) -> list[EvaluationRow]:
     lowest = (marks.persisted or marks.archived) if has_store(marks) else marks.synced
     found: list[EvaluationRow] = []
     for row in read_rows_newest_first(tables):
@@ -285,11 +242,11 @@ def _evaluations(tables: Tables, marks: Watermarks) -> list[EvaluationRow]:
     return found[::-1]
 
 
-def _missing_files(found: Survey) -> list[str]:
+def _find_missing_files(found: Survey) -> list[str]:
     log, checkpoints = found.folder / "log", found.folder / "checkpoints"
-    gone = [log / row.file for row in found.segments if row.state in ("open", "sealed") and not (log / row.file).exists()]
-    gone += [checkpoints / row.name for row in found.checkpoints if not (checkpoints / row.name).exists()]
-    return [f"{path}: listed in the catalog, and missing" for path in gone]
+    missing = [log / row.file for row in found.segments if row.state in ("open", "sealed") and not (log / row.file).exists()]
+    missing += [checkpoints / row.name for row in found.checkpoints if not (checkpoints / row.name).exists()]
+    return [f"{path}: the catalog lists it, but it is missing" for path in missing]
 
 
 def _read_environment(found: Survey) -> set[str]:
@@ -307,31 +264,31 @@ def _read_environment(found: Survey) -> set[str]:
 
 
 def _find_unscanned(found: Survey, limits: Limits, start: int) -> list[SegmentRow]:
-    """Return the older segments that need not be scanned: the catalog says that they lead to the newer ones without a hole.
+    """Return the older segments that need not be scanned, because the catalog shows no hole between them and the newer ones.
 
-    Up to `_SCANNED_MAX` of the newest records are scanned, which detects a hole between two of them; `tranlogs verify` reads
-    all.
+    Up to `_SCANNED_MAX` of the newest records are scanned, which detects a hole between two of them. `tranlogs verify` reads
+    all records.
     """
     rows = [row for row in found.segments if row.state == "sealed" and row.timeline in limits and row.last_sequence > start]
     rows.sort(key=lambda row: row.ordinal)
     records = 0
-    while rows and (records == 0 or records + _records(rows[-1]) <= _SCANNED_MAX):
-        records += _records(rows.pop())
-    behind = [row.base_sequence for row in rows[1:]]
-    is_unbroken = bool(rows) and rows[0].base_sequence <= start and behind == [row.last_sequence for row in rows[:-1]]
+    while rows and (records == 0 or records + _count_records(rows[-1]) <= _SCANNED_MAX):
+        records += _count_records(rows.pop())
+    bases = [row.base_sequence for row in rows[1:]]
+    is_unbroken = bool(rows) and rows[0].base_sequence <= start and bases == [row.last_sequence for row in rows[:-1]]
     try:
-        is_there = all((found.folder / "log" / row.file).stat().st_size >= row.used_bytes for row in rows)
+        is_complete = all((found.folder / "log" / row.file).stat().st_size >= row.used_bytes for row in rows)
     except OSError:
-        is_there = False
-    return rows if is_unbroken and is_there else []
+        is_complete = False
+    return rows if is_unbroken and is_complete else []
 
 
-def _records(row: SegmentRow) -> int:
+def _count_records(row: SegmentRow) -> int:
     return row.last_sequence - row.base_sequence
 
 
 def _scan(found: Survey, start: int, unscanned: Collection[SegmentRow]) -> list[ScannedSegment]:
-    """Scan the entries after the newest intact checkpoint: older segments do not affect where recovery leads."""
+    """Scan the entries after the newest intact checkpoint. Older segments do not affect the step that recovery reaches."""
     scanned, left_out = [], {row.ordinal for row in unscanned}
     for row in sort_newest_first(found.segments):
         if row.state == "retired" or (row.state == "sealed" and row.last_sequence <= start) or row.ordinal in left_out:
@@ -358,8 +315,8 @@ def _plan_from_end(
     return replace(plan, checkpoint=newest) if plan.links else None
 
 
-def _measure(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
-    """Fill in what the catalog does not say of open segments: their last entry, and the bytes in use."""
+def _complete_open_rows(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
+    """Add the last entry and the bytes in use to the rows of open segments. The catalog does not record them."""
     seen = {segment.row.ordinal: segment for segment in scanned if segment.locations}
     for i, row in enumerate(found.segments):
         if row.state in ("ready", "open") and row.ordinal in seen:
@@ -375,7 +332,7 @@ def _measure(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
             )
 
 
-def _plan(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, broken: set[str], plan: Plan | None) -> None:
+def _set_plan(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, broken: set[str], plan: Plan | None) -> None:
     history = build_history(scanned, limits)
     try:
         found.plan = plan or plan_recovery(found.checkpoints, history, limits, timeline=found.timeline, broken=broken)

@@ -1,1 +1,1 @@
-"""When the journal takes a checkpoint, where the space for it comes from, and the thread that writes it."""
+"""Checkpoints of a journal: their schedule, the disk space for them, and the thread that writes them."""

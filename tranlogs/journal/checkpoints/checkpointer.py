@@ -1,4 +1,4 @@
-"""Writes checkpoints behind the training thread: a snapshot is held at one memcpy, the rest happens here."""
+"""The checkpointer copies a snapshot on the training thread (one memcpy), and writes it in a thread in the background."""
 
 from __future__ import annotations
 
@@ -24,7 +24,19 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """One checkpoint at a time; while one is being written, `is_busy`."""
+    """Writes checkpoints, one at a time.
+
+    Args:
+        folder: folder of the checkpoints.
+        catalog: the journal's.
+        clock: tells the time.
+        about: description of the run for the manifest.
+        on_published: called with the row of a checkpoint that was published.
+        make_room: called if the disk is full; returns True if it freed space.
+
+    Attributes:
+        failure: why the last checkpoint could not be written; None if it was written.
+    """
 
     def __init__(
         self,
@@ -43,10 +55,11 @@ class Checkpointer:
 
     @property
     def is_busy(self) -> bool:
+        """True while a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def take(self, snapshot: Snapshot, position: Position, adapt: Adapt | None, *, wait: bool = False) -> None:
-        """Hold a snapshot of the state at `position` and write it in the background, or here with `wait`."""
+        """Copy a snapshot of the state at `position`, and write it in the background, or in this thread if `wait` is True."""
         assert not self.is_busy
         hit("checkpoint.snapshot")
         self.failure = None
@@ -72,10 +85,10 @@ class Checkpointer:
             if self._has(name, position):
                 return
             try:
-                nbytes = self._written(name, snapshot, about)
+                nbytes = self._write_folder(name, snapshot, about)
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and self._has(name, position):
-                    return  # a monitor was first
+                    return  # A monitor has published the same checkpoint.
                 raise
             seconds = self._clock.monotonic() - start
             row = CheckpointRow(
@@ -84,11 +97,11 @@ class Checkpointer:
             with self._catalog.transaction() as tables:
                 tables.put(f"checkpoint/{name}", row)
             self._on_published(row)
-        except Exception as error:  # the journal looks at the next boundary
+        except Exception as error:  # The journal checks for a failure at the next boundary.
             self.failure = error
 
-    def _written(self, name: str, snapshot: Snapshot, about: dict[str, Any]) -> int:
-        """Its bytes; on a full disk in the place of older ones."""
+    def _write_folder(self, name: str, snapshot: Snapshot, about: dict[str, Any]) -> int:
+        """Write a checkpoint and return its size in bytes. If the disk is full, make room and try once more."""
         try:
             return write_checkpoint(self._folder, name, snapshot, about)
         except OSError as error:
@@ -97,9 +110,10 @@ class Checkpointer:
             return write_checkpoint(self._folder, name, snapshot, about)
 
     def _has(self, name: str, position: Position) -> bool:
-        """Whether this very checkpoint is there; a damaged one, or one of a lost history, makes room.
+        """Return True if this checkpoint exists and is sound. Delete a damaged one, and one of a history that was lost.
 
-        A sound one that is not listed is: a crash came before the catalog knew, or a monitor is just publishing it.
+        A sound checkpoint that the catalog does not list is added to the catalog: a crash came before it was listed, or a
+        monitor is publishing it now.
         """
         try:
             with Checkpoint(self._folder / name) as found:
@@ -112,30 +126,30 @@ class Checkpointer:
         return False
 
     def _is_listed(self, row: CheckpointRow) -> bool:
-        """Whether the catalog has it, from now on if not before; False where it is about to be deleted."""
+        """Return True if the catalog lists a checkpoint as published, after adding it if it was missing."""
         with self._catalog.transaction() as tables:
             known = tables.get(f"checkpoint/{row.name}", CheckpointRow)
             if known is None:
-                sync_folder(self._folder)  # a crash may have come before its name was kept
+                sync_folder(self._folder)  # The name may not be durable yet.
                 tables.put(f"checkpoint/{row.name}", row)
         return known is None or known.state == "published"
 
     def reserve(self, nbytes: int) -> None:
-        """Get the memory for snapshots of about `nbytes`, in the background."""
+        """Allocate the memory for snapshots of about `nbytes`, in the background."""
         if not self.is_busy:
             try:
                 self._thread = start_thread("tranlogs-reserve", self._reserve, nbytes)
             except LogUnavailable as error:
-                _log.debug("no memory ahead for a snapshot: %s", error)
+                _log.debug("could not allocate memory for snapshots ahead of time: %s", error)
 
     def _reserve(self, nbytes: int) -> None:
         try:
             self._pool.reserve(nbytes)
         except MemoryError as error:
-            _log.debug("no memory ahead for a snapshot: %s", error)
+            _log.debug("could not allocate memory for snapshots ahead of time: %s", error)
 
     def wait(self) -> None:
-        """Wait for the one being written."""
+        """Wait for the checkpoint that is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -1,7 +1,7 @@
-"""Disk space for the next checkpoint, where the log behind the last checkpoint takes up all the space.
+"""Disk space for the next checkpoint, if the log after the last checkpoint fills the disk.
 
-A checkpoint makes the log before it unnecessary, and so frees space; but it needs space itself. The log therefore leaves room
-for a checkpoint, and asks for one before it is due when no fresh segment can be made.
+A checkpoint makes the log before it unnecessary and frees its space, but a checkpoint needs space itself. The log therefore
+leaves room for a checkpoint. If no new segment can be created, the log requests a checkpoint before one is due.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...retention import RetentionPolicy
 from ...retention.keep_policy import when_full
 
 _log = logging.getLogger(__name__)
-_GROWTH_MAX = 4  # optimizer state appears with the first steps: Adam with amsgrad adds three times the weights
+_GROWTH_MAX = 4  # The first steps create the optimizer's state: Adam with amsgrad adds three times the weights.
 
 
 class DiskSpace:
@@ -53,18 +53,18 @@ class DiskSpace:
         return any(row.state in states for row in self._catalog.segments())
 
     def bytes_for_checkpoint(self) -> int:
-        """Return how much space fresh segments have to leave free, the first one aside. Called in the preallocator's thread."""
+        """Return how much space new segments, except the first one, must leave free. Called in the preallocator's thread."""
         if not self._may_free("ready", "open", "sealed"):
             return 0
         known = [row.nbytes * (1 if row.step else _GROWTH_MAX) for row in self._catalog.checkpoints()]
         return max([*known, self._snapshot_bytes]) * 17 // 16 + MIB if known else 0
 
     def request_checkpoint(self) -> None:
-        """Ask for a checkpoint: no fresh segment can be made. Called in the preallocator's thread."""
+        """Request a checkpoint, because no new segment can be created. Called in the preallocator's thread."""
         self._is_requested = True
 
     def take_request(self) -> bool:
-        """Return True, once for each request, if a checkpoint is to be taken now because it frees segments."""
+        """Return True, once for each request, if a checkpoint must be taken now to free segments."""
         try:
             is_requested = self._is_requested and self.has_sealed_segments()
         except TranLogsError:
@@ -73,14 +73,14 @@ class DiskSpace:
             self._is_requested, self._is_taking = False, True
             _log.log(
                 logging.INFO if self.has_warned else logging.WARNING,
-                "%s: the log behind the last checkpoint fills the disk: checkpoints are taken before they are due. Free "
-                "space, or take checkpoints more often",
+                "%s: the log after the last checkpoint fills the disk: checkpoints are taken before they are due. Free "
+                "disk space, or take checkpoints more often",
                 self._catalog.path.parent,
             )
             self.has_warned = True
         return is_requested
 
     def take_published(self) -> bool:
-        """Return True, once, if the checkpoint that was published now is one that was requested."""
+        """Return True, once, if the checkpoint that was just published had been requested."""
         is_taking, self._is_taking = self._is_taking, False
         return is_taking

@@ -31,10 +31,10 @@ class JournalCheckpoints:
 
     Attributes:
         schedule: tells when the next checkpoint is due.
-        disk_space: what the log leaves free for a checkpoint.
-        speed: how long a recovery would take.
+        disk_space: the space that the log leaves free for a checkpoint.
+        speed: estimates of how long a recovery takes.
         checkpointer: writes checkpoints; None until the process begins to write.
-        newest_step: of the newest checkpoint that was published, or that recovery started from.
+        newest_step: step of the newest checkpoint that was published, or that recovery started from.
         has_warned_full: True once the warning was logged that only the newest checkpoint is kept.
     """
 
@@ -56,10 +56,10 @@ class JournalCheckpoints:
         self._has_warned_failed = self.has_warned_full = False
 
     def start(self, position: Position) -> None:
-        """Make the checkpointer: from now on checkpoints are taken on the timeline of `position`."""
+        """Create the checkpointer. From now on, checkpoints are taken on the timeline of `position`."""
         about = self._opened.describe(position)
         self.checkpointer = Checkpointer(
-            self._paths.checkpoints, self._catalog, self._clock, about, self._published, self.retire_older
+            self._paths.checkpoints, self._catalog, self._clock, about, self._note_published, self.retire_older
         )
 
     @property
@@ -74,22 +74,22 @@ class JournalCheckpoints:
 
     # Taking.
 
-    def recovered_from(self, row: CheckpointRow, log_bytes: int) -> None:
-        """Note the checkpoint that recovery started from, and what it read of the log behind that checkpoint.
+    def note_recovery(self, row: CheckpointRow, log_bytes: int) -> None:
+        """Record the checkpoint that recovery started from, and how much of the log after that checkpoint was read.
 
-        The next checkpoint is due by what has come since, so that a run that crashes often still takes checkpoints.
+        Both count towards the next checkpoint, so that a run that crashes often still takes checkpoints.
         """
         self.newest_step = row.step
-        self.schedule.taken(row.step, -log_bytes, max(0.0, self._clock.now() - row.created_at))
+        self.schedule.note_taken(row.step, -log_bytes, max(0.0, self._clock.now() - row.created_at))
 
     def expect_snapshot(self, nbytes: int) -> None:
-        """Note how large a snapshot will be, and allocate memory for it in the background."""
+        """Record the expected size of a snapshot, and allocate memory for it in the background."""
         self.disk_space.expect_snapshot(nbytes)
         if self.checkpointer is not None and nbytes > RESERVE_BYTES_MIN:
             self.checkpointer.reserve(nbytes + nbytes // 16)
 
     def is_due(self, step: int, log_bytes: int) -> bool:
-        """Return True if a checkpoint is to be taken at `step`, when `log_bytes` of log were written."""
+        """Return True if a checkpoint is due at `step`, after `log_bytes` of log."""
         if self.is_busy:
             return False
         is_full = self.disk_space.take_request()
@@ -98,9 +98,9 @@ class JournalCheckpoints:
     def take(self, snapshot: Snapshot, step: int, wal: WriteAheadLog, adapt: tree.Adapt | None, *, wait: bool) -> None:
         """Take a checkpoint of the state at the log's newest boundary. An error is kept for `take_failure`."""
         assert self.checkpointer is not None
-        self.schedule.taken(step, wal.bytes_written)
+        self.schedule.note_taken(step, wal.bytes_written)
         try:
-            wal.forget_definitions()  # records from here on must not need what the checkpoint allows to prune
+            wal.forget_definitions()  # Later records must not refer to records that may be pruned after the checkpoint.
             self.checkpointer.take(snapshot, wal.boundary, adapt, wait=wait)
         except SUSPENDING_ERRORS as error:
             self.checkpointer.failure = error
@@ -109,7 +109,7 @@ class JournalCheckpoints:
         """Take a checkpoint of the state at a position, and wait until it is published.
 
         Raises:
-            LogUnavailable: it could not be written.
+            LogUnavailable: the checkpoint could not be written.
         """
         assert self.checkpointer is not None
         self.checkpointer.take(snapshot, position, adapt, wait=True)
@@ -132,20 +132,20 @@ class JournalCheckpoints:
         return failure
 
     def as_fatal(self, failure: BaseException) -> BaseException | None:
-        """Return the error that ends logging after a failed checkpoint; None if an older checkpoint is left.
+        """Return the error that ends logging after a failed checkpoint; None if there is an older checkpoint.
 
-        Without any checkpoint, the log alone recovers nothing.
+        Nothing can be recovered from the log without a checkpoint.
         """
         try:
             if not self._catalog.checkpoints():
                 return failure
         except CorruptCatalog as error:
             return error
-        if not self._has_warned_failed:  # once, until one succeeds
+        if not self._has_warned_failed:  # warn once, until a checkpoint is written
             self._has_warned_failed = True
             _log.warning(
-                "%s: a checkpoint could not be written (%s). The log continues from the checkpoint before, and the next "
-                "checkpoint is attempted when it is due",
+                "%s: a checkpoint could not be written (%s). The log continues from the previous checkpoint; the next "
+                "attempt is made when the next checkpoint is due",
                 self._paths.folder,
                 error_text(failure),
             )
@@ -153,8 +153,8 @@ class JournalCheckpoints:
 
     # After a checkpoint was published.
 
-    def _published(self, row: CheckpointRow) -> None:
-        """Retire what the policy no longer keeps. Called in the checkpoint's thread."""
+    def _note_published(self, row: CheckpointRow) -> None:
+        """Retire checkpoints and segments that the policy no longer keeps. Called in the checkpointer's thread."""
         _log.info("%s: checkpoint of step %d published (%d bytes)", self._paths.folder, row.step, row.nbytes)
         self.speed.load_seconds, self.newest_step = self.speed.load_seconds or row.seconds, row.step
         self._has_warned_failed = False
@@ -175,8 +175,8 @@ class JournalCheckpoints:
     def retire_older(self) -> bool:
         """Retire all checkpoints but the newest, because the disk is full; return True if one was retired.
 
-        This happens only where a number of checkpoints is to be kept: a training that is protected by one checkpoint and its
-        log is better off than one that two checkpoints protect up to where the space ended.
+        This is done only if the policy keeps a number of checkpoints. One checkpoint with a log that continues protects more
+        steps than two checkpoints with a log that ended when the disk was full.
         """
         fewest = when_full(self._retention)
         if fewest is None or self._holds.keeps_all:
@@ -185,8 +185,8 @@ class JournalCheckpoints:
         if retired:
             _log.log(
                 logging.INFO if self.has_warned_full else logging.WARNING,
-                "%s: the disk is full: only the newest checkpoint is kept until there is space again, and new checkpoints "
-                "take the space of older ones",
+                "%s: the disk is full: until there is space again, only the newest checkpoint is kept, and each new "
+                "checkpoint replaces an older one",
                 self._paths.folder,
             )
             self.has_warned_full = True

@@ -1,4 +1,4 @@
-"""When a checkpoint is due: the policy decides, on facts since the last checkpoint, or a monitor asks for one."""
+"""The schedule of checkpoints: a checkpoint is due if the policy says so, or if a monitor requests one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class CheckpointSchedule:
     def __init__(self, policy: CheckpointPolicy, catalog: Catalog, clock: Clock) -> None:
         self._policy, self._catalog, self._clock = policy, catalog, clock
         self._request_read_at = 0.0
-        self.taken(0, 0)
+        self.note_taken(0, 0)
 
-    def taken(self, step: int, log_bytes: int, seconds_ago: float = 0.0) -> None:
-        """Note that a checkpoint was taken at `step`, when `log_bytes` of log were written."""
+    def note_taken(self, step: int, log_bytes: int, seconds_ago: float = 0.0) -> None:
+        """Record that a checkpoint was taken at `step`, after `log_bytes` of log."""
         self._step, self._at, self._log_bytes = step, self._clock.monotonic() - seconds_ago, log_bytes
 
     def is_due(self, step: int, log_bytes: int, speed: RecoverySpeed) -> bool:
-        """Return what the policy decides."""
+        """Return True if the policy wants a checkpoint at `step`, after `log_bytes` of log."""
         facts = CheckpointFacts(
             step - self._step,
             self._clock.monotonic() - self._at,
@@ -39,7 +39,7 @@ class CheckpointSchedule:
         )
         try:
             return bool(self._policy.is_due(facts))
-        except Exception as error:  # a policy of the user's must not end the training
+        except Exception as error:  # An error in a user's policy must not end the training.
             _log.warning(
                 "%s: the checkpoint policy failed (%s: %s); from now on a checkpoint is taken every %d steps",
                 self._catalog.path,
@@ -51,7 +51,10 @@ class CheckpointSchedule:
             return _FALLBACK.is_due(facts)
 
     def is_requested(self) -> bool:
-        """Return True if a monitor has asked for a checkpoint since the last one. The catalog is read now and then."""
+        """Return True if a monitor has requested a checkpoint since the last one.
+
+        The catalog is read at most once in `CATALOG_SECONDS`.
+        """
         now = self._clock.monotonic()
         if now - self._request_read_at < CATALOG_SECONDS:
             return False

@@ -1,1 +1,1 @@
-"""One writer at a time: the lock of a journal, and taking it over from another process."""
+"""The lock of a journal, which allows one writer at a time, and how another process takes it over."""

@@ -36,7 +36,7 @@ class ShutdownGate:
         self._pid = os.getpid()
 
     def __enter__(self) -> None:
-        if self._depth:  # a nested call: only the thread that is inside can make it
+        if self._depth:  # A nested call, which only the thread inside the gate can make.
             self._depth += 1
             return
         with self._changed:

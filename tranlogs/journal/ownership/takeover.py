@@ -21,15 +21,15 @@ from .writer_lock import OwnerLock, lock_holder
 _log = logging.getLogger("tranlogs")
 
 VARIABLE = "TRANLOGS_TAKE_OVER"
-_KILL_SECONDS = 30.0  # for the kernel to take down a process with much memory
-_ATTEMPTS = 3  # another process that wants the run may be faster
+_KILL_SECONDS = 30.0  # the time that the kernel may need to end a process with much memory
+_ATTEMPTS = 3  # Another process may take the lock first.
 
 
 def is_takeover_wanted(take_over: bool | None) -> bool:
     """Return the setting, or the environment variable if the setting is None.
 
-    The variable is for a job that is restarted by a script that nobody edits. A worker that torchrun restarts never takes over:
-    the process that has the run by then took it from this very job.
+    The variable serves jobs whose script cannot be edited. A worker that torchrun restarts never takes over: a process that
+    holds the lock by then took it over from this job.
 
     Raises:
         UsageError: the variable is neither 0 nor 1.
@@ -46,9 +46,8 @@ def take_lock(folder: Path, grace_seconds: float | None) -> OwnerLock:
     """Take a journal's lock.
 
     Args:
-        folder: the journal's.
-        grace_seconds: how long a process that holds the lock is given to end by SIGTERM, before SIGKILL; None leaves that
-            process alone.
+        folder: the journal's folder.
+        grace_seconds: the time between SIGTERM and SIGKILL for a process that holds the lock; None leaves that process alone.
 
     Raises:
         RunInUse: another process holds the lock.
@@ -87,14 +86,14 @@ def end_lock_holder(folder: Path, grace_seconds: float) -> None:
         return
     if pid == 0:
         raise UsageError(
-            f"{folder}: the process that writes this run cannot be seen from here (it runs in another container): stop it there"
+            f"{folder}: a process in another container writes this run and cannot be ended from here: stop it there"
         )
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     except OSError as error:
-        raise UsageError(f"{folder}: process {pid} writes this run, and cannot be ended from here ({error}): stop it") from None
+        raise UsageError(f"{folder}: process {pid} writes this run and cannot be ended from here ({error}): stop it") from None
     try:
         if lock_holder(folder) != pid:
             return

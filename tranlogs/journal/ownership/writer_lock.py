@@ -69,7 +69,7 @@ class OwnerLock:
             pid = _holder(self._fd)
             os.close(self._fd)
             found = _read_info(folder, role)
-            if pid and (found is None or found.pid != pid):  # the JSON file is older than the lock, which was taken just now
+            if pid and (found is None or found.pid != pid):  # The lock was taken just now, and the JSON file is older.
                 raise RunInUse(folder, socket.gethostname(), pid) from None
             who = (found.host, found.pid, found.since) if found else ("unknown", 0)
             raise RunInUse(folder, *who) from None
@@ -90,8 +90,8 @@ class OwnerLock:
         if self._fd >= 0:
             _write_owner(self._folder, self._role, has_closed=True)
             _owned_here.discard(self._path)
-            fd, self._fd = self._fd, -1  # never closed twice: the number may belong to another file by then
-            with suppress(OSError):  # the lock is released all the same, and nothing that was written depends on it
+            fd, self._fd = self._fd, -1  # Never close it twice: the number may be another file's by then.
+            with suppress(OSError):  # The lock is released even if `close` fails, and nothing was written.
                 os.close(fd)
 
 
@@ -102,7 +102,7 @@ def _write_owner(folder: Path, role: str, *, has_closed: bool = False) -> None:
         owner = Owner(socket.gethostname(), os.getpid(), time.time(), has_closed=has_closed)
         temporary.write_text(json.dumps(asdict(owner)))
         os.replace(temporary, info)
-    except OSError:  # a full or failing disk: the lock holds all the same, and no owner on record is better than a wrong one
+    except OSError:  # The disk is full or fails. The lock is valid without the file; a wrong owner would be worse than none.
         for path in (temporary, info):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -129,14 +129,14 @@ def lock_holder(folder: Path, role: str = "owner") -> int | None:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
         return None
-    try:  # ask, and never take the lock: holding it for a moment would refuse a trainer that starts just then
+    try:  # Query the lock and never take it: a trainer that starts at the same moment would be refused.
         return _holder(fd)
     finally:
         os.close(fd)
 
 
 def _holder(fd: int) -> int | None:
-    """Ask the kernel who holds the lock; see `lock_holder`."""
+    """Return the number of the process that holds the lock on an open file, as `lock_holder` does."""
     try:
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)))
     except OSError:

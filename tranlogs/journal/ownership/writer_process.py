@@ -1,4 +1,4 @@
-"""The process that writes a journal: who it is, the lock that it holds, and its orderly end."""
+"""The process that writes a journal: its number, its lock, and the work that it does once at its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WriterProcess:
     def end(self, work: Callable[[], None]) -> None:
         """Run `work` and release the lock, once. Nothing is done in a forked child, or after the lock was released.
 
-        A Ctrl-C is raised when the work is done. A second one is raised at once; `end` may be called again then.
+        A Ctrl-C is raised when the work is done. A second Ctrl-C is raised at once; `end` may then be called again.
         """
         if not self.lock.is_held or not self.is_caller:
             return

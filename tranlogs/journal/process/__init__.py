@@ -1,1 +1,1 @@
-"""The journal and its process: one writer at a time, taking over from another one, and an orderly end."""
+"""The end of the process that writes a journal: signals, and saving the log before the process ends."""

@@ -1,4 +1,4 @@
-"""What happens to a journal when its process is told to end: it is sealed, synced, and shipped as far as the time allows."""
+"""Shutdown of a journal when its process is told to end: it is sealed, synced, and shipped as far as the time allows."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class ShutdownHandler:
 
     Args:
         journal: written by this process.
-        ship: waits until a step is in the store, for so many seconds at most.
+        ship: waits until a step is in the store, for a number of seconds at most.
         on_signal: "seal", or None to leave signals alone.
-        grace_seconds: from the signal to the end of the process.
+        grace_seconds: the time from the signal to the end of the process.
 
     Attributes:
-        grace_seconds: as given.
+        grace_seconds: the time from the signal to the end of the process.
         handles_signals: False if `on_signal` is None.
 
     Raises:
@@ -80,7 +80,7 @@ class ShutdownHandler:
             journal.paths.folder,
             reason,
             journal.committed,
-            "sealed and synced" if is_sealed else "synced, and not sealed",
+            "sealed and synced" if is_sealed else "synced, but not sealed",
         )
         self._ship(journal.committed, end - time.monotonic())
 
@@ -92,10 +92,11 @@ def check_shutdown_settings(on_signal: object, grace_seconds: float) -> float:
         UsageError: one of the two settings is wrong.
     """
     if on_signal not in ("seal", None):
-        raise UsageError(f'on_signal={on_signal!r}: use "seal" (seal and sync the log, then end), or None')
+        raise UsageError(f'on_signal must be "seal" (seal and sync the log, then end) or None, got {on_signal!r}')
     is_number = isinstance(grace_seconds, (int, float)) and not isinstance(grace_seconds, bool)
     if not is_number or not 0 < grace_seconds <= GRACE_SECONDS_MAX:
         raise UsageError(
-            f"grace_seconds={grace_seconds!r}: give the seconds from the signal to the end of the process, such as 20"
+            "grace_seconds must be the number of seconds from the signal to the end of the process, such as 20, and at most "
+            f"{GRACE_SECONDS_MAX:g}; got {grace_seconds!r}"
         )
     return float(grace_seconds)

@@ -1,18 +1,18 @@
 """Watch for the end of this process: by a signal (SIGTERM, SIGUSR1), or with the torchrun process that started it.
 
-A thread watches, because Python runs its signal handlers in the main thread only, which may sit in a collective forever. The
-interpreter's own handler, in C, writes the number of each signal into the pipe of `signal.set_wakeup_fd` at once.
+A thread watches, because Python runs its signal handlers in the main thread only, which may wait in a collective forever. The
+interpreter's handler in C writes the number of each signal into the pipe of `signal.set_wakeup_fd` at once.
 
-* If nobody else handles the signal, all participants shut down, and then the process dies by that very signal, as it would
-  without TranLogs: the exit status says so. It dies when the longest grace period is over, whatever hangs.
-* If the program handles the signal (before or after TranLogs), that handler decides, and is called; the participants only
-  seal their logs.
-* A signal that is ignored stays ignored, and one that a handler in C handles is left to that handler. If a journal is opened
-  in another thread than the main one, signals are left alone.
+* If no other handler is installed, all participants shut down. Then the process dies by the same signal, as it would without
+  TranLogs, so the exit status names the signal. It dies after the longest grace period, even if a participant hangs.
+* If the program has a handler of its own (installed before or after TranLogs), that handler is called and decides. The
+  participants only seal their logs.
+* An ignored signal stays ignored, and a signal with a handler in C is left to that handler. If a journal is opened in another
+  thread than the main one, signals are left alone.
 * A forked child gets the handlers that were installed before, and nothing of this module.
 
-Under torchrun (TORCHELASTIC_RUN_ID) the parent is torchrun's agent, or the process that it forks from. Workers of an agent that
-was killed would train on as orphans, so they shut down, too.
+Under torchrun (TORCHELASTIC_RUN_ID), the parent is torchrun's agent, or the process that it forks from. Workers of an agent
+that was killed would continue to train as orphans, so they shut down, too.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _PARENT_POLL_MS = 1000  # if the kernel cannot report the end of a process
 
 
 class Participant(Protocol):
-    """Something that has to be saved when the process ends.
+    """An object that has to be saved when the process ends.
 
     Attributes:
-        grace_seconds: from the signal to the end of the process.
-        handles_signals: False if signals are left alone, and only the end of torchrun counts.
+        grace_seconds: the time from the signal to the end of the process.
+        handles_signals: False if the participant reacts only to the end of torchrun, and not to signals.
     """
 
     grace_seconds: float
     handles_signals: bool
 
     def seal(self) -> None:
-        """Make safe what there is; the process goes on. Called in a thread of its own."""
+        """Save the state; the process continues. Called in a separate thread."""
 
     def shut_down(self, reason: str, end: float) -> None:
-        """Save what there is; the process ends at `end` (monotonic seconds) at the latest. Called in a thread of its own."""
+        """Save the state; the process ends at `end` (monotonic seconds) at the latest. Called in a separate thread."""
 
 
 def watch(participant: Participant) -> None:
@@ -80,11 +80,11 @@ def forget(participant: Participant) -> None:
 
 
 class _Watch:
-    """The signal handlers, the pipe and the thread. One exists as long as there are participants."""
+    """The signal handlers, the pipe and the thread that watches. An instance exists while there are participants."""
 
     def __init__(self) -> None:
         self._participants: list[Participant] = []
-        self._before: dict[int, Any] = {}  # handlers that ours replace
+        self._before: dict[int, Any] = {}  # the handlers that were replaced, by signal
         self._wakeup_before = -1
         self._source, self._target = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._parent = _Parent() if os.environ.get("TORCHELASTIC_RUN_ID") else None
@@ -100,7 +100,7 @@ class _Watch:
                 _log.info("signals are left alone, because the run was opened in another thread than the main one")
 
     def remove(self, participant: Participant) -> bool:
-        """Remove a participant; return True if it was the last one, and the handlers and the thread are gone."""
+        """Remove a participant. If it was the last one, remove the handlers, end the thread and return True."""
         self._participants = [one for one in self._participants if one is not participant]
         if self._participants or (self._before and threading.current_thread() is not threading.main_thread()):
             return False
@@ -133,14 +133,14 @@ class _Watch:
         self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal in the main thread, if the main thread gets to it."""
-        self._write(_MARK + number)  # the program may have replaced our wake-up pipe
+        """Handle a signal in the main thread, which may be blocked and not call this."""
+        self._write(_MARK + number)  # The program may have replaced the wake-up pipe.
         before = self._before.get(number)
         if callable(before):
             before(number, frame)
 
     def _write(self, byte: int) -> None:
-        with suppress(OSError):  # the pipe is full: the thread is going to wake up anyway
+        with suppress(OSError):  # The pipe is full, so the thread wakes up anyway.
             os.write(self._target, bytes([byte]))
 
     def abandon(self) -> None:
@@ -167,7 +167,7 @@ class _Watch:
                 self._end(signal.SIGTERM, f"torchrun's process {self._parent.pid}, which started this one, is gone")
             for byte in self._read():
                 if byte == _STOP:
-                    self._close()  # here: after an interrupted `join` the other thread does not know that this one has ended
+                    self._close()  # In this thread, because an interrupted `join` does not tell that it has ended.
                     return
                 self._handle_byte(byte)
 
@@ -199,7 +199,12 @@ class _Watch:
 
 
 class _Parent:
-    """The process that started this one."""
+    """The process that started this one.
+
+    Attributes:
+        pid: the number of the process.
+        fd: a pidfd of the process; -1 if the kernel has none.
+    """
 
     def __init__(self) -> None:
         self.pid, self.fd = os.getppid(), -1
@@ -207,6 +212,7 @@ class _Parent:
             self.fd = os.pidfd_open(self.pid)
 
     def is_gone(self) -> bool:
+        """Return True if the process has ended."""
         return os.getppid() != self.pid
 
     def close(self) -> None:
@@ -215,7 +221,7 @@ class _Parent:
 
 
 def _start(name: str, work: Any, *args: Any) -> threading.Thread | None:
-    """Run `work` in a thread, or right here if no thread can be started."""
+    """Run `work` in a new thread, or in this one if no thread can be started."""
     try:
         return start_thread(name, work, *args)
     except LogUnavailable:
@@ -224,24 +230,24 @@ def _start(name: str, work: Any, *args: Any) -> threading.Thread | None:
 
 
 def _is_handled_in_c(number: int, known: Any) -> bool:
-    """Return True if a handler is set that Python does not know (`faulthandler.register`): it cannot be called from here."""
+    """Return True if a handler in C is set, which Python cannot call (`faulthandler.register`)."""
     get_handler = ctypes.pythonapi.PyOS_getsig
     get_handler.argtypes, get_handler.restype = (ctypes.c_int,), ctypes.c_void_p
     return known == signal.SIG_DFL and get_handler(number) is not None
 
 
 def _die_by(number: int) -> NoReturn:
-    """End the process by the default action of a signal. (`signal.signal` works in the main thread only.)"""
+    """End the process by the default action of a signal. `signal.signal` works in the main thread only and is not used."""
     set_handler = ctypes.pythonapi.PyOS_setsig
     set_handler.argtypes, set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     set_handler(number, None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     os.kill(os.getpid(), number)
-    time.sleep(1.0)  # the first process of a container is not killed by signals
+    time.sleep(1.0)  # Signals do not kill the first process of a container.
     os._exit(128 + number)
 
 
-# Between `fork` and the child's first line, a signal to the child would go into the parent's pipe: signals are blocked then.
+# Signals are blocked during a fork: until the child has restored its handlers, a signal to it would go into the parent's pipe.
 
 _lock = threading.Lock()
 _watch: _Watch | None = None

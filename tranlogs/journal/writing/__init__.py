@@ -1,1 +1,1 @@
-"""How the journal hands records to the log, and what it does while the disk refuses them."""
+"""Writing of a journal's records to the log, and suspension of logging while the disk is full or fails."""

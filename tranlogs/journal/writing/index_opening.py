@@ -13,7 +13,7 @@ from ...log.index import IndexedRecord, LogIndex, delete_index
 from ...log.reader import SegmentReader
 from ...log.record import Location
 from ...log.scanner import scan
-from ..opening import JournalPaths
+from ..paths import JournalPaths
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def open_index(paths: JournalPaths, catalog: Catalog, run_id: str) -> LogIndex:
             _log.info("%s; rebuilding the index from the segments", error)
             delete_index(paths.log)
             return _open_complete_index(paths, catalog, run_id)
-    except CannotRead as error:  # file handles or memory are used up: logging waits until that is over
+    except CannotRead as error:  # File handles or memory are used up: logging is suspended until there are some again.
         raise LogUnavailable(str(error)) from error
 
 
@@ -48,19 +48,19 @@ def _open_complete_index(paths: JournalPaths, catalog: Catalog, run_id: str) -> 
 
 
 def _complete(index: LogIndex, path: Path, row: SegmentRow) -> None:
-    """Add the records of a segment that the index lacks: a crash came before they were added, or the index is new."""
+    """Add the records of a segment that the index lacks, because of a crash or because the index is new."""
     known = index.newest(row.number)
     if row.state == "sealed" and known is not None and known.head.sequence >= row.last_sequence:
         return
     try:
         found = scan(path, row.number, start=known.end if known is not None else 0, last_sequence=row.last_sequence or None)
         with SegmentReader(path) as reader:
-            index.add(list(_indexed(reader, found)))
-    except (CorruptRecord, CannotRead, OSError) as error:  # recovery and `tranlogs verify` report what is wrong with it
+            index.add(list(_read_indexed(reader, found)))
+    except (CorruptRecord, CannotRead, OSError) as error:  # Recovery and `tranlogs verify` report the damage.
         _log.debug("%s: could not add the segment to the index: %s", path, error)
 
 
-def _indexed(reader: SegmentReader, locations: Iterable[Location]) -> Iterator[IndexedRecord]:
+def _read_indexed(reader: SegmentReader, locations: Iterable[Location]) -> Iterator[IndexedRecord]:
     for location in locations:
         with suppress(CorruptRecord):
             head = location.head

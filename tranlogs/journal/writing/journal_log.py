@@ -28,7 +28,7 @@ class JournalLog:
         wal: the open log; None while it is closed.
         writer: writes records to `wal`; None while it is closed.
         thread: the writer thread of `writer="thread"`; None with "direct", and before the log is opened for the first time.
-        end: position behind everything that was written before the log was closed.
+        end: position after the last record that was written before the log was closed.
     """
 
     def __init__(self, opened: OpenedJournal, config: JournalConfig, clock: Clock, disk_space: DiskSpace) -> None:
@@ -39,16 +39,16 @@ class JournalLog:
         self.end = opened.origin
         self._committed = self._synced = 0  # steps, while the log is closed
 
-    # Where the log is.
+    # Position.
 
     @property
     def committed(self) -> int:
-        """The newest step that survives the process."""
+        """Number of the newest step that survives the end of the process."""
         return self.wal.boundary.step if self.wal is not None else self._committed
 
     @property
     def synced(self) -> int:
-        """The newest step that survives power loss."""
+        """Number of the newest step that survives power loss."""
         return self.wal.synced.step if self.wal is not None else self._synced
 
     @property
@@ -57,22 +57,22 @@ class JournalLog:
         return self.wal.bytes_written if self.wal is not None else 0
 
     def set_end(self, position: Position) -> None:
-        """Let the closed log end at a position: recovery has landed there."""
+        """Set the end of the closed log to the position at which recovery ended."""
         self.end = position
         self._committed = self._synced = position.step
 
     def mark_committed(self, step: int) -> None:
-        """Note that a step is safe while the log is closed: a checkpoint of it was published."""
+        """Record that a checkpoint of a step was published while the log is closed, so that the step is safe."""
         self._committed = self._synced = step
 
     # Opening and closing.
 
     def open(self, position: Position, *, writes_watermarks: bool) -> None:
-        """Open the log behind a position.
+        """Open the log at a position.
 
         Args:
             position: where the chain of records continues.
-            writes_watermarks: False if the checkpoint at `position` is not published yet; no watermark is written before it is.
+            writes_watermarks: False if the checkpoint at `position` is not published yet. Until then, no watermark is written.
 
         Raises:
             LogUnavailable: the disk is full or fails.
@@ -102,9 +102,9 @@ class JournalLog:
             self.writer = QueuedWriter(self.wal, self.thread)
 
     def open_after_gap(self, position: Position) -> None:
-        """Open the log at a position that nothing before it leads to, with a segment to write to.
+        """Open the log at a position that no earlier record leads to, and open a segment.
 
-        Retired files are used again. If none has the right size and the disk is full, they are deleted to make room.
+        Retired files are used again. If none of them has the right size and the disk is full, they are deleted.
 
         Raises:
             LogUnavailable: the disk is full or fails.
@@ -120,22 +120,22 @@ class JournalLog:
             self.take_segment()
 
     def take_segment(self) -> None:
-        """Open a segment, which shows that the disk has room for one.
+        """Open a segment, to show that the disk has room for one.
 
         Raises:
-            LogUnavailable: it has none.
+            LogUnavailable: the disk has no room for a segment.
         """
         assert self.wal is not None
         self.wal.begin(NO_TENSORS).abort()
 
     def close(self, *, truncates: bool = True) -> BaseException | None:
-        """Close the log as well as possible, and remember where it ended.
+        """Close the log as far as errors permit, and set `end`.
 
         Args:
-            truncates: give back the unused part of the last segment. On a full disk, a file of full size can be used again.
+            truncates: True frees the unused part of the last segment. On a full disk, a file of full size can be used again.
 
         Returns:
-            What went wrong.
+            The first error; None if there was none.
         """
         wal = self.wal
         failure: BaseException | None = None
@@ -149,35 +149,35 @@ class JournalLog:
             self.end = wal.position
             if wal.writes_watermarks:
                 self._committed, self._synced = wal.boundary.step, wal.synced.step
-        self.wal = self.writer = None  # last: a call that was interrupted is repeated from the start
+        self.wal = self.writer = None  # Last, because an interrupted call is repeated from the start.
         return failure
 
     def stop_thread(self) -> None:
-        """End the writer thread for good."""
+        """End the writer thread. It is not started again."""
         if self.thread is not None:
             self.thread.stop()
 
     # Syncing.
 
     def drain(self) -> BaseException | None:
-        """Wait until every record that was handed to the writer thread is written; return why one could not be."""
+        """Wait until the writer thread has written all its records; return its error, or None."""
         if self.thread is None:
             return None
         self.thread.drain()
         return self.thread.failure
 
     def wait_synced(self, timeout: float) -> bool:
-        """Wait until everything that is committed survives power loss; False if it does not within `timeout` seconds."""
+        """Wait until all committed steps survive power loss; return False if they do not within `timeout` seconds."""
         self.drain()
         return self.wal is None or self.wal.wait_synced(timeout)
 
     def demand_sync(self) -> None:
-        """Let everything that is committed survive power loss from now on, also with durability="process"."""
+        """Sync all committed steps from now on, also with durability="process"."""
         if self.wal is not None:
             self.wal.demand_sync()
 
     def seal(self, timeout: float) -> bool:
-        """Seal and sync what is committed, from any thread; False if that did not succeed within `timeout` seconds."""
+        """Seal and sync all committed steps, from any thread; return False if that takes more than `timeout` seconds."""
         wal = self.wal
         try:
             if wal is not None:

@@ -1,8 +1,8 @@
-"""Two ways to write records with one face: on the training thread, or behind it in a thread of its own.
+"""Writers of records with a common interface: on the training thread, or through the queue of a writer thread.
 
-The second is for devices whose copies finish later (GPU). Memory that is not on its way from a device is copied into pooled
-buffers when a record is queued; for what is on its way the writer thread waits. The training thread waits only when the queue
-is full (back-pressure).
+The queue is for devices whose copies finish later (GPU). Memory that is being copied from a device belongs to the record, and
+the writer thread waits for the copy. All other memory is copied into pooled buffers when a record is queued. The training
+thread waits only while the queue is full.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from ...log.record_writer import RecordWriter
 from ...log.writer import WriteAheadLog
 from .writer_thread import BufferPool, WriterThread
 
-Body = dict[str, Any] | tree.Fixed  # the same `Fixed` as for the record before need not be encoded again
+Body = dict[str, Any] | tree.Fixed  # A `Fixed` that the previous record had, too, is not encoded again.
 
 
 class StepRecord(Protocol):
-    """A step being logged."""
+    """The record of a step, from `Writer.begin` to `Writer.commit`."""
 
     @property
-    def is_open(self) -> bool: ...
+    def is_open(self) -> bool:
+        """True until the record is committed or dropped."""
 
     def wait(self) -> None:
-        """Wait until the tensors are written: their memory may change then."""
+        """Wait until the tensors are written, so that their memory may change."""
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Drop the record, unless it is committed."""
 
 
 class Writer(Protocol):
@@ -62,7 +64,7 @@ class Writer(Protocol):
 
 
 class DirectWriter:
-    """On the training thread. A large payload is written by a thread beside it until the commit."""
+    """Writes records on the training thread. The log writes a large payload in another thread between begin and commit."""
 
     def __init__(self, log: WriteAheadLog) -> None:
         self._log = log
@@ -84,11 +86,11 @@ class DirectWriter:
         adapt: tree.Adapt | None,
         scalars: Scalars | None,
     ) -> None:
-        self._log.append(kind, step, payload, encoded(self._log.encoder, kind, body, adapt), digests, scalars)
+        self._log.append(kind, step, payload, encode_body(self._log.encoder, kind, body, adapt), digests, scalars)
 
 
 class QueuedWriter:
-    """In the thread of a `WriterThread`. A job that fails latches there: what comes after it is refused."""
+    """Writes records in the thread of a `WriterThread`. After a job has failed, further records are refused."""
 
     def __init__(self, log: WriteAheadLog, writer_thread: WriterThread) -> None:
         self._log, self._writer_thread = log, writer_thread
@@ -127,11 +129,11 @@ class QueuedWriter:
         adapt: tree.Adapt | None,
         scalars: Scalars | None,
     ) -> None:
-        """Queue a record. Its body is encoded now: what it refers to may change before the writer gets to it."""
+        """Queue a record. Its body is encoded now, because the state may change before the record is written."""
         writer_thread, log, pool, payload = self._writer_thread, self._log, self._writer_thread.pool, record.payload
         if writer_thread.failure is not None:
             raise LogUnavailable(error_text(writer_thread.failure)) from writer_thread.failure
-        body_parts = {name: _copy_part(pool, part) for name, part in encoded(log.encoder, kind, body, adapt).items()}
+        body_parts = {name: _copy_part(pool, part) for name, part in encode_body(log.encoder, kind, body, adapt).items()}
         copies = [array for part in body_parts.values() for _, array in part.arrays]
         nbytes = payload.nbytes + sum(array.nbytes for array in copies)
         record.is_open = False
@@ -145,7 +147,7 @@ class QueuedWriter:
 
 
 class QueuedRecord:
-    """A record that is queued as a whole: its payload is a copy, or on its way from a device."""
+    """A record that is queued as a whole. Its payload is a copy, or is being copied from a device."""
 
     def __init__(self, payload: Payload) -> None:
         self.payload = payload
@@ -161,8 +163,8 @@ class QueuedRecord:
                 self.payload.release()
 
 
-def encoded(encoder: BodyEncoder, kind: EntryKind, body: Body, adapt: tree.Adapt | None) -> EncodedBody:
-    """Encode a body: that of a boundary part by part."""
+def encode_body(encoder: BodyEncoder, kind: EntryKind, body: Body, adapt: tree.Adapt | None) -> EncodedBody:
+    """Encode a body. The body of a boundary is encoded part by part."""
     if kind != EntryKind.BOUNDARY:
         return encoder.whole(body, adapt)
     assert isinstance(body, dict), "the parts of a boundary are fixed one by one"
@@ -170,7 +172,7 @@ def encoded(encoder: BodyEncoder, kind: EntryKind, body: Body, adapt: tree.Adapt
 
 
 def copy_payload(pool: BufferPool, payload: Payload) -> Payload:
-    """Return the payload with a copy of its memory; one that is on its way from a device is no one else's already."""
+    """Return the payload with a copy of its memory. Memory that is being copied from a device is not copied again."""
     if payload.wait is not None or payload.release is not None:
         return payload
     copies = [pool.copy(Array("uint8", (buffer.nbytes,), buffer)) for buffer in payload.buffers]

@@ -1,4 +1,4 @@
-"""The start of writing: where recovery has landed, and what the catalog has to know before the first record."""
+"""The start of writing: the position at which recovery ended, and the rows of the catalog before the first record."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from ...base.clock import Clock
 from ...catalog import TimelineRow, Watermarks, timeline_key
 from ...log.record import Position
 from ...retention.prune import set_aside
+from ..abandoned_segments import seal_abandoned_segments
 from ..checkpoints.journal_checkpoints import JournalCheckpoints
 from ..holds import PruningHolds
-from ..opening import OpenedJournal, seal_abandoned_segments
+from ..opening import OpenedJournal
 from .journal_log import JournalLog
 
 
 class WritingStart:
-    """Begins the writing of one journal, after the position where recovery has landed.
+    """Begins the writing of one journal, at the position where recovery ended.
 
     Args:
         opened: the journal.
@@ -24,10 +25,10 @@ class WritingStart:
         holds: keep the journal from being pruned.
         log: opened when writing begins.
         checkpoints: started when writing begins.
-        syncs: True if what a dead process has left in its segments is made durable.
+        syncs: True if the records that a dead process left in its segments are made durable.
 
     Attributes:
-        position: after which the first record goes; None until it is set.
+        position: the position after which the first record is written; None until it is set.
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class WritingStart:
         """Set the position, and the names of damaged checkpoints that are set aside when writing begins."""
         assert self.position is None, "the journal has a position already"
         self.position, self._damaged = position, damaged
-        self._checkpoints.schedule.taken(position.step, 0)
+        self._checkpoints.schedule.note_taken(position.step, 0)
 
     def begin_timeline(self, number: int | None) -> None:
-        """Let the first record begin a new timeline: there are records behind the position.
+        """Let the first record begin a new timeline, because there are records after the position.
 
         Args:
-            number: of the timeline; None for the next free number.
+            number: the number of the timeline; None for the next free number.
 
         Raises:
             RecoveryError: a monitor has pruned the journal since it was opened.
@@ -72,7 +73,7 @@ class WritingStart:
         """Bring the catalog up to date, open the log, and start checkpoints.
 
         Args:
-            position: after which the first record goes.
+            position: the position after which the first record is written.
             writes_watermarks: False if the checkpoint at `position` is not published yet.
 
         Raises:

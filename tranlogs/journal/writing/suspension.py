@@ -1,4 +1,4 @@
-"""Logging is suspended while the disk is full or fails: why, since when, when to try again, and what the catalog keeps."""
+"""A suspension of logging, while the disk is full or fails: its reason, its retries, and its incident in the catalog."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from ...catalog import Catalog, Incident
 
 @dataclass(slots=True)
 class Suspension:
-    """`since` is a time of day; `next_try` is in the monotonic clock's seconds."""
+    """A time in which logging is suspended.
+
+    Attributes:
+        why: the reason.
+        step: the newest step of the training when it began.
+        since: the time of day when it began.
+        next_try: when the next attempt to resume is made, in seconds of the monotonic clock.
+        delay: the seconds between the last attempt and the next one.
+    """
 
     why: str
     step: int
@@ -20,28 +28,38 @@ class Suspension:
 
     @classmethod
     def begin(cls, why: str, step: int, since: float, now: float, ended: Suspension | None) -> Suspension:
-        """Logging stops now. If it had gone on only for a moment, this is the trouble of before, and waits longer."""
-        begun = cls(why, step, since, now + RETRY_SECONDS_MIN)
+        """Return a suspension that begins now.
+
+        If the previous suspension ended only a short time ago, its cause was not removed. The delay then continues to grow.
+
+        Args:
+            why: the reason.
+            step: the newest step of the training.
+            since: the time of day.
+            now: the time of the monotonic clock.
+            ended: the previous suspension.
+        """
+        suspension = cls(why, step, since, now + RETRY_SECONDS_MIN)
         if ended is not None and now < ended.next_try + RETRY_SECONDS_MAX:
-            begun.delay = ended.delay
-            begun.postpone(now)
-        return begun
+            suspension.delay = ended.delay
+            suspension.postpone(now)
+        return suspension
 
     def postpone(self, now: float) -> None:
-        """A try to resume failed: wait twice as long for the next one."""
+        """Double the delay, because an attempt to resume failed."""
         self.delay = min(self.delay * 2, RETRY_SECONDS_MAX)
         self.next_try = now + self.delay
 
     def end(self, now: float) -> None:
-        """Logging goes on."""
+        """Record the time at which logging resumed."""
         self.next_try = now
 
 
 def note_incident(catalog: Catalog, suspension: Suspension) -> None:
-    """Record that logging is suspended, once.
+    """Record in the catalog that logging is suspended, once for each suspension.
 
     Raises:
-        LogUnavailable: the disk that failed has the catalog, too.
+        LogUnavailable: the catalog cannot be written, either.
     """
     with catalog.transaction() as tables:
         known = tables.rows("incident/", Incident)
@@ -52,13 +70,14 @@ def note_incident(catalog: Catalog, suspension: Suspension) -> None:
 
 
 def end_incident(catalog: Catalog, step: int, now: float, suspension: Suspension | None = None) -> None:
-    """Record that logging goes on, from the fresh checkpoint of `step`.
+    """Record in the catalog that logging resumed.
 
     Args:
         catalog: the journal's.
-        step: where it goes on.
+        step: the step of the checkpoint from which logging resumed.
         now: the time of day.
-        suspension: what ends, in case that it could not be recorded before; None if a dead process may have left one.
+        suspension: the suspension that ended. It is recorded now if the catalog could not be written before. None if a dead
+            process may have left an incident open.
 
     Raises:
         LogUnavailable: the disk is full or fails.

@@ -1,4 +1,4 @@
-"""What a journal does when the disk is full or fails: it suspends logging, and resumes from a fresh checkpoint."""
+"""Suspend logging when the disk is full or fails, and resume it from a fresh checkpoint."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from ...checkpoints import Snapshot
 from ...encoding import tree
 from ...log.layout import NO_TENSORS
 from ...log.record import EntryKind, Position
+from ..abandoned_segments import seal_abandoned_segments
 from ..checkpoints.journal_checkpoints import JournalCheckpoints
 from ..failures import SUSPENDING_ERRORS
-from ..opening import OpenedJournal, seal_abandoned_segments
+from ..opening import OpenedJournal
 from .journal_log import JournalLog
 from .start import WritingStart
 from .suspension import Suspension, end_incident, note_incident
@@ -85,7 +86,7 @@ class SuspensionHandler:
         assert suspension is not None
         if self._clock.monotonic() < suspension.next_try or checkpoints.is_busy:
             return
-        # The chain starts anew: only the checkpoint links the log behind the gap with the log before it.
+        # A new chain begins: only the checkpoint links the log after the gap with the log before it.
         end = self._journal_log.end
         position = Position(end.sequence + 1, step, secrets.randbits(64), end.timeline)
         try:
@@ -105,11 +106,11 @@ class SuspensionHandler:
         self._journal_log.wal.writes_watermarks = True
         suspension.end(self._clock.monotonic())
         self.current, self._previous_suspension = None, suspension
-        checkpoints.schedule.taken(step, 0)
+        checkpoints.schedule.note_taken(step, 0)
         _log.warning("%s: logging resumed from a fresh checkpoint at step %d", self._opened.paths.folder, step)
 
     def _open_and_checkpoint(self, position: Position, snapshot: Callable[[], Snapshot], adapt: tree.Adapt | None) -> None:
-        """Open the log, then take a checkpoint. If the former log is what fills the disk, take the checkpoint first."""
+        """Open the log, then take a checkpoint. If the log before the gap fills the disk, take the checkpoint first."""
         log, checkpoints = self._journal_log, self._checkpoints
         try:
             log.open_after_gap(position)

@@ -137,7 +137,7 @@ class GradientShards:
 
 
 class JoinedEntry(Entry):
-    """A record whose tensors are joined from the gradient shards of all ranks. All else is that of the first rank's record."""
+    """A record with tensors that are joined from the gradient shards of all ranks. All else comes from the first record."""
 
     def __init__(self, parts: Sequence[Entry]) -> None:
         self.__dict__.update(parts[0].__dict__)

@@ -5,9 +5,9 @@ without a leader. Damage that one rank finds on the way is sent to all, and they
 ranks, so the same code serves processes (torch.distributed) and a single reader of all journals.
 
 The number of processes may have changed since the run was recorded. A journal whose rank no longer exists is then read by a
-process that finds it beside its own, and a process without a part in the run redoes the journal of another rank. Where
-parameters are sharded in another way now, the log of each former rank is compacted into a checkpoint, and each process reads
-its parts from these (resharding.py).
+process that finds it in the same folder as its own journal. A process without a part in the run redoes the journal of another
+rank. If parameters are sharded in another way now, the log of each former rank is compacted into a checkpoint, and each process
+reads its parts from these checkpoints (resharding.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 
 from ...base.errors import CorruptCheckpoint, MissingShard, RecoveryError, UsageError
 from ...log.record import EntryKind
+from ..decoding import DamagedEntry
 from ..plan import Plan
 from ..protocol import ReplacementSource
-from ..recover import DamagedEntry, Progress, Recovered, execute_plan, open_planned_checkpoint
+from ..recover import Progress, Recovered, execute_plan, open_planned_checkpoint
 from .decision.agreement import Agreement, BaseCheckpoint, Damage
 from .decision.change_notes import describe_lost_journals, describe_resharding, describe_resize, describe_substitution
 from .decision.generations import Generation, GroupTarget, choose_target, group_by_generation
@@ -30,6 +31,7 @@ from .group_state import GroupState, ReplayedState
 from .journal_access import JournalAccess, Transport
 from .outcome import DAMAGE_KINDS, GroupRecovered, RankAttempt
 from .rank_plan import RankPlanner
+from .rank_role import RankRole
 from .resharding import Resharding
 from .summary.common_history import choose_timeline_ids
 from .summary.timeline_ids import extend_timeline_ids
@@ -67,7 +69,7 @@ class GroupRecovery:
         self._transport = transport
         self._exchange = SummaryExchange(folder, rank, world, run_id, transport, spare)
         self._access: JournalAccess | None = None
-        self._target: GroupTarget | None = None
+        self._current_role: RankRole | None = None
         self._damage = Damage()
         self._resharding: Resharding | None = None
 
@@ -96,17 +98,18 @@ class GroupRecovery:
         assert self._access is not None
         generations = group_by_generation(self._exchange.summaries)
         for _ in range(_ATTEMPTS_MAX):
-            self._target = self._choose_target(generations, step)
-            if self._target is None:
+            target = self._choose_target(generations, step)
+            if target is None:
                 return None
-            self._resharding = self._begin_resharding() if self._is_resharded else None
+            self._current_role = RankRole(self.rank, self.world, target, frozenset(self._exchange.resharded))
+            self._resharding = self._begin_resharding() if self._role.is_resharded else None
             self._check_world()
-            self._access.fetch_checkpoints(() if self._is_resharded else self._list_foreign_checkpoints())
+            self._access.fetch_checkpoints(() if self._role.is_resharded else self._list_foreign_checkpoints())
             attempt, recovered = self._attempt(progress)
             outcomes = self._transport.gather(attempt.pack())
             self._raise_failures(attempt, outcomes)
             if self._can_differ and len({outcome["digest"] for outcome in outcomes if outcome["digest"]}) > 1:
-                self._damage.states_differ = True  # from now on no rank stands for another
+                self._damage.states_differ = True  # From now on, no rank may replace another.
                 self._exchange.notes.append(
                     f"the states of the ranks differed at step {self._agreement.step}, and each rank keeps its own"
                 )
@@ -143,17 +146,17 @@ class GroupRecovery:
         generation, lost = self._generation, self._agreement.lost
         is_replicated, recorded = generation.is_replicated, f"{generation.world} processes recorded the run"
         why = "each of them logged all of its gradients, so that their weights may differ"
-        if self._is_resharded and generation.world > 1 and not (generation.is_sharded or is_replicated):
+        if self._role.is_resharded and generation.world > 1 and not (generation.is_sharded or is_replicated):
             raise UsageError(
                 f"{self.folder.parent}: {recorded}, and {why}; now the weights are sharded. Start {generation.world} processes "
                 "without sharding"
             )
-        if self._is_resharded and lost:
+        if self._role.is_resharded and lost:
             raise UsageError(
                 f"{self.folder.parent}: rank {lost[0]} ended before it had written its first checkpoint. Start "
                 f"{generation.world} processes with the same sharding as before, or start another run"
             )
-        if not self._is_resharded and generation.world != self.world and not is_replicated:
+        if not self._role.is_resharded and generation.world != self.world and not is_replicated:
             now = "is 1" if self.world == 1 else f"are {self.world}"
             raise UsageError(
                 f"{self.folder.parent}: {recorded}, now there {now}, and {why}. Start {generation.world} processes"
@@ -166,74 +169,34 @@ class GroupRecovery:
 
     def _make_planner(self) -> RankPlanner:
         assert self._access is not None
-        assert self._target is not None
-        exchange = self._exchange
-        folders = self._access.folders
-        return RankPlanner(self.folder, self.rank, exchange.logs, folders, self._target, exchange.unused_timelines)
+        exchange, folders = self._exchange, self._access.folders
+        return RankPlanner(self.folder, self.rank, exchange.logs, folders, self._role.target, exchange.unused_timelines)
+
+    @property
+    def _role(self) -> RankRole:
+        """The part of this rank in the present attempt."""
+        assert self._current_role is not None
+        return self._current_role
 
     @property
     def _generation(self) -> Generation:
-        assert self._target is not None
-        return self._target.generation
+        return self._role.target.generation
 
     @property
     def _agreement(self) -> Agreement:
-        assert self._target is not None
-        return self._target.agreement
-
-    @property
-    def _is_resharded(self) -> bool:
-        """True if parameters are sharded in another way now."""
-        generation = self._generation
-        is_resized = generation.is_sharded and generation.world != self.world
-        return generation.first_timeline in self._exchange.resharded or is_resized
-
-    @property
-    def _has_part(self) -> bool:
-        """True if this rank has a journal of what is recovered."""
-        return self.rank < self._generation.world and self.rank not in self._agreement.lost
-
-    @property
-    def _starts_generation(self) -> bool:
-        """True if a generation starts: the number of processes or the sharding changed, or a newer one is given up."""
-        assert self._target is not None
-        return self._generation.world != self.world or self._is_resharded or not self._target.is_newest
+        return self._role.target.agreement
 
     @property
     def _can_differ(self) -> bool:
         """True if the states of the ranks may differ unnoticed: each rank redoes its own records, which are whole."""
         return not self._damage.states_differ and (self._agreement.has_full_records or bool(self._agreement.lost_with_equals))
 
-    @property
-    def _is_newcomer(self) -> bool:
-        """True if the run did not have this rank, or holds no state of its own for it."""
-        base = self._agreement.bases[self.rank] if self.rank < self._generation.world else None
-        return not self._has_part and (self.rank >= self._generation.world or (base is None and self._starts_generation))
-
-    @property
-    def _redoes_equal(self) -> bool:
-        """True if this rank's journal is lost, and the rank redoes the journal of another rank with the same state."""
-        return self.rank in self._agreement.lost_with_equals
-
-    @property
-    def _redoes_copies(self) -> bool:
-        """True if this rank's journal is lost, and the rank redoes the copies that the preceding rank has."""
-        return self.rank in self._agreement.lost_with_copies
-
-    def _find_donor(self) -> int:
-        """Return the rank whose journal this rank redoes: its own, the preceding one if that has copies, or the first held."""
-        if self._redoes_copies:
-            return (self.rank - 1) % self._generation.world
-        if self._has_part:
-            return self.rank
-        return next(one.rank for one in self._generation.summaries if one.rank not in self._agreement.lost)
-
     def _attempt(self, progress: Progress | None) -> tuple[RankAttempt, Recovered | None]:
         """Redo what this rank has to redo, and note what damage it meets."""
         attempt = RankAttempt()
         recovered: Recovered | None = None
-        agreement, donor, planner = self._agreement, self._find_donor(), self._make_planner()
-        base = agreement.bases[donor if self._is_newcomer else self.rank] if self._resharding is None else None
+        agreement, donor, planner = self._agreement, self._role.find_donor(), self._make_planner()
+        base = agreement.bases[donor if self._role.is_newcomer else self.rank] if self._resharding is None else None
         assert self._access is not None
         try:
             self._access.raise_error()
@@ -243,7 +206,7 @@ class GroupRecovery:
                     base = agreement.bases[donor]
                     assert base is not None
                     self._compact(self._resharding, planner, donor, base, progress)
-            elif self._has_part or self._is_newcomer or self._redoes_copies or self._redoes_equal:
+            elif self._role.has_part or self._role.is_newcomer or self._role.redoes_copies or self._role.redoes_equal:
                 assert base is not None
                 recovered = self._redo(planner, donor, base, self.state, progress)
                 attempt.has_later = recovered.plan.has_later
@@ -365,7 +328,7 @@ class GroupRecovery:
             RecoveryError: the states of the ranks differ.
         """
         agreement, generation, summaries = self._agreement, self._generation, self._exchange.summaries
-        is_new = agreement.is_forked or self._starts_generation or any(outcome["has_later"] for outcome in outcomes)
+        is_new = agreement.is_forked or self._role.starts_generation or any(outcome["has_later"] for outcome in outcomes)
         is_new |= any(summary.has_empty_timeline for summary in summaries)
         timeline = max(summary.timeline for summary in summaries) + is_new
         ids = choose_timeline_ids(generation.summaries)
@@ -373,24 +336,24 @@ class GroupRecovery:
             recovered,
             timeline,
             is_new,
-            first_timeline=timeline if self._starts_generation else generation.first_timeline,
-            starts_generation=self._starts_generation,
+            first_timeline=timeline if self._role.starts_generation else generation.first_timeline,
+            starts_generation=self._role.starts_generation,
             is_resized=generation.world != self.world,
-            is_journal_lost=not self._has_part,
-            is_resharded=self._is_resharded,
+            is_journal_lost=not self._role.has_part,
+            is_resharded=self._role.is_resharded,
             timeline_ids=extend_timeline_ids(ids, agreement.step, self._exchange.timeline_id if is_new else ""),
-            copied_rank=self.rank if self._redoes_copies else -1,
+            copied_rank=self.rank if self._role.redoes_copies else -1,
             caveats=attempt.caveats,
             notes=self._exchange.notes,
         )
-        if self._is_newcomer or self._redoes_equal:
+        if self._role.is_newcomer or self._role.redoes_equal:
             run_id = next(summary.run_id for summary in generation.summaries if not summary.is_empty)
             result.seed = f"{run_id} {agreement.step} {self.rank}"
         if recovered is not None:
             recovered.damaged = tuple(name for rank, name in self._damage.checkpoints if rank == self.rank)
         self._describe_changes(result, outcomes)
         digests = {outcome["digest"] for outcome in outcomes if outcome["digest"]}
-        if len(digests) > 1 and (self._starts_generation or not self._damage.states_differ):
+        if len(digests) > 1 and (self._role.starts_generation or not self._damage.states_differ):
             raise RecoveryError(
                 f"{self.folder.parent}: the states of the ranks differ at step {agreement.step}, although they must be "
                 "equal; run `tranlogs verify --replay` to find the first step that differs"
@@ -404,8 +367,8 @@ class GroupRecovery:
             result.caveats += describe_resize(agreement.step, generation.world, self.world)
         elif result.is_resharded:
             result.caveats += describe_resharding(agreement.step)
-        if self._redoes_equal:
-            result.caveats += describe_substitution(agreement, self.rank, self._find_donor())
+        if self._role.redoes_equal:
+            result.caveats += describe_substitution(agreement, self.rank, self._role.find_donor())
         result.notes += describe_lost_journals(agreement, generation.world)
         for rank, outcome in enumerate(outcomes):
             result.caveats += [text for text in outcome["caveats"] if rank != self.rank]

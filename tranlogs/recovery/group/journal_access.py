@@ -1,8 +1,8 @@
-"""Access of a rank to the journals of the other ranks: where they lie or, if that is another machine's disk, in copies.
+"""Access of a rank to the journals of the other ranks: in place or, if they are on another machine's disk, in copies.
 
-Copies come through the group of processes, file by file: all segments of a log, and the checkpoints that are needed. Segments
-and checkpoints describe themselves, so a copy is read like a journal whose catalog was lost. Copies are deleted when the
-recovery ends.
+Copies are sent through the group of processes, file by file: all segments of a log, and the checkpoints that are needed.
+Segments and checkpoints describe themselves, so a copy is read like a journal whose catalog was lost. Copies are deleted when
+the recovery ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Search for journals that lie where no process of their rank looks: folders get swapped, and nodes trade places."""
+"""Search for journals in places where no process of their rank reads them, because folders or nodes were swapped."""
 
 from __future__ import annotations
 

@@ -11,9 +11,10 @@ from ...base.errors import CorruptCheckpoint
 from ...catalog import CheckpointRow
 from ...checkpoints import Checkpoint
 from ...log.record import Position
+from ..decoding import DamagedEntry, decode_chunks
 from ..history import Link
 from ..plan import Plan, has_later_boundary
-from ..recover import DamagedEntry, EarlierNotes, decode_chunks
+from ..recover import EarlierNotes
 from .decision.agreement import BaseCheckpoint
 from .decision.generations import GroupTarget
 from .summary.journal_log import JournalLog, enumerate_boundaries
@@ -107,7 +108,7 @@ class RankPlanner:
                 continue
             with suppress(CorruptCheckpoint, DamagedEntry), Checkpoint(self._folder / "checkpoints" / row.name) as checkpoint:
                 body = checkpoint.meta()["boundary"]
-                scalars = [one for _, _, some in decode_chunks(links[:end]) for one in some]
+                scalars = [one for chunk in decode_chunks(links[:end]) for one in chunk.scalars]
                 return {key: body[key] for key in ("scalars",) if key in body}, scalars
         return {}, []
 

@@ -1,12 +1,12 @@
 """Recovery of a run whose parameters are sharded in another way now: over more or fewer processes, or over another mesh.
 
-To redo a part of the parameters, no other part is needed. So the log of each former rank is compacted into a checkpoint at the
-step on which the processes have agreed: by one of the present processes, with the code by which a monitor derives a checkpoint.
-If a former rank has a checkpoint at that step, nothing is redone or written. From these checkpoints each process reads the
-ranges that belong to it. No process holds more than one former rank's part and its own.
+A part of the parameters can be redone without the other parts. One of the present processes therefore compacts the log of each
+former rank into a checkpoint at the step on which the processes have agreed, as a monitor derives a checkpoint. If a former
+rank has a checkpoint at that step, nothing is redone or written. Each process then reads its ranges from these checkpoints. No
+process needs memory for more than one former rank's part and its own part.
 
-The checkpoints lie in the folder of the process that made them and are deleted when the recovery ends. A recovery that is
-interrupted leaves the former journals as they were, and the next one makes the checkpoints again.
+The checkpoints are written to the folder of the process that makes them and deleted when the recovery ends. An interrupted
+recovery leaves the former journals unchanged, and the next one makes the checkpoints again.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .summary.journal_summary import JournalSummary
 
 @dataclass(frozen=True, slots=True)
 class FormerRank:
-    """What one process has made of a former rank's journal.
+    """The checkpoint that one process made from a former rank's journal.
 
     Attributes:
-        folder: the checkpoint at the step at which all processes resume.
-        recovered: how the journal led there.
-        replay: what `FormerState.describe_replay` says; empty if nothing was redone.
+        folder: the folder of the checkpoint, at the step at which all processes resume.
+        recovered: the outcome of the recovery that led to that step.
+        replay: the result of `FormerState.describe_replay`; empty if nothing was redone.
     """
 
     folder: Path
@@ -48,9 +48,9 @@ class FormerRank:
 
 
 class Resharding:
-    """One process's part in the recovery of a resharded run.
+    """Recovery of a resharded run, for one process.
 
-    All processes must make one at the same time: they exchange which journals each of them can read.
+    All processes must create an instance at the same time, because they exchange which journals each of them can read.
 
     Args:
         rank: the rank of this process.
@@ -154,12 +154,12 @@ class Resharding:
 
 
 def _can_read(rank: int, summary: JournalSummary, folders: Mapping[int, Path]) -> bool:
-    """Return True if a process can read a journal: its own, one that it found beside its own, or one on a shared disk."""
+    """Return True if a process can read a journal: its own journal, one next to it, or one on a shared disk."""
     return rank in (summary.rank, summary.sender) or read_run_id(folders[summary.rank]) == summary.run_id
 
 
 def _choose_owner(rank: int, readable_by: list[list[int]], world: int) -> int:
-    """Return the process that compacts a rank's journal: that of the same rank, or else the able processes in turn.
+    """Return the process that compacts a rank's journal: the process of the same rank, or those that can read it in turn.
 
     Args:
         rank: the rank that wrote the journal.

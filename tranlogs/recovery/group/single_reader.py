@@ -83,7 +83,7 @@ class SingleReader:
             return [{**value, "summaries": [summary.pack()]} for summary in self.generation.summaries]
         if "empty" in value:
             return self._timeline_uses
-        if "misplaced" in value:  # this process has looked in every place that there is
+        if "misplaced" in value:  # The reader has searched all places.
             return []
         if "unreadable" in value:
             return [value]

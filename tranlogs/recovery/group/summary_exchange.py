@@ -29,7 +29,7 @@ from .summary.timeline_ids import new_timeline_id
 
 
 class SummaryExchange:
-    """One rank's part in the exchange. All ranks must call its methods at the same time.
+    """Exchange of journal summaries, for one rank. All ranks must call its methods at the same time.
 
     Args:
         folder: the rank's journal.
@@ -138,7 +138,7 @@ class SummaryExchange:
         return found
 
     def _read_summaries(self) -> list[JournalSummary]:
-        """Return the summaries of this rank's journal, and of the journals beside it whose ranks no longer exist."""
+        """Return the summaries of this rank's journal, and of the journals next to it whose ranks no longer exist."""
         self._read_own_log()
         if self.logs:
             self.notes += self.replace_damaged(self.logs[0].facts.torn_paths)
@@ -177,7 +177,7 @@ class SummaryExchange:
         self.notes += self.abandoned
 
     def _list_stopped(self) -> list[tuple[int, Path]]:
-        """Return the journals beside this one whose ranks no longer exist."""
+        """Return the journals next to this one whose ranks no longer exist."""
         return [(rank, folder) for rank, folder in list_journals(self._folder) if rank >= self._world]
 
 

@@ -19,18 +19,18 @@ from ..manifest import ShippedItem
 
 
 def fetch_item(store: Store, item: ShippedItem, journal: Path, *, is_preallocated: bool = False) -> int:
-    """Download the files of one segment or checkpoint that are missing here or differ; return the number of bytes read.
+    """Download the files of one segment or checkpoint that are missing locally or differ; return the number of bytes read.
 
     Args:
         store: where to read from.
         item: the segment or checkpoint.
         journal: the journal's folder.
-        is_preallocated: True to give a segment's file its preallocated size, not only the bytes that it used.
+        is_preallocated: True to make a segment's file as large as it was preallocated, and not only as large as it was used.
 
     Raises:
-        CorruptObject: the store has lost an object, or it differs. The file that was here before is unchanged.
-        OSError: the disk is full or fails. The file that was here before is unchanged.
-        StoreUnavailable: the store does not answer. The file that was here before is unchanged.
+        CorruptObject: the store has lost an object, or the object differs. The local file is unchanged.
+        OSError: the disk is full or fails. The local file is unchanged.
+        StoreUnavailable: the store does not answer. The local file is unchanged.
     """
     row = item.row
     folder = journal / "log" if isinstance(row, SegmentRow) else journal / "checkpoints" / item.objects.name

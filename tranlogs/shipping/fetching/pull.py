@@ -1,8 +1,7 @@
 """Download of a journal from a store: the newest intact checkpoint, and the log after it.
 
-Files are written to a folder beside the journal's, which is renamed at the end: a pull that dies leaves nothing that looks
-like
-a journal, and the next pull uses what it had. Every byte is compared with the digest that was taken when it was uploaded.
+Files are written to a temporary folder, which is renamed at the end: a pull that dies leaves nothing that looks like a
+journal, and the next pull continues with its files. Every byte is compared with the digest that was taken at the upload.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ Progress = Callable[[str, int, int], None]
 
 _SUFFIX = ".pulling"
 _THREADS = 4
-_ATTEMPTS_MAX = 3  # objects of a manifest may be deleted while they are read, once a newer one is there
+_ATTEMPTS_MAX = 3  # Once a newer manifest is published, objects of an older one may be deleted while they are read.
 
 
 @dataclass(slots=True)
 class PullResult:
-    """What a pull has fetched.
+    """Result of a pull.
 
     Attributes:
         folder: the journal's folder.
-        step: the step that recovery from it reaches.
+        step: the step that recovery reaches from the fetched files.
         steps_lost: number of steps that the store's manifest names and that could not be read.
         checkpoint_step: step of the checkpoint.
         nbytes: bytes read from the store.
@@ -61,14 +60,14 @@ class PullResult:
 
 
 def find_run(url: str) -> tuple[str, list[str]]:
-    """Split the address of a run; return the store's address, and the run's journals in it ("RUN/rank0" and so on).
+    """Split the address of a run into the store's address and the run's journals in that store ("RUN/rank0" and so on).
 
     The address may also be that of a folder that contains one run.
 
     Raises:
         StoreRefused: the address is wrong, see `open_store`.
         StoreUnavailable: the store does not answer.
-        UsageError: the store holds no run there, or several.
+        UsageError: the store holds no run at this address, or several.
     """
     base, name = split_url(url)
     with TimeoutStore(open_store(base), STALL_SECONDS) as store:
@@ -76,14 +75,12 @@ def find_run(url: str) -> tuple[str, list[str]]:
         found = set(find_prefixes(store, name))
     runs = {prefix.rpartition("/")[0] for prefix in found}
     if not found:
-        raise UsageError(f"{url}: the store holds no run there; `tranlogs store list URL` lists the runs of a store")
+        raise UsageError(f"{url}: the store holds no run at this address; `tranlogs store list URL` lists the runs of a store")
     if len(runs) > 1:
         names = ", ".join(sorted(run.removeprefix(f"{name}/") for run in runs))
-        raise UsageError(
-            f"{url} holds several runs: {names}. Give the address of one of them; `tranlogs store list` lists them"
-        )
+        raise UsageError(f"{url} holds several runs: {names}. Use the address of one of them; `tranlogs store list` lists them")
     if "" in runs:
-        raise UsageError(f"{url} is one rank of a run; give the address of the run: {base}")
+        raise UsageError(f"{url} is one rank of a run; use the address of the run: {base}")
     if runs != {name}:  # the address of a folder that contains the run
         base, found = url, {prefix.removeprefix(f"{name}/") for prefix in found}
     return base, sorted(found, key=lambda prefix: (len(prefix), prefix))
@@ -113,7 +110,7 @@ def pull(store: Store, prefix: str, folder: Path, *, everything: bool = False, p
         manifest = newest
         if manifest is None:
             why = f"the store {store.url} holds no journal at {prefix}" + "".join(f"; {note}" for note in notes)
-            raise NotARun(folder, why, "Give the address of a run in it: URL/RUN")
+            raise NotARun(folder, why, "Use the address of a run in it: URL/RUN")
         result = PullResult(folder, notes=notes)
         fetched = _fetch(store, manifest, folder, everything, progress, result)
         if fetched.local and not result.steps_lost:
@@ -124,7 +121,7 @@ def pull(store: Store, prefix: str, folder: Path, *, everything: bool = False, p
             break
     assert manifest is not None
     if not manifest.checkpoints:
-        raise NotARun(folder, f"the store {store.url} holds no checkpoint of it yet", "")
+        raise NotARun(folder, f"the store {store.url} holds no checkpoint of this journal yet", "")
     if not fetched.local:
         raise CorruptObject(f"{store.url}/{prefix}", "none of its checkpoints can be read: " + "; ".join(result.notes))
     _publish_journal(store, manifest, parse_manifest_name(names[0])[0], folder, fetched, result)
@@ -148,7 +145,7 @@ class _Fetched:
 def _fetch(
     store: Store, manifest: Manifest, folder: Path, everything: bool, progress: Progress | None, result: PullResult
 ) -> _Fetched:
-    """Download what is needed into the folder beside the journal's."""
+    """Download the items that are needed into the temporary folder."""
     target = folder.with_name(folder.name + _SUFFIX)
     make_folder(target / "log")
     make_folder(target / "checkpoints")
@@ -189,7 +186,7 @@ def _extends_past(item: ShippedItem, end: int) -> bool:
 
 
 def _delete_unnamed(target: Path, manifest: Manifest) -> None:
-    """Delete what an earlier pull left and this manifest does not name."""
+    """Delete files that an earlier pull left and that this manifest does not name."""
     for path in [*(target / "log").iterdir(), *(target / "checkpoints").iterdir()]:
         if path.name not in manifest.shipped:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -214,7 +211,7 @@ class _ItemReader:
     unreadable: set[str] = field(default_factory=set)
 
     def read(self, items: Sequence[ShippedItem]) -> bool:
-        """Read the items that were not tried yet; return True if all of them are here now."""
+        """Read the items that were not tried yet; return True if all items were read."""
         todo = [item for item in items if item.objects.name not in self.done | self.unreadable]
         total, at = sum(item.nbytes for item in todo), 0
         with ThreadPoolExecutor(_THREADS, "tranlogs-pull") as pool:
@@ -235,7 +232,7 @@ class _ItemReader:
 
 
 def _check_recovery(target: Path, result: PullResult) -> None:
-    """Plan a recovery of what was fetched, and correct the result if it reaches less far."""
+    """Plan a recovery from the fetched files, and correct the result if the recovery ends at an earlier step."""
     facts = read_facts(target)
     limits = trace_lineage(facts.timelines, facts.timeline)
     plan = plan_recovery(facts.checkpoints, build_history(facts.segments, limits), limits, timeline=facts.timeline)
@@ -248,9 +245,9 @@ def _check_recovery(target: Path, result: PullResult) -> None:
 def _publish_journal(
     store: Store, manifest: Manifest, number: int, folder: Path, fetched: _Fetched, result: PullResult
 ) -> None:
-    """Write the catalog of what was fetched, and rename the folder to the journal's name.
+    """Write the catalog of the fetched files, and rename the temporary folder to the journal's name.
 
-    `number` is that of the newest manifest, which may be unreadable; this journal continues in its place.
+    `number` is the number of the newest manifest, which may be unreadable. This journal's next manifest follows that one.
     """
     target = folder.with_name(folder.name + _SUFFIX)
     catalog = Catalog.open(target, writable=True)

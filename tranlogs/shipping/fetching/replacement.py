@@ -20,11 +20,11 @@ _PAUSES = (1.0, 4.0, 0.0)  # seconds after a failed attempt
 
 
 class ReplacementSource:
-    """The store's copies of one journal's files. The store is first asked when a file is damaged.
+    """The store's copies of one journal's files. The store is opened when a file is found to be damaged.
 
     Args:
         paths: the journal's.
-        url: address of the store; None for the one that the catalog names, if there is one.
+        url: address of the store; None for the store that the catalog names, if it names one.
     """
 
     def __init__(self, paths: JournalPaths, url: str | None = None) -> None:
@@ -36,10 +36,10 @@ class ReplacementSource:
     def replace(self, name: str) -> str:
         """Replace a damaged segment (named by its file) or checkpoint (named by its folder) by the store's copy.
 
-        Nothing is raised: recovery continues without a store that does not help, which is a warning. A name is tried once.
+        No error is raised: recovery continues without the store, and a warning is logged. Each name is tried once.
 
         Returns:
-            Where the copy came from, in words; "" if there is none, or if the file is intact.
+            The source of the copy, in words; "" if there is no copy, or if the file is intact.
         """
         if name in self._asked or self._is_given_up:
             return ""
@@ -61,7 +61,7 @@ class ReplacementSource:
                     "%s: cannot fetch a copy of %s from %s: %s", self._paths.folder, name, self._url, error_text(error)
                 )
                 return ""
-        self._is_given_up = True  # for all other damaged files, too: recovery must not wait for each of them
+        self._is_given_up = True  # For all damaged files: recovery must not wait for each of them.
         return ""
 
     def _replace(self, name: str, known: _JournalRecord) -> str:
@@ -89,7 +89,7 @@ class ReplacementSource:
 
 @dataclass(frozen=True, slots=True)
 class _JournalRecord:
-    """What the journal's catalog says of the run, of its store, and of its segments and checkpoints by name."""
+    """Rows of the journal's catalog: the run, the store's address, and segments and checkpoints by name."""
 
     run: RunRow | None = None
     url: str | None = None

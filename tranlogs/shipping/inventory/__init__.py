@@ -1,1 +1,1 @@
-"""What a store holds of a journal: the manifest, its history, and which objects have become durable."""
+"""Inventory of a journal in its store: the manifests, the durability of objects, and objects that can be deleted."""

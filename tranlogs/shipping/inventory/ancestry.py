@@ -1,10 +1,10 @@
-"""Selection of the items in a store that belong to a journal's own history.
+"""Selection of the items in a store that belong to a journal's history.
 
-A folder that was restored from a backup, or a machine that another one has overtaken, has another future than the store. Names
-do not tell: a segment that was prepared ahead is filled in both futures, and checkpoints of one step have the same name in
-both. So content is compared: its digests with those that the journal's catalog has recorded, or the chain of the local log
-with
-that in the store. The first still works for what was pruned here since, the second if the catalog does not know.
+A folder that was restored from a backup, or a machine that another machine replaced, may have continued differently than the
+run in the store. Names do not show this: both continue to fill a segment that was prepared earlier, and checkpoints of one step
+have the same name in both. The content is therefore compared: the digests in the store with those in the journal's catalog, or
+the chain of the local log with the chain in the store. The digests also identify items that were pruned locally. The chain is
+used if the catalog has no digests.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def _content(objects: ShippedRow) -> dict[str, list[list[object]]]:
 
 
 def _is_same_log(local: SegmentRow, objects: ShippedRow, log: Path) -> bool:
-    """Return True if the local segment contains the entry with which the store's copy ends: its digest covers all before it.
+    """Return True if the local segment contains the last entry of the store's copy. Its digest covers all earlier entries.
 
-    If a sealed segment is damaged there, it is taken for the same: nothing else is known.
+    A sealed segment that is damaged at that entry is assumed to be the same.
     """
     try:
         chain = read_chain(log / local.file, local, objects.end_sequence)

@@ -1,7 +1,6 @@
-"""The part of a journal's catalog that says what its store holds, so that `status`, the monitor's values and recovery know it
-without asking the store.
+"""Copy of a store's inventory in the journal's catalog, which `status`, the monitor and recovery read instead of the store.
 
-The catalog follows the store: it is never ahead of the newest manifest.
+The copy is never ahead of the newest manifest in the store.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from ...catalog import (
     TimelineRow,
     Watermarks,
 )
-from ...journal.opening import JournalPaths
+from ...journal import JournalPaths
 from ..items.plan import JournalContents
 
 _log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ _SEAL_LEASE_SECONDS = 60.0  # a request to seal lapses unless it is renewed
 
 
 class CatalogMirror:
-    """Reads a journal's catalog, and writes there what is known of the store. One thread calls it.
+    """Reads a journal's catalog, and writes the rows about its store. One thread calls it.
 
     Args:
         paths: the journal's.
@@ -69,7 +68,7 @@ class CatalogMirror:
 
     @property
     def opened(self) -> int:
-        """How often the catalog was opened: a new number means another file."""
+        """The number of catalog files that were opened. A change tells that the catalog was replaced."""
         return self._catalog.open_count
 
     def read_contents(self) -> JournalContents:
@@ -100,14 +99,14 @@ class CatalogMirror:
         return row
 
     def begin(self, catalog: Catalog, row: StoreRow, known: Mapping[str, ShippedRow]) -> None:
-        """Write the store's row when the journal is attached to the store; `known` are the rows `shipped/` that are there."""
+        """Write the store's row, because the journal was attached to the store. `known` are the rows `shipped/`, by name."""
         self.row = replace(row, problem="", host=self._location)
         self._written = dict(known)
         with catalog.transaction() as tables:
             tables.put("store", self.row)
 
     def request_seals(self, age_seconds: float) -> None:
-        """Ask the trainer to seal segments of that age; the request lapses unless it is renewed."""
+        """Request that the trainer seals segments of this age. The request lapses unless it is renewed."""
         now = self._clock.now()
         if now < self._sealing_until - _SEAL_LEASE_SECONDS / 2:
             return
@@ -132,7 +131,7 @@ class CatalogMirror:
             if tables.rows("timeline/", TimelineRow) != list(contents.timelines):
                 return  # the run was rewound meanwhile: the next turn computes the marks again
             before = tables.get("watermarks", Watermarks) or Watermarks()
-            # If the trainer died, the catalog may not know how far its log goes: what was archived was committed.
+            # If the trainer died, `committed` in the catalog may be too low. An archived step was committed.
             committed, synced = max(before.committed, archived), max(before.synced, persisted)
             tables.put(
                 "watermarks", replace(before, committed=committed, synced=synced, archived=archived, persisted=persisted)

@@ -1,4 +1,4 @@
-"""Durability of shipped items: the store is asked whether each is durable, which is never assumed."""
+"""Durability of shipped items, which is queried from the store and never assumed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _RESEND_SECONDS_MIN, _RESEND_SECONDS_MAX = 15.0, 600.0  # between two resends of
 
 @dataclass(slots=True)
 class DurabilityChange:
-    """What has changed since the store was asked last.
+    """Changes since the last query of the store.
 
     Attributes:
-        changed: items that have become durable, or lost, or are there again.
-        lost: names of the items that are gone for good.
-        unreachable: names of the items that are lost now, and that come back if their machine does.
-        error: why the store could not be asked about every item.
+        changed: items that have become durable, lost or available again.
+        lost: names of the items that the store has lost for good.
+        unreachable: names of the items that are lost now, and available again if their machine comes back.
+        error: why not every item could be queried; None if all were.
     """
 
     changed: dict[str, ShippedItem] = field(default_factory=dict)
@@ -41,12 +41,12 @@ class _UnderReplicated:
 
 
 class DurabilityTracker:
-    """Follows which items of one journal are durable, lost, or held by too few machines."""
+    """Tracks which items of one journal are durable, lost, or stored on too few machines."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._durable: set[str] = set()  # durable objects of items that are not durable as a whole
-        self._requested_at: dict[str, float] = {}  # by item: when the store was asked to make it durable
+        self._requested_at: dict[str, float] = {}  # time of the last request to make an item durable, by its name
         self._under_replicated: dict[str, _UnderReplicated] = {}
 
     @property
@@ -55,15 +55,15 @@ class DurabilityTracker:
         return len(self._under_replicated)
 
     def update(self, shipped: Mapping[str, ShippedItem], persist_seconds: float) -> DurabilityChange:
-        """Ask the store about the items that are not durable yet, the oldest first."""
+        """Query the store for the items that are not durable yet, the oldest first."""
         found, calls = DurabilityChange(), 0
         waiting = [(name, item) for name, item in shipped.items() if not item.objects.is_durable]
         waiting.sort(key=lambda item: item[1].objects.is_lost)  # lost items last: they may never come back
         try:
             for name, item in waiting:
                 if calls < _CALLS_MAX:
-                    calls += self._ask(name, item, persist_seconds, found)
-        except StoreUnavailable as error:  # what was learnt before counts
+                    calls += self._query(name, item, persist_seconds, found)
+        except StoreUnavailable as error:  # Earlier answers count.
             found.error = error
         for name in self._under_replicated.keys() - shipped.keys():
             del self._under_replicated[name]
@@ -79,8 +79,8 @@ class DurabilityTracker:
         is_durable = all(status is not None and status.is_complete and status.is_durable for status in statuses)
         return replace(item, objects=replace(item.objects, is_durable=is_durable))
 
-    def _ask(self, name: str, item: ShippedItem, persist_seconds: float, found: DurabilityChange) -> int:
-        """Ask about one item; return the number of calls that this took."""
+    def _query(self, name: str, item: ShippedItem, persist_seconds: float, found: DurabilityChange) -> int:
+        """Query the store for one item; return the number of calls."""
         statuses: list[ObjectStatus] = []
         for part, nbytes, _ in (part for parts in item.objects.files.values() for part in parts):
             if part in self._durable:
@@ -99,7 +99,7 @@ class DurabilityTracker:
         return len(statuses)
 
     def _note_unreachable(self, name: str, item: ShippedItem, found: DurabilityChange) -> None:
-        self._requested_at.pop(name, None)  # asked for again as soon as the item is back
+        self._requested_at.pop(name, None)  # Durability is requested again as soon as the item is available.
         self._under_replicated.pop(name, None)
         if not item.objects.is_lost:
             found.unreachable.append(name)

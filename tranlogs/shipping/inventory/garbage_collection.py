@@ -9,7 +9,7 @@ from ...stores import Store
 from ..manifest import OBJECTS, ShippedItem
 
 _INTERVAL_SECONDS = 3600.0
-_GRACE_SECONDS = 3600.0  # before another writer's unreferenced object is deleted: its upload may still be going on
+_GRACE_SECONDS = 3600.0  # An unreferenced object of another writer may be part of an upload that is not finished.
 
 
 class GarbageCollector:

@@ -15,11 +15,11 @@ _CACHE_SECONDS = 30.0  # an older answer names an older step, so that more is ke
 
 
 class GroupRetention:
-    """Reads how far the other ranks' journals have come in the store.
+    """Reads up to which step the other ranks' journals are in the store.
 
     Args:
-        store: where the journals are shipped.
-        prefix: this journal's place there, "RUN/rank0".
+        store: the store to which the journals are shipped.
+        prefix: this journal's place in the store, "RUN/rank0".
         clock: the catalog's.
     """
 

@@ -1,6 +1,6 @@
-"""What the store holds of one journal: the newest manifest in the store, and after it the catalog's rows.
+"""Account of the items of one journal that a store holds.
 
-The manifest in the store is what counts; `CatalogMirror` copies it to the catalog.
+The newest manifest in the store is authoritative; `CatalogMirror` copies it to the catalog.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ...base.clock import Clock
 from ...base.errors import CorruptCatalog, RunInUse, StoreRefused
 from ...catalog import CheckpointRow, SegmentRow, ShippedRow, StoreRow
-from ...journal.opening import JournalPaths
+from ...journal import JournalPaths
 from ...journal.ownership.writer_lock import OwnerLock
 from ...stores import Store
 from ..items.plan import JournalContents, find_stored_step, list_contents
@@ -31,19 +31,22 @@ _log = logging.getLogger(__name__)
 
 
 class Ledger:
-    """Account of what a store holds of one journal. One thread calls it, except for `writer` and `is_attached`.
+    """Account of the items of one journal that a store holds. One thread calls it, except for `writer` and `is_attached`.
+
+    The class joins the manifests in the store, the durability of objects, the garbage collector and the catalog, because a
+    manifest may be published, and an object deleted, only if all of them agree. So it has many attributes.
 
     Args:
         paths: the journal's.
-        store: where it is shipped.
-        prefix: its place there, "RUN/rank0".
+        store: the store to which the journal is shipped.
+        prefix: the journal's place in the store, "RUN/rank0".
         clock: the catalog's.
-        takes_over: True to ship even if another copy of the run was shipped there.
+        takes_over: True to ship even if another copy of the run was shipped to this place.
 
     Attributes:
         writer: name of this journal as a writer to the store.
-        is_attached: True once the store's manifests were read, and this journal may write there.
-        shipped: the items that the newest manifest names, with what has been learnt of them since.
+        is_attached: True once the store's manifests were read, and this journal may write to the store.
+        shipped: the items that the newest manifest names, with changes that were found since.
     """
 
     def __init__(self, paths: JournalPaths, store: Store, prefix: str, clock: Clock, *, takes_over: bool) -> None:
@@ -52,12 +55,12 @@ class Ledger:
         self._mirror = CatalogMirror(paths, store.url, clock)
         self.writer, self.is_attached = "", False
         self.shipped: dict[str, ShippedItem] = {}
-        self._superseded: list[ShippedItem] = []  # deleted once the durable manifest does not name them either
+        self._superseded: list[ShippedItem] = []  # deleted once the durable manifest does not name them, either
         self._history = ManifestHistory(store, prefix, clock)
-        self._shared_step = 0  # the step up to which the store holds this journal's own history
-        self._number = 0  # of the newest manifest that was written, or tried to be
-        self._known_number = 0  # of the newest manifest that is known to be in the store
-        self._attached_to = 0  # which of the catalog's files
+        self._shared_step = 0  # the step up to which the store holds this journal's history
+        self._number = 0  # the number of the last manifest that was written, or could not be written
+        self._known_number = 0  # the number of the newest manifest that is known to be in the store
+        self._attached_to = 0  # `CatalogMirror.opened` when the journal was attached
         self._lock: OwnerLock | None = None
         self._durability = DurabilityTracker(store, clock)
         self._collector = GarbageCollector(store, prefix, clock)
@@ -119,7 +122,7 @@ class Ledger:
         self._drop_missing(self._collector.collect(self.shipped, self.writer, self._referenced_objects()))
         self.is_attached, self._attached_to = True, self._mirror.opened
         count = sum(len(item.names()) for item in self.shipped.values())
-        _log.info("%s: shipping to %s (%d objects are there)", self._paths.folder, self._where, count)
+        _log.info("%s: shipping to %s, which holds %d objects of this journal", self._paths.folder, self._where, count)
 
     def _take_lock(self) -> None:
         try:
@@ -132,7 +135,7 @@ class Ledger:
     def _adopt(
         self, found: Manifest | None, name: str, names: Sequence[str], row: StoreRow | None, known: dict[str, ShippedRow]
     ) -> None:
-        """Take the manifest that was found for the state of the store, as far as it is this journal's own history."""
+        """Start from the manifest that was found, with the items that belong to this journal's history."""
         self.shipped, self._superseded, self._shared_step = {}, [], 0
         self._history = ManifestHistory(self._store, self._prefix, self._clock)
         if found is not None:
@@ -147,7 +150,7 @@ class Ledger:
         They belong to another history of the run, or only an older manifest names them.
 
         Raises:
-            StoreRefused: the other history leads further than this journal, whose catalog does not know of it.
+            StoreRefused: the other history leads further than this journal, and the journal's catalog does not know it.
         """
         superseded = [item for name, item in found.shipped.items() if name not in self.shipped]
         contents = self.read_contents()
@@ -160,7 +163,7 @@ class Ledger:
                     self._where,
                     f"the store holds another history of this run, up to step {step}, and this folder ends at step {local}: "
                     "was it restored from a backup? To continue from the store's history, move the folder away and pull; to "
-                    "continue from this folder all the same, give --take-over",
+                    "continue from this folder nevertheless, use --take-over",
                 )
             _log.warning(
                 "%s: another history of this run in %s, up to step %d, is superseded and will be deleted",
@@ -168,7 +171,7 @@ class Ledger:
                 self._where,
                 step,
             )
-            superseded = []  # the garbage collector deletes them, after its grace period
+            superseded = []  # The garbage collector deletes them after its grace period.
         durable = self._history.durable
         if durable is not None and durable is not found:
             older = [item for name, item in durable.shipped.items() if not _is_same(found.shipped.get(name), item)]
@@ -178,7 +181,7 @@ class Ledger:
     # Publishing manifests.
 
     def is_stale(self, contents: JournalContents) -> bool:
-        """Return True if the newest manifest differs from what is known now."""
+        """Return True if the newest manifest differs from the present items and timelines."""
         newest = self._history.newest
         if newest is None:
             return bool(self.shipped)
@@ -202,7 +205,7 @@ class Ledger:
         shipped = {name: item for name, item in self.shipped.items() if name not in expired}
         run = self._mirror.current().run()
         assert run is not None
-        self._number += 1  # not used again: a write that fails may have written it all the same
+        self._number += 1  # A number is not used again: a write that failed may have written the manifest.
         manifest = Manifest(
             self._number, self.writer, socket.gethostname(), self._clock.now(), run, tuple(contents.timelines), shipped
         )
@@ -215,10 +218,8 @@ class Ledger:
             self._store.delete(name)
             raise
         self._known_number = self._number
-        if (
-            self._history.name and self._history.name not in names
-        ):  # the previous manifest has vanished: other objects may have, too
-            self._collector.make_due()
+        if self._history.name and self._history.name not in names:
+            self._collector.make_due()  # The previous manifest is missing; other objects may be missing, too.
         self._superseded += [self.shipped[name] for name in expired]
         self.shipped = dict(shipped)
         self._history.add(manifest, name, names)
@@ -237,10 +238,12 @@ class Ledger:
         ]
         if others:
             self.is_attached = False
-            raise StoreRefused(self._where, f"another copy of this run was shipped there meanwhile (manifest {max(others)})")
+            raise StoreRefused(
+                self._where, f"another copy of this run was shipped to this address meanwhile (manifest {max(others)})"
+            )
 
     def _delete_superseded(self) -> None:
-        """Delete superseded objects, except those that recovery would need if the store lost what is not durable now."""
+        """Delete superseded objects, except those that recovery would need if the store lost all that is not durable."""
         needed = self._history.durable_objects().union(*(item.names() for item in self.shipped.values()))
         for item in list(self._superseded):
             if needed.isdisjoint(item.names()):
@@ -252,18 +255,18 @@ class Ledger:
         """Return the objects that the garbage collector must not delete."""
         return self._history.referenced_objects().union(in_flight, *(item.names() for item in self._superseded))
 
-    # Following what the store does.
+    # Queries.
 
     def check_store(self, contents: JournalContents, persist_seconds: float, in_flight: Collection[str]) -> None:
-        """Ask the store what is durable by now and what is lost, and once an hour whether every object is still there."""
+        """Query the store for durable and lost objects, and once an hour for missing ones."""
         found = self._durability.update(self.shipped, persist_seconds)
         for name in found.lost:
             self.shipped.pop(name, None)
         self.shipped |= found.changed
         if found.lost or found.unreachable:
             names = ", ".join([*found.lost, *found.unreachable])
-            _log.warning("%s: the store has lost %s; what is still here is sent again", self._paths.folder, names)
-            self.write_marks(contents)  # at once: a store that loses objects may not accept a manifest either
+            _log.warning("%s: the store has lost %s; files that still exist here are sent again", self._paths.folder, names)
+            self.write_marks(contents)  # At once, because a store that loses objects may not accept a manifest, either.
         if found.error is not None:
             raise found.error
         is_manifest_lost = self._history.update(persist_seconds)
@@ -272,17 +275,17 @@ class Ledger:
             self._drop_missing(self._collector.collect(self.shipped, self.writer, self._referenced_objects(in_flight)))
             is_manifest_lost |= self._history.is_newest_missing(manifest_names(self._store, self._prefix))
         if is_manifest_lost:
-            _log.warning("%s: the store has lost the newest manifest; another one is written", self._paths.folder)
+            _log.warning("%s: the store has lost the newest manifest; a new one is written", self._paths.folder)
         if is_manifest_lost or self.is_stale(contents):
             self.publish(contents, (), ())
 
     def _drop_missing(self, missing: Sequence[str]) -> None:
         for name in missing:
-            _log.warning("%s: %s is missing from the store; it is sent again if it is still here", self._paths.folder, name)
+            _log.warning("%s: %s is missing from the store; it is sent again if it still exists here", self._paths.folder, name)
             self.shipped.pop(name, None)
 
     def plan_resends(self, contents: JournalContents) -> list[SegmentRow | CheckpointRow]:
-        """Return the items to send again because fewer machines hold them than should."""
+        """Return the items to send again because too few machines hold them."""
         wanted = self._durability.due_for_resend(self.shipped)
         rows: dict[str, Any] = {row.file: row for row in contents.segments if row.state == "sealed"}
         rows |= {row.name: row for row in contents.checkpoints}
@@ -291,11 +294,11 @@ class Ledger:
     # The catalog.
 
     def request_seals(self, age_seconds: float) -> None:
-        """Ask the trainer to seal segments of that age; the request lapses unless it is renewed."""
+        """Request that the trainer seals segments of this age. The request lapses unless it is renewed."""
         self._mirror.request_seals(age_seconds)
 
     def write_marks(self, contents: JournalContents) -> None:
-        """Write to the catalog what the store holds."""
+        """Write the store's rows and watermarks to the catalog."""
         assert self._mirror.row is not None
         newest = self._history.newest
         row = replace(
@@ -304,7 +307,7 @@ class Ledger:
             objects_bytes=sum(item.nbytes for item in self.shipped.values()),
             under_replicated=self._durability.under_replicated_count,
         )
-        local = self._local_step(contents)  # beyond it the store holds another history
+        local = self._local_step(contents)  # Later steps in the store belong to another history.
         marks = min(self._archived_step(contents), local), min(self._persisted_step(contents), local)
         self._mirror.write({name: item.objects for name, item in self.shipped.items()}, row, marks, contents)
 
@@ -315,7 +318,7 @@ class Ledger:
     def _local_step(self, contents: JournalContents) -> int:
         """Return the newest step of the journal.
 
-        If the trainer died or the catalog was rebuilt, the catalog alone may not know it.
+        If the trainer died or the catalog was rebuilt, the step in the catalog may be too low.
         """
         return max(contents.step, self._mirror.current().watermarks().committed, self._shared_step)
 
@@ -339,9 +342,9 @@ class Ledger:
 
 
 def _is_same(item: ShippedItem | None, other: ShippedItem) -> bool:
-    """Return True if two manifests say the same of an item.
+    """Return True if two manifests describe an item in the same way.
 
-    Whether a segment is durable is not compared: no reader takes that from a manifest.
+    The durability of a segment is not compared, because no reader uses it.
     """
     if item is None or (item.objects.files, item.objects.is_lost) != (other.objects.files, other.objects.is_lost):
         return False

@@ -1,4 +1,4 @@
-"""Listing of the runs in a store, for those who have only its address."""
+"""Listing of the runs in a store, given only its address."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class RunListing:
 
     Attributes:
         name: the run's address is `URL/name`.
-        ranks: number of its journals.
-        step: the step that all of them reach there; None if one of them has no checkpoint there yet.
-        nbytes: size of their segments and checkpoints.
-        at: when the newest manifest was written, in seconds since 1970.
-        host: the machine that wrote it.
-        problems: what could not be read, in words.
+        ranks: number of journals in the store.
+        step: the step that all journals reach; None if one of them has no checkpoint in the store yet.
+        nbytes: size of all segments and checkpoints.
+        at: time when the newest manifest was written, in seconds since 1970.
+        host: the machine that wrote the newest manifest.
+        problems: what could not be read, one sentence each.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""The manifests of a journal that lie in its store: the newest, and the newest that is durable.
+"""The manifests of a journal in its store: the newest one, and the newest durable one.
 
-All objects that the durable manifest names must stay until a newer manifest is durable: if the store loses its memory, the
-durable one is what is left.
+All objects that the durable manifest names must stay until a newer manifest is durable: if the store loses its memory, only
+durable objects are left.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ManifestHistory:
                 self._store.delete(each)
 
     def update(self, persist_seconds: float) -> bool:
-        """Ask the store which manifest is durable by now; return True if it has lost the newest.
+        """Query the store for the newest durable manifest; return True if the store has lost the newest manifest.
 
         If the newest takes longer than `persist_seconds`, its durability is requested again.
 
@@ -104,7 +104,7 @@ class ManifestHistory:
         return bool(self._recent) and self.name not in names
 
     def referenced_objects(self) -> set[str]:
-        """Return the objects that the recent manifests name; none of them is garbage."""
+        """Return the objects that the recent manifests name, which must not be deleted as garbage."""
         manifests = [manifest for _, manifest in self._recent] + ([] if self.durable is None else [self.durable])
         return {name for manifest in manifests for item in manifest.shipped.values() for name in item.names()}
 

@@ -1,1 +1,1 @@
-"""Segments and checkpoints as items to be sent: which come next, and their verified bytes."""
+"""Segments and checkpoints as items to send: the order of uploads, and the verified bytes of each item."""

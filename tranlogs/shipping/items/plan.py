@@ -1,4 +1,4 @@
-"""Decisions over rows (pure): what to send next, how far the store has come, and what it need not keep."""
+"""Decisions over rows (pure): which items to send, up to which step the store holds the run, and which items expire."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..manifest import Manifest, ShippedItem
 
 @dataclass(frozen=True, slots=True)
 class JournalContents:
-    """What a catalog or a manifest lists.
+    """Rows that a catalog or a manifest lists.
 
     Attributes:
         segments: the segments.
@@ -31,7 +31,7 @@ class JournalContents:
 
     @property
     def limits(self) -> Limits:
-        """The timelines that lead to the newest one, and where each was left."""
+        """The timelines that lead to the newest one, each with its last sequence number on that path."""
         return trace_newest_lineage(self.checkpoints, self.timelines)
 
     @property
@@ -44,7 +44,7 @@ class JournalContents:
 
 
 def list_contents(manifest: Manifest) -> JournalContents:
-    """Return what a manifest lists, in the form of a catalog's contents."""
+    """Return the rows that a manifest lists."""
     segments = [item.row for item in manifest.segments if isinstance(item.row, SegmentRow)]
     return JournalContents(
         segments, [item.row for item in manifest.checkpoints if isinstance(item.row, CheckpointRow)], manifest.timelines
@@ -58,16 +58,15 @@ def plan_uploads(
     excluded: Collection[str] = (),
     common: CommonRow | None = None,
 ) -> list[SegmentRow | CheckpointRow]:
-    """Return what to send, the most urgent first.
+    """Return the items to send, the most urgent first.
 
-    The log goes in order, since only a log without holes takes recovery further. A checkpoint goes first if the store has
-    none, or
-    if it is smaller than the log before it that is still to be sent: that takes recovery further sooner.
+    Segments are sent in order, because recovery needs a log without holes. The newest checkpoint is sent first if the store
+    has none, or if it is smaller than the unsent segments before it: recovery then reaches later steps sooner.
 
     Args:
-        contents: what the catalog lists.
-        shipped: what the store holds, by name.
-        keep: which checkpoints the store keeps; nothing is sent that it would drop at once.
+        contents: the rows of the catalog.
+        shipped: the items in the store, by name.
+        keep: decides which checkpoints the store keeps. Items that it would drop at once are not sent.
         excluded: names of items that cannot be sent.
         common: step that all journals of the run have in the store; None if this is the only journal.
     """
@@ -80,8 +79,7 @@ def plan_uploads(
     kept = plan_retirement(keep, ours, (), common=common)
     staying = [row for row in ours if row not in kept.checkpoints]
     horizon = min((row.sequence for row in staying), default=0)
-    here = {row.name for row in contents.checkpoints}
-    checkpoints = [row for row in staying if row.name in here and row.name not in shipped and row.name not in excluded]
+    checkpoints = [row for row in staying if row.name in local and row.name not in shipped and row.name not in excluded]
     segments = [
         row
         for row in contents.segments
@@ -95,13 +93,13 @@ def plan_uploads(
     before = sum(row.used_bytes for row in segments if row.last_sequence <= newest.sequence)
     rest = [row for row in reversed(checkpoints) if row is not newest]
     if not has_one or before > newest.nbytes:
-        behind = [row for row in segments if row.last_sequence > newest.sequence]
-        return [newest, *behind, *(row for row in segments if row not in behind), *rest]
+        later = [row for row in segments if row.last_sequence > newest.sequence]
+        return [newest, *later, *(row for row in segments if row not in later), *rest]
     return [*segments, newest, *rest]
 
 
 def _is_of(item: ShippedItem, local: CheckpointRow | None) -> bool:
-    """Return True if the store's checkpoint is this journal's, and not one of the same name from another history."""
+    """Return True if the store's checkpoint belongs to this journal, and not to another history with the same names."""
     return local is None or (isinstance(item.row, CheckpointRow) and item.row.chain == local.chain)
 
 
@@ -115,9 +113,8 @@ def find_chain(
 ) -> list[ShippedItem]:
     """Return the segments that follow a checkpoint, in the order of the log, along the chain that leads furthest.
 
-    Each segment is linked to the one before by the digest that its first entry names. Sequence numbers alone are not enough:
-    after
-    a crash the log continues from its newest boundary, beside entries with the same numbers.
+    Each segment is linked to the previous one by the digest that its first entry names. Sequence numbers are not unique: after
+    a crash, the log continues from its newest boundary, and entries after that boundary keep their numbers in the old segment.
     """
     ours = [item for item in segments if limits.get(_row(item).timeline, -1) != -1]
     parents = {row.number: (row.parent, row.fork_sequence) for row in timelines if row.number in limits and row.parent}
@@ -127,8 +124,8 @@ def find_chain(
         ends.setdefault((_row(item).base_sequence, item.objects.base_chain), []).append(item)
     best: dict[str, tuple[int, ShippedItem | None]] = {}
     for item in sorted(ours, key=lambda item: (_row(item).base_sequence, _row(item).ordinal), reverse=True):
-        best[item.objects.name] = _furthest(item, ends, forks, parents, limits, best)
-    firsts = sorted((item for item in ours if _begins(item, start)), key=lambda item: -_row(item).base_sequence)
+        best[item.objects.name] = _find_furthest(item, ends, forks, parents, limits, best)
+    firsts = sorted((item for item in ours if _contains_start(item, start)), key=lambda item: -_row(item).base_sequence)
     chosen: ShippedItem | None = max(firsts, key=lambda item: best[item.objects.name][0], default=None)
     found = []
     while chosen is not None:
@@ -142,7 +139,7 @@ def _row(item: ShippedItem) -> SegmentRow:
     return item.row
 
 
-def _begins(item: ShippedItem, start: CheckpointRow) -> bool:
+def _contains_start(item: ShippedItem, start: CheckpointRow) -> bool:
     """Return True if a checkpoint lies in a segment, or just before it."""
     if _row(item).base_sequence == start.sequence:
         return item.objects.base_chain == start.chain
@@ -150,7 +147,7 @@ def _begins(item: ShippedItem, start: CheckpointRow) -> bool:
     return is_same and _row(item).base_sequence < start.sequence <= item.objects.boundary_sequence
 
 
-def _furthest(
+def _find_furthest(
     item: ShippedItem,
     ends: dict[tuple[int, str], list[ShippedItem]],
     forks: Sequence[ShippedItem],
@@ -158,7 +155,7 @@ def _furthest(
     limits: Limits,
     best: dict[str, tuple[int, ShippedItem | None]],
 ) -> tuple[int, ShippedItem | None]:
-    """Return the sequence number that the log reaches by way of a segment, and the next segment on that way."""
+    """Return the sequence number that the log reaches through a segment, and the next segment on that path."""
     row, objects = _row(item), item.objects
     limit = limits[row.timeline]
     follows = [
@@ -204,12 +201,11 @@ def find_recoverable_step(
 
 
 def find_stored_step(manifest: Manifest, contents: JournalContents) -> int:
-    """Return the newest step that the store holds on the newest timeline: by a manifest, without the items that are lost."""
-    there = [item for item in manifest.shipped.values() if not item.objects.is_lost]
-    segments = [item for item in there if isinstance(item.row, SegmentRow)]
-    return find_recoverable_step(
-        [item.row for item in there if isinstance(item.row, CheckpointRow)], segments, contents.timelines, contents.limits
-    )
+    """Return the newest step that recovery reaches from the items of a manifest that are not lost."""
+    available = [item for item in manifest.shipped.values() if not item.objects.is_lost]
+    segments = [item for item in available if isinstance(item.row, SegmentRow)]
+    checkpoints = [item.row for item in available if isinstance(item.row, CheckpointRow)]
+    return find_recoverable_step(checkpoints, segments, contents.timelines, contents.limits)
 
 
 def plan_expiry(
@@ -217,16 +213,15 @@ def plan_expiry(
 ) -> list[str]:
     """Return the names of the items that the store need not keep.
 
-    These are the checkpoints that the policy drops, and the log before the oldest kept one. Only durable items count as kept.
-    An item
-    that is not durable stays in any case, unless it is lost and would expire otherwise.
+    These are the checkpoints that the policy drops, and the log before the oldest kept one. Only durable checkpoints count as
+    kept. An item that is not durable stays, unless the store has lost it and it would expire otherwise.
 
     Args:
-        shipped: what the store holds, by name.
+        shipped: the items in the store, by name.
         keep: the retention policy.
         timelines: the run's timelines.
-        common: step that all journals of the run have in the store. The newest checkpoint up to it stays: ranks recover
-            together.
+        common: step that all journals of the run have in the store. The newest checkpoint up to this step stays, because ranks
+            recover together.
     """
     durable = [item.row for item in shipped.values() if item.objects.is_durable]
     checkpoints = [row for row in durable if isinstance(row, CheckpointRow)]

@@ -1,8 +1,7 @@
-"""The files of an item that is uploaded, open and verified: every byte is checked before it leaves.
+"""The open files of an item that is uploaded. Every byte is checked before it is sent.
 
-A segment is locked meanwhile as by any reader, so that its file is not reused. A checkpoint that is deleted meanwhile can
-still be
-read through its open files.
+A segment is locked as by any reader, so that its file is not reused during the upload. A checkpoint that is deleted during the
+upload can still be read through its open files.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class UploadSource:
     Attributes:
         fds: open files by name.
         sizes: number of bytes to send of each.
-        chain_ends: for a segment: where the log's chain enters it and leaves it, as fields of `ShippedRow`.
+        chain_ends: for a segment, the ends of its part of the log's chain, as fields of `ShippedRow`.
     """
 
     fds: dict[str, int]
@@ -79,7 +78,7 @@ def open_segment(folder: Path, row: SegmentRow) -> UploadSource:
 
     Raises:
         CorruptRecord: the segment is damaged, or has been pruned.
-        OSError: it cannot be opened.
+        OSError: the segment cannot be opened.
     """
     path = folder / row.file
     with SegmentReader(path, uses_index=False) as reader:
@@ -87,7 +86,7 @@ def open_segment(folder: Path, row: SegmentRow) -> UploadSource:
         if not locations or locations[-1].head.sequence < row.last_sequence:
             raise CorruptRecord(path, "entries at its end are missing")
         end = max(row.used_bytes, _verify(reader, locations))
-        fd = os.dup(reader.fd)  # the duplicate holds the lock, too
+        fd = os.dup(reader.fd)  # The duplicate keeps the lock.
     nbytes = min(end, os.fstat(fd).st_size)
     return UploadSource({row.file: fd}, {row.file: nbytes}, _chain_ends([item.head for item in locations]))
 
@@ -108,7 +107,7 @@ def _chain(head: Head) -> str:
 
 
 def _chain_ends(heads: Sequence[Head]) -> dict[str, Any]:
-    """Return where the log's chain enters a segment, and where it can continue."""
+    """Return the ends of a segment's part of the log's chain: its beginning, and the points where the log can continue."""
     last = heads[-1]
     found: dict[str, Any] = {"base_chain": f"{heads[0].chain:016x}", "end_sequence": last.sequence, "end_chain": _chain(last)}
     for head in reversed(heads):
@@ -119,7 +118,7 @@ def _chain_ends(heads: Sequence[Head]) -> dict[str, Any]:
 
 
 def _verify(reader: SegmentReader, locations: list[Location]) -> int:
-    """Check every entry; return the offset at which the last of their bytes ends."""
+    """Check every entry; return the offset after the last byte of all entries."""
     end = 0
     for entry, location in zip(reader.entries(locations), locations):
         for name, why in entry.damaged_tensors():
@@ -136,7 +135,7 @@ def open_checkpoint(folder: Path, row: CheckpointRow) -> UploadSource:
 
     Raises:
         CorruptCheckpoint: the checkpoint is damaged.
-        OSError: it cannot be opened; it may have been deleted.
+        OSError: the checkpoint cannot be opened; it may have been deleted.
     """
     path = folder / row.name
     with Checkpoint(path) as checkpoint:
@@ -155,7 +154,7 @@ def open_checkpoint(folder: Path, row: CheckpointRow) -> UploadSource:
 
 
 class PartReader:
-    """A part as a file for reading, throttled together with all that send; it computes the digest of what is read."""
+    """A part as a file for reading, with limited bandwidth. It computes the digest of the bytes that are read."""
 
     def __init__(self, part: FilePart, throttle: Throttle) -> None:
         self._part, self._throttle = part, throttle
@@ -181,12 +180,12 @@ class PartReader:
         return data
 
     def tell(self) -> int:
-        """Return the number of bytes that were read."""
+        """Return the number of bytes that were read since the start of the part."""
         return self._at
 
     def seek(self, offset: int) -> int:
-        """Start again from the beginning: a store may send a part twice."""
-        assert offset == 0, "a piece is read from its start"
+        """Return to the start of the part, because a store may send a part twice."""
+        assert offset == 0, "a part can be read again from its start only"
         self._at = 0
         self._digest.reset()
         return 0

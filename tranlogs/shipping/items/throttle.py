@@ -1,4 +1,4 @@
-"""Limits that all senders share: how many send at once, and how many bytes a second."""
+"""Limits that all sending threads share: their number, and the bandwidth."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _PORTION_BYTES_MIN, _PORTION_BYTES_MAX = 64 << 10, 4 << 20
 
 
 class Throttle:
-    """A limit of senders and of bandwidth.
+    """Limits on the number of threads that send at once, and on their bandwidth.
 
     Args:
-        bytes_per_second: bandwidth of all senders together; None for no limit.
-        senders: how many may send at once.
+        bytes_per_second: bandwidth of all threads together; None for no limit.
+        senders: number of threads that may send at once.
 
     Attributes:
-        senders: as given.
+        senders: number of threads that may send at once.
         chunk_bytes: number of bytes that should be taken at once at most, so that each wait is short.
     """
 
@@ -33,12 +33,12 @@ class Throttle:
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """Wait for one of the sender's slots, and hold it for the block."""
+        """Wait until this thread may send, and count it as a sender during the block."""
         with self._slots:
             yield
 
     def take(self, nbytes: int) -> None:
-        """Wait until that many bytes may be sent."""
+        """Wait until `nbytes` may be sent."""
         if self._rate is None:
             return
         with self._lock:

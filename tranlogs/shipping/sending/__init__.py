@@ -1,1 +1,1 @@
-"""Uploads: what to send next, and the threads that send it."""
+"""Uploads of segments and checkpoints, and the threads that send them."""

@@ -1,27 +1,23 @@
 """Shipping of a journal to a store in the background: one thread decides, and a few threads send.
 
-In each turn the deciding thread reads the catalog, schedules uploads, publishes a manifest when an upload has arrived, asks
-the
-store what is durable, and drops what the store need not keep. The store comes first and the catalog follows: what it says of
-the
-store (watermarks `archived` and `persisted`, rows `shipped/`) is never ahead of the newest manifest.
+In each turn the deciding thread reads the catalog, schedules uploads, publishes a manifest when an upload is complete, asks
+the store which objects are durable, and deletes objects that the store need not keep. The catalog follows the store: the
+watermarks `archived` and `persisted` and the rows `shipped/` are never ahead of the newest manifest.
 
-A store that fails is tried again after longer and longer pauses. Training and pruning never wait for it.
+A store that fails is tried again after pauses that grow. Training and pruning never wait for it.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from dataclasses import dataclass, field
 
 from ...base.clock import Clock
-from ...base.config import RETRY_SECONDS_MAX, RETRY_SECONDS_MIN
-from ...base.errors import CorruptCheckpoint, CorruptRecord, StoreRefused, TranLogsError, error_text
+from ...base.errors import CorruptCheckpoint, CorruptRecord, TranLogsError
 from ...base.threads import WaitableLock, start_thread
 from ...catalog import CheckpointRow, SegmentRow
-from ...journal.opening import JournalPaths
+from ...journal import JournalPaths
 from ...retention.keep_policy import KeepLatest, RetentionPolicy
 from ...stores import Store
 from ..inventory.group_retention import GroupRetention
@@ -30,23 +26,23 @@ from ..items.plan import JournalContents, plan_expiry, plan_uploads
 from ..items.source import FilePart
 from ..items.throttle import Throttle
 from ..manifest import ShippedItem
+from .failures import Activity, Exclusions, RetryState
 from .upload import Upload
 
 _log = logging.getLogger(__name__)
 
-_FAILURES = (TranLogsError, OSError, MemoryError)  # none of these ends shipping
-_EXCLUDED_SECONDS = 600.0  # after which an item that could not be opened is tried again
+_FAILURES = (TranLogsError, OSError, MemoryError)  # errors that do not end shipping
 _TURN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ShippingSettings:
-    """How a journal is shipped.
+    """Settings of the shipping of a journal.
 
     Attributes:
         lag_seconds_max: age at which an open segment is sealed, so that it can be sent; None leaves sealing to the trainer.
         persist_seconds: time after which the store is asked again to make an object durable.
-        keep: which checkpoints stay in the store; the log after the oldest of them stays, too.
+        keep: decides which checkpoints stay in the store. The log after the oldest of them stays, too.
         takes_over: True to continue after another writer's manifest.
     """
 
@@ -58,11 +54,11 @@ class ShippingSettings:
 
 @dataclass(frozen=True, slots=True)
 class ShippingProgress:
-    """How far shipping is.
+    """Progress of the shipping of a journal.
 
     Attributes:
         items_left: number of items that are still to be sent.
-        bytes_left: their size.
+        bytes_left: the size of these items.
         archived: the newest step that the store holds.
         persisted: the newest step that the store calls durable.
         problem: why shipping does not proceed; "" if it does.
@@ -80,15 +76,16 @@ class ShippingProgress:
 class Archiver:
     """Ships one journal: `start` begins in the background, `close` ends; `run_once` takes a single turn without a thread.
 
-    It holds the journal's lock for shipping: a second archiver, in this process or another, waits until the first has ended.
+    An archiver holds the journal's lock for shipping: a second one, in this process or another, waits until the first has
+    ended.
 
     Args:
         paths: the journal's.
         store: where to ship; its calls must end in bounded time (`TimeoutStore`).
-        prefix: the journal's place there, "RUN/rank0".
+        prefix: the journal's place in the store, "RUN/rank0".
         settings: how to ship.
         clock: the catalog's.
-        throttle: shared by all that send, of this journal and of others.
+        throttle: limits the sending threads of this journal and of others.
     """
 
     def __init__(
@@ -106,12 +103,9 @@ class Archiver:
         self._group = GroupRetention(store, prefix, clock)
         self._changed = WaitableLock()
         self._uploads: dict[str, Upload] = {}  # the most urgent first
-        self._excluded: dict[str, float] = {}  # by name: until when
-        self._unreported: list[tuple[str, str]] = []  # name and reason of excluded items
+        self._exclusions, self._retries = Exclusions(), RetryState()
         self._threads: list[threading.Thread] = []
-        self._failing = ""  # what failed last: "turn" or "send"
-        self._failures, self._resume_at, self._problem, self._is_refused = 0, 0.0, "", False
-        self._stopped, self._is_woken = False, False
+        self._is_stopped, self._is_woken = False, False
 
     # The deciding thread.
 
@@ -120,9 +114,9 @@ class Archiver:
         self._threads.append(start_thread("tranlogs-archive", self._run))
 
     def close(self) -> None:
-        """Stop. An upload that is in flight is abandoned, and sent anew when the journal is shipped next."""
+        """Stop. Unfinished uploads are abandoned, and sent again when the journal is shipped next."""
         with self._changed:
-            self._stopped = True
+            self._is_stopped = True
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(timeout=5.0)
@@ -142,24 +136,24 @@ class Archiver:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        while not self._stopped:
+        while not self._is_stopped:
             self.run_once()
             with self._changed:
                 self._changed.wait_for(self._has_work, _TURN_SECONDS)
                 self._is_woken = False
 
     def _has_work(self) -> bool:
-        return self._stopped or self._is_woken or any(upload.is_complete for upload in self._uploads.values())
+        return self._is_stopped or self._is_woken or any(upload.is_complete for upload in self._uploads.values())
 
     def run_once(self) -> ShippingProgress:
-        """Take one turn, and return how far shipping is. Errors of the store are logged and remembered, not raised."""
-        if self._clock.monotonic() >= self._resume_at:
+        """Take one turn, and return the progress. Errors of the store are logged and recorded, not raised."""
+        if self._clock.monotonic() >= self._retries.resume_at:
             try:
                 self._run_turn()
                 self._note_success("turn")
             except _FAILURES as error:
                 self._note_failure("turn", error)
-        self._ledger.write_problem(self._problem)
+        self._ledger.write_problem(self._retries.problem)
         return self.progress()
 
     def _run_turn(self) -> None:
@@ -182,9 +176,8 @@ class Archiver:
         ledger.write_marks(contents)
 
     def _current_exclusions(self) -> list[str]:
-        now = self._clock.monotonic()
-        self._excluded = {name: until for name, until in self._excluded.items() if until > now}
-        return list(self._excluded)
+        with self._changed:
+            return list(self._exclusions.list_current(self._clock.monotonic()))
 
     def _take_completed(self) -> list[ShippedItem]:
         with self._changed:
@@ -241,13 +234,13 @@ class Archiver:
                 self._changed.notify_all()
 
     def _next(self) -> tuple[Upload, tuple[int, FilePart] | None] | None:
-        """Wait for something to do; return an upload and the part to send, or None to stop.
+        """Wait for the next piece of work, and return an upload with the part to send; None to stop.
 
-        If there is no part, the upload is to be opened.
+        An upload without a part must be opened.
         """
         with self._changed:
-            while not self._stopped:
-                if self._clock.monotonic() >= self._resume_at and self._ledger.is_attached:
+            while not self._is_stopped:
+                if self._clock.monotonic() >= self._retries.resume_at and self._ledger.is_attached:
                     for upload in self._uploads.values():
                         claimed = upload.claim()
                         if claimed is not None or upload.claim_opening():
@@ -258,13 +251,12 @@ class Archiver:
     def _exclude(self, upload: Upload, error: BaseException) -> None:
         with self._changed:
             self._uploads.pop(upload.name, None)
-            self._excluded[upload.name] = self._clock.monotonic() + _EXCLUDED_SECONDS
-            self._unreported.append((upload.name, error_text(error)))
+            self._exclusions.add(upload.name, error, self._clock.monotonic())
 
     def _report_exclusions(self, contents: JournalContents) -> None:
-        """Log the items that could not be opened; one that is not listed any more was pruned before, which is no problem."""
+        """Log the items that could not be opened. An item that is not listed any more was pruned, which is not a problem."""
         with self._changed:
-            unreported, self._unreported = self._unreported, []
+            unreported = self._exclusions.take_unreported()
         listed = {row.file for row in contents.segments if row.state == "sealed"} | {row.name for row in contents.checkpoints}
         for name, why in unreported:
             if name in listed:
@@ -274,30 +266,25 @@ class Archiver:
 
     # Failures.
 
-    def _note_success(self, what: str) -> None:
+    def _note_success(self, activity: Activity) -> None:
         with self._changed:
-            if self._failing == what or (self._failing and not self._uploads):
-                self._failing, self._failures, self._problem, self._is_refused = "", 0, "", False
+            if self._retries.note_success(activity, is_idle=not self._uploads):
                 _log.info("%s: shipping to %s again", self._paths.folder, self._store.url)
 
-    def _note_failure(self, what: str, error: BaseException) -> None:
-        """Remember a failure, and when to try again; log it once."""
+    def _note_failure(self, activity: Activity, error: BaseException) -> None:
+        """Record a failure and the time of the next attempt. Log it unless it was logged before."""
         with self._changed:
-            is_refused = isinstance(error, StoreRefused)
-            is_new = self._failing != what or self._failures == 0 or (is_refused and self._problem != error_text(error))
-            self._failing, self._problem, self._is_refused = what, error_text(error), is_refused
-            self._failures += 1
-            pause = min(RETRY_SECONDS_MIN * 2 ** min(self._failures - 1, 10), RETRY_SECONDS_MAX) * random.uniform(0.5, 1.0)
-            pause = RETRY_SECONDS_MAX if is_refused else pause
-            self._resume_at = self._clock.monotonic() + pause
+            is_new = self._retries.note_failure(activity, error, self._clock.monotonic())
+            problem = self._retries.problem
         if is_new:
-            _log.warning("%s: cannot ship now, trying again later: %s", self._paths.folder, self._problem)
+            _log.warning("%s: cannot ship now, trying again later: %s", self._paths.folder, problem)
 
     def progress(self) -> ShippingProgress:
-        """Return how far shipping is, without taking a turn."""
+        """Return the progress of shipping, without taking a turn."""
         with self._changed:
             bytes_left = sum(_nbytes(upload.row) for upload in self._uploads.values())
-            return ShippingProgress(len(self._uploads), bytes_left, *self._ledger.marks, self._problem, self._is_refused)
+            problem, is_refused = self._retries.problem, self._retries.is_refused
+            return ShippingProgress(len(self._uploads), bytes_left, *self._ledger.marks, problem, is_refused)
 
 
 def _nbytes(row: SegmentRow | CheckpointRow) -> int:

@@ -1,4 +1,4 @@
-"""The upload of one item. Its parts are sent by any thread, in any order, each until the store holds it."""
+"""The upload of one item. Any thread may send a part, in any order; a part is sent until the store holds it."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class Upload:
             return self._todo.pop(0)
 
     def send(self, claimed: tuple[int, FilePart], store: Store, prefix: str, writer: str, throttle: Throttle) -> int:
-        """Send a part as an object under a name of its own, check that the store holds it, and return its size.
+        """Send a part as an object with a new name, check that the store holds the object, and return its size.
 
         Raises:
-            StoreUnavailable, StoreRefused, LogUnavailable: it was not sent, and can be claimed again.
+            StoreUnavailable, StoreRefused, LogUnavailable: the part was not sent, and can be claimed again.
         """
         number, part = claimed
         folder = "log" if isinstance(self.row, SegmentRow) else "checkpoints"
@@ -84,7 +84,7 @@ class Upload:
             status, digest = store.stat(name), content.digest()
             if digest is None or status is None or not status.is_complete or status.nbytes != part.nbytes:
                 raise StoreUnavailable(store.url, f"{name} was written, but the store does not hold it in full ({status})")
-        except BaseException:  # whatever happened, the part must be claimed again
+        except BaseException:  # After any error, the part must be claimed again.
             with self._lock:
                 self._in_flight -= 1
                 self._todo.insert(0, claimed)

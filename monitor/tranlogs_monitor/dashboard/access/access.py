@@ -1,4 +1,4 @@
-"""The decision who may read the dashboard, from the address on which it is served.
+"""Access rules of the dashboard, decided by the address on which it is served.
 
 | address | token | `--no-auth` | Host header must be local | token required |
 |---|---|---|---|---|
@@ -8,9 +8,8 @@
 | any other | either | no | no | yes |
 | any other | either | yes | no | no |
 
-Only programs on this machine reach a loopback address. A web page in a local browser is such a program: the page's owner can
-let a
-name point to 127.0.0.1 and read what is served there (DNS rebinding). The Host header then contains that name.
+Only programs on this machine reach a loopback address, but a web page in a local browser is such a program: its owner can let a
+host name point to 127.0.0.1 and read the dashboard (DNS rebinding). The Host header then contains that name.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Access:
 
     Attributes:
         hosts: names that a Host header may contain, apart from the port; None for any.
-        token: the token that a request must carry; None for none.
+        token: the token that a request must carry; None if no token is required.
     """
 
     hosts: frozenset[str] | None
@@ -46,7 +45,7 @@ class Access:
 
 
 def access_on(address: str, token: Token, *, has_auth: bool) -> Access:
-    """Decide who may read what is served on an address (pure).
+    """Return the access rules for an address (pure).
 
     Args:
         address: the numeric address on which the server listens.
@@ -61,14 +60,14 @@ def access_on(address: str, token: Token, *, has_auth: bool) -> Access:
 
 def is_loopback(address: str) -> bool:
     """Return True if only programs on this machine reach a numeric address."""
-    parsed = _parsed(address)
+    parsed = _parse_address(address)
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return (mapped or parsed).is_loopback
 
 
 def is_unspecified(address: str) -> bool:
-    """Return True for 0.0.0.0 and ::, which stand for all addresses of this machine."""
-    return _parsed(address).is_unspecified
+    """Return True for 0.0.0.0 and ::, which mean all addresses of this machine."""
+    return _parse_address(address).is_unspecified
 
 
 def in_url(address: str) -> str:
@@ -76,5 +75,5 @@ def in_url(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _parse_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return ipaddress.ip_address(address.partition("%")[0])  # without the zone of a link-local address

@@ -20,7 +20,7 @@ class Guard:
     A valid `?token=` is answered with a cookie, which replaces the token from then on.
 
     Args:
-        app: the application behind the guard.
+        app: the application that answers the requests.
         access: the rules.
     """
 

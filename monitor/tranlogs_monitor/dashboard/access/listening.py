@@ -35,12 +35,12 @@ def listen(address: tuple[str, int]) -> socket.socket:
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         return socket.create_server(place, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:  # a name that cannot be encoded is a UnicodeError
-        raise UsageError(f"--http {host}:{port}: cannot listen there ({_reason(error)})") from None
+        raise UsageError(f"--http {host}:{port}: cannot listen on this address ({_reason(error)})") from None
 
 
 def _reason(error: OSError | UnicodeError) -> str:
     if isinstance(error, socket.gaierror) and error.strerror:
         return error.strerror
-    if isinstance(error, OSError) and error.errno:  # its own text repeats the address
+    if isinstance(error, OSError) and error.errno:  # The text of the error repeats the address.
         return os.strerror(error.errno)
     return "not an address"

@@ -1,8 +1,7 @@
 """The token that a request must carry: from a file, from the environment, or random.
 
 A browser sends the token once in the address, and a cookie after that. The cookie contains a digest that is keyed with the
-token:
-browsers send cookies to all ports of a host, and the servers there do not learn the token from it.
+token: browsers send cookies to all ports of a host, and servers on other ports must not learn the token.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _RANDOM_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A secret.
+    """The token that a request must carry.
 
     Attributes:
-        value: the secret itself.
-        source: where it was read, like "--token-file /etc/token"; "" if it is random.
+        value: the token as text.
+        source: the setting that gave the token, like "--token-file /etc/token"; "" if the token is random.
     """
 
     value: str = field(repr=False)
@@ -62,15 +61,15 @@ class Token:
 
 
 def choose_token(file: Path | None, environment: Mapping[str, str]) -> Token:
-    """Return the token of the file, or else that of the environment, or else a random one.
+    """Return the token in the file; without a file, the token in the environment; without either, a random token.
 
     Raises:
         UsageError: the file cannot be read, or the token cannot be used.
     """
     if file is not None:
-        return _checked(_read(file), f"--token-file {file}")
+        return _check_token(_read(file), f"--token-file {file}")
     if ENVIRONMENT_NAME in environment:
-        return _checked(environment[ENVIRONMENT_NAME], ENVIRONMENT_NAME)
+        return _check_token(environment[ENVIRONMENT_NAME], ENVIRONMENT_NAME)
     return Token(secrets.token_urlsafe(_RANDOM_BYTES))
 
 
@@ -82,12 +81,10 @@ def _read(file: Path) -> str:
         raise UsageError(f"--token-file {file}: cannot be read ({error.strerror})") from None
 
 
-def _checked(text: str, source: str) -> Token:
+def _check_token(text: str, source: str) -> Token:
     value = text.strip()
     if not value:
-        raise UsageError(
-            f"{source}: expected a token, found nothing; write one there, or leave the setting out for a random one"
-        )
+        raise UsageError(f"{source}: expected a token, found nothing; write a token, or omit the setting for a random one")
     if not all("!" <= character <= "~" for character in value):
         raise UsageError(f"{source}: a token must be one line of ASCII letters, digits and punctuation, without spaces")
     return Token(value, source)

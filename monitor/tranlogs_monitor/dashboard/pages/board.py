@@ -18,10 +18,10 @@ class JournalView:
     """A journal as pages show it.
 
     Attributes:
-        name: its folder, as it was given to the monitor.
-        evaluation: the last evaluation that succeeded; None if none has.
-        history: the evaluations in its catalog, oldest first.
-        problem: why a later evaluation failed; "" if none has.
+        name: the journal's folder, as it was given to the monitor.
+        evaluation: the last successful evaluation; None if there was none.
+        history: the evaluations in the journal's catalog, oldest first.
+        problem: why a later evaluation failed; "" if none failed.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Board:
             return [self._views[name] for name in sorted(self._views)]
 
     def journal(self, name: str) -> JournalView | None:
-        """Return the journal of that name; with an empty name, the only journal if there is one; else None."""
+        """Return the journal with this name, or None. An empty name returns the only journal if there is exactly one."""
         with self._lock:
             if not name and len(self._views) == 1:
                 return next(iter(self._views.values()))
@@ -73,7 +73,7 @@ class Board:
 
 
 def _read_history(folder: Path) -> tuple[EvaluationRow, ...]:
-    """Return the evaluations in a catalog; none if it cannot be read now."""
+    """Return the evaluations in a catalog; () if it cannot be read now."""
     try:
         catalog = Catalog.open(folder)
     except (TranLogsError, OSError):

@@ -91,7 +91,7 @@ def describe_log(evaluation: Evaluation) -> Log:
             row.last_step,
             row.size,
             evaluation.worth.get(row.ordinal),
-            _standing(evaluation, row),
+            _describe_standing(evaluation, row),
         )
         for row in sealed[:_TABLE_ROWS_MAX]
     ]
@@ -101,11 +101,11 @@ def describe_log(evaluation: Evaluation) -> Log:
 def log_symbols(evaluation: Evaluation) -> list[LogSymbol]:
     """Return segments and checkpoints in the order of the log, oldest first.
 
-    In a long log, a square stands for several segments.
+    In a long log, a square represents several segments.
     """
     segments = sorted(evaluation.rows.segments, key=lambda row: row.ordinal)
     size = -(-len(segments) // _CELLS_MAX) or 1
-    groups = _grouped(segments, size)
+    groups = _group_neighbours(segments, size)
     checkpoints = sorted(evaluation.rows.checkpoints, key=lambda row: row.sequence)
     marks: list[LogSymbol] = []
     for group in groups:
@@ -118,7 +118,7 @@ def log_symbols(evaluation: Evaluation) -> list[LogSymbol]:
     return marks
 
 
-def _grouped(segments: Sequence[SegmentRow], size: int) -> list[list[SegmentRow]]:
+def _group_neighbours(segments: Sequence[SegmentRow], size: int) -> list[list[SegmentRow]]:
     """Divide neighbours in the same state into groups of at most `size`."""
     groups: list[list[SegmentRow]] = []
     for row in segments:
@@ -141,9 +141,8 @@ def _square(evaluation: Evaluation, group: Sequence[SegmentRow]) -> LogSymbol:
     is_protected = any(evaluation.protected.get(row.ordinal, True) for row in group)
     kind = "retired" if reason else "protected" if is_protected else "free"
     name = f"segment {first.ordinal}" if len(group) == 1 else f"segments {first.ordinal} to {group[-1].ordinal}"
-    words = (
-        f"{name}: steps {first.base_step + 1:,} to {group[-1].last_step:,}, value {value:.2f}, {_standing(evaluation, first)}"
-    )
+    steps = f"steps {first.base_step + 1:,} to {group[-1].last_step:,}"
+    words = f"{name}: {steps}, value {value:.2f}, {_describe_standing(evaluation, first)}"
     return LogSymbol(f"cell {kind} v{round(min(value, 1.0) * _LEVELS)}", words)
 
 
@@ -155,7 +154,7 @@ def _diamond(evaluation: Evaluation, row: CheckpointRow) -> LogSymbol:
     return LogSymbol("diamond anchor" if is_anchor else "diamond gone" if reason else "diamond", words)
 
 
-def _standing(evaluation: Evaluation, row: SegmentRow) -> str:
+def _describe_standing(evaluation: Evaluation, row: SegmentRow) -> str:
     why = evaluation.pruning.reasons.get(row.file)
     if why is not None:
         return f"pruned: {why}"

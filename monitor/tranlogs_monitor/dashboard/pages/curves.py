@@ -20,8 +20,7 @@ def curves(view: JournalView) -> dict[str, Any]:
     """Return watermarks (steps), bytes, and values of segments, for each evaluation.
 
     A journal without a store has no `archived` and `persisted`, one without a budget no `budget`. Of many segments, some are
-    chosen
-    evenly. A segment has null where it did not exist or was not sealed.
+    chosen evenly. A segment has null where it did not exist or was not sealed.
     """
     history, names = view.history, ["committed", "synced"]
     if any(has_store(row, None if view.evaluation is None else view.evaluation.rows.store) for row in history):

@@ -108,7 +108,7 @@ def _attention(evaluation: Evaluation) -> list[str]:
     if not evaluation.pruning.wants_checkpoint:
         return found
     what = (
-        "its trainer was asked for a checkpoint, after which more can be pruned."
+        "a checkpoint was requested from its trainer, after which more can be pruned."
         if _is_alive(evaluation)
         else "no trainer is running to take a checkpoint. Use --compact to derive one from the log, or raise the budget."
     )

@@ -22,10 +22,10 @@ class Row:
     """A journal in the list of all journals.
 
     Attributes:
-        name: its folder.
-        address: path of its own page.
-        state: its state in words.
-        evaluation: its last evaluation; None if there is none.
+        name: the journal's folder.
+        address: path of the journal's page.
+        state: the journal's state in words.
+        evaluation: the journal's last evaluation; None if there is none.
         used_bytes: bytes on disk.
     """
 

@@ -30,7 +30,7 @@ def _decimals(value: float, places: int) -> str:
     return f"{value:.{places}f}"
 
 
-def _grouped(number: int) -> str:
+def _group_digits(number: int) -> str:
     return f"{number:,}"
 
 
@@ -47,7 +47,7 @@ _ENVIRONMENT.filters |= {
     "clock": times.clock,
     "count": quantities.count,
     "decimals": _decimals,
-    "grouped": _grouped,
+    "grouped": _group_digits,
     "moment": times.moment,
     "seconds": quantities.format_seconds,
     "size": quantities.format_bytes,

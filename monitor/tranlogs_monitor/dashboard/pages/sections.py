@@ -22,7 +22,7 @@ _CHECKPOINTS_MAX = 12
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one kind of accident would cost now.
+    """The loss that one kind of accident would cause now.
 
     Attributes:
         title: the accident in words.
@@ -124,7 +124,7 @@ class CheckpointLine:
         step: step of the checkpoint.
         size: bytes on disk.
         taken_at: when it was taken, in seconds since 1970.
-        note: that recovery starts there, or why it was pruned; "" for neither.
+        note: "recovery starts here", or the reason why the checkpoint was pruned; "" for neither.
     """
 
     step: int

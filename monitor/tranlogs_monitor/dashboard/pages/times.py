@@ -13,7 +13,7 @@ def ago(at: float, now: float) -> str:
 
 
 def moment(at: float, now: float) -> str:
-    """Return a moment in local time: the time alone if it is of today, else the date and the time."""
+    """Return a moment in local time: the time if the moment is today, else the date and the time."""
     then, today = time.localtime(at), time.localtime(now)
     return time.strftime("%H:%M:%S" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
 

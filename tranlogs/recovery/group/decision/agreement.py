@@ -42,7 +42,7 @@ class BaseCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The boundary at which all ranks resume, and how each rank gets there.
+    """The boundary at which all ranks resume, and the checkpoint from which each rank reaches it.
 
     Attributes:
         step: the step of the boundary.
@@ -254,7 +254,7 @@ def _list_candidates(
 
 
 def _are_equal(held: Sequence[JournalSummary], damage: Damage) -> bool:
-    """Return True if any rank can stand for a lost one: each has the whole state, and the states are known to be equal."""
+    """Return True if any rank can replace a lost one: each has the whole state, and the states are known to be equal."""
     if damage.states_differ or any(one.is_sharded for one in held):
         return False
     if all(one.is_replicated and one.has_full_records for one in held):

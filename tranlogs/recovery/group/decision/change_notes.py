@@ -14,16 +14,16 @@ def describe_resize(step: int, before: int, now: int) -> list[str]:
         now: the number of processes that continue it.
     """
     continued = (
-        f"{_count_processes(before)} recorded the run, and {_count_processes(now)} {_conjugate(now)} it from step {step}: "
+        f"{_count_processes(before)} recorded the run, and {_count_processes(now)} {_continues(now)} it from step {step}: "
         "weights, optimizer state and tracked objects are those of the run at that step; later steps differ from those of the "
         "earlier processes, since gradients are averaged over other batches and summed in another order"
     )
     last = min(before, now)
-    kept = f"{_name_ranks(0, last)} {_conjugate(last)} with {'its' if last == 1 else 'their'} own"
+    kept = f"{_name_ranks(0, last)} {_continues(last)} with {'its' if last == 1 else 'their'} own"
     if now < before:
         return [continued, f"random numbers and buffers: {kept}; those of {_name_ranks(now, before)} end"]
     new = (
-        f"{_name_ranks(before, now)} {_conjugate(now - before)} with the buffers of rank 0, and with new random numbers that "
+        f"{_name_ranks(before, now)} {_continues(now - before)} with the buffers of rank 0, and with new random numbers that "
         "derive from the run's id, the step and the rank"
     )
     return [continued, f"random numbers and buffers: {kept}; {new}"]
@@ -86,7 +86,7 @@ def _count_processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def _conjugate(count: int) -> str:
+def _continues(count: int) -> str:
     return "continues" if count == 1 else "continue"
 
 

@@ -1,11 +1,11 @@
 """Summary of one rank's journal: plain values that ranks exchange to agree on the step to resume from.
 
-A rank can resume only at a boundary of its own. What it redoes up to that boundary may start at its own checkpoint or, where
-the state is the same on all ranks, at a checkpoint of another rank.
+A rank can resume only at a boundary in its own log. Its replay up to that boundary may start at its own checkpoint or, if the
+state is the same on all ranks, at a checkpoint of another rank.
 
-A *generation* is what one number of processes trained. It is named by its first timeline, and a journal may hold parts of
-several generations: a run of four processes that continues with two starts a generation, and so does a run of two that
-continues with four.
+A *generation* is the part of a run that one number of processes trained. It is named by its first timeline, and a journal may
+hold parts of several generations: a run of four processes that continues with two starts a generation, and so does a run of
+two that continues with four.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _truncate_range(log_range: LogRange, step: int) -> LogRange:
 
 
 def remove_duplicates(summaries: list[JournalSummary]) -> list[JournalSummary]:
-    """Return one summary for each journal and generation: that of the rank's own process if it sent one, else the first."""
+    """Return one summary for each journal and generation: the one that the rank's process sent, or the first one."""
     found: dict[tuple[int, int], JournalSummary] = {}
     for summary in sorted(summaries, key=lambda summary: summary.sender):  # a process sends its own journal with -1
         found.setdefault((summary.rank, summary.first_timeline), summary)

@@ -1,0 +1,61 @@
+"""Sealing of the segments that a dead process left open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..base.errors import CannotRead, LogUnavailable
+from ..catalog import Catalog, SegmentRow, segment_key
+from ..log.segments.segment_file import was_written
+from ..rebuild import read_segment
+from .paths import JournalPaths
+
+
+def seal_abandoned_segments(
+    paths: JournalPaths, catalog: Catalog, *, sync: bool, is_abandoned: Callable[[], bool] = lambda: True
+) -> int:
+    """Seal the segments that a dead process left open, so that a new writer writes into fresh files only.
+
+    Args:
+        paths: the journal's folders.
+        catalog: the journal's catalog, open for writing.
+        sync: True makes the records in the segments durable.
+        is_abandoned: called inside each transaction; returns False if another process has begun to write the journal. The
+            remaining segments are then left to that process. A writer takes its lock before its first transaction, so the
+            answer holds until the transaction of this function ends.
+
+    Returns:
+        The number of segments that were left open.
+    """
+    newest = max((row.number for row in catalog.timelines()), default=1)
+    abandoned = [row for row in catalog.segments() if row.state in ("ready", "open")]
+    for done, row in enumerate(abandoned):
+        path = paths.log / row.file
+        exists = path.exists()
+        try:
+            found = read_segment(path, row.timeline or newest) if exists else None
+            is_empty = row.state == "ready" and found is None and exists and not was_written(path, row.number)
+        except (CannotRead, OSError) as error:  # A segment that recovery has read must not be treated as empty.
+            raise LogUnavailable(f"{path}: {error}") from error
+        if found is not None and sync:
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fdatasync(fd)  # A power cut must not lose records that recovery has read.
+            finally:
+                os.close(fd)
+        with catalog.transaction() as tables:
+            if not is_abandoned():
+                return done
+            if tables.get(segment_key(row.ordinal), SegmentRow) != row:  # Another process has written since the row was read.
+                continue
+            if found is not None:
+                tables.put(segment_key(row.ordinal), replace(found, state="sealed", created_at=row.created_at))
+            elif not exists:
+                tables.delete(segment_key(row.ordinal))
+            elif is_empty:
+                tables.put(segment_key(row.ordinal), replace(row, state="retired"))
+            else:  # The segment was written, but no record can be read: keep the file until a checkpoint makes it unnecessary.
+                tables.put(segment_key(row.ordinal), replace(row, state="sealed", last_sequence=row.base_sequence))
+    return len(abandoned)

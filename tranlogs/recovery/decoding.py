@@ -1,0 +1,131 @@
+"""Decoding of the entries of a plan, in order and with bounded memory. Damage names the entry in which it was met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..base.errors import CorruptRecord
+from ..log.entry import Entry
+from ..log.reader import SegmentReader
+from ..log.record import EntryKind
+from .history import Link
+from .protocol import Recoverable
+
+_CHUNK_FRAMES = 100_000  # descriptions in memory at a time
+_CHUNK_SEGMENTS = 32
+
+StepScalars = list[tuple[int, dict[str, float]]]  # a step, and the scalars that the loop noted at its boundary
+
+
+class DamagedEntry(Exception):
+    """An entry of the plan cannot be read, or another rank's shard of it cannot.
+
+    Attributes:
+        link: the entry.
+        error: what is damaged.
+    """
+
+    def __init__(self, link: Link, error: CorruptRecord) -> None:
+        self.link, self.error = link, error
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Consecutive entries that were decoded together.
+
+    Attributes:
+        links: the links of steps and after-images.
+        entries: the entries of these links.
+        scalars: the scalars of the boundaries between them.
+    """
+
+    links: list[Link] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    scalars: StepScalars = field(default_factory=list)
+
+
+def decode_chunks(links: Sequence[Link]) -> Iterator[Chunk]:
+    """Decode entries in order, a bounded number at a time. Their files stay open until the next chunk is decoded.
+
+    Raises:
+        DamagedEntry: the description of an entry is damaged.
+    """
+    at = 0
+    readers: dict[int, SegmentReader] = {}
+    with ExitStack() as stack:
+        while at < len(links):
+            chunk, frames, used = Chunk(), 0, set[int]()
+            while at < len(links) and frames < _CHUNK_FRAMES and len(used) <= _CHUNK_SEGMENTS:
+                link = links[at]
+                ordinal = link.segment.row.ordinal
+                try:
+                    if ordinal not in readers:
+                        reader = SegmentReader(link.segment.path, link.segment.locations, reads_ahead=True)
+                        readers[ordinal] = stack.enter_context(reader)
+                    frames += _decode(link, readers[ordinal], chunk)
+                except (CorruptRecord, OSError) as error:
+                    raise _make_damaged(link, error) from None
+                used.add(ordinal)
+                at += 1
+            yield chunk
+            for ordinal in [o for o in readers if at >= len(links) or o != links[at].segment.row.ordinal]:
+                readers.pop(ordinal).close()
+
+
+def _decode(link: Link, reader: SegmentReader, chunk: Chunk) -> int:
+    """Decode an entry and add it to a chunk; return the size of its description in frames."""
+    if link.kind == EntryKind.BOUNDARY:
+        chunk.scalars.append((link.step, reader.scalars(link.location)))
+        return 0
+    entry = reader.decode(link.location)
+    chunk.links.append(link)
+    chunk.entries.append(entry)
+    return len(entry.layout) + 4
+
+
+def _make_damaged(link: Link, error: CorruptRecord | OSError) -> DamagedEntry:
+    """Return the error for an entry that cannot be read."""
+    if isinstance(error, OSError):
+        error = CorruptRecord(link.segment.path, str(error), step=link.step)
+    return DamagedEntry(link, error)
+
+
+def read_boundary(state: Recoverable, link: Link) -> tuple[Any, dict[str, bytes]]:
+    """Return the body of the boundary at which a plan ends, and the parts of that body.
+
+    Raises:
+        DamagedEntry: the boundary is damaged.
+    """
+    try:
+        with SegmentReader(link.segment.path, link.segment.locations) as reader:
+            entry = reader.decode(link.location)
+            return state.decode(entry), entry.parts()
+    except (CorruptRecord, OSError) as error:
+        raise _make_damaged(link, error) from None
+
+
+def find_last_sound_boundary(links: Sequence[Link]) -> int:
+    """Return the number of the newest boundary with sound arrays that lies before the last one, in its segment; 0 if none.
+
+    A boundary refers to the arrays of earlier boundaries where these did not change. Damage to the arrays of the last boundary
+    may thus be damage to a thousand others. To find that out one by one would cost a replay each.
+    """
+    segment, sound, good = links[-1].segment, {}, 0
+    try:
+        with SegmentReader(segment.path, segment.locations) as reader:
+            for link in links[:-1]:
+                if link.segment is not segment:
+                    continue
+                entry = reader.decode(link.location)
+                arrays = entry.arrays()
+                for row in arrays:
+                    if row[1] not in sound:
+                        sound[row[1]] = reader.is_sound(row)
+                if link.kind == EntryKind.BOUNDARY and all(sound[row[1]] for row in arrays):
+                    good = link.sequence
+    except (CorruptRecord, OSError):
+        pass
+    return good
