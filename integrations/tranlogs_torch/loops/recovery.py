@@ -105,18 +105,10 @@ class Recovery:
     def _continue_from(self, found: Recovered, landing: GroupRecovered | None) -> None:
         """Let the journal, the loaders and the watch for writes go on from where the state is now."""
         parts, journal = self._parts, self._parts.journal
-        is_new, number = (found.plan.has_later, None) if landing is None else (landing.is_new, landing.timeline)
-        journal.continue_from(
-            found.position,
-            new_timeline=is_new,
-            number=number,
-            damaged=found.damaged,
-            checkpoint=found.plan.checkpoint,
-            log_bytes=found.log_bytes,
-        )
-        if found.replayed:
-            journal.recovery_speed.observe_replay(found.seconds_replay / found.replayed)
-        journal.recovery_speed.load_seconds = found.seconds_load
+        if landing is None:
+            parts.resources.continue_from(found)
+        else:
+            parts.resources.continue_from(found, new_timeline=landing.is_new, number=landing.timeline)
         parts.scalars.extend(found.scalars)
         self.has_begun = True
         parts.state.refresh()
