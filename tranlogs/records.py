@@ -3,11 +3,9 @@
 from .checkpoints import Checkpoint, Snapshot, SnapshotPool, write_checkpoint
 from .encoding import tree
 from .encoding.tree import Fixed, to_numpy
-from .log.body import encode_parts
 from .log.entry import Entry
 from .log.layout import NO_TENSORS, Layout, Payload, SparseForm, array_of, spec_of
-from .log.payload_reader import RecordFile
-from .log.record import EntryKind, Position
+from .log.record import EntryKind
 from .log.writer import Tensor
 
 __all__ = [
@@ -18,14 +16,11 @@ __all__ = [
     "Fixed",
     "Layout",
     "Payload",
-    "Position",
-    "RecordFile",
     "Snapshot",
     "SnapshotPool",
     "SparseForm",
     "Tensor",
     "array_of",
-    "encode_parts",
     "spec_of",
     "to_numpy",
     "tree",

@@ -214,16 +214,7 @@ class FitRun:
         self.backend.prepare_apply(self.model)
         found = recover(self.journal.paths.folder, self.state, progress=self.settings.progress(), spare=self.spare)
         assert found is not None, "a run with a checkpoint holds something"
-        self.journal.continue_from(
-            found.position,
-            new_timeline=found.plan.has_later,
-            damaged=found.damaged,
-            checkpoint=found.plan.checkpoint,
-            log_bytes=found.log_bytes,
-        )
-        if found.replayed:
-            self.journal.recovery_speed.observe_replay(found.seconds_replay / found.replayed)
-        self.journal.recovery_speed.load_seconds = found.seconds_load
+        self._resources.continue_from(found)
         if self.state.body["log"] == "weights" and self.state.log == "gradients":
             self._log_weights()
         self._landed, self._is_waiting = found, True

@@ -1,4 +1,5 @@
-"""What all integrations share: settings, resources, the step recorder, fingerprints, scans for foreign writes, random state.
+"""What all integrations share: settings, resources, the step recorder, fingerprints, scans for foreign writes, random state,
+the redo driver, replay without the script, and the comparison of environments.
 
 An integration imports from the core only what this package, `tranlogs.records` and `tranlogs.ranks` list, and `tranlogs.base`.
 """
@@ -12,9 +13,12 @@ from ..recovery.recover import Progress, Recovered, recover
 from ..recovery.verdict import judge_exactness, make_report
 from ..retention import CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
 from ..retention.keep_policy import when_full
+from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
 from .gradient_layout import GradientLayout
+from .offline import OfflineReplay
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
+from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .report import LiveReport
 from .resources import RunResources
 from .rng import HostRng, is_same_state, numpy_state, python_state, set_host_rng
@@ -27,6 +31,7 @@ __all__ = [
     "GRACE_SECONDS",
     "CheckpointPolicy",
     "Curve",
+    "Decoded",
     "Digests",
     "Divergence",
     "EverySteps",
@@ -38,6 +43,7 @@ __all__ = [
     "LiveReport",
     "Mode",
     "Monitor",
+    "OfflineReplay",
     "OnSignal",
     "Place",
     "Progress",
@@ -49,8 +55,11 @@ __all__ = [
     "RunSettings",
     "ScalarHistory",
     "ScanSchedule",
+    "StateDigests",
     "StepRecorder",
     "as_retention",
+    "compare_environments",
+    "decode_entries",
     "describe_replacement",
     "digest_of",
     "full_digests",
@@ -63,6 +72,7 @@ __all__ = [
     "python_state",
     "read_facts",
     "recover",
+    "redo_in_order",
     "set_host_rng",
     "some_bytes",
     "when_full",

@@ -11,6 +11,7 @@ from ..journal.embedded_monitor import shipping_store, start_embedded_monitor
 from ..journal.ownership.takeover import end_former_ranks
 from ..journal.process.shutdown import ShutdownHandler
 from ..recovery.progress import progress_bar
+from ..recovery.recover import Recovered
 from ..shipping import ReplacementSource, fetch_missing_journal, start_shipping
 from .settings import RunSettings
 
@@ -79,6 +80,27 @@ class RunResources:
         self._shipping = start_shipping(url if is_own else None, self.journal.paths)
         self.spare = ReplacementSource(self.journal.paths, url)
         self._shutdown = ShutdownHandler(self.journal, self._shipping.wait, settings.on_signal, settings.grace_seconds)
+
+    def continue_from(self, found: Recovered, *, new_timeline: bool | None = None, number: int | None = None) -> None:
+        """Continue the journal from where a recovery ended, and note how long the recovery took.
+
+        Args:
+            found: the recovery.
+            new_timeline: True to start a new timeline; None to start one if the log has later steps.
+            number: number of the timeline that all ranks continue on; None for the journal's own.
+        """
+        journal = self.journal
+        journal.continue_from(
+            found.position,
+            new_timeline=found.plan.has_later if new_timeline is None else new_timeline,
+            number=number,
+            damaged=found.damaged,
+            checkpoint=found.plan.checkpoint,
+            log_bytes=found.log_bytes,
+        )
+        if found.replayed:
+            journal.recovery_speed.observe_replay(found.seconds_replay / found.replayed)
+        journal.recovery_speed.load_seconds = found.seconds_load
 
     def close(self, seconds: float | None = None) -> None:
         """Close the journal, and wait until the store holds it.

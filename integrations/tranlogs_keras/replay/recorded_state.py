@@ -11,11 +11,12 @@ from typing import Any
 import keras
 
 from tranlogs.base.errors import UsageError
-from tranlogs.records import Checkpoint, Entry, EntryKind
+from tranlogs.records import Checkpoint, Entry, EntryKind, Snapshot
+from tranlogs.training import Recovered
 
 from .. import private
 from ..backends import Backend, make_backend
-from ..backends.arrays import from_array
+from ..backends.arrays import adapt, from_array, to_array
 from ..state import environment
 from ..state.variables import Slot, Variables
 from .replayable_state import ReplayableState
@@ -109,9 +110,39 @@ class RecordedState(ReplayableState):
             self.plain = entry.body()
         return super().decode(entry)
 
-    def environment_now(self) -> dict[str, Any]:
-        """Of this process."""
-        return environment.describe(self._model, self.backend, {})
+    def compare_environment(self) -> list[str]:
+        """Return the differences between the recorded environment and this process's, one sentence each."""
+        return environment.compare(self.recorded_environment, environment.describe(self._model, self.backend, {}))
+
+    def boundary_body(self, found: Recovered) -> dict[str, Any]:
+        """Return the body of the boundary at which recovery ended, with its arrays as they were written."""
+        return self.plain
+
+    def find_script_changes(self, body: dict[str, Any]) -> list[str]:
+        """Return what the script has changed since the checkpoint and a derived checkpoint would need, one sentence each."""
+        before, found = self.meta, []
+        if before["kept"]:
+            found.append("its checkpoints hold the place of a tf.data iterator, which the script alone has")
+        if body["log"] != before["log"]:
+            found.append(f"{body['log']} are logged since the last checkpoint, and were {before['log']} before")
+        metrics = {name for name, _, _ in before["variables"] if name.startswith("metric/")}
+        if set(body["metrics"]) != metrics:
+            found.append("the model's metrics are others than at the last checkpoint, or a fit ends there")
+        return found
+
+    def derive(self, recovered: Recovered) -> Snapshot:
+        """Return the encoded snapshot that the callback would have taken where the log was redone to.
+
+        Variables come from the replay, the rest from the boundary's record, and what only the script knows of its model from
+        the checkpoint before.
+        """
+        slots = self.variables.by_name
+        names = [name for name, _, _ in self.meta["variables"] if not name.startswith("metric/")]
+        values = self.backend.values_of([slots[name].variable for name in names])
+        meta = {**self.meta, "attributes": self.optimizer_attributes, "boundary": self.plain}
+        made = Snapshot({name: to_array(value) for name, value in zip(names, values, strict=True)}, meta)
+        made.encode(adapt)
+        return made
 
     def _optimizer(self, which: str, about: dict[str, Any]) -> Any:
         """The optimizer, or where after-images tell everything, a holder of its variables."""

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 import tranlogs
+from tranlogs.training import compare_environments
 
 from ..backends import Backend
 
@@ -76,10 +77,5 @@ def demanded(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def compare(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Differences that can change rounding, one sentence each."""
-    return [
-        f"{word} differs: the run was recorded with {recorded.get(key)!r}, now it is {now.get(key)!r}; "
-        "what is computed from here on can round differently"
-        for key, word in _COMPARED.items()
-        if recorded.get(key) != now.get(key)
-    ]
+    """Return the differences that can change rounding, one sentence each."""
+    return compare_environments(recorded, now, _COMPARED)

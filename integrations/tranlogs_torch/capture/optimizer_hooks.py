@@ -244,7 +244,7 @@ class OptimizerHooks:
         if len(parameters) != len(self._owners) or not all(map(is_, parameters, self._owners)):
             name_of = run.state.name_of
             self._owners, self._names = parameters, [f"grad/{name_of[id(p)]}" for p in parameters]
-        if run.coordinator is None and run.staging is None:
+        if run.staging is None and run.coordinator.is_single:
             payload = self._plans.payload(self._names, [p.grad for p in parameters])
             if payload is not None:
                 return payload
@@ -254,7 +254,7 @@ class OptimizerHooks:
         run = self.run
         present = [(n, p) for n, p in zip(self._names, self._owners, strict=True) if settled(p) is not None]
         found = [(name, local(p.grad)) for name, p in present if p.grad is not None]
-        self._share = None if run.coordinator is None else run.coordinator.share(self, found)
+        self._share = run.coordinator.share(self, found)
         if self._share is not None:
             found = [(portion.name, portion.tensor) for portion in self._share]
         if run.staging is not None:
@@ -308,7 +308,7 @@ class OptimizerHooks:
             body["amp"] = self._amp
         if self._clip is not None and not self._is_image:
             body["clip"] = self._clip
-        if self._share is not None and not self._is_image and run.coordinator is not None:
+        if self._share is not None and not self._is_image:
             body["share"] = (run.coordinator.rank, run.coordinator.world)
             body["copies"] = run.coordinator.copies
         digests = run.digests().tobytes()

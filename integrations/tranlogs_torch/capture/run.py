@@ -36,14 +36,23 @@ class GradientDivider(Protocol):
     """Decides which part of the gradients this rank logs.
 
     Attributes:
+        is_single: True if this process trains alone, and logs all gradients.
         rank: of this process.
         world: number of processes.
         copies: on how many ranks each gradient is logged.
     """
 
-    rank: int
-    world: int
-    copies: int
+    @property
+    def is_single(self) -> bool: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int: ...
+
+    @property
+    def copies(self) -> int: ...
 
     def share(self, hooks: HookedOptimizer, named: Sequence[tuple[str, torch.Tensor]]) -> list[Portion] | None:
         """Return the portions of a step's gradients that this rank logs; None for all of them."""
@@ -74,8 +83,8 @@ class LoggedRun(Protocol):
         ...
 
     @property
-    def coordinator(self) -> GradientDivider | None:
-        """Connects the processes that train together; None for one process."""
+    def coordinator(self) -> GradientDivider:
+        """The coordinator of the processes that train together."""
         ...
 
     @property

@@ -14,7 +14,7 @@ from ..capture.optimizer_hooks import OptimizerHooks
 from ..offline.live_state import LiveState
 from ..state import environment
 from ..state.auxiliary import Auxiliary
-from .coordinator import Coordinator
+from .ranks.rank_coordinator import RankCoordinator
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RunParts:
         hooks: of the optimizers, by name.
         writes: finds writes that no step made.
         auxiliary: what boundaries commit besides.
-        coordinator: connects the processes that train together; None for one process.
+        coordinator: connects the processes that train together.
         environment: what rounding depends on, as it is now.
         scalars: that the loop has logged.
         report: of the recovery, with what became known since.
@@ -42,7 +42,7 @@ class RunParts:
     hooks: dict[str, OptimizerHooks]
     writes: ForeignWriteDetector
     auxiliary: Auxiliary
-    coordinator: Coordinator | None
+    coordinator: RankCoordinator
     environment: dict[str, Any]
     scalars: ScalarHistory
     report: LiveReport
@@ -55,5 +55,4 @@ class RunParts:
     def describe_environment(self) -> None:
         """Record what rounding depends on, as it is now: a script may set its threads after it made the optimizer."""
         self.environment.update(environment.describe(self.state.optimizers))
-        if self.coordinator is not None:
-            self.coordinator.describe(self.environment)
+        self.coordinator.describe(self.environment)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
-from tranlogs.ranks import GroupRecovered, extend_timeline_ids, new_timeline_id
+from tranlogs.ranks import GroupRecovered
 from tranlogs.training import Progress, Recovered, RecoveryReport, make_report, recover
 
 from ..distributed.process_group import demand_group
-from ..elastic.world_size import is_of_many, recover_alone, settle_in
+from ..elastic.world_size import settle_in
 from ..interop import Built, Start, StartFrom, find_start
 from ..sharding import fsdp
 from ..sharding.zero_optimizer import bring_in
@@ -47,21 +47,20 @@ class Recovery:
     def recover(self, step: int | None, progress: Progress | None, start_from: StartFrom | str | Path | None) -> RecoveryReport:
         """Bring everything back to the newest boundary, or to `step`; a fresh run starts from what is given or was imported."""
         parts, journal, state, coordinator = self._parts, self._parts.journal, self._parts.state, self._parts.coordinator
-        demand_group(parts.settings.run, was_alone=coordinator is None)
+        demand_group(parts.settings.run, was_alone=coordinator.is_single)
         start = time.monotonic()
         fsdp.reshard(parts.modules)  # what was gathered from the shards before is not what they are going to be
         state.refresh()  # a group may have been added since
         is_loaded = not journal.is_fresh and any(has_steps(hooks.inner) for hooks in parts.hooks.values())
         origin = find_start(parts.settings.run, start_from)
-        self._demand_alike()
+        self._require_same_settings()
         if step is not None:
             journal.holds.hold()
-        if coordinator is not None:
-            coordinator.demand_same_start(origin.identity if origin else "", is_fresh=journal.is_fresh)
+        coordinator.require_same_start(origin.identity if origin else "", is_fresh=journal.is_fresh)
         if origin is not None and journal.is_fresh and origin.identity:
             self._load(origin, progress)  # what others have of a journal that was lost comes over it
-        landing = self._land(step, progress)
-        if landing is None and coordinator is None:
+        landing = coordinator.recover(journal, parts.auxiliary.read, step, progress, parts.resources.spare)
+        if landing is None and coordinator.is_single:
             found = recover(journal.paths.folder, state, step=step, progress=progress, spare=parts.resources.spare)
         else:
             found = None if landing is None else landing.recovered
@@ -74,24 +73,13 @@ class Recovery:
             parts.report.warn(LOADED_BEFORE, False)
         if landing is not None:
             self._landed = settle_in(state, landing, self._landed)
-            if coordinator is not None:
-                coordinator.take_over(self._landed)
+            coordinator.restore_division(self._landed)
         self._continue_from(found, landing)
         if landing is not None:
             self._land_together(landing, found)
         self._recovered = found, time.monotonic() - start
         parts.report.current = self._report_of(*self._recovered)
         return parts.report.current
-
-    def _land(self, step: int | None, progress: Progress | None) -> GroupRecovered | None:
-        """Recover together with the other ranks, or what several ranks recorded."""
-        parts, spare = self._parts, self._parts.resources.spare
-        if parts.coordinator is None:
-            if is_of_many(parts.journal.paths.folder):
-                return recover_alone(parts.journal, parts.state, step, progress, spare)
-            return None
-        parts.coordinator.doubts()  # refuses what cannot be, before anything is touched
-        return parts.coordinator.recover(parts.journal, parts.auxiliary.read(), step, progress, spare)
 
     def _begin_fresh(
         self, step: int | None, origin: Start | None, progress: Progress | None, *, is_first: bool
@@ -108,18 +96,10 @@ class Recovery:
     def _continue_from(self, found: Recovered, landing: GroupRecovered | None) -> None:
         """Let the journal, the loaders and the watch for writes go on from where the state is now."""
         parts, journal = self._parts, self._parts.journal
-        is_new, number = (found.plan.has_later, None) if landing is None else (landing.is_new, landing.timeline)
-        journal.continue_from(
-            found.position,
-            new_timeline=is_new,
-            number=number,
-            damaged=found.damaged,
-            checkpoint=found.plan.checkpoint,
-            log_bytes=found.log_bytes,
-        )
-        if found.replayed:
-            journal.recovery_speed.observe_replay(found.seconds_replay / found.replayed)
-        journal.recovery_speed.load_seconds = found.seconds_load
+        if landing is None:
+            parts.resources.continue_from(found)
+        else:
+            parts.resources.continue_from(found, new_timeline=landing.is_new, number=landing.timeline)
         parts.scalars.extend(found.scalars)
         self.has_begun = True
         parts.state.refresh()
@@ -143,25 +123,23 @@ class Recovery:
         parts, coordinator, caveats_found = self._parts, self._parts.coordinator, landing.caveats
         bring_in(parts.state.outers.values())
         body = {**self._landed, "scalars": parts.scalars.pack()}
-        is_any_lost = landing.is_journal_lost if coordinator is None else any(coordinator.told_by_all(landing.is_journal_lost))
+        is_any_lost = any(coordinator.all_gather(landing.is_journal_lost))
         begins = landing.starts_generation or is_any_lost  # a disk that is lost next costs nothing more
         if landing.is_new and not landing.is_resharded:  # in all journals, before the first record: else a crash could leave
             parts.journal.start()  # steps of two histories
-            if coordinator is not None:  # nothing is in any of them before it is begun in all: else it never was
-                coordinator.told_by_all(True)
-        if begins and coordinator is not None:
-            coordinator.mirror(body)
+            coordinator.all_gather(True)  # nothing is in any of them before it is begun in all: else it never was
+        if begins:
+            coordinator.exchange_backups(body)
         if landing.is_resharded:
             self._begin_resharded(body)
         elif begins:
             parts.journal.checkpoint(parts.state.snapshot(body), wait=True)
-        if coordinator is not None:
-            step = found.position.step
-            caveats_found += [
-                *coordinator.doubts(),
-                *coordinator.prime(body, step, step if begins else found.plan.checkpoint.step),
-            ]
-            caveats_found = coordinator.joined(caveats_found)
+        step = found.position.step
+        caveats_found += [
+            *coordinator.find_caveats(),
+            *coordinator.restore_reducers(body, step, step if begins else found.plan.checkpoint.step),
+        ]
+        caveats_found = coordinator.gather_caveats(caveats_found)
         parts.report.caveats += [(text, False) for text in caveats_found]
         found.notes += landing.notes
         self._landed = {}  # it may be large
@@ -176,7 +154,7 @@ class Recovery:
         with parts.journal.holds.hold_during():
             parts.journal.start()
             is_written = parts.journal.checkpoint(parts.state.snapshot(body), wait=True)
-            written = [is_written] if parts.coordinator is None else parts.coordinator.told_by_all(is_written)
+            written = parts.coordinator.all_gather(is_written)
             if not all(written):
                 raise RecoveryError(
                     f"{parts.settings.run}: rank {written.index(False)} could not write the checkpoint that it begins with, "
@@ -216,12 +194,11 @@ class Recovery:
 
     # Beginning.
 
-    def _demand_alike(self) -> None:
+    def _require_same_settings(self) -> None:
         """Refuse settings that differ between processes which train together."""
         parts = self._parts
-        if parts.coordinator is not None:
-            logs = {f"log of optimizer {name!r}": hooks.log for name, hooks in parts.hooks.items()}
-            parts.coordinator.demand_alike({"durability": parts.settings.durability, **logs})
+        logs = {f"log of optimizer {name!r}": hooks.log for name, hooks in parts.hooks.items()}
+        parts.coordinator.require_same_settings({"durability": parts.settings.durability, **logs})
 
     def begin(self, *, is_first: bool = True) -> None:
         """Begin a fresh run with a checkpoint of what was built.
@@ -238,31 +215,29 @@ class Recovery:
         run = parts.settings.run
         if not journal.is_fresh:
             raise NotRecovered(run, journal.catalog.watermarks().committed)
-        demand_group(run, was_alone=coordinator is None)
+        demand_group(run, was_alone=coordinator.is_single)
         if self._origin_notes is None and find_start(run, None) is not None:
             raise UsageError(f"{run}: weights were imported for this run, which recover() loads: call it before the loop")
-        self._demand_alike()
+        self._require_same_settings()
         self.has_begun = True
         parts.describe_environment()
         state.refresh()
         state.given = state.given or {which: state.given_now(which) for which in parts.hooks}
         parts.writes.remember(journal.step)
-        if coordinator is not None and is_first:
-            parts.environment["past"] = extend_timeline_ids((), 0, coordinator.told_by_all(new_timeline_id())[0])
+        if is_first:
+            parts.environment.update(coordinator.first_timeline_ids())
         journal.start()
         parts.auxiliary.note_start()
         body = parts.auxiliary.read()
-        if coordinator is not None:
-            for doubt in coordinator.doubts():
-                _log.warning("%s: %s", run, doubt)
-            body["scalars"] = parts.scalars.pack()
-            if not is_first:  # the others go on from what they have, and say this as they land, and that they have begun
-                bring_in(state.outers.values())
-                coordinator.told_by_all(True)
-                coordinator.told_by_all(True)
-            coordinator.mirror(body)
+        for caveat in coordinator.find_caveats():
+            _log.warning("%s: %s", run, caveat)
+        body["scalars"] = parts.scalars.pack()
+        if not is_first:  # the others continue from what they have: they report it as they land, and that they have begun
+            bring_in(state.outers.values())
+            coordinator.all_gather(True)
+            coordinator.all_gather(True)
+        coordinator.exchange_backups(body)
         journal.checkpoint(state.snapshot(body), wait=True)
-        if coordinator is not None:
-            if not is_first:
-                coordinator.prime({}, 0, 0)
-            coordinator.joined([])
+        if not is_first:
+            coordinator.restore_reducers({}, 0, 0)
+        coordinator.gather_caveats([])

@@ -37,9 +37,9 @@ from ..state.auxiliary import Auxiliary
 from ..state.fingerprint import Digests
 from ..tensors import arrays
 from ..tensors.placement import local
-from .coordinator import Coordinator
 from .loops import Loops
 from .parts import RunParts
+from .ranks.factory import make_coordinator
 from .recovery import Recovery
 from .user_loop import UserLoops
 
@@ -94,17 +94,15 @@ class TrainingRun:
         )
         self.writes = ForeignWriteDetector(self.state, self.hooks, self._found_late)
         self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
-        self.coordinator = Coordinator.of(self.state, settings.policy, rank, copies)
-        world = 1 if self.coordinator is None else self.coordinator.world
-        if self.coordinator is not None:
-            self.coordinator.watch_join(self._leave_join)
+        self.coordinator = make_coordinator(self.state, settings.policy, rank, copies)
+        self.coordinator.watch_join(self._leave_join)
         self._resources = RunResources(
             settings,
             framework="torch",
             environment=self.environment,
             adapt=arrays.adapt,
-            rank=(rank or 0) if self.coordinator is None else self.coordinator.rank,
-            world=world,
+            rank=self.coordinator.rank,
+            world=self.coordinator.world,
             writer="thread" if on_cuda else "direct",
             segment_bytes=segment_bytes,
         )
@@ -366,8 +364,8 @@ class TrainingRun:
         def whole() -> dict[str, Any]:
             return {**body, "scalars": self.scalars.pack()}
 
-        if self.coordinator is not None:
-            wanted = self.coordinator.at_boundary(self.journal, body, whole, wanted=wanted, digests=self.writes.known)
+        writes = self.writes
+        wanted = self.coordinator.at_boundary(self.journal, body, whole, wanted=wanted, read_digests=lambda: writes.known)
         self.journal.boundary(body, lambda: self.state.snapshot(whole()), scalars=noted, checkpoint=wanted)
         if self.journal.is_suspended:
             self.auxiliary.drop_unstorable()
@@ -465,8 +463,7 @@ class TrainingRun:
 
     def _close(self, *, is_orderly: bool) -> None:
         atexit.unregister(self._at_exit)
-        if self.coordinator is not None:
-            self.coordinator.leave()
+        self.coordinator.leave()
         if self.is_active and self._recovery.has_begun:
             if is_orderly:
                 self._commit_implicit(is_before_forward=True)

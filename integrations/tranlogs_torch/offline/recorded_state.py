@@ -19,6 +19,7 @@ from tranlogs.training import Recovered, ScalarHistory
 
 from ..elastic.recoverable_state import RecoverableState
 from ..sharding.shards import array_of, put_place
+from ..state import environment
 from ..tensors.arrays import adapt, from_array, make_array, make_extension, to_array
 from ..tensors.placement import Place
 from .optimizer_classes import OptimizerClasses, make_optimizer
@@ -81,6 +82,25 @@ class RecordedState(RecoverableState):
         )
         made.encode(adapt)
         return made
+
+    def compare_environment(self) -> list[str]:
+        """Return the differences between the recorded environment and this process's, one sentence each."""
+        return environment.compare(self.recorded_environment, environment.describe(self.optimizers))
+
+    def boundary_body(self, found: Recovered) -> dict[str, Any]:
+        """Return the body of the boundary at which recovery ended."""
+        return found.body
+
+    def find_script_changes(self, body: dict[str, Any]) -> list[str]:
+        """Return what the script has changed since the checkpoint and a derived checkpoint would need, one sentence each."""
+        before = self.meta
+        kept = set(before["boundary"]["buffers"])
+        found = [f"buffer {name} came or went since the last checkpoint" for name in kept ^ set(body["buffers"])]
+        added = [name for name in self.parameters if name not in self.restored]
+        found += [f"parameter {name} was added since the last checkpoint" for name in added]
+        if before["optimizers"].keys() != body["after"].keys():
+            found.append("an optimizer was added since the last checkpoint")
+        return found
 
     def differences(self, checkpoint: Checkpoint) -> list[str]:
         return []  # nothing is there before the checkpoint says what

@@ -7,26 +7,25 @@ tracked; their states are here as plain values.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from tranlogs.base.errors import UsageError
 from tranlogs.ranks import SingleReader, get_world, is_of_group, is_sharded, read_environment
-from tranlogs.records import Checkpoint, Position, Snapshot
-from tranlogs.training import Progress, Recovered, RecoveryReport, make_report, recover
+from tranlogs.records import Checkpoint
+from tranlogs.training import OfflineReplay, Progress, Recovered, recover
 
 from ..interop.imported import import_source
-from ..state import environment
 from ..state.caveats import lost_attributes, verdict
-from . import derived_checkpoint, export
+from ..tensors.arrays import adapt
+from . import export
 from .joined_ranks import recover_joined
 from .optimizer_classes import OptimizerClasses
 from .recorded_state import RecordedState
 
 
-class OfflineRun:
+class OfflineRun(OfflineReplay[RecordedState]):
     """One journal of a PyTorch run; the `torch` of the entry points `tranlogs.frameworks`.
 
     Args:
@@ -38,53 +37,18 @@ class OfflineRun:
     import_source = staticmethod(import_source)
 
     def __init__(self, folder: Path, *, optimizers: Sequence[str] = ()) -> None:
-        self.folder = folder
         self._classes = OptimizerClasses(optimizers)
-        self.state = RecordedState(self._classes)
-        self.report: RecoveryReport | None = None
-        self._found: Recovered | None = None
-
-    def replay(
-        self,
-        *,
-        step: int | None = None,
-        sequence: int | None = None,
-        checkpoint: str | None = None,
-        progress: Progress | None = None,
-    ) -> RecoveryReport:
-        """Bring the state to a step (default: the newest). Threads and flags of this process become the run's.
-
-        Args:
-            step: where to land.
-            sequence: number of the last entry to be redone.
-            checkpoint: name of the checkpoint to start from.
-            progress: told what is done.
-
-        Raises:
-            RecoveryError: no sound checkpoint is left, or `step` is not covered.
-            UsageError: the run holds nothing yet, or an optimizer's class is not known.
-        """
-        start = time.monotonic()
-        found = self._recover(step, sequence, checkpoint, progress)
-        if found is None:
-            raise UsageError(f"{self.folder}: the run holds nothing yet")
-        for parameter in self.state.parameters.values():
-            parameter.grad = None
-        self._found, self.report = found, self._told(found, time.monotonic() - start)
-        return self.report
-
-    def snapshot(self, position: Position) -> Snapshot:
-        """The replayed state as the run itself would put it into a checkpoint at `position`: the same bytes.
-
-        Raises:
-            UsageError: that cannot be known, and why.
-        """
-        if self._found is None:
-            raise UsageError("replay() comes before snapshot()")
-        self._found.require_position(position)
-        return derived_checkpoint.snapshot(self.state, self._found)
+        super().__init__(folder, RecordedState(self._classes), adapt)
 
     def _recover(
+        self, step: int | None, sequence: int | None, checkpoint: str | None, progress: Progress | None
+    ) -> Recovered | None:
+        found = self._recover_state(step, sequence, checkpoint, progress)
+        for parameter in self.state.parameters.values():
+            parameter.grad = None
+        return found
+
+    def _recover_state(
         self, step: int | None, sequence: int | None, checkpoint: str | None, progress: Progress | None
     ) -> Recovered | None:
         environment = read_environment(self.folder)
@@ -113,37 +77,18 @@ class OfflineRun:
             newest = reader.find_newest_step_from(_step_of(self.folder, checkpoint)) if step is None else step
             return recover(self.folder, self.state, step=newest, checkpoint=checkpoint, progress=progress)
 
-    def _told(self, found: Recovered, seconds: float) -> RecoveryReport:
-        state = self.state
-        exact, told = verdict(state, found)
-        compared = environment.compare(state.recorded_environment, environment.describe(state.optimizers))
-        lost = lost_attributes(state)
-        if lost and exact:
-            exact = None
-        loaders = list(state.body["data"].values())
-        return make_report(
-            found,
-            exact=exact,
-            notes=[*found.notes, *state.notes, *compared, *told, *lost],
-            batch=loaders[0]["taken"] if loaders else state.body["count"],
-            epoch=loaders[0]["epoch"] if loaders else 0,
-            seconds=seconds,
-        )
+    def _judge(self, found: Recovered, differences: list[str]) -> tuple[bool | None, list[str]]:
+        exact, reasons = verdict(self.state, found)
+        lost = lost_attributes(self.state)
+        return None if lost and exact else exact, [*reasons, *lost]
 
-    def export(self, path: Path, form: str | None = None, progress: Progress | None = None) -> list[str]:
-        """Write the replayed state to a file or folder (see `export`); returns what it does not hold, one sentence each.
+    def _data_position(self) -> tuple[int, int]:
+        body = self.state.body
+        loaders = list(body["data"].values())
+        return (loaders[0]["taken"], loaders[0]["epoch"]) if loaders else (body["count"], 0)
 
-        Args:
-            path: what to write.
-            form: "pt", "safetensors" or "dcp"; None for what the file's name says.
-            progress: told what is done.
-
-        Raises:
-            UsageError: the name or folder, or the state, does not allow it.
-            DataError: what was written does not read back as it was.
-        """
-        if self.report is None:
-            raise UsageError("replay() comes before export()")
+    def _write(self, path: Path, form: str | None, progress: Progress | None) -> list[str]:
+        assert self.report is not None
         state = self.state
         tensors = {f"param/{name}": p.detach() for name, p in state.parameters.items()}
         tensors |= {f"buffer/{name}": b for name, b in state.body["buffers"].items()}

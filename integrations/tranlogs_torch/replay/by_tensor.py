@@ -15,13 +15,11 @@ import numpy as np
 import torch
 
 from tranlogs.records import Entry
-from tranlogs.training import Divergence
+from tranlogs.training import Decoded, Divergence
 
 from ..capture.single_step import amp_of, clip_again, step_of, without_hooks
 from ..state.state import TorchState
 from .gradient_blocks import GradientBlocks, Gradients
-
-Decoded = tuple[Entry, dict[str, Any]]
 
 _BUNDLE_ELEMENTS = 262_144  # small tensors are redone together, so that Python's cost a call is shared
 

@@ -13,18 +13,17 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from tranlogs.base.errors import CorruptRecord
 from tranlogs.base.types import AnyArray
-from tranlogs.records import Entry, EntryKind, RecordFile
-from tranlogs.training import Divergence
+from tranlogs.records import Entry, EntryKind
+from tranlogs.training import Decoded, Divergence, StateDigests, decode_entries, redo_in_order
 
 from ..capture.single_step import amp_of, clip_again, without_hooks
 from ..state.state import TorchState
 from ..tensors.arrays import DTYPES, from_array
-from .by_tensor import ByTensor, Decoded
+from .by_tensor import ByTensor
 from .gradient_blocks import GradientMemory
 
 _STEPS_MIN = 2  # fewer steps than this are not worth another order
@@ -54,35 +53,21 @@ def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None
 
 def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
     divergence: Divergence | None = None
-    decoded = _without_covered(state, _decoded(state, entries))
+    decoded = _without_covered(state, decode_entries(state.decode, entries))
     decoded = [(_whole(state, entry, body), body) if "share" in body else (entry, body) for entry, body in decoded]
     done = len(entries) - len(decoded)
     tick(done)
-    memory = GradientMemory()
+    by_step = _ByStep(state)
     for run, by_tensor in _runs(state, decoded):
+        tick_from = partial(_tick_from, tick, done)
         if by_tensor:
-            found = ByTensor(state, run).redo(partial(_tick_from, tick, done))
-            divergence = divergence or found
+            found = ByTensor(state, run).redo(tick_from)
         else:
-            for i, (entry, body) in enumerate(run):
-                found = redo_one(state, entry, body, memory)
-                divergence = divergence or found
-                tick(done + i + 1)
+            with torch.no_grad():
+                found = redo_in_order(by_step, run, tick_from)
+        divergence = divergence or found
         done += len(run)
     return divergence
-
-
-def _decoded(state: TorchState, entries: Sequence[Entry]) -> list[Decoded]:
-    """The entries with their bodies; a body that several of them share is decoded once."""
-    bodies: dict[tuple[RecordFile, int], dict[str, Any]] = {}
-    found = []
-    for entry in entries:
-        key = entry.reader, entry.body_key
-        body = bodies.get(key)
-        if body is None:
-            body = bodies[key] = state.decode(entry)
-        found.append((entry, body))
-    return found
 
 
 def _whole(state: TorchState, entry: Entry, body: dict[str, Any]) -> Entry:
@@ -174,18 +159,28 @@ def _share_memory(parameters: list[torch.Tensor]) -> bool:
     return any(following < end for (_, end), (following, _) in itertools.pairwise(places))
 
 
-def redo_one(state: TorchState, entry: Entry, body: dict[str, Any], memory: GradientMemory) -> Divergence | None:
-    """Apply one entry; a Divergence if the fingerprint differs afterwards."""
-    with torch.no_grad():
-        if entry.kind == EntryKind.IMAGE or body["record"] == "weights":
-            apply_image(state, entry, body)
-            if body.get("is_stateless"):
-                state.stale.add(body["optimizer"])
-        elif body["record"] == "gradients":
-            _step(state, entry, body, memory)
-        else:
-            raise CorruptRecord(entry.reader.path, f"a record of unknown kind {body['record']!r}", step=entry.step)
-    return _compare(state, entry, body) if entry.digests else None
+class _ByStep:
+    """Applies records one after the other (`tranlogs.training.RedoTarget`)."""
+
+    compared = "parameters"
+
+    def __init__(self, state: TorchState) -> None:
+        self._state, self._memory = state, GradientMemory()
+
+    def write_image(self, entry: Entry, body: dict[str, Any]) -> None:
+        apply_image(self._state, entry, body)
+        if body.get("is_stateless"):
+            self._state.stale.add(body["optimizer"])
+
+    def apply_gradients(self, entry: Entry, body: dict[str, Any]) -> None:
+        _step(self._state, entry, body, self._memory)
+
+    def read_digests(self, entry: Entry, body: dict[str, Any]) -> StateDigests:
+        state, kind = self._state, body["fingerprint"]
+        state.fingerprint_kinds.add(kind)
+        found = state.fingerprint.digests(entry.step, kind)
+        indices = state.fingerprint.window(entry.step) if kind == "sample" else range(len(found))
+        return StateDigests(found, indices, list(state.parameters))
 
 
 def apply_image(state: TorchState, entry: Entry, body: dict[str, Any]) -> None:
@@ -231,17 +226,3 @@ def _step(state: TorchState, entry: Entry, body: dict[str, Any], memory: Gradien
         for parameter in parameters:
             parameter.grad = None
         raise
-
-
-def _compare(state: TorchState, entry: Entry, body: dict[str, Any]) -> Divergence | None:
-    recorded = np.frombuffer(entry.digests, "<u8")
-    kind, names, fingerprint = body["fingerprint"], list(state.parameters), state.fingerprint
-    state.fingerprint_kinds.add(kind)
-    now = fingerprint.digests(entry.step, kind)
-    which = fingerprint.window(entry.step) if kind == "sample" else range(len(now))
-    if len(recorded) != len(now):
-        return Divergence(entry.step, "the number of parameters")
-    for i, a, b in zip(which, recorded, now, strict=True):
-        if a != b:
-            return Divergence(entry.step, names[i])
-    return None

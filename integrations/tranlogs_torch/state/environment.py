@@ -8,8 +8,21 @@ from typing import Any
 import torch
 
 import tranlogs
+from tranlogs.training import compare_environments
 
-_OF_GROUP = ("backend", "reducers", "fsdp")  # who replays alone has none of these, and steps do not depend on them
+_COMPARED = {
+    "torch": "torch version",
+    "machine": "processor architecture",
+    "cpu_capability": "vector instructions",
+    "devices": "device types",
+    "gpu": "GPU model",
+    "cuda": "CUDA version",
+    "mkldnn": "oneDNN in use",
+    "backend": "backend of the process group",
+    "reducers": "settings of DistributedDataParallel",
+    "fsdp": "mixed precision of FSDP",
+}
+_OF_GROUP = ("backend", "reducers", "fsdp")  # a single process that replays has none of these, and redo does not depend on them
 _CUDNN = ("deterministic", "benchmark", "allow_tf32")  # flags of torch.backends.cudnn
 
 
@@ -72,22 +85,6 @@ def set_back(recorded: dict[str, Any]) -> list[str]:
 
 
 def compare(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Differences that can change rounding, one sentence each."""
-    words = {
-        "torch": "torch version",
-        "machine": "processor architecture",
-        "cpu_capability": "vector instructions",
-        "devices": "device types",
-        "gpu": "GPU model",
-        "cuda": "CUDA version",
-        "mkldnn": "oneDNN in use",
-        "backend": "backend of the process group",
-        "reducers": "settings of DistributedDataParallel",
-        "fsdp": "mixed precision of FSDP",
-    }
-    return [
-        f"{word} differs: the run was recorded with {recorded.get(key)!r}, now it is {now.get(key)!r}; "
-        "what is computed from here on can round differently"
-        for key, word in words.items()
-        if recorded.get(key) != now.get(key) and (key not in _OF_GROUP or "world" in now)
-    ]
+    """Return the differences that can change rounding, one sentence each."""
+    labels = {key: label for key, label in _COMPARED.items() if key not in _OF_GROUP or "world" in now}
+    return compare_environments(recorded, now, labels)

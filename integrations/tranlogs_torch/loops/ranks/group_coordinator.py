@@ -11,27 +11,28 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 import xxhash
 
 from tranlogs.base.errors import UnencodableState, UsageError
-from tranlogs.ranks import GroupRecovered, GroupRecovery, ReplacementSource
+from tranlogs.ranks import GroupRecovered, GroupRecovery, ReplacementSource, extend_timeline_ids, new_timeline_id
 from tranlogs.training import CheckpointPolicy, EverySteps, Journal, Progress
 
-from ..ddp.comm_hooks import without_errors
-from ..ddp.divergence_check import Likeness
-from ..ddp.gradient_ranges import Named, Portion, digest, shares
-from ..ddp.reducer import Reducer, reducers_in
-from ..distributed.process_group import Group, is_there, warn_of_restarts
-from ..elastic import adoption
-from ..elastic.neighbour_copies import Beside, check_copies
-from ..elastic.world_size import demand_unused
-from ..sharding import fsdp
-from ..sharding.shards import describe as describe_shards
+from ...ddp.comm_hooks import without_errors
+from ...ddp.divergence_check import Likeness
+from ...ddp.gradient_ranges import Named, Portion
+from ...ddp.reducer import Reducer, reducers_in
+from ...distributed.process_group import Group, warn_of_restarts
+from ...elastic import adoption
+from ...elastic.neighbour_copies import Beside, check_copies
+from ...elastic.world_size import demand_unused
+from ...sharding import fsdp
+from ...sharding.shards import describe as describe_shards
+from .gradient_division import GradientDivision, first_other
+from .join_watch import JoinWatch
 
 if TYPE_CHECKING:
-    from ..capture.run import HookedOptimizer
-    from ..elastic.recoverable_state import RecoverableState
+    from ...capture.run import HookedOptimizer
+    from ...elastic.recoverable_state import RecoverableState
 
 _log = logging.getLogger("tranlogs")
 
@@ -39,8 +40,8 @@ _SUM_OF_TWO = 2  # processes: whatever the order, it is the same
 _ASK_STEPS = 10  # how often ranks ask each other whether a checkpoint is due, and whether they are still equal
 
 
-class Coordinator:
-    """See the module.
+class GroupCoordinator:
+    """The `RankCoordinator` of a process among several.
 
     Args:
         state: of this process; its modules are looked through for DistributedDataParallel.
@@ -48,16 +49,17 @@ class Coordinator:
         copies: in how many journals each share lies.
 
     Attributes:
+        is_single: False, also if the group has one process.
         rank: of this process, from 0.
-        world: how many train together.
-        is_divided: whether gradients are equal, as far as is known, so that each rank logs its range of them.
-        came_back: whether this rank had run out of data before where the others landed.
+        world: number of processes.
     """
+
+    is_single = False
 
     def __init__(self, state: RecoverableState, policy: CheckpointPolicy, copies: int = 1) -> None:
         self._group = Group()
         self.rank, self.world = self._group.rank, self._group.world
-        self.copies = check_copies(copies, self.world)
+        check_copies(copies, self.world)
         self._beside = Beside(self._group)
         self._likeness = Likeness(self._group.board)
         self._state = state
@@ -66,45 +68,27 @@ class Coordinator:
         self._every = policy.steps if isinstance(policy, EverySteps) else None
         self._sharding = describe_shards(state.parameters)
         reduced = bool(self._reducers) and all(r.ddp.process_group.size() == self.world for r in self._reducers)
-        self.is_divided = reduced and not self._sharding
+        self._division = GradientDivision(self._group, self._reducers, copies, self._fall_back)
+        self._division.is_active = reduced and not self._sharding
         self._spans_all = reduced or self._has_world_mesh()
-        self._checked: set[str] = set()  # optimizers whose gradients were compared in this process
         self._asked_at = self._taken_at = self._stood_at = 0  # steps
         self._is_wanted = self._is_hurried = self._was_suspended = False
-        self._has_left = self._is_compared = False
-        self.came_back = False
-        self._on_leaving: Callable[[], None] | None = None
-        self._joining: list[object] = []  # the `join` in which ranks run out of data one by one
-        self._apart: dict[str, tuple[list[int], list[torch.Tensor]]] = {}  # by optimizer: groups' sizes, what no reducer has
-        self._environment: dict[str, Any] = {}
+        self._is_compared = False
+        self._join = JoinWatch(self._reducers)
         warn_of_restarts(self.rank)
-
-    @classmethod
-    def of(cls, state: RecoverableState, policy: CheckpointPolicy, rank: int | None, copies: int) -> Coordinator | None:
-        """For a process among several; None for one alone.
-
-        Raises:
-            UsageError: `rank` is not what torch.distributed says, or `copies` has no meaning.
-        """
-        if not is_there():
-            check_copies(copies, 1)
-            return None
-        found = cls(state, policy, copies)
-        if rank not in (None, found.rank):
-            raise UsageError(f"rank={rank}: torch.distributed says that this is rank {found.rank}; leave the argument out")
-        return found
 
     # What is recorded.
 
     def describe(self, environment: dict[str, Any]) -> None:
         """Put what the sums depend on into the run's environment, and keep it up to date there."""
-        self._environment = environment
+        self._division.environment = environment
         environment |= {"world": self.world, "backend": self._group.backend}
         self._sharding = describe_shards(self._state.parameters)  # those that only an optimizer knows are known by now
         if self._reducers:
             environment["reducers"] = [reducer.describe() for reducer in self._reducers]
-            self.is_divided &= not self._sharding and all(map(self._is_reduced, self._state.optimizers.items()))
-            environment["ddp"] = {"is_divided": self.is_divided, "copies": self.copies}
+            is_reduced = all(map(self._division.is_reduced, self._state.optimizers.items()))
+            self._division.is_active &= not self._sharding and is_reduced
+            environment["ddp"] = {"is_divided": self._division.is_active, "copies": self.copies}
         if self._sharding:
             environment["sharding"] = self._sharding
             if settings := fsdp.describe(self._state.modules):
@@ -115,13 +99,13 @@ class Coordinator:
         """Whether any parameter is sharded over all processes, which makes them step together."""
         return any(len(mesh["ranks"]) == self.world for mesh in self._sharding.get("meshes", ()))
 
-    def doubts(self) -> list[str]:
+    def find_caveats(self) -> list[str]:
         """What is not brought back.
 
         Raises:
             UsageError: a communication hook makes a log of gradients wrong, or there is nothing to keep copies of.
         """
-        if self.copies > 1 and not self.is_divided:
+        if self.copies > 1 and not self._division.is_active:
             raise UsageError(
                 "copies=2: each process logs all of its gradients here, which are its own, so that there are no "
                 "shares to keep copies of. Leave the argument out"
@@ -136,91 +120,38 @@ class Coordinator:
 
     # Steps.
 
-    def share(self, hooks: HookedOptimizer, named: Sequence[Named]) -> list[Portion] | None:
-        """What this rank logs of a step's gradients; None for all of them."""
-        if not self._is_lockstep() or not self.is_divided:
-            return None
-        if not self._is_reduced((hooks.name, hooks.inner)):  # a group was added, or a parameter trains that was frozen
-            self._fall_back(
-                f"optimizer {hooks.name!r} trains parameters whose gradients no DistributedDataParallel sums (it "
-                "sums those that were there, and trained, when it was made)"
-            )
-            return None
-        if hooks.name not in self._checked:
-            self._checked.add(hooks.name)
-            digests = self._group.gather(digest(named))
-            if len(set(digests)) > 1:
-                self._fall_back(f"the gradients of rank {_first_other(digests)} are not those of rank 0")
-                return None
-        return shares(named, self.rank, self.world, self.copies)
+    @property
+    def copies(self) -> int:
+        """Number of journals in which each gradient is logged."""
+        return self._division.copies
 
-    def _is_reduced(self, named: tuple[str, torch.optim.Optimizer]) -> bool:
-        """Whether all that an optimizer trains goes through a reducer: what does not is another on each rank."""
-        name, optimizer = named
-        sizes = [len(group["params"]) for group in optimizer.param_groups]
-        if self._apart.get(name, ([], []))[0] != sizes:
-            reduced = set().union(*(reducer.ids() for reducer in self._reducers))
-            self._apart[name] = sizes, [p for group in optimizer.param_groups for p in group["params"] if id(p) not in reduced]
-        return not any(p.requires_grad or p.grad is not None for p in self._apart[name][1])
+    def share(self, hooks: HookedOptimizer, named: Sequence[Named]) -> list[Portion] | None:
+        """Return the portions of a step's gradients that this rank logs; None for all of them."""
+        return self._division.share(hooks, named) if self._is_lockstep() else None
 
     def _fall_back(self, why: str) -> None:
-        self._divide_no_more()
+        """Stop dividing the log, and take a checkpoint, since recovery reads shares up to it."""
+        self._division.stop()
         self._is_wanted = self._is_hurried = True
         if self.rank == 0:
             _log.warning("%s: from here on each rank logs all of its gradients, not a share of them", why)
 
-    def _divide_no_more(self) -> None:
-        self.is_divided, self.copies = False, 1  # there are no shares to keep copies of
-        if "ddp" in self._environment:
-            self._environment["ddp"] |= {"is_divided": False, "copies": 1}
-
-    def take_over(self, body: dict[str, Any]) -> None:
-        """Ranks that were found to differ at the boundary that was landed on differ still, and equal ones are equal."""
+    def restore_division(self, body: dict[str, Any]) -> None:
+        """Restore from a boundary whether the ranks were known to be equal, and whether they divide the log."""
         self._likeness.step = body.get("equal", -1)
         if not body.get("ddp", {}).get("is_divided", True):
-            self._divide_no_more()
+            self._division.stop()
 
     def watch_join(self, on_leaving: Callable[[], None]) -> None:
-        """Call something when this rank has run out of data in a `join`, and others have not."""
-        self._on_leaving = on_leaving
-        for reducer in self._reducers:
-            reducer.watch_join(self)
-
-    def leave_join(self) -> None:
-        """This rank has no data left, and others have."""
-        if self._on_leaving is not None and not self._has_left:
-            self._on_leaving()
+        """Call `on_leaving` when this rank has run out of data in a `join` and others have not."""
+        self._join.start(on_leaving)
 
     def _is_lockstep(self) -> bool:
         """Whether all ranks pass the same boundaries, so that they may wait for each other there."""
         if any(reducer.is_joining for reducer in self._reducers):  # and then they need not be equal, either
-            self._divide_no_more()
+            self._division.stop()
             return False
-        return self._spans_all and not self._has_left
-
-    def _note_join(self, journal: Journal) -> None:
-        """Ranks that have run out of data stay behind: all that the others log since must stay, too.
-
-        Raises:
-            UsageError: it is another `join` than before, so that the same number of steps is another place on each rank; or
-                each rank steps parameters that the others wait for.
-        """
-        joining = [reducer.pass_of_join for reducer in self._reducers if reducer.is_joining]
-        if not joining:
-            return
-        if self._sharding:
-            raise UsageError(
-                "join() with a ZeroRedundancyOptimizer is not logged: give all ranks as many batches (DistributedSampler does)"
-            )
-        if not self._joining:
-            self._joining = joining
-            journal.holds.hold_until_next_process()
-        elif any(now is not then for now, then in zip(joining, self._joining, strict=True)):
-            raise UsageError(
-                "join() was entered a second time: since the first, ranks took different numbers of steps, and "
-                "after a crash none would be common. Take all epochs within one join(), or give all ranks as many "
-                "batches (DistributedSampler does)"
-            )
+        return self._spans_all and not self._join.has_left
 
     # Boundaries.
 
@@ -231,7 +162,7 @@ class Coordinator:
         whole: Callable[[], dict[str, Any]],
         *,
         wanted: bool | None,
-        digests: bytes,
+        read_digests: Callable[[], bytes],
     ) -> bool | None:
         """Whether to take a checkpoint at this boundary; None for whatever the policy says.
 
@@ -240,11 +171,11 @@ class Coordinator:
             body: of the boundary; this rank's part is added to it.
             whole: gives what a checkpoint holds of the boundary.
             wanted: whether somebody asked for a checkpoint.
-            digests: fingerprint of all parameters; empty if only some were looked at.
+            read_digests: returns the fingerprint of all parameters; empty if only some were compared.
         """
-        self._state.mirror = {}
+        self._state.mirror, digests = {}, read_digests()
         is_lockstep = self._is_lockstep()
-        self._note_join(journal)
+        self._join.note_boundary(journal, is_sharded=bool(self._sharding))
         has_stepped, self._stood_at = journal.step > self._stood_at, journal.step  # other boundaries may be this rank's alone
         if is_lockstep and has_stepped:
             for reducer in self._reducers:
@@ -252,12 +183,12 @@ class Coordinator:
         if self._reducers:
             body["ddp"] = {
                 "orders": [reducer.read_order() for reducer in self._reducers],
-                "is_divided": self.is_divided,
+                "is_divided": self._division.is_active,
                 "hooks": [[hook.read() for hook in reducer.hooks()] for reducer in self._reducers],
             }
-        if is_lockstep and has_stepped and self.copies > 1 and self.is_divided:
+        if is_lockstep and has_stepped and self.copies > 1 and self._division.is_active:
             body |= self._beside.exchange(body)
-        if self._has_left:
+        if self._join.has_left:
             return False
         if not (self._spans_all or self._reducers or self._sharding):
             body["equal"] = self._likeness.look(journal.step, xxhash.xxh3_64_hexdigest(digests) if digests else "")
@@ -269,7 +200,7 @@ class Coordinator:
             return False
         is_taken = self._decide(journal, whole, digests)
         if self._reducers:
-            body["ddp"]["is_divided"] = self.is_divided
+            body["ddp"]["is_divided"] = self._division.is_active
         return is_taken
 
     def _is_time(self, step: int) -> bool:
@@ -291,18 +222,18 @@ class Coordinator:
         )
         journal.holds.set_common_step(min(one["has"] for one in said), self.world)
         known, is_any_due = [one["digests"] for one in said], any(one["due"] for one in said)
-        if self.is_divided and is_any_due and not all(known):  # it is going to read all of them anyway
-            known = self.told_by_all(self._state.digest_of_parameters())
-        if self.is_divided and all(known) and len(set(known)) > 1:
-            other = _first_other(known)
+        if self._division.is_active and is_any_due and not all(known):  # it is going to read all of them anyway
+            known = self.all_gather(self._state.digest_of_parameters())
+        if self._division.is_active and all(known) and len(set(known)) > 1:
+            other = first_other(known)
             self._fall_back(f"the parameters of rank {other} are not those of rank 0 at step {journal.step}")
         elif not is_any_due:
             return False
         self._taken_at, self._is_wanted, self._was_suspended = journal.step, False, journal.is_suspended
-        self.mirror(whole())
+        self.exchange_backups(whole())
         return True
 
-    def mirror(self, whole: dict[str, Any]) -> None:
+    def exchange_backups(self, whole: dict[str, Any]) -> None:
         """All tell what is their own; the next rank's goes into this one's checkpoint, in case that loses its disk.
 
         With copies it goes into the boundary, too, as into any other; that of `whole` is this one then. Where parameters are
@@ -316,12 +247,12 @@ class Coordinator:
         except UnencodableState:  # the journal is going to meet it, too, and says so
             own = b""
         self._state.mirror = {following: self._group.gather(own)[following]}
-        if self.copies > 1 and self.is_divided:
+        if self.copies > 1 and self._division.is_active:
             whole |= self._beside.exchange(whole)
 
     # Recovery.
 
-    def demand_alike(self, settings: dict[str, str]) -> None:
+    def require_same_settings(self, settings: dict[str, str]) -> None:
         """Where ranks wait for each other they must do so at the same steps. All must call it; later calls say nothing.
 
         Args:
@@ -340,7 +271,7 @@ class Coordinator:
             "checkpoint_every": f"{self._every} steps" if self._every else "no number of steps",
             **settings,
         }
-        said = self.told_by_all({"settings": mine, "is_lockstep": self._spans_all})
+        said = self.all_gather({"settings": mine, "is_lockstep": self._spans_all})
         if not any(one["is_lockstep"] for one in said):
             return
         names = dict.fromkeys(name for one in said for name in one["settings"])
@@ -349,7 +280,7 @@ class Coordinator:
             f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}"
             for name, values in found.items()
             if len(set(values)) > 1
-            for other in [_first_other(values)]
+            for other in [first_other(values)]
         ]
         if apart:
             raise UsageError(
@@ -357,7 +288,7 @@ class Coordinator:
                 "take checkpoints, together: give all of them the same"
             )
 
-    def demand_same_start(self, identity: str, *, is_fresh: bool) -> None:
+    def require_same_start(self, identity: str, *, is_fresh: bool) -> None:
         """All must start from the same. All ranks must call it.
 
         Raises:
@@ -365,14 +296,20 @@ class Coordinator:
         """
         said = self._group.gather({"identity": identity, "is_fresh": is_fresh})
         if all(one["is_fresh"] for one in said) and len({one["identity"] for one in said}) > 1:
-            other = _first_other([one["identity"] for one in said])
+            other = first_other([one["identity"] for one in said])
             raise UsageError(f"rank {other} starts from something else than rank 0, or from nothing: all must see the same")
 
     def recover(
-        self, journal: Journal, built: dict[str, Any], step: int | None, progress: Progress | None, spare: ReplacementSource
+        self,
+        journal: Journal,
+        read_built: Callable[[], dict[str, Any]],
+        step: int | None,
+        progress: Progress | None,
+        spare: ReplacementSource,
     ) -> GroupRecovered | None:
-        """Land where all land; None if the run is fresh. `built`: this rank's own part of the state as it was built."""
-        self._state.built = built
+        """Recover to the boundary that all ranks can reach. Return None if the run is fresh."""
+        self.find_caveats()  # refuse what cannot be recovered before anything is changed
+        self._state.built = read_built()
         folder, run_id = journal.paths.folder, journal.run.run_id
         demand_unused(folder, self.world)
         try:
@@ -385,7 +322,7 @@ class Coordinator:
             journal.holds.set_common_step(min(self._group.gather(base)), self.world)
         return landing
 
-    def prime(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:
+    def restore_reducers(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:
         """Make the reducers round as those of the run did; says where that cannot be. All ranks must call it.
 
         Args:
@@ -397,7 +334,7 @@ class Coordinator:
         self._taken_at = min(self._group.gather(checkpoint_step))  # one that died while it wrote may have an older one
         mine = body.get("ddp", {}).get("orders", []) if step else []
         said = self._group.gather({"step": step, "orders": mine})
-        self.came_back = step < max(one["step"] for one in said)
+        self._join.came_back = step < max(one["step"] for one in said)
         # who ran out of data early may not know it
         recorded = max((one["orders"] for one in said), key=lambda orders: len(orders) - orders.count(None) / (len(orders) + 1))
         primed = [reducer.prime(order) for reducer, order in zip(self._reducers, recorded, strict=False)]
@@ -415,21 +352,21 @@ class Coordinator:
             "the order of the buckets in which gradients are summed was not recorded: the next steps may round otherwise",
         ]
 
-    def told_by_all(self, value: Any) -> list[Any]:
+    def first_timeline_ids(self) -> dict[str, Any]:
+        """Return the entries of the environment that identify a fresh run of several ranks. All must call it."""
+        return {"past": extend_timeline_ids((), 0, self.all_gather(new_timeline_id())[0])}
+
+    def all_gather(self, value: Any) -> list[Any]:
         """The value of each, by rank. All must call it."""
         return list(self._group.gather(value))
 
     def leave(self) -> None:
         """This process says nothing to the others any more: they may be gone."""
-        self._has_left = True
+        self._join.has_left = True
 
-    def joined(self, doubts: list[str]) -> list[str]:
+    def gather_caveats(self, doubts: list[str]) -> list[str]:
         """What this rank cannot vouch for, and what others cannot: the run is exact on all or on none. All must call it, as the
         last before training begins."""
         said = enumerate(self._group.gather(doubts))
         self._group.begin()
         return doubts + [f"rank {rank}: {text}" for rank, texts in said for text in texts if text not in doubts]
-
-
-def _first_other(values: Sequence[str]) -> int:
-    return next(rank for rank, value in enumerate(values) if value != values[0])

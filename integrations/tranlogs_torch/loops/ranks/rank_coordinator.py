@@ -1,0 +1,153 @@
+"""What a run asks of the other processes that train it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from tranlogs.ranks import GroupRecovered, ReplacementSource
+from tranlogs.training import Journal, Progress
+
+from ...capture.run import HookedOptimizer
+from ...ddp.gradient_ranges import Portion
+
+
+class RankCoordinator(Protocol):
+    """Connects this process with the others that train the run. `SingleProcess` is the one for a process that trains alone.
+
+    Attributes:
+        is_single: True if no other process takes part, so that each step logs all gradients and recovery needs one journal.
+        rank: rank of this process, from 0.
+        world: number of processes.
+        copies: number of journals in which each gradient is logged.
+    """
+
+    @property
+    def is_single(self) -> bool: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int: ...
+
+    @property
+    def copies(self) -> int: ...
+
+    def describe(self, environment: dict[str, Any]) -> None:
+        """Put what sums of gradients depend on into the run's environment."""
+        ...
+
+    def find_caveats(self) -> list[str]:
+        """Return what is not recovered, one sentence each.
+
+        Raises:
+            UsageError: the log would be wrong.
+        """
+        ...
+
+    # Training.
+
+    def share(self, hooks: HookedOptimizer, named: Sequence[tuple[str, torch.Tensor]]) -> list[Portion] | None:
+        """Return the portions of a step's gradients that this rank logs; None for all of them."""
+        ...
+
+    def watch_join(self, on_leaving: Callable[[], None]) -> None:
+        """Call `on_leaving` when this rank has run out of data in a `join` and others have not."""
+        ...
+
+    def at_boundary(
+        self,
+        journal: Journal,
+        body: dict[str, Any],
+        whole: Callable[[], dict[str, Any]],
+        *,
+        wanted: bool | None,
+        read_digests: Callable[[], bytes],
+    ) -> bool | None:
+        """Return whether to take a checkpoint at this boundary; None if the policy decides.
+
+        Args:
+            journal: journal of this rank.
+            body: body of the boundary; this rank's part is added to it.
+            whole: returns what a checkpoint holds of the boundary.
+            wanted: whether a checkpoint was asked for.
+            read_digests: returns the fingerprint of all parameters; empty if only some were compared.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Stop exchanging messages: the other processes may have ended."""
+        ...
+
+    # Recovery. All ranks call these in the same order.
+
+    def require_same_settings(self, settings: dict[str, str]) -> None:
+        """Refuse settings that differ between ranks; later calls do nothing.
+
+        Raises:
+            UsageError: they differ; the message names the ranks and their values.
+        """
+        ...
+
+    def require_same_start(self, identity: str, *, is_fresh: bool) -> None:
+        """Refuse a fresh run whose ranks start from different weights.
+
+        Raises:
+            UsageError: they do.
+        """
+        ...
+
+    def recover(
+        self,
+        journal: Journal,
+        read_built: Callable[[], dict[str, Any]],
+        step: int | None,
+        progress: Progress | None,
+        spare: ReplacementSource,
+    ) -> GroupRecovered | None:
+        """Recover to the boundary that all ranks can reach.
+
+        Args:
+            journal: journal of this rank.
+            read_built: returns this rank's auxiliary state as the script built it.
+            step: the step to end at; None for the newest.
+            progress: called with what is done.
+            spare: source of sound copies of damaged files.
+
+        Returns:
+            None if the run is fresh, or if one process alone has recorded it and trains it.
+        """
+        ...
+
+    def restore_division(self, body: dict[str, Any]) -> None:
+        """Restore from a boundary whether the ranks were known to be equal, and whether they divide the log."""
+        ...
+
+    def restore_reducers(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:
+        """Make the reducers round as those of the run did. Return where that is impossible, one sentence each.
+
+        Args:
+            body: body of the boundary at which recovery ended.
+            step: step of that boundary.
+            checkpoint_step: step of the checkpoint that this rank has loaded.
+        """
+        ...
+
+    def first_timeline_ids(self) -> dict[str, Any]:
+        """Return the entries of the environment that identify a fresh run of several ranks."""
+        ...
+
+    def exchange_backups(self, whole: dict[str, Any]) -> None:
+        """Keep a copy of the next rank's auxiliary state, in case that rank loses its disk."""
+        ...
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the value of each rank, by rank."""
+        ...
+
+    def gather_caveats(self, caveats: list[str]) -> list[str]:
+        """Return this rank's caveats and those of the others. The last call before training begins."""
+        ...
