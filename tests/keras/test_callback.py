@@ -171,6 +171,7 @@ def test_a_script_that_was_changed_is_told_so(torch: Lab, tmp_path: Path) -> Non
     ):
         assert found[name]["exact"] is False
         assert said in found[name]["notes"]
+        assert said in found[f"{name} as it is"]
     assert "UsageError" in found["order"]["refused"]
     assert "the data were Arrays, now they are Consumed" in found["order"]["refused"]
     assert found["activation"]["exact"] is found["loss"]["exact"] is None
@@ -178,9 +179,20 @@ def test_a_script_that_was_changed_is_told_so(torch: Lab, tmp_path: Path) -> Non
     assert "loss was 'mse', now it is 'mae'" in found["loss"]["notes"]
     assert found["rate"]["exact"] is found["beta"]["exact"] is True
     assert "model.optimizer.learning_rate was 0.001" in found["rate"]["notes"]
-    assert "now it is 0.5; the run's own holds" in found["rate"]["notes"]
+    assert "now it is 0.5; the script's holds" in found["rate"]["notes"]
     assert found["beta"]["notes"].count("beta_1") == 1
     assert "its learning rate was a number, now it is" in found["schedule"]["refused"]
+    assert found["same as it is"] == "trained"
+    for name, said in (
+        ("activation", "activation was 'tanh', now it is 'relu'"),
+        ("loss", "model.compile.loss was 'mse', now it is 'mae'"),
+        ("rate", "model.optimizer.learning_rate was 0.001"),
+        ("beta", "model.optimizer.beta_1 was 0.9, now it is 0.5"),
+    ):
+        refusal = found[f"{name} as it is"]
+        assert refusal.startswith("UsageError")
+        assert said in refusal
+        assert "accept_changes=True" in refusal
     assert "recorded, but" not in found["schedule"]["refused"], "variables that follow from it need no line each"
 
 
