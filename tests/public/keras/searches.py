@@ -61,9 +61,13 @@ def keras_tuner(folder: str, die: list[int] | None = None, executions: int = 1) 
     import keras_tuner
 
     Trainings.die = die
-    keras.utils.set_random_seed(3)
+
+    def hypermodel(hp: Any) -> keras.Model:
+        keras.utils.set_random_seed(3)  # KerasTuner draws numbers of its own, from where it is run
+        return build(hp.Float("rate", 1e-3, 1e-1, sampling="log"))
+
     tuner = keras_tuner.RandomSearch(
-        lambda hp: build(hp.Float("rate", 1e-3, 1e-1, sampling="log")),
+        hypermodel,
         objective=keras_tuner.Objective("val_loss", "min"),
         max_trials=3,
         seed=5,
