@@ -29,6 +29,7 @@ from tranlogs.training import (
 from . import private
 from .backends import arrays, make_backend
 from .backends.arrays import Values
+from .building import build_for_fit
 from .capture.steps import StepCapture
 from .data import Cursor, Position, describe_data, make_source, other_data
 from .identity import FinishedFits, changed_rates, check_identity, compare_identities, describe_identity
@@ -76,7 +77,7 @@ class FitRun:
         self._is_waiting = False  # for the loop over batches in which the run stood
         self._is_new = True  # no boundary of this fit was written yet
         self._wants_checkpoint = self._has_reserved = False
-        self._build()
+        build_for_fit(model, self.backend, self._iterator)
         self._identity = describe_identity(model, self._iterator, callbacks)
         self.settings = settings = place(self._identity)
         self.run = settings.run
@@ -103,20 +104,6 @@ class FitRun:
         """What recovery found, and what became known since."""
         return self._live_report.current or RecoveryReport()
 
-    def _build(self) -> None:
-        """All variables are there before the first step: a checkpoint comes before it."""
-        specs = self.backend.specs_of(self._iterator)
-        if specs is None or self.model.optimizer is None:
-            return
-        try:
-            private.symbolic_build(self.model, specs)
-        except Exception as error:
-            if not private.is_built(self.model):
-                raise UsageError(
-                    f"the model cannot be built before its first step ({error}). Call it once on a batch "
-                    "before fit, so that all its variables are there"
-                ) from error
-
     def _put_together(self, number: int, callbacks: list[Any]) -> None:
         model, settings = self.model, self.settings
         newest = self._newest_meta()
@@ -129,12 +116,6 @@ class FitRun:
         if why:
             _log.warning("%s: weights are logged, not gradients: %s", self.run, why)
         self.variables = Variables(model, self.backend, is_whole=log == "weights")
-        for which, optimizer in self.variables.optimizers.items():
-            if not optimizer.built:
-                raise UsageError(
-                    f"{self.run}: model.{which} has no variables yet. A train_step that makes them with its first update "
-                    f"leaves nothing to resume into: call model.{which}.build(...) on the variables that it trains, before fit"
-                )
         self.state = ReplayableState(self.variables, self.backend, log, settings.shared.fingerprint)
         self.state.optimizer_attributes = plain_attributes(self.variables.optimizers)
         self.state.environment = environment.describe(model, self.backend, self.variables.optimizers)

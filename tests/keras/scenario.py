@@ -672,8 +672,8 @@ def without_the_script(folder: str) -> dict[str, Any]:
     return found
 
 
-def lazily_built(folder: str) -> str:
-    """A second optimizer that gets its variables in the first update."""
+def unused_optimizer(folder: str) -> str:
+    """A further optimizer, which trains nothing."""
     model = _compiled_two_updates()
     model.third_optimizer = keras.optimizers.SGD(0.1)
     try:
