@@ -20,7 +20,7 @@ from tranlogs.base.errors import UsageError
 from . import private
 from .backends import Backend
 from .state import rng
-from .state.variables import optimizers_of
+from .state.variables import Variables, matched, optimizers_of
 
 _log = logging.getLogger("tranlogs")
 _ROWS_MAX = 32
@@ -49,6 +49,33 @@ def build_for_fit(model: Any, backend: Backend, epoch_iterator: Any) -> None:
             "before fit"
         ) from failure
     return None
+
+
+def build_as_recorded(model: Any, backend: Backend, meta: dict[str, Any]) -> None:
+    """Build the optimizers that a later step of the run has built, on the variables that they train in its checkpoint."""
+    unbuilt = [which for which in _unbuilt(model) if meta["optimizers"].get(which, {}).get("trains")]
+    if not unbuilt:
+        return
+    variables = Variables(model, backend, is_whole=True)
+    recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"] if name.startswith("param/")]
+    slots, unlike = matched(recorded, [*variables.trained, *variables.others])
+    for which in [] if unlike else unbuilt:  # another model: recovery names what differs
+        optimizer = variables.optimizers[which]
+        _build_only(optimizer, recorded, [slots[name].variable for name in meta["optimizers"][which]["trains"]])
+
+
+class LateOptimizers:
+    """The optimizers that no step has used yet. One that a later step builds has to be in a checkpoint for a resume."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._unbuilt = model, _unbuilt(model)
+
+    def find_built(self) -> list[str]:
+        """Return those that were built since the last call, by attribute of the model."""
+        if not self._unbuilt:
+            return []
+        before, self._unbuilt = self._unbuilt, _unbuilt(self._model)
+        return [which for which in before if which not in self._unbuilt]
 
 
 def _needs_rehearsal(model: Any, backend: Backend) -> bool:

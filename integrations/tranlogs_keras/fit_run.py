@@ -6,16 +6,15 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import DataError, UsageError
-from tranlogs.records import Checkpoint, Entry, Snapshot
+from tranlogs.records import Checkpoint, Snapshot
 from tranlogs.training import (
-    Divergence,
     LiveReport,
     Recovered,
     RecoveryReport,
@@ -29,11 +28,12 @@ from tranlogs.training import (
 from . import private
 from .backends import arrays, make_backend
 from .backends.arrays import Values
-from .building import build_for_fit
+from .building import LateOptimizers, build_as_recorded, build_for_fit
 from .capture.steps import StepCapture
 from .data import Cursor, Position, describe_data, make_source, other_data
 from .identity import FinishedFits, changed_rates, check_identity, compare_identities, describe_identity
 from .replay.replayable_state import ReplayableState
+from .replay.untouched_state import UntouchedState
 from .settings import Settings
 from .state import environment, rng
 from .state.architecture import compare_models, describe_model
@@ -82,7 +82,7 @@ class FitRun:
         self.settings = settings = place(self._identity)
         self.run = settings.run
         self._live_report = LiveReport(self.run)
-        self.number = number or _finished.count(self.run, model)
+        self.number = max(number, _finished.count(self.run, model))
         step_bytes = sum(math.prod(v.shape) * 4 for v in model.trainable_variables)
         self._resources = RunResources(
             settings.shared,
@@ -109,6 +109,9 @@ class FitRun:
         newest = self._newest_meta()
         before = newest["boundary"] if newest is not None else None
         goes_on = before is not None and before["position"]["fit"] == number
+        if newest is not None and goes_on:
+            build_as_recorded(model, self.backend, newest)
+        self._late_optimizers = LateOptimizers(model)
         log, why = settings.choose_log(model, self.backend)
         self._splits = log == "gradients"
         if newest is not None and goes_on:  # as the run has found out
@@ -119,7 +122,7 @@ class FitRun:
         self.state = ReplayableState(self.variables, self.backend, log, settings.shared.fingerprint)
         self.state.optimizer_attributes = plain_attributes(self.variables.optimizers)
         self.state.environment = environment.describe(model, self.backend, self.variables.optimizers)
-        self.state.about = {**describe_model(model, self.variables), "splits": self._splits}
+        self._describe()
         self._environment.update(self.state.environment)
         self.siblings = CallbackStates(callbacks)
         self.seed = before["seed"] if before is not None else settings.seed_or_fresh()
@@ -160,6 +163,9 @@ class FitRun:
             on_passed=self.restore_siblings,
             on_boundary=self.boundary,
         )
+
+    def _describe(self) -> None:
+        self.state.about = {**describe_model(self.model, self.variables), "splits": self._splits}
 
     def _plan_looks(self) -> None:
         """Where in an epoch callbacks may write."""
@@ -244,7 +250,7 @@ class FitRun:
 
     def _begin_next(self) -> int:
         """A fit that follows another one of the run: what the script did to the model in between holds."""
-        nothing = _Nothing()
+        nothing = UntouchedState()
         found = recover(self.journal.paths.folder, nothing, spare=self.spare)
         assert found is not None, "a run with a checkpoint holds something"
         # The chain starts anew: nothing links this fit's log with the one before but the checkpoint at its beginning.
@@ -282,6 +288,9 @@ class FitRun:
             elif not any(note.startswith(text.partition(" was ")[0] + ":") for note in self.state.notes):
                 holder = "the script's" if ".learning_rate was" in text and self._rates else "the run's own"
                 self.state.notes.append(f"the script has changed: {text}; {holder} holds")
+        compared += [
+            f"the script has changed: {text}" for text in self._changes if text.startswith(("the layers", "the trial"))
+        ]
         notes = [*self.journal.notes, *found.notes, *self.state.notes, *compared, *told, *self._live_report.texts]
         return make_report(
             found,
@@ -415,9 +424,15 @@ class FitRun:
         body = self._read(look)
         if body is None:
             return
+        late = self._late_optimizers.find_built()
+        if late:
+            self._describe()
         self.journal.boundary(
             body, lambda: self._snapshot(body), scalars=self._scalars(is_epoch_end), checkpoint=wanted or None
         )
+        if late:  # the log alone cannot be redone by a process in which no step has built them
+            self.journal.wait_checkpoint()
+            self.journal.checkpoint(self._snapshot(body), wait=True)
 
     def _scalars(self, is_epoch_end: bool) -> dict[str, float] | None:
         """The curves of the epoch that is over, for `tranlogs log`."""
@@ -517,25 +532,3 @@ class FitRun:
         self.cursor.release()
         vars(self.model).pop("_get_metrics_result_or_logs", None)
         self._resources.close()
-
-
-class _Nothing:
-    """A state that recovery leaves alone; what it landed on is kept in `body`."""
-
-    def __init__(self) -> None:
-        self.body: dict[str, Any] = {}
-
-    def differences(self, checkpoint: Checkpoint) -> Sequence[str]:
-        return []
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        self.set_auxiliary(checkpoint.meta(make_array=arrays.from_array)["boundary"])
-
-    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
-        return None
-
-    def set_auxiliary(self, body: dict[str, Any]) -> None:
-        self.body = body
-
-    def decode(self, entry: Entry) -> Any:
-        return entry.body(make_array=arrays.from_array)

@@ -57,7 +57,7 @@ def compare_models(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
 # Names differ from process to process, and so do seeds that Keras draws; an optimizer is compared by itself.
 _NOT_COMPARED = {"seed", "shared_object_id", "name", "optimizer", "build_config"}
 _TRANSPARENT = {"config", "compile_config"}  # levels of Keras's format that no user has written
-_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+_VOLATILE = re.compile(r"0x[0-9a-f]{6,}|_\d+(?=CLONE)")  # addresses, and numbers that keras.models.clone_model copies
 
 
 def normalized(value: Any) -> Any:
@@ -68,7 +68,7 @@ def normalized(value: Any) -> Any:
         return {key: normalized(inner) for key, inner in value.items() if key not in _NOT_COMPARED}
     if isinstance(value, list):
         return [normalized(inner) for inner in value]
-    return _ADDRESS.sub("0x", without_numbers(value)) if isinstance(value, str) else value
+    return _VOLATILE.sub("", without_numbers(value)) if isinstance(value, str) else value
 
 
 def compare_values(path: str, was: Any, now: Any, found: list[str]) -> None:

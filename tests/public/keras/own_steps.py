@@ -91,6 +91,19 @@ class WGAN(GAN):
         return ops.mean(self.discriminator(fake)) - ops.mean(self.discriminator(real))
 
 
+class WarmedUp(GAN):
+    """The generator is trained once the discriminator has had four steps: its optimizer is built in the middle of the run."""
+
+    def train_step(self, data: Any) -> Any:
+        if int(self.d_optimizer.iterations) >= 4:
+            return super().train_step(data)
+        weights = self.discriminator.trainable_weights
+        loss, gradients = gradients_of(lambda: self.d_loss(data, 0 * data), weights)
+        self.d_optimizer.apply_gradients(zip(gradients, weights))
+        self.d_metric.update_state(loss)
+        return {"d_loss": self.d_metric.result(), "g_loss": self.g_metric.result()}
+
+
 class VQ(keras.Model):
     """VQ-VAE: the compiled optimizer trains the variables of a model inside, which `train_step` names."""
 
@@ -152,8 +165,8 @@ def generator_like() -> keras.Model:
 
 def made(style: str, x: Any) -> Any:
     keras.utils.set_random_seed(5)
-    if style in ("gan", "wgan"):
-        model: Any = (GAN if style == "gan" else WGAN)(discriminator(), generator())
+    if style in (kinds := {"gan": GAN, "wgan": WGAN, "warmed-up": WarmedUp}):
+        model: Any = kinds[style](discriminator(), generator())
         model.compile(keras.optimizers.Adam(0.01, beta_1=0.5), keras.optimizers.RMSprop(0.01))
         return model
     if style == "vq":

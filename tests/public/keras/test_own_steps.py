@@ -41,3 +41,13 @@ def test_an_eager_train_step_is_rehearsed_and_undone(tensorflow: Lab, tmp_path: 
     assert tensorflow.run(SCRIPT, run=str(tmp_path), style="wgan", eager=True, die=4).was_killed
     resumed = tensorflow.value(SCRIPT, run=str(tmp_path), style="wgan", eager=True)
     assert resumed["state"] == plain["state"]
+
+
+@pytest.mark.crash
+def test_an_optimizer_that_a_later_step_builds_comes_back(torch: Lab, tmp_path: Path) -> None:
+    plain = torch.value(SCRIPT, run=None, style="warmed-up")
+    for die in (3, 7, 3):  # before it is built, then behind that
+        assert torch.run(SCRIPT, run=str(tmp_path), style="warmed-up", die=die).was_killed
+    resumed = torch.value(SCRIPT, run=str(tmp_path), style="warmed-up")
+    assert resumed["state"] == plain["state"]
+    assert resumed["exact"] is True
