@@ -14,6 +14,7 @@ from tranlogs.training import GRACE_SECONDS, Monitor, OnSignal, RecoveryReport
 from . import private
 from .data.source import DataOrder
 from .fit_run import FitRun
+from .identity import claim_folder, digest_identity
 from .settings import Settings
 from .state.fingerprint import Mode
 from .state.state import LogKind
@@ -55,6 +56,12 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         grace_seconds: seconds that this may take, from the signal to the end of the process.
         take_over: whether another process on this machine that writes the run is ended (SIGTERM, the time of grace, SIGKILL);
             by default what TRANLOGS_TAKE_OVER says, else not.
+        accept_changes: whether the run continues although the model, the settings of `compile`, the optimizer or the data are
+            not those that it has recorded. By default such a fit is refused. The learning rate is then the script's; other
+            settings of the optimizer stay those of the run. More epochs are no change.
+
+    A copy of the callback (`copy.deepcopy`, `sklearn.base.clone`, pickle), as searches and cross-validations make them, logs
+    to a folder of its own below `run`, which the same fit finds again.
 
     Attributes:
         report: what recovery told (`RecoveryReport`).
@@ -84,28 +91,32 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         on_signal: OnSignal | None = "seal",
         grace_seconds: float = GRACE_SECONDS,
         take_over: bool | None = None,
+        accept_changes: bool = False,
     ) -> None:
         super().__init__()
-        self._settings = Settings.checked(
-            run,
-            log=log,
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-            durability=durability,
-            data_order=data_order,
-            seed=seed,
-            fingerprint=fingerprint,
-            rank=rank,
-            segment_bytes=segment_bytes,
-            writer=writer,
-            verbose=verbose,
-            monitor=monitor,
-            budget=budget,
-            store=store,
-            on_signal=on_signal,
-            grace_seconds=grace_seconds,
-            take_over=take_over,
-        )
+        self._options: dict[str, Any] = {
+            "log": log,
+            "checkpoint_every": checkpoint_every,
+            "keep": keep,
+            "durability": durability,
+            "data_order": data_order,
+            "seed": seed,
+            "fingerprint": fingerprint,
+            "rank": rank,
+            "segment_bytes": segment_bytes,
+            "writer": writer,
+            "verbose": verbose,
+            "monitor": monitor,
+            "budget": budget,
+            "store": store,
+            "on_signal": on_signal,
+            "grace_seconds": grace_seconds,
+            "take_over": take_over,
+            "accept_changes": accept_changes,
+        }
+        self._settings = Settings.checked(run, **self._options)
+        self._given = self._settings.run
+        self._is_unplaced_copy = False
         self._fit_run: FitRun | None = None
         self._fits = 0
         self._fitted: Any = None  # the model of the first fit
@@ -126,8 +137,8 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
         others = [callback for callback in callbacks.callbacks if callback is not self]
         _refuse(others, self.run)
-        fit_run = FitRun(self.model, self._settings, self._fits, others)
-        self._fitted = self.model
+        fit_run = FitRun(self.model, self._place, self._fits, others)
+        self._fitted, self._fits = self.model, fit_run.number
         self._fit_run, self.report = fit_run, fit_run.report
         if not fit_run.is_skipped:
             fit_run.install()
@@ -141,6 +152,18 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.model._initial_epoch = None  # else the next fit would begin there, too
         assert self._fit_run is not None
         self._fit_run.cursor.start_epoch(epoch)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_copy, (type(self), self._given, self._options)
+
+    def _place(self, identity: dict[str, Any]) -> Settings:
+        """Return the settings for a fit; a copy gets the fit's folder with its first one."""
+        if self._is_unplaced_copy:
+            folder = claim_folder(self._given, digest_identity(identity))
+            store = self._options["store"]
+            options = self._options | ({} if store is None else {"store": f"{store.rstrip('/')}/{self._given.name}"})
+            self._settings, self._is_unplaced_copy = Settings.checked(folder, **options), False
+        return self._settings
 
     def _release_left_over(self) -> None:
         """A fit that ended with an exception never told us; its run is still open."""
@@ -198,6 +221,14 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: Any = None) -> None:
         self._owner._end()
+
+
+def _make_copy(kind: type[TranLogsCallback], run: Path, options: dict[str, Any]) -> TranLogsCallback:
+    """Make a copy, which gets a folder below that of the original."""
+    made = kind.__new__(kind)
+    TranLogsCallback.__init__(made, run, **options)
+    made._is_unplaced_copy = True
+    return made
 
 
 def _refuse(callbacks: list[Any], run: Path) -> None:

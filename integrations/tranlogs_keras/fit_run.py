@@ -6,16 +6,15 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import DataError, UsageError
-from tranlogs.records import Checkpoint, Entry, Snapshot
+from tranlogs.records import Checkpoint, Snapshot
 from tranlogs.training import (
-    Divergence,
     LiveReport,
     Recovered,
     RecoveryReport,
@@ -29,9 +28,12 @@ from tranlogs.training import (
 from . import private
 from .backends import arrays, make_backend
 from .backends.arrays import Values
+from .building import LateOptimizers, build_as_recorded, build_for_fit
 from .capture.steps import StepCapture
 from .data import Cursor, Position, describe_data, make_source, other_data
+from .identity import FinishedFits, changed_rates, check_identity, compare_identities, describe_identity
 from .replay.replayable_state import ReplayableState
+from .replay.untouched_state import UntouchedState
 from .settings import Settings
 from .state import environment, rng
 from .state.architecture import compare_models, describe_model
@@ -44,6 +46,7 @@ from .state.variables import Variables
 _log = logging.getLogger("tranlogs")
 
 _RNG, _CALLBACK = "rng.", "callback."  # names of a boundary's parts begin with them
+_finished = FinishedFits()
 _SMALL_BYTES = 1 << 16  # variables that are kept aside between recovery and the first batch
 
 
@@ -52,7 +55,7 @@ class FitRun:
 
     Args:
         model: that is being fitted.
-        settings: of the callback.
+        place: gives the settings, with the run's folder, for a fit that is described thus.
         number: of this fit, from 0, among those of the callback.
         callbacks: of the fit, but for ours.
 
@@ -61,12 +64,10 @@ class FitRun:
         has_end: ... and the model has the weights with which that fit ended.
     """
 
-    def __init__(self, model: Any, settings: Settings, number: int, callbacks: list[Any]) -> None:
-        self.model, self.settings = model, settings
+    def __init__(self, model: Any, place: Callable[[dict[str, Any]], Settings], number: int, callbacks: list[Any]) -> None:
+        self.model = model
         self._iterator, _, self._epochs = private.find_fit(model)
-        self.run = settings.run
         self.backend = make_backend()
-        self._live_report = LiveReport(self.run)
         self.is_skipped = self.has_end = False
         self._has_told: set[str] = set()
         self._environment: dict[str, Any] = {}  # filled before anything is written
@@ -76,7 +77,12 @@ class FitRun:
         self._is_waiting = False  # for the loop over batches in which the run stood
         self._is_new = True  # no boundary of this fit was written yet
         self._wants_checkpoint = self._has_reserved = False
-        self._build()
+        build_for_fit(model, self.backend, self._iterator)
+        self._identity = describe_identity(model, self._iterator, callbacks)
+        self.settings = settings = place(self._identity)
+        self.run = settings.run
+        self._live_report = LiveReport(self.run)
+        self.number = max(number, _finished.count(self.run, model))
         step_bytes = sum(math.prod(v.shape) * 4 for v in model.trainable_variables)
         self._resources = RunResources(
             settings.shared,
@@ -88,7 +94,7 @@ class FitRun:
         )
         self.journal, self.spare = self._resources.journal, self._resources.spare
         try:
-            self._put_together(number, callbacks)
+            self._put_together(self.number, callbacks)
         except BaseException:
             self._resources.close()
             raise
@@ -98,25 +104,14 @@ class FitRun:
         """What recovery found, and what became known since."""
         return self._live_report.current or RecoveryReport()
 
-    def _build(self) -> None:
-        """All variables are there before the first step: a checkpoint comes before it."""
-        specs = self.backend.specs_of(self._iterator)
-        if specs is None or self.model.optimizer is None:
-            return
-        try:
-            private.symbolic_build(self.model, specs)
-        except Exception as error:
-            if not private.is_built(self.model):
-                raise UsageError(
-                    f"{self.run}: the model cannot be built before its first step ({error}). Call it once on a batch "
-                    "before fit, so that all its variables are there"
-                ) from error
-
     def _put_together(self, number: int, callbacks: list[Any]) -> None:
         model, settings = self.model, self.settings
         newest = self._newest_meta()
         before = newest["boundary"] if newest is not None else None
         goes_on = before is not None and before["position"]["fit"] == number
+        if newest is not None and goes_on:
+            build_as_recorded(model, self.backend, newest)
+        self._late_optimizers = LateOptimizers(model)
         log, why = settings.choose_log(model, self.backend)
         self._splits = log == "gradients"
         if newest is not None and goes_on:  # as the run has found out
@@ -124,16 +119,10 @@ class FitRun:
         if why:
             _log.warning("%s: weights are logged, not gradients: %s", self.run, why)
         self.variables = Variables(model, self.backend, is_whole=log == "weights")
-        for which, optimizer in self.variables.optimizers.items():
-            if not optimizer.built:
-                raise UsageError(
-                    f"{self.run}: model.{which} has no variables yet. A train_step that makes them with its first update "
-                    f"leaves nothing to resume into: call model.{which}.build(...) on the variables that it trains, before fit"
-                )
         self.state = ReplayableState(self.variables, self.backend, log, settings.shared.fingerprint)
         self.state.optimizer_attributes = plain_attributes(self.variables.optimizers)
         self.state.environment = environment.describe(model, self.backend, self.variables.optimizers)
-        self.state.about = {**describe_model(model, self.variables), "splits": self._splits}
+        self._describe()
         self._environment.update(self.state.environment)
         self.siblings = CallbackStates(callbacks)
         self.seed = before["seed"] if before is not None else settings.seed_or_fresh()
@@ -150,6 +139,10 @@ class FitRun:
         self._data = describe_data(self._iterator.data_adapter, self.source)
         self._earlier: list[dict[str, Any]] = []  # histories of the run's fits before this one
         position = Position(fit=number)
+        self._changes: list[str] = []  # of the script, since the run recorded it; accepted by the user
+        self._rates: dict[str, float] = {}
+        if newest is not None:
+            self._demand_identity(newest["boundary"], number)
         if before is not None and goes_on:
             self._demand_data(before)
             self._earlier = before.get("earlier", [])
@@ -171,11 +164,31 @@ class FitRun:
             on_boundary=self.boundary,
         )
 
+    def _describe(self) -> None:
+        self.state.about = {**describe_model(self.model, self.variables), "splits": self._splits}
+
     def _plan_looks(self) -> None:
         """Where in an epoch callbacks may write."""
         steps, siblings, is_free = self.steps, self.siblings, not self.backend.watches_values
         steps.looks_before_steps = is_free or siblings.write_before_batches
         steps.looks_behind_steps = is_free or siblings.write_after_batches
+
+    def _demand_identity(self, before: dict[str, Any], number: int) -> None:
+        """Refuse a fit that is not the one of this number that the run holds."""
+        held = before["position"]["fit"]
+        recorded = before["identity"] if held == number else before["earlier"][number]["identity"] if held > number else None
+        changes = [] if recorded is None else compare_identities(recorded, self._identity)
+        if not (changes and held == number and self._has_other_variables()):
+            if not self.settings.accepts_changes:
+                check_identity(self.run, changes)
+            _finished.check(self.run, self.model)
+        self._changes, self._rates = changes, {} if recorded is None else changed_rates(recorded, self._identity)
+
+    def _has_other_variables(self) -> bool:
+        """Return True if recovery will refuse the model, and name each variable."""
+        assert self._newest is not None
+        with Checkpoint(self._newest) as checkpoint:
+            return bool(self.state.differences(checkpoint))
 
     def _demand_data(self, before: dict[str, Any]) -> None:
         """Whether a place in the run's data can be one in these; and what is not as it was."""
@@ -190,10 +203,12 @@ class FitRun:
 
     # Recovery.
 
+    _newest: Path | None = None
+
     def _newest_meta(self) -> dict[str, Any] | None:
         """What the newest readable checkpoint tells; None in a fresh run."""
         for row in sorted(self.journal.catalog.checkpoints(), key=lambda row: row.sequence, reverse=True):
-            path = self.journal.paths.checkpoints / row.name
+            path = self._newest = self.journal.paths.checkpoints / row.name
             try:
                 return self._meta_of(path)
             except DataError as error:
@@ -226,13 +241,17 @@ class FitRun:
 
     def _begin_next(self) -> int:
         """A fit that follows another one of the run: what the script did to the model in between holds."""
-        nothing = _Nothing()
+        nothing = UntouchedState()
         found = recover(self.journal.paths.folder, nothing, spare=self.spare)
         assert found is not None, "a run with a checkpoint holds something"
         # The chain starts anew: nothing links this fit's log with the one before but the checkpoint at its beginning.
         position = replace(found.position, sequence=found.position.sequence + 1, chain=secrets.randbits(64))
         self.journal.continue_from(position, new_timeline=found.plan.has_later, damaged=found.damaged)
-        end = {"history": nothing.body.get(f"{_CALLBACK}History", {}), "step": found.position.step}
+        end = {
+            "history": nothing.body.get(f"{_CALLBACK}History", {}),
+            "step": found.position.step,
+            "identity": nothing.body["identity"],
+        }
         self._earlier = [*nothing.body.get("earlier", []), end]
         self.settings.retention.steps.update(fit["step"] for fit in self._earlier)
         return int(nothing.body["position"]["total"])
@@ -258,7 +277,11 @@ class FitRun:
             if not is_held:
                 compared.append(f"the script has changed: {text}. What is trained from here on is another model")
             elif not any(note.startswith(text.partition(" was ")[0] + ":") for note in self.state.notes):
-                self.state.notes.append(f"the script has changed: {text}; the run's own holds")
+                holder = "the script's" if ".learning_rate was" in text and self._rates else "the run's own"
+                self.state.notes.append(f"the script has changed: {text}; {holder} holds")
+        compared += [
+            f"the script has changed: {text}" for text in self._changes if text.startswith(("the layers", "the trial"))
+        ]
         notes = [*self.journal.notes, *found.notes, *self.state.notes, *compared, *told, *self._live_report.texts]
         return make_report(
             found,
@@ -334,6 +357,15 @@ class FitRun:
         rng.set_rng(found_under(_RNG, body), self.backend)
         position.is_finished = False
         self.steps.remember()
+        self._take_script_rates()
+
+    def _take_script_rates(self) -> None:
+        """Go on with learning rates that the script has changed on purpose; the log takes them for a callback's writes."""
+        for which, rate in self._rates.items():
+            self.variables.optimizers[which].learning_rate = rate
+        if self._rates:
+            self.steps.note_unit(is_end=True)
+        self._wants_checkpoint |= bool(self._changes)  # the next process of the changed script finds it recorded
 
     def _undo_writes(self) -> None:
         """Callbacks may have written in on_train_begin or on_epoch_begin (a learning rate); the log has what came of it."""
@@ -383,9 +415,15 @@ class FitRun:
         body = self._read(look)
         if body is None:
             return
+        late = self._late_optimizers.find_built()
+        if late:
+            self._describe()
         self.journal.boundary(
             body, lambda: self._snapshot(body), scalars=self._scalars(is_epoch_end), checkpoint=wanted or None
         )
+        if late:  # the log alone cannot be redone by a process in which no step has built them
+            self.journal.wait_checkpoint()
+            self.journal.checkpoint(self._snapshot(body), wait=True)
 
     def _scalars(self, is_epoch_end: bool) -> dict[str, float] | None:
         """The curves of the epoch that is over, for `tranlogs log`."""
@@ -411,6 +449,7 @@ class FitRun:
             "has_stopped": has_stopped,
             "seed": parts.of("seed", self.seed),
             "data": parts.of("data", self._data),
+            "identity": parts.of("identity", self._identity),
             "earlier": parts.of("earlier", self._earlier),
             "source": parts.of("source", self.source.read(now)),
             **parts.under(_RNG, now),
@@ -457,6 +496,7 @@ class FitRun:
 
     def finish(self) -> None:
         """The fit is over, all other callbacks have had their `on_train_end`."""
+        _finished.note(self.run, self.model, self.number + 1)
         if self.is_skipped:
             return
         if self.is_complete and self._is_waiting:  # nothing was trained; what the script draws behind is what it drew then
@@ -483,25 +523,3 @@ class FitRun:
         self.cursor.release()
         vars(self.model).pop("_get_metrics_result_or_logs", None)
         self._resources.close()
-
-
-class _Nothing:
-    """A state that recovery leaves alone; what it landed on is kept in `body`."""
-
-    def __init__(self) -> None:
-        self.body: dict[str, Any] = {}
-
-    def differences(self, checkpoint: Checkpoint) -> Sequence[str]:
-        return []
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        self.set_auxiliary(checkpoint.meta(make_array=arrays.from_array)["boundary"])
-
-    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
-        return None
-
-    def set_auxiliary(self, body: dict[str, Any]) -> None:
-        self.body = body
-
-    def decode(self, entry: Entry) -> Any:
-        return entry.body(make_array=arrays.from_array)

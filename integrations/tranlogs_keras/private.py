@@ -47,6 +47,7 @@ __all__ = [
     "has_own_train_step",
     "is_built",
     "layers_of",
+    "layers_within",
     "learning_rate_of",
     "leave_undecayed",
     "make_global_seed",
@@ -124,6 +125,11 @@ def symbolic_build(model: Any, specs: Any) -> None:
 def is_built(model: Any) -> bool:
     """Whether all layers have their variables."""
     return all(layer.built for layer in model._flatten_layers())
+
+
+def layers_within(model: Any) -> list[Any]:
+    """All layers below a model, those of nested models too."""
+    return list(model._flatten_layers(include_self=False))
 
 
 def has_own_train_step(model: Any) -> bool:

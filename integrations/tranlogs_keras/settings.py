@@ -58,6 +58,7 @@ class Settings:
         seed: of TranLogs's own order of samples; None for the script's.
         rank: of this process.
         verbose: whether progress and the report are printed.
+        accepts_changes: whether a run continues with a model, settings or data that have changed.
     """
 
     shared: RunSettings
@@ -68,6 +69,7 @@ class Settings:
     seed: int | None
     rank: int
     verbose: bool
+    accepts_changes: bool
 
     @classmethod
     def checked(
@@ -81,6 +83,7 @@ class Settings:
         seed: Any,
         rank: int,
         verbose: bool,
+        accept_changes: bool,
         **shared: Any,
     ) -> Settings:
         """Return the settings that a user has written; `shared` are further ones of `RunSettings.checked`.
@@ -98,7 +101,7 @@ class Settings:
             raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
         if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
             raise UsageError(f"seed={seed!r}: give an integer from 0 on")
-        return cls(common, log, every_epoch, retention, data_order, seed, rank, verbose)
+        return cls(common, log, every_epoch, retention, data_order, seed, rank, verbose, bool(accept_changes))
 
     @property
     def run(self) -> Path:

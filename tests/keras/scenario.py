@@ -674,8 +674,8 @@ def without_the_script(folder: str) -> dict[str, Any]:
     return found
 
 
-def lazily_built(folder: str) -> str:
-    """A second optimizer that gets its variables in the first update."""
+def unused_optimizer(folder: str) -> str:
+    """A further optimizer, which trains nothing."""
     model = _compiled_two_updates()
     model.third_optimizer = keras.optimizers.SGD(0.1)
     try:
@@ -875,14 +875,22 @@ def changed_scripts(folder: str) -> dict[str, Any]:
         return model
 
     def taken_up(name: str, model: Any, **changes: Any) -> None:
-        run, options = f"{folder}/{name}", changes.pop("options", {})
+        run, options = f"{folder}/{name}", {"accept_changes": True} | changes.pop("options", {})
         try:
             compiled().fit(**arguments, callbacks=[logged(run), Interrupt(5)])
         except Stop:
             pass
+        rate = float(model.optimizer.learning_rate) if name == "rate" else None
+        try:  # without the option
+            model.fit(**(arguments | changes), callbacks=[logged(run, **(options | {"accept_changes": False})), Interrupt(1)])
+        except Stop:
+            found[f"{name} as it is"] = "trained"
+        except Exception as error:
+            found[f"{name} as it is"] = f"{type(error).__name__}: {error}"
         callback = logged(run, **options)
         try:
             model.fit(**(arguments | changes), callbacks=[callback])
+            assert rate is None or float(model.optimizer.learning_rate) == rate
             found[name] = {"exact": callback.report.exact, "notes": " | ".join(callback.report.notes)}
         except Exception as error:
             found[name] = {"refused": f"{type(error).__name__}: {error}"}

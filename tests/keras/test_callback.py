@@ -96,10 +96,8 @@ def test_a_fit_that_an_exception_ended_goes_on_with_the_same_callback(torch: Lab
     assert found == {"same": True, "history": True, "exact": True, "iterations": 20}
 
 
-def test_an_optimizer_without_variables_is_refused_before_training(torch: Lab, tmp_path: Path) -> None:
-    said = torch.value("lazily_built", folder=str(tmp_path / "run"))
-    assert "UsageError" in said
-    assert "call model.third_optimizer.build(...)" in said
+def test_an_optimizer_that_is_never_used_is_no_obstacle(torch: Lab, tmp_path: Path) -> None:
+    assert torch.value("unused_optimizer", folder=str(tmp_path / "run")) == ""
 
 
 def test_a_finished_fit_that_is_run_again_leaves_what_it_left_before(torch: Lab, tmp_path: Path) -> None:
@@ -171,6 +169,7 @@ def test_a_script_that_was_changed_is_told_so(torch: Lab, tmp_path: Path) -> Non
     ):
         assert found[name]["exact"] is False
         assert said in found[name]["notes"]
+        assert said in found[f"{name} as it is"]
     assert "UsageError" in found["order"]["refused"]
     assert "the data were Arrays, now they are Consumed" in found["order"]["refused"]
     assert found["activation"]["exact"] is found["loss"]["exact"] is None
@@ -178,9 +177,20 @@ def test_a_script_that_was_changed_is_told_so(torch: Lab, tmp_path: Path) -> Non
     assert "loss was 'mse', now it is 'mae'" in found["loss"]["notes"]
     assert found["rate"]["exact"] is found["beta"]["exact"] is True
     assert "model.optimizer.learning_rate was 0.001" in found["rate"]["notes"]
-    assert "now it is 0.5; the run's own holds" in found["rate"]["notes"]
+    assert "now it is 0.5; the script's holds" in found["rate"]["notes"]
     assert found["beta"]["notes"].count("beta_1") == 1
     assert "its learning rate was a number, now it is" in found["schedule"]["refused"]
+    assert found["same as it is"] == "trained"
+    for name, said in (
+        ("activation", "activation was 'tanh', now it is 'relu'"),
+        ("loss", "model.compile.loss was 'mse', now it is 'mae'"),
+        ("rate", "model.optimizer.learning_rate was 0.001"),
+        ("beta", "model.optimizer.beta_1 was 0.9, now it is 0.5"),
+    ):
+        refusal = found[f"{name} as it is"]
+        assert refusal.startswith("UsageError")
+        assert said in refusal
+        assert "accept_changes=True" in refusal
     assert "recorded, but" not in found["schedule"]["refused"], "variables that follow from it need no line each"
 
 

@@ -77,6 +77,12 @@ class TensorFlowBackend(Backend):
     def specs_of(self, epoch_iterator: Any) -> Any:
         return epoch_iterator._distributed_dataset.element_spec
 
+    def trace_step(self, model: Any, epoch_iterator: Any) -> bool:
+        if model.run_eagerly:
+            return False
+        tf.function(lambda data: model.train_step(data)).get_concrete_function(self.specs_of(epoch_iterator))
+        return True
+
     # Steps.
 
     def prepare_apply(self, model: Any) -> None:

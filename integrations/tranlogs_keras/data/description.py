@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import private
 from ..state.fingerprint import digest
+from .contents import find_arrays
 from .source import Source
 
 _GLANCED_ROWS = 64
@@ -15,9 +16,14 @@ _GLANCED_ROWS = 64
 
 def describe_data(adapter: Any, source: Source) -> dict[str, Any]:
     """What must be as it was for a recorded place to mean the same batches, as plain values."""
-    inputs = getattr(adapter, "_inputs", None)
+    return {"kind": type(source).__name__, **describe_content(adapter)}
+
+
+def describe_content(adapter: Any) -> dict[str, Any]:
+    """Return sizes of the data and a digest of their values, where these can be read without changing what a fit sees."""
+    inputs = find_arrays(adapter)
     return {
-        "kind": type(source).__name__,
+        "adapter": type(adapter).__name__,
         "batch_size": getattr(adapter, "batch_size", None),
         "batches": adapter.num_batches,
         "samples": getattr(adapter, "_num_samples", None),
@@ -27,12 +33,20 @@ def describe_data(adapter: Any, source: Source) -> dict[str, Any]:
 
 def other_data(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What differs, one sentence each."""
-    words = {"batch_size": "batch size", "batches": "number of batches", "samples": "number of samples"}
+    words = {
+        "batch_size": "batch size",
+        "batches": "number of batches",
+        "samples": "number of samples",
+        "steps_per_epoch": "steps_per_epoch",
+        "shuffle": "shuffling",
+    }
     found = [
         f"the {word} of the data was {recorded[key]}, now it is {now[key]}: other batches follow than the run had"
         for key, word in words.items()
-        if recorded.get(key) is not None and recorded[key] != now[key]
+        if recorded.get(key) is not None and recorded[key] != now.get(key)
     ]
+    if not found and recorded.get("adapter") != now.get("adapter"):
+        found.append(f"the data were given by a {recorded.get('adapter')}, now by a {now.get('adapter')}")
     if not found and recorded.get("content") is not None and recorded["content"] != now["content"]:
         found.append("the arrays hold other values than in the run: other batches follow than it had")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from typing import Any
 
@@ -49,28 +50,41 @@ def compare_models(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     found: list[str] = []
     for name, was, is_ in pairs:
         if was is not None and is_ is not None:
-            _compare(name, json.loads(was), json.loads(is_), found)
+            compare_values(name, normalized(json.loads(was)), normalized(json.loads(is_)), found)
     return found
 
 
-_NOT_COMPARED = {"seed", "shared_object_id", "name", "optimizer", "build_config"}  # an optimizer is compared by itself
+# Names differ from process to process, and so do seeds that Keras draws; an optimizer is compared by itself.
+_NOT_COMPARED = {"seed", "shared_object_id", "name", "optimizer", "build_config"}
+_TRANSPARENT = {"config", "compile_config"}  # levels of Keras's format that no user has written
+_VOLATILE = re.compile(r"0x[0-9a-f]{6,}|_\d+(?=CLONE)")  # addresses, and numbers that keras.models.clone_model copies
 
 
-def _compare(path: str, was: Any, now: Any, found: list[str]) -> None:
+def normalized(value: Any) -> Any:
+    """Return a serialized object without what differs between two processes that run the same script."""
+    if isinstance(value, dict):
+        if value.get("class_name") == "__lambda__":  # its code has numbers of lines
+            return {"class_name": "__lambda__"}
+        return {key: normalized(inner) for key, inner in value.items() if key not in _NOT_COMPARED}
+    if isinstance(value, list):
+        return [normalized(inner) for inner in value]
+    return _VOLATILE.sub("", without_numbers(value)) if isinstance(value, str) else value
+
+
+def compare_values(path: str, was: Any, now: Any, found: list[str]) -> None:
+    """Append a phrase to `found` for each difference between two normalized values; `path` names the value."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key in [*was, *(key for key in now if key not in was)]:
-            if key not in _NOT_COMPARED:
-                inner = path if key in ("config", "compile_config") else f"{path}.{key}"
-                _compare(inner, was.get(key), now.get(key), found)
+            compare_values(path if key in _TRANSPARENT else f"{path}.{key}", was.get(key), now.get(key), found)
     elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         for i, (a, b) in enumerate(zip(was, now)):
-            _compare(f"{path}[{i}]", a, b, found)
-    elif without_numbers(was) != without_numbers(now):
+            compare_values(f"{path}[{i}]", a, b, found)
+    elif was != now:
         found.append(f"{path} was {_short(was)}, now it is {_short(now)}")
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = f"{value:.7g}" if isinstance(value, float) else repr(value)  # what came from a float32 has no more digits
     return text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "..."
 
 

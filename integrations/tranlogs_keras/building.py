@@ -1,0 +1,159 @@
+"""Making all variables of a model and of its optimizers before the first step: a checkpoint comes before it.
+
+`fit` makes some of them while it takes its first step. With a `train_step` of the user's own, only that step tells which
+optimizer trains which variables, so it is rehearsed: traced where the backend can trace it, else taken once on a batch and
+undone, with updates that build the optimizer and change nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tranlogs.base.errors import UsageError
+
+from . import private
+from .backends import Backend
+from .state import rng
+from .state.variables import Variables, matched, optimizers_of
+
+_log = logging.getLogger("tranlogs")
+_ROWS_MAX = 32
+
+
+def build_for_fit(model: Any, backend: Backend, epoch_iterator: Any) -> None:
+    """Make the variables that the fit will make in its first step.
+
+    An optimizer that the step does not use stays as it is.
+
+    Raises:
+        UsageError: they cannot be made.
+    """
+    failure = None
+    if _needs_rehearsal(model, backend):
+        try:
+            return _rehearse(model, backend, epoch_iterator)
+        except Exception as error:  # whatever a train_step raises on such a batch
+            failure = error
+    _build_symbolically(model, backend, epoch_iterator)
+    # On JAX an optimizer cannot be built by a step: one without variables is not used.
+    if failure is not None and (unbuilt := _unbuilt(model)):
+        raise UsageError(
+            f"model.{unbuilt[0]} has no variables yet, and rehearsing train_step did not tell which variables it trains "
+            f"({type(failure).__name__}: {failure}). Call model.{unbuilt[0]}.build(...) on the variables that it trains, "
+            "before fit"
+        ) from failure
+    return None
+
+
+def build_as_recorded(model: Any, backend: Backend, meta: dict[str, Any]) -> None:
+    """Build the optimizers that a later step of the run has built, on the variables that they train in its checkpoint."""
+    unbuilt = [which for which in _unbuilt(model) if meta["optimizers"].get(which, {}).get("trains")]
+    if not unbuilt:
+        return
+    variables = Variables(model, backend, is_whole=True)
+    recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"] if name.startswith("param/")]
+    slots, unlike = matched(recorded, [*variables.trained, *variables.others])
+    for which in [] if unlike else unbuilt:  # another model: recovery names what differs
+        optimizer = variables.optimizers[which]
+        _build_only(optimizer, recorded, [slots[name].variable for name in meta["optimizers"][which]["trains"]])
+
+
+class LateOptimizers:
+    """The optimizers that no step has used yet. One that a later step builds has to be in a checkpoint for a resume."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._unbuilt = model, _unbuilt(model)
+
+    def find_built(self) -> list[str]:
+        """Return those that were built since the last call, by attribute of the model."""
+        if not self._unbuilt:
+            return []
+        before, self._unbuilt = self._unbuilt, _unbuilt(self._model)
+        return [which for which in before if which not in self._unbuilt]
+
+
+def _needs_rehearsal(model: Any, backend: Backend) -> bool:
+    if not private.has_own_train_step(model) or backend.replicas_of(model) > 1 or backend.name == "jax":
+        return False
+    return not private.is_built(model) or bool(_unbuilt(model))
+
+
+def _unbuilt(model: Any) -> list[str]:
+    return [which for which, optimizer in optimizers_of(model).items() if not optimizer.built]
+
+
+def _build_symbolically(model: Any, backend: Backend, epoch_iterator: Any) -> None:
+    specs = backend.specs_of(epoch_iterator)
+    if specs is None or model.optimizer is None:
+        return
+    try:
+        private.symbolic_build(model, specs)
+    except Exception as error:
+        if not private.is_built(model):
+            raise UsageError(
+                f"the model cannot be built before its first step ({error}). Call it once on a batch before fit, so that all "
+                "its variables are there"
+            ) from error
+
+
+def _rehearse(model: Any, backend: Backend, epoch_iterator: Any) -> None:
+    with _updates_that_build(model):
+        if backend.trace_step(model, epoch_iterator):
+            return
+        variables = [*model.variables, *(v for o in optimizers_of(model).values() for v in o.variables)]
+        values = [value.copy() for value in backend.values_of(variables)]
+        numbers, attributes = rng.get_rng(backend), _plain_attributes(model)
+        try:
+            model.train_step(backend.to_batch(_batch(epoch_iterator.data_adapter)))
+        finally:
+            for variable, value in zip(variables, values, strict=True):
+                backend.assign(variable, value)
+            model.reset_metrics()
+            for name, value in attributes.items():
+                setattr(model, name, value)
+            rng.set_rng(numbers, backend)
+
+
+@contextlib.contextmanager
+def _updates_that_build(model: Any) -> Iterator[None]:
+    optimizers = [optimizer for optimizer in optimizers_of(model).values() if "apply" not in vars(optimizer)]
+    for optimizer in optimizers:
+        optimizer.apply = functools.partial(_build_only, optimizer)
+    try:
+        yield
+    finally:
+        for optimizer in optimizers:
+            del optimizer.apply
+
+
+def _build_only(optimizer: Any, gradients: Any, trainable_variables: Any = None) -> None:
+    """What `optimizer.apply` does before its first update."""
+    if trainable_variables is not None and not optimizer.built and len(gradients):
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(list(trainable_variables))
+        optimizer.built = True
+
+
+def _plain_attributes(model: Any) -> dict[str, Any]:
+    """Return counters and switches of the user's own, which a train_step may change."""
+    return {name: value for name, value in vars(model).items() if type(value) in (bool, int, float) and name[0] != "_"}
+
+
+def _batch(adapter: Any) -> Any:
+    """Return a batch as the data would give it. Keras looks at the first one, too, before it trains."""
+    if isinstance(adapter, private.ArrayDataAdapter):
+        rows = min(adapter.batch_size, _ROWS_MAX)
+        return private.tree.map_structure(lambda array: array[:rows], adapter._inputs)
+    if isinstance(adapter, private.GeneratorDataAdapter):
+        return adapter._first_batches[0]
+    if isinstance(adapter, private.PyDatasetAdapter):
+        return adapter.py_dataset[0]
+    if isinstance(adapter, private.TorchDataLoaderAdapter):
+        return next(iter(adapter._dataloader))
+    raise UsageError(f"a {type(adapter).__name__} cannot be looked at")
