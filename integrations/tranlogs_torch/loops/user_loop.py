@@ -40,13 +40,16 @@ class LoopRun(Protocol):
         run: folder of the run.
         journal: of this process.
         auxiliary: has the positions in the tracked loaders.
-        steps_since_boundary: steps and after-images.
     """
 
     run: Path
     journal: Journal
     auxiliary: Auxiliary
-    steps_since_boundary: int
+
+    @property
+    def steps_since_boundary(self) -> int:
+        """Number of steps and after-images since the last boundary."""
+        ...
 
     @property
     def loops(self) -> list[object]:
