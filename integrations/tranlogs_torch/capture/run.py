@@ -67,15 +67,18 @@ class LoggedRun(Protocol):
         journal: takes the records.
         state: the parameters and optimizers.
         auxiliary: what boundaries commit besides.
-        modules: by prefix.
         staging: brings gradients of a GPU to the host; None where all tensors are on the CPU.
     """
 
     run: Path
     journal: Journal
     auxiliary: Auxiliary
-    modules: dict[str, torch.nn.Module]
     staging: Staging | None
+
+    @property
+    def modules(self) -> dict[str, torch.nn.Module]:
+        """The modules that are trained, by prefix."""
+        ...
 
     @property
     def state(self) -> TorchState:

@@ -17,7 +17,7 @@ from .parts import RunParts
 from .user_loop import UserLoops
 
 
-class Boundaries(Protocol):
+class UnitCommitter(Protocol):
     """What commits the units of a run."""
 
     def begin(self) -> None:
@@ -56,7 +56,7 @@ class Loops:
         running: the loops, the outermost first.
     """
 
-    def __init__(self, parts: RunParts, boundaries: Boundaries, user_loops: UserLoops) -> None:
+    def __init__(self, parts: RunParts, boundaries: UnitCommitter, user_loops: UserLoops) -> None:
         self._parts, self._boundaries, self._user_loops = parts, boundaries, user_loops
         self.running: list[object] = []
         self._backup: StateBackup | None = None

@@ -1,16 +1,10 @@
-"""One training run in this process: its parts put together, steps, and the boundaries between units.
-
-A boundary is the moment when the loop asks for its next batch. All since the last one (none, one or many steps, of one
-or several optimizers) commits as one unit, with the auxiliary state read there. A batch after which gradients are still
-being accumulated commits nothing: recovery goes back to the boundary before, since a loop cannot be re-entered there.
-"""
+"""One training run in this process: makes its parts, and connects them with the hooks of optimizers and with loops."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +12,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from tranlogs.base.errors import LogUnavailable, UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs.records import Payload, Tensor
-from tranlogs.training import LiveReport, Place, Progress, RecoveryReport, RunResources, RunSettings, ScalarHistory
+from tranlogs.training import LiveReport, Progress, RecoveryReport, RunResources, RunSettings, ScalarHistory
 
 from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.forward_hook import ForwardHook
@@ -31,17 +25,17 @@ from ..distributed.process_group import demand_group
 from ..interop import StartFrom
 from ..offline.live_state import LiveState
 from ..sharding import fsdp
-from ..sharding.shards import array_of
 from ..state import naming
 from ..state.auxiliary import Auxiliary
 from ..state.fingerprint import Digests
 from ..tensors import arrays
-from ..tensors.placement import local
+from .boundaries import Boundaries
 from .loops import Loops
 from .parts import RunParts
 from .ranks.factory import make_coordinator
 from .recovery import Recovery
 from .user_loop import UserLoops
+from .write_log import WriteLog
 
 _log = logging.getLogger("tranlogs")
 
@@ -49,7 +43,7 @@ _log = logging.getLogger("tranlogs")
 class TrainingRun:
     """A run, its optimizers and its loops in this process. `LoggedOptimizer` makes one; `add_optimizer` shares it.
 
-    It has more attributes than other classes, since hooks, loops and tests reach the parts of the run through it.
+    It makes the parts of the run and connects them. Hooks of optimizers, loops and trainers reach the parts through it.
 
     Args:
         settings: of the run.
@@ -72,34 +66,33 @@ class TrainingRun:
         worker_seeds: str | None = None,
         copies: int = 1,
     ) -> None:
-        self.run, self._settings = settings.run, settings
+        self.run = settings.run
         demand_group(self.run)  # before a journal is opened: all would open that of rank 0, and be told to take it over
-        self.modules = naming.as_modules(models)
-        fsdp.tell_places(self.modules)
-        self.hooks: dict[str, OptimizerHooks] = {}
-        self.report = LiveReport(self.run)
-        self.state = LiveState(
-            self.modules, {}, lambda body: self._recovery.set_auxiliary(body), fingerprint=settings.fingerprint
-        )
+        modules = naming.as_modules(models)
+        fsdp.tell_places(modules)
+        report = LiveReport(self.run)
+        self.state = LiveState(modules, {}, lambda body: self._recovery.set_auxiliary(body), fingerprint=settings.fingerprint)
         self._recovery: Recovery
         self._loops: Loops
+        self._boundaries: Boundaries
         self._user_loops = UserLoops(self)
         self.auxiliary = Auxiliary(
             self.state,
             self.boundary,
             lambda position: self._loops.opening(position),
-            self.report.warn,
+            report.warn,
             self._user_loops.adopt,
             worker_seeds,
         )
-        self.writes = ForeignWriteDetector(self.state, self.hooks, self._found_late)
-        self.environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
+        self._write_log = WriteLog(self.run)
+        hooks: dict[str, OptimizerHooks] = {}
+        environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
         self.coordinator = make_coordinator(self.state, settings.policy, rank, copies)
-        self.coordinator.watch_join(self._leave_join)
+        self.coordinator.watch_join(lambda: self._boundaries.leave_join())
         self._resources = RunResources(
             settings,
             framework="torch",
-            environment=self.environment,
+            environment=environment,
             adapt=arrays.adapt,
             rank=self.coordinator.rank,
             world=self.coordinator.world,
@@ -110,30 +103,59 @@ class TrainingRun:
         self.staging = Staging() if self._resources.config.writer == "thread" else None
         if self.staging is not None:
             self.state.convert = self.staging.to_array
-        self.scalars = ScalarHistory()
         self._parts = RunParts(
             settings,
             self._resources,
-            self.modules,
+            modules,
             self.state,
-            self.hooks,
-            self.writes,
+            hooks,
+            ForeignWriteDetector(self.state, hooks, self._write_log.note_late_write),
             self.auxiliary,
             self.coordinator,
-            self.environment,
-            self.scalars,
-            self.report,
+            environment,
+            ScalarHistory(),
+            report,
         )
-        self._recovery = Recovery(self._parts, self._landed)
+        self._write_log.attach(self._parts, self.staging)
+        self._recovery = Recovery(self._parts, lambda: self._boundaries.landed())
         self._loops = Loops(self._parts, self, self._user_loops)
-        self.steps_since_boundary = 0  # steps and after-images
-        self._taken_at_boundary: dict[str, int] = {}
-        self._has_reserved = self._has_said_unlogged = self._has_said_nested = self._wants_checkpoint = False
-        self._implicit: dict[str, Any] | None = None  # after a step in a loop of the user's own: random state, and buffers
-        self._is_forward_seen = True
-        self._boundary_at = time.perf_counter()
-        self._forward_hooks = [ForwardHook(module, self._before_forward) for module in self.modules.values()]
+        self._boundaries = Boundaries(self._parts, self._recovery, self._loops, self._user_loops, self._write_log)
+        self.after_step = self._boundaries.after_step  # not a method: optimizers call it after each step
+        self._has_said_unlogged = False
+        self._forward_hooks = [ForwardHook(module, self._boundaries.before_forward) for module in modules.values()]
         atexit.register(self._at_exit)
+
+    # The parts of the run.
+
+    @property
+    def modules(self) -> dict[str, torch.nn.Module]:
+        """The modules that are trained, by prefix."""
+        return self._parts.modules
+
+    @property
+    def hooks(self) -> dict[str, OptimizerHooks]:
+        """The hooks of the optimizers, by name."""
+        return self._parts.hooks
+
+    @property
+    def report(self) -> LiveReport:
+        """The report of the recovery."""
+        return self._parts.report
+
+    @property
+    def scalars(self) -> ScalarHistory:
+        """The scalars that the loop has logged."""
+        return self._parts.scalars
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What rounding depends on, as it is now."""
+        return self._parts.environment
+
+    @property
+    def steps_since_boundary(self) -> int:
+        """Number of steps and after-images since the last boundary."""
+        return self._boundaries.steps_since_boundary
 
     # Putting the run together.
 
@@ -179,9 +201,6 @@ class TrainingRun:
             raise UsageError("recover() must come before the first step")
         return self._recovery.recover(step, progress, start_from)
 
-    def _landed(self) -> None:
-        self._taken_at_boundary = self.auxiliary.taken()
-
     def begin(self) -> None:
         """Begin a fresh run with a checkpoint of what was built, unless training has begun."""
         self._recovery.begin()
@@ -217,8 +236,8 @@ class TrainingRun:
         if self.auxiliary.is_waiting and not self._loops.running:  # no loop was opened, which would have compared them
             self._loops.note_early_writes()
         self.auxiliary.go_on()
-        self._commit_implicit(is_before_forward=False)
-        self.note_writes("before a step")
+        self._boundaries.commit_implicit(is_before_forward=False)
+        self._boundaries.note_writes("before a step")
 
     def saw_scaler(self, scaler: object) -> None:
         """A GradScaler calls a step; its scale decides over the steps to come."""
@@ -230,174 +249,29 @@ class TrainingRun:
             )
 
     def has_changed(self) -> bool:
-        """Whether something wrote to the state since the last look."""
-        return bool(self.writes.parameters(self.journal.step) or self.writes.optimizers() or self._grown())
+        """Return True if something wrote to the state since the last scan."""
+        return self._write_log.has_changed()
 
     def request_checkpoint(self) -> bool:
         """Ask for a checkpoint at the next boundary; False if logging is suspended."""
-        self._wants_checkpoint = True
+        self._write_log.wants_checkpoint = True
         return not self.journal.is_suspended
-
-    def after_step(self) -> None:
-        """A step was logged."""
-        self.steps_since_boundary += 1
-        if not self._has_reserved:  # optimizer state is there from the first step on
-            self._has_reserved = True
-            self.journal.checkpoints.expect_snapshot(self.state.nbytes())
-        if not self._loops.running and not self._user_loops.is_in_body:
-            buffers = {} if self._is_forward_seen else naming.named_buffers(self.modules)
-            kept = {name: local(b).detach().clone() for name, b in buffers.items()}
-            self._implicit = {"rng": self.auxiliary.rng_now(), "buffers": kept}
-
-    def digests(self) -> Digests:
-        """Fingerprint of the parameters after the step that is being logged."""
-        return self.writes.digests(self.journal.step + 1)
-
-    def _found_late(self, name: str) -> None:
-        """A write that leaves no trace was found some units after it may have been made."""
-        self._wants_checkpoint = True
-        _log.warning(
-            "%s: %s was written between two steps in a way that leaves no trace (.data, or an alias), for the first time after "
-            "many units. It is logged from here on, and looked for at each unit; fingerprints of the units before show it",
-            self.run,
-            name,
-        )
-
-    def note_writes(self, place: Place | None = None) -> None:
-        """Log an after-image of whatever changed since the last look and not by a step; parameter groups, too."""
-        state, step = self.state, self.journal.step
-        grown = self._grown()
-        if self.journal.is_suspended:  # a checkpoint will hold it all
-            state.refresh()
-            self.writes.remember(step)
-            return
-        names, touched = self.writes.parameters(step, place), self.writes.optimizers(place)
-        if not names and not touched and not grown:
-            return
-        body: dict[str, Any] = {"state": {}, "groups": {}}
-        if any(which in state.outers for which in grown):
-            raise UsageError(
-                f"optimizer {grown[0]!r}: a parameter group was added to a ZeroRedundancyOptimizer while it was "
-                "training, which is not logged: add it before recover()"
-            )
-        if grown:
-            covered = set(state.parameters)
-            state.refresh()
-            names += [name for name in state.parameters if name not in covered]
-            body["groups"] = {which: state.groups(which) for which in grown}
-        written = [(name, state.parameters[name]) for name in names]
-        tensors: list[Tensor] = [(f"param/{name}", array_of(p, p, state.convert)) for name, p in written]
-        for which in touched:
-            found, body["state"][which] = state.state_tensors(which, state.convert)
-            tensors += found
-        if (payload := self.after_image(tensors, every_step=False)) is not None:
-            self.journal.append_image(payload, body)
-        self.steps_since_boundary += 1
-        self.writes.remember(step)
 
     def after_image(self, tensors: list[Tensor], *, every_step: bool) -> Payload | None:
         """Return the payload of an after-image; None where it cannot be brought from a device: logging is suspended then."""
-        if self.staging is None:
-            return Payload.of(tensors)
-        try:
-            return self.staging.after_image(tensors, every_step=every_step)
-        except LogUnavailable as error:
-            self.journal.suspend(error)
-            return None
+        return self._write_log.after_image(tensors, every_step=every_step)
 
-    def _grown(self) -> list[str]:
-        """Optimizers whose parameter groups are not those that the log knows."""
-        return [which for which in self.hooks if self.state.group_members(which) != self.state.logged_members.get(which)]
-
-    # Boundaries.
+    def note_writes(self) -> None:
+        """Log writes that no step made, as a part of the running unit."""
+        self._boundaries.note_writes()
 
     def boundary(self, asking: object = None) -> None:
-        """The loop `asking` (None: whichever runs) wants its next batch.
+        """Commit what came since the last boundary: the loop `asking` (None: whichever runs) wants its next batch."""
+        self._boundaries.boundary(asking)
 
-        Only the outermost loop's asking is a boundary: an inner one stands in the middle of the outer one's body.
-        """
-        if not self._recovery.has_begun or not self.is_active:
-            return
-        leader = self._user_loops.leader
-        outermost = self._loops.running[0] if self._loops.running else leader.position if leader is not None else asking
-        if asking is not None and outermost is not asking:
-            self._say_nested()
-            return
-        self._implicit = None
-        self.note_writes("at a boundary")
-        taken = self.auxiliary.taken()
-        if self.steps_since_boundary == 0 and taken != self._taken_at_boundary and self._is_amid(taken, asking):
-            return
-        self._commit(self.auxiliary.read())
-        self._taken_at_boundary = taken
-
-    def _say_nested(self) -> None:
-        if self.steps_since_boundary and not self._has_said_nested:
-            self._has_said_nested = True
-            _log.warning(
-                "%s: one of these loops runs inside the body of another: only the outer one's batches are places to "
-                "come back to",
-                self.run,
-            )
-
-    def _is_amid(self, taken: dict[str, int], asking: object) -> bool:
-        """Whether the batches since the last boundary are not done with: another loader's half of the same turn (`zip`),
-        or gradients that wait for a step. A tracked GradScaler that moved has skipped its step: nothing waits."""
-        for name, position in self.auxiliary.loaders.items():
-            if position is asking and taken[name] == self._taken_at_boundary.get(name):
-                return True
-        return self.auxiliary.gradients.are_waiting() and not self.auxiliary.has_skipped_step()
-
-    def _commit(self, body: dict[str, Any]) -> None:
-        now = time.perf_counter()
-        if self.steps_since_boundary:
-            self.state.fingerprint.fit_budget((now - self._boundary_at) / self.steps_since_boundary)
-            if not self.state.fingerprint.is_whole:
-                self.writes.remember(self.journal.step)
-        self._boundary_at = now
-        self.steps_since_boundary = 0
-        self.writes.looks.count_unit()
-        noted = self.scalars.commit(self.journal.step)
-        wanted: bool | None = self._wants_checkpoint or None
-        self._wants_checkpoint = False
-
-        def whole() -> dict[str, Any]:
-            return {**body, "scalars": self.scalars.pack()}
-
-        writes = self.writes
-        wanted = self.coordinator.at_boundary(self.journal, body, whole, wanted=wanted, read_digests=lambda: writes.known)
-        self.journal.boundary(body, lambda: self.state.snapshot(whole()), scalars=noted, checkpoint=wanted)
-        if self.journal.is_suspended:
-            self.auxiliary.drop_unstorable()
-
-    def _before_forward(self, module: torch.nn.Module) -> None:
-        if module.training and torch.is_grad_enabled():
-            self._user_loops.saw_forward()
-            if self._implicit is not None:
-                self._commit_implicit(is_before_forward=True)
-
-    def _commit_implicit(self, *, is_before_forward: bool) -> None:
-        """In a loop of the user's own, the unit of the last step ends at the next training forward.
-
-        Where that is not seen (a compiled model), it ends at the next step, with the buffers as they were after the last.
-        """
-        implicit, self._implicit = self._implicit, None
-        if implicit is None or self._loops.running or not self.is_active:
-            return
-        if not is_before_forward and not implicit["buffers"] and naming.named_buffers(self.modules):
-            self._is_forward_seen = False  # this unit merges with the next, of which the buffers will be kept
-            return
-        self.note_writes("at a boundary")
-        body = self.auxiliary.read() | {"rng": implicit["rng"], "is_implicit": True}
-        self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})
-
-    def _leave_join(self) -> None:
-        """This rank has no data left: recovery lands it here, wherever the others have come to."""
-        if not self._recovery.has_begun or not self.is_active:
-            return
-        self._commit_implicit(is_before_forward=True)
-        if not self.steps_since_boundary:  # else the loop was left amid a batch, which is taken again
-            self._commit(self.auxiliary.read() | {"left": True})
+    def digests(self) -> Digests:
+        """Fingerprint of the parameters after the step that is being logged."""
+        return self._parts.writes.digests(self.journal.step + 1)
 
     def say_unlogged(self) -> None:
         """A step is taken on a closed run: said once."""
@@ -443,14 +317,11 @@ class TrainingRun:
 
     def is_as_recovered(self) -> bool:
         """Return True if the run was recovered, and nothing was logged since."""
-        report = self.report.current
-        if report is None or report.checkpoint_step is None or not self.is_active:
-            return False
-        return not self.steps_since_boundary and self.journal.step == report.step
+        return self._boundaries.is_as_recovered()
 
     def find_other_writes(self) -> list[str]:
         """Return the names of optimizers whose state or groups something other than a step has written."""
-        return self.writes.optimizers() or self._grown()
+        return self._write_log.find_other_writes()
 
     # The end.
 
@@ -466,7 +337,7 @@ class TrainingRun:
         self.coordinator.leave()
         if self.is_active and self._recovery.has_begun:
             if is_orderly:
-                self._commit_implicit(is_before_forward=True)
+                self._boundaries.commit_implicit(is_before_forward=True)
                 self._user_loops.note_unreached()
             if self.steps_since_boundary:
                 _log.warning(
@@ -480,4 +351,4 @@ class TrainingRun:
         for hook in self._forward_hooks:
             hook.release()
         self._user_loops.release()
-        self._resources.close(None if is_orderly else self._settings.grace_seconds)
+        self._resources.close(None if is_orderly else self._parts.settings.grace_seconds)

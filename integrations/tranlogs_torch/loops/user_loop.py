@@ -43,14 +43,21 @@ class LoopRun(Protocol):
         journal: of this process.
         auxiliary: has the positions in the tracked loaders.
         report: of the recovery.
-        steps_since_boundary: steps and after-images.
     """
 
     run: Path
     journal: Journal
     auxiliary: Auxiliary
-    report: LiveReport
-    steps_since_boundary: int
+
+    @property
+    def report(self) -> LiveReport:
+        """Report of the recovery."""
+        ...
+
+    @property
+    def steps_since_boundary(self) -> int:
+        """Number of steps and after-images since the last boundary."""
+        ...
 
     @property
     def loops(self) -> list[object]:

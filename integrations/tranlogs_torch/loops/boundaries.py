@@ -1,0 +1,168 @@
+"""Boundaries: where the units of a run are committed.
+
+A boundary is the moment when the loop asks for its next batch. Everything since the last boundary (no, one or many steps, of
+one or several optimizers) commits as one unit, with the auxiliary state that is read at the boundary. A batch after which
+gradients are still being accumulated commits nothing: a loop cannot be entered again there, so recovery goes back to the
+boundary before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+
+from tranlogs.training import Place
+
+from ..state import naming
+from ..tensors.placement import local
+from .loops import Loops
+from .parts import RunParts
+from .recovery import Recovery
+from .user_loop import UserLoops
+from .write_log import WriteLog
+
+_log = logging.getLogger("tranlogs")
+
+
+class Boundaries:
+    """Counts the steps of the running unit, and commits it at the boundary.
+
+    Args:
+        parts: parts of the run.
+        recovery: knows whether training has begun.
+        loops: loops of `LoggedOptimizer` that are running.
+        user_loops: the script's own loops over tracked loaders.
+        write_log: logs writes that no step made.
+
+    Attributes:
+        steps_since_boundary: number of steps and after-images of the running unit.
+    """
+
+    def __init__(self, parts: RunParts, recovery: Recovery, loops: Loops, user_loops: UserLoops, write_log: WriteLog) -> None:
+        self._parts, self._recovery, self._loops = parts, recovery, loops
+        self._user_loops, self._write_log = user_loops, write_log
+        self._journal, self._state, self._auxiliary = parts.journal, parts.state, parts.auxiliary
+        self.steps_since_boundary = 0
+        self._taken_at_boundary: dict[str, int] = {}
+        self._has_reserved = self._has_said_nested = False
+        self._implicit: dict[str, Any] | None = None  # after a step in a loop of the user's own: random state, and buffers
+        self._is_forward_seen = True
+        self._boundary_at = time.perf_counter()
+
+    def landed(self) -> None:
+        """Take the data position at which recovery ended as that of the last boundary."""
+        self._taken_at_boundary = self._auxiliary.taken()
+
+    def after_step(self) -> None:
+        """A step was logged."""
+        self.steps_since_boundary += 1
+        if not self._has_reserved:  # optimizer state is there from the first step on
+            self._has_reserved = True
+            self._journal.checkpoints.expect_snapshot(self._state.nbytes())
+        if not self._loops.running and not self._user_loops.is_in_body:
+            buffers = {} if self._is_forward_seen else naming.named_buffers(self._parts.modules)
+            kept = {name: local(b).detach().clone() for name, b in buffers.items()}
+            self._implicit = {"rng": self._auxiliary.rng_now(), "buffers": kept}
+
+    def note_writes(self, place: Place | None = None) -> None:
+        """Log writes that no step made, as a part of the running unit."""
+        if self._write_log.note(place):
+            self.steps_since_boundary += 1
+
+    def boundary(self, asking: object = None) -> None:
+        """The loop `asking` (None: whichever runs) wants its next batch.
+
+        Only the outermost loop's asking is a boundary: an inner one stands in the middle of the outer one's body.
+        """
+        if not self._recovery.has_begun or not self._journal.is_writer:
+            return
+        leader = self._user_loops.leader
+        outermost = self._loops.running[0] if self._loops.running else leader.position if leader is not None else asking
+        if asking is not None and outermost is not asking:
+            self._say_nested()
+            return
+        self._implicit = None
+        self.note_writes("at a boundary")
+        taken = self._auxiliary.taken()
+        if self.steps_since_boundary == 0 and taken != self._taken_at_boundary and self._is_amid(taken, asking):
+            return
+        self._commit(self._auxiliary.read())
+        self._taken_at_boundary = taken
+
+    def _say_nested(self) -> None:
+        if self.steps_since_boundary and not self._has_said_nested:
+            self._has_said_nested = True
+            _log.warning(
+                "%s: one of these loops runs inside the body of another: only the outer one's batches are places to "
+                "come back to",
+                self._parts.settings.run,
+            )
+
+    def _is_amid(self, taken: dict[str, int], asking: object) -> bool:
+        """Whether the batches since the last boundary are not done with: another loader's half of the same turn (`zip`),
+        or gradients that wait for a step. A tracked GradScaler that moved has skipped its step: nothing waits."""
+        for name, position in self._auxiliary.loaders.items():
+            if position is asking and taken[name] == self._taken_at_boundary.get(name):
+                return True
+        return self._auxiliary.gradients.are_waiting() and not self._auxiliary.has_skipped_step()
+
+    def _commit(self, body: dict[str, Any]) -> None:
+        now = time.perf_counter()
+        if self.steps_since_boundary:
+            self._state.fingerprint.fit_budget((now - self._boundary_at) / self.steps_since_boundary)
+            if not self._state.fingerprint.is_whole:
+                self._parts.writes.remember(self._journal.step)
+        self._boundary_at = now
+        self.steps_since_boundary = 0
+        self._parts.writes.looks.count_unit()
+        noted = self._parts.scalars.commit(self._journal.step)
+        wanted: bool | None = self._write_log.wants_checkpoint or None
+        self._write_log.wants_checkpoint = False
+
+        def whole() -> dict[str, Any]:
+            return {**body, "scalars": self._parts.scalars.pack()}
+
+        coordinator, writes = self._parts.coordinator, self._parts.writes
+        wanted = coordinator.at_boundary(self._journal, body, whole, wanted=wanted, read_digests=lambda: writes.known)
+        self._journal.boundary(body, lambda: self._state.snapshot(whole()), scalars=noted, checkpoint=wanted)
+        if self._journal.is_suspended:
+            self._auxiliary.drop_unstorable()
+
+    def before_forward(self, module: torch.nn.Module) -> None:
+        if module.training and torch.is_grad_enabled():
+            self._user_loops.saw_forward()
+            if self._implicit is not None:
+                self.commit_implicit(is_before_forward=True)
+
+    def commit_implicit(self, *, is_before_forward: bool) -> None:
+        """In a loop of the user's own, the unit of the last step ends at the next training forward.
+
+        Where that is not seen (a compiled model), it ends at the next step, with the buffers as they were after the last.
+        """
+        implicit, self._implicit = self._implicit, None
+        if implicit is None or self._loops.running or not self._journal.is_writer:
+            return
+        if not is_before_forward and not implicit["buffers"] and naming.named_buffers(self._parts.modules):
+            self._is_forward_seen = False  # this unit merges with the next, of which the buffers will be kept
+            return
+        self.note_writes("at a boundary")
+        body = self._auxiliary.read() | {"rng": implicit["rng"], "is_implicit": True}
+        self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})
+
+    def leave_join(self) -> None:
+        """This rank has no data left: recovery lands it here, wherever the others have come to."""
+        if not self._recovery.has_begun or not self._journal.is_writer:
+            return
+        self.commit_implicit(is_before_forward=True)
+        if not self.steps_since_boundary:  # else the loop was left amid a batch, which is taken again
+            self._commit(self._auxiliary.read() | {"left": True})
+
+    def is_as_recovered(self) -> bool:
+        """Return True if the run was recovered, and nothing was logged since."""
+        report = self._parts.report.current
+        if report is None or report.checkpoint_step is None or not self._journal.is_writer:
+            return False
+        return not self.steps_since_boundary and self._journal.step == report.step
