@@ -57,7 +57,7 @@ class Boundaries:
         self._taken_at_boundary = self._auxiliary.taken()
 
     def after_step(self) -> None:
-        """A step was logged."""
+        """Count a step that was logged."""
         self.steps_since_boundary += 1
         if not self._has_reserved:  # optimizer state is there from the first step on
             self._has_reserved = True
@@ -73,9 +73,9 @@ class Boundaries:
             self.steps_since_boundary += 1
 
     def boundary(self, asking: object = None) -> None:
-        """The loop `asking` (None: whichever runs) wants its next batch.
+        """Commit the unit, because the loop `asking` (None: whichever runs) wants its next batch.
 
-        Only the outermost loop's asking is a boundary: an inner one stands in the middle of the outer one's body.
+        Only requests of the outermost loop are boundaries: an inner loop runs in the middle of the outer loop's body.
         """
         if not self._recovery.has_begun or not self._journal.is_writer:
             return
@@ -102,8 +102,11 @@ class Boundaries:
             )
 
     def _is_amid(self, taken: dict[str, int], asking: object) -> bool:
-        """Whether the batches since the last boundary are not done with: another loader's half of the same turn (`zip`),
-        or gradients that wait for a step. A tracked GradScaler that moved has skipped its step: nothing waits."""
+        """Return True if the loop is in the middle of a unit.
+
+        Either another loader has yet to give its batch of the same turn (`zip`), or gradients wait for a step. If a tracked
+        GradScaler has changed, it has skipped the step, and nothing waits.
+        """
         for name, position in self._auxiliary.loaders.items():
             if position is asking and taken[name] == self._taken_at_boundary.get(name):
                 return True
@@ -138,9 +141,10 @@ class Boundaries:
                 self.commit_implicit(is_before_forward=True)
 
     def commit_implicit(self, *, is_before_forward: bool) -> None:
-        """In a loop of the user's own, the unit of the last step ends at the next training forward.
+        """Commit the unit of the last step in a loop of the user's own; it ends at the next training forward pass.
 
-        Where that is not seen (a compiled model), it ends at the next step, with the buffers as they were after the last.
+        If no hook sees the forward pass (a compiled model), the unit ends at the next step, with the buffers as they were after
+        the last step.
         """
         implicit, self._implicit = self._implicit, None
         if implicit is None or self._loops.running or not self._journal.is_writer:
@@ -153,7 +157,7 @@ class Boundaries:
         self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})
 
     def leave_join(self) -> None:
-        """This rank has no data left: recovery lands it here, wherever the others have come to."""
+        """Commit the end of this rank's data: recovery returns the rank to this boundary, whatever step the others reach."""
         if not self._recovery.has_begun or not self._journal.is_writer:
             return
         self.commit_implicit(is_before_forward=True)

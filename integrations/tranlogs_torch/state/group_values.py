@@ -55,3 +55,10 @@ class GroupValues:
 
 def _are_immutable(values: Iterable[Any]) -> bool:
     return all(_are_immutable(v) if type(v) is tuple else v is None or type(v) in (str, int, float, bool) for v in values)
+
+
+def is_plain(value: Any) -> bool:
+    """Return True if a value of a group can be recorded as it is."""
+    if isinstance(value, tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))

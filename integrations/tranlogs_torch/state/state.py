@@ -24,13 +24,13 @@ from ..sharding import zero_optimizer
 from ..sharding.shards import array_of, is_alike, is_relaid
 from ..sharding.shards import differences as place_differences
 from ..tensors import arrays
-from ..tensors.arrays import from_array, make_array, make_extension, to_array
+from ..tensors.arrays import from_array, make_array, make_extension, to_array, write_into, write_or_make
 from ..tensors.placement import is_dtensor, local
 from . import environment, naming
 from .compatibility import in_later_groups, mismatches, optimizer_differences
 from .extra_state import ExtraState, set_own
 from .fingerprint import Fingerprint, Mode, memory_of
-from .group_values import Groups, values_of
+from .group_values import Groups, is_plain, values_of
 from .plain_tensors import unwrapped
 
 Convert = Callable[[torch.Tensor], AnyArray]
@@ -234,7 +234,7 @@ class TorchState:
             parameter.grad = None
         self.use({name: self.parameters[name] for name in recorded} | self.parameters, len(recorded))
         for name in recorded:
-            _write(self.parameters[name], read(f"param/{name}"))
+            write_into(self.parameters[name], read(f"param/{name}"))
         for which, about in optimizers.items():
             self._compare_given(which, about.get("given", []))
             self.set_groups(which, about["params"], about["groups"])
@@ -254,7 +254,7 @@ class TorchState:
 
     def given_now(self, which: str) -> Groups:
         """The groups' plain values."""
-        return [{key: value for key, value in group.items() if _is_plain(value)} for group in self.hyper(which)]
+        return [{key: value for key, value in group.items() if is_plain(value)} for group in self.hyper(which)]
 
     def set_state(self, which: str, rest: dict[str, Any], read: Callable[[str, str], AnyArray | None]) -> None:
         """Set an optimizer's state: tensors into the existing ones where they fit, keys in the recorded order."""
@@ -274,7 +274,7 @@ class TorchState:
                     array = read(name, key)
                     assert array is not None
                     beside = parameter.device if parameter.device.type == device else torch.device(device)
-                    fresh[key] = _into(old.get(key), array, beside)
+                    fresh[key] = write_or_make(old.get(key), array, beside)
                 else:
                     fresh[key] = value
             if isinstance(old, dict) and parameter in optimizer.state:
@@ -371,37 +371,8 @@ def _state_array(which: str, name: str, key: str, value: torch.Tensor, parameter
     return convert(value)
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
 def _read_state(read: Callable[[str], AnyArray], prefix: str, name: str, key: str) -> AnyArray:
     return read(f"{prefix}{name}/{key}")
-
-
-def _write(target: torch.Tensor, array: AnyArray) -> None:
-    """Copy recorded values into a tensor, through `.data`: a parameter may require gradients."""
-    target.data.copy_(from_array(array))
-
-
-def _into(old: Any, array: AnyArray, device: torch.device) -> torch.Tensor:
-    """A state tensor with recorded values: the existing one where dtype, shape and strides fit, else a new one."""
-    value = from_array(array)
-    if (
-        isinstance(old, torch.Tensor)
-        and old.layout is value.layout
-        and old.dtype == value.dtype
-        and old.shape == value.shape
-        and old.device.type == device.type
-        and (value.layout is not torch.strided or old.stride() == value.stride())
-        and value.layout is torch.strided
-    ):
-        return old.copy_(value)
-    if device.type != "cpu":
-        return value.to(device)
-    return value.clone() if value.layout is torch.sparse_coo else value.clone(memory_format=torch.preserve_format)
 
 
 def _named(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Any]:

@@ -151,3 +151,26 @@ def make_extension(extension: Extension) -> Any:
     if extension.tag == "slice":
         return slice(*value)
     return extension
+
+
+def write_into(target: torch.Tensor, array: AnyArray) -> None:
+    """Copy recorded values into a tensor, through `.data`: a parameter may require gradients."""
+    target.data.copy_(from_array(array))
+
+
+def write_or_make(old: Any, array: AnyArray, device: torch.device) -> torch.Tensor:
+    """Return a tensor with recorded values: `old` if its dtype, shape and strides fit, else a new tensor on the device."""
+    value = from_array(array)
+    if (
+        isinstance(old, torch.Tensor)
+        and old.layout is value.layout
+        and old.dtype == value.dtype
+        and old.shape == value.shape
+        and old.device.type == device.type
+        and (value.layout is not torch.strided or old.stride() == value.stride())
+        and value.layout is torch.strided
+    ):
+        return old.copy_(value)
+    if device.type != "cpu":
+        return value.to(device)
+    return value.clone() if value.layout is torch.sparse_coo else value.clone(memory_format=torch.preserve_format)

@@ -21,8 +21,8 @@ from typing import Any
 from accelerate import Accelerator
 
 from ..optimizer import LoggedOptimizer
-from .position import TrainerPosition
 from .prepared import check_accelerate, plain_loader, plain_optimizer
+from .trainer_position import TrainerPosition
 
 __all__ = ["log_prepared"]
 

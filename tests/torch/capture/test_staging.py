@@ -24,7 +24,8 @@ from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import AnyArray, Array, DeviceArray, SparseArray, TensorSpec
 from tranlogs.checkpoints import Snapshot, SnapshotPool
 from tranlogs.log.layout import Layout, Payload
-from tranlogs_torch.capture.staging import Staging, StagingLimits
+from tranlogs_torch.capture.staging import Staging
+from tranlogs_torch.capture.staging_limits import StagingLimits
 from tranlogs_torch.loops import training_run
 from tranlogs_torch.tensors import arrays
 from tranlogs_torch.tensors.arrays import from_array, spec_of

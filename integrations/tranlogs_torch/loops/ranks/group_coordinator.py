@@ -1,8 +1,8 @@
-"""What a run does besides, when several processes train it together.
+"""The coordinator of a process among several that train one run.
 
-Under DistributedDataParallel gradients are equal on all ranks, so the log of a step is divided among them. Where parameters
-are sharded each rank logs its part. Checkpoints are taken by all at the same boundary. That is decided together: at the first
-step, and then at every tenth boundary or so, where all ranks stand at the same step. Between these nothing is said.
+Under DistributedDataParallel gradients are equal on all ranks, so the log of a step is divided among the ranks. If parameters
+are sharded, each rank logs its part. All ranks take checkpoints at the same boundary. They decide that together: at the
+first step, and then about every tenth boundary, where all ranks are at the same step. Between these they exchange no messages.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class GroupCoordinator:
     # What is recorded.
 
     def describe(self, environment: dict[str, Any]) -> None:
-        """Put what the sums depend on into the run's environment, and keep it up to date there."""
+        """Put what sums of gradients depend on into the run's environment."""
         self._division.environment = environment
         environment |= {"world": self.world, "backend": self._group.backend}
         self._sharding = describe_shards(self._state.parameters)  # those that only an optimizer knows are known by now
@@ -96,11 +96,11 @@ class GroupCoordinator:
             self._spans_all |= self._has_world_mesh()
 
     def _has_world_mesh(self) -> bool:
-        """Whether any parameter is sharded over all processes, which makes them step together."""
+        """Return True if a parameter is sharded over all processes, which makes them step together."""
         return any(len(mesh["ranks"]) == self.world for mesh in self._sharding.get("meshes", ()))
 
     def find_caveats(self) -> list[str]:
-        """What is not brought back.
+        """Return what is not recovered, one sentence each.
 
         Raises:
             UsageError: a communication hook makes a log of gradients wrong, or there is nothing to keep copies of.
@@ -147,7 +147,7 @@ class GroupCoordinator:
         self._join.start(on_leaving)
 
     def _is_lockstep(self) -> bool:
-        """Whether all ranks pass the same boundaries, so that they may wait for each other there."""
+        """Return True if all ranks pass the same boundaries, so that they may wait for each other there."""
         if any(reducer.is_joining for reducer in self._reducers):  # and then they need not be equal, either
             self._division.stop()
             return False
@@ -164,7 +164,7 @@ class GroupCoordinator:
         wanted: bool | None,
         read_digests: Callable[[], bytes],
     ) -> bool | None:
-        """Whether to take a checkpoint at this boundary; None for whatever the policy says.
+        """Return whether to take a checkpoint at this boundary; None if the policy decides.
 
         Args:
             journal: of this rank.
@@ -204,7 +204,7 @@ class GroupCoordinator:
         return is_taken
 
     def _is_time(self, step: int) -> bool:
-        """Whether all ranks ask each other at this step: from what all of them know."""
+        """Return True if all ranks ask each other at this step. The answer depends only on what all of them know."""
         since = step - self._taken_at
         is_time = step // _ASK_STEPS > self._asked_at // _ASK_STEPS or (self._every is not None and since >= self._every)
         return is_time or self._is_hurried
@@ -234,10 +234,10 @@ class GroupCoordinator:
         return True
 
     def exchange_backups(self, whole: dict[str, Any]) -> None:
-        """All tell what is their own; the next rank's goes into this one's checkpoint, in case that loses its disk.
+        """Keep the next rank's auxiliary state in this rank's checkpoint, in case that rank loses its disk. All must call it.
 
-        With copies it goes into the boundary, too, as into any other; that of `whole` is this one then. Where parameters are
-        sharded it would not bring a rank back: its part of them is nowhere else.
+        With copies=2 the auxiliary state is also part of each boundary, so it is added to `whole`. If parameters are sharded, a
+        backup would not help: the rank's part of the parameters is stored nowhere else.
         """
         if self._sharding:
             return
@@ -253,13 +253,13 @@ class GroupCoordinator:
     # Recovery.
 
     def require_same_settings(self, settings: dict[str, str]) -> None:
-        """Where ranks wait for each other they must do so at the same steps. All must call it; later calls say nothing.
+        """Refuse settings that differ between ranks, which wait for each other at the same steps. Later calls do nothing.
 
         Args:
-            settings: further ones that all must have, by name.
+            settings: further settings that must be equal, by name.
 
         Raises:
-            UsageError: they do not; it names which rank has what.
+            UsageError: they differ; the message names the ranks and their values.
         """
         if self._is_compared:
             return
@@ -289,10 +289,10 @@ class GroupCoordinator:
             )
 
     def require_same_start(self, identity: str, *, is_fresh: bool) -> None:
-        """All must start from the same. All ranks must call it.
+        """Refuse a fresh run whose ranks start from different weights. All must call it.
 
         Raises:
-            UsageError: they do not.
+            UsageError: they do.
         """
         said = self._group.gather({"identity": identity, "is_fresh": is_fresh})
         if all(one["is_fresh"] for one in said) and len({one["identity"] for one in said}) > 1:
@@ -323,7 +323,9 @@ class GroupCoordinator:
         return landing
 
     def restore_reducers(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:
-        """Make the reducers round as those of the run did; says where that cannot be. All ranks must call it.
+        """Make the reducers round as those of the run did. Return where that is impossible, one sentence each.
+
+        All ranks must call it.
 
         Args:
             body: the boundary that was landed on.
@@ -357,16 +359,15 @@ class GroupCoordinator:
         return {"past": extend_timeline_ids((), 0, self.all_gather(new_timeline_id())[0])}
 
     def all_gather(self, value: Any) -> list[Any]:
-        """The value of each, by rank. All must call it."""
+        """Return the value of each rank, by rank. All must call it."""
         return list(self._group.gather(value))
 
     def leave(self) -> None:
-        """This process says nothing to the others any more: they may be gone."""
+        """Stop exchanging messages: the other processes may have ended."""
         self._join.has_left = True
 
     def gather_caveats(self, doubts: list[str]) -> list[str]:
-        """What this rank cannot vouch for, and what others cannot: the run is exact on all or on none. All must call it, as the
-        last before training begins."""
+        """Return the caveats of all ranks: the run is exact on all ranks or on none. The last call before training begins."""
         said = enumerate(self._group.gather(doubts))
         self._group.begin()
         return doubts + [f"rank {rank}: {text}" for rank, texts in said for text in texts if text not in doubts]

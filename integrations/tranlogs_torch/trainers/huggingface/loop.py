@@ -25,8 +25,8 @@ from transformers import Trainer
 from tranlogs.base.errors import UsageError
 
 from ...optimizer import LoggedOptimizer
-from ..position import TrainerPosition
 from ..prepared import check_accelerate, plain_loader, plain_optimizer
+from ..trainer_position import TrainerPosition
 from . import private
 from .progress import Progress
 

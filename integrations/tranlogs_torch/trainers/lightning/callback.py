@@ -13,7 +13,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.training import RecoveryReport
 
 from ...optimizer import LoggedOptimizer
-from ..position import TrainerPosition
+from ..trainer_position import TrainerPosition
 from . import hooks, private
 from .base import TranLogsCallback
 from .progress import Progress
