@@ -103,7 +103,8 @@ class Lab:
         """Begin a job: the name of a function in `scenario`, or of another module and a function in it, and its arguments."""
         result = self._folder / f"job-{next(self._numbers)}"
         name = function if "." in function else f"scenario.{function}"
-        job = {"function": f"tests.keras.{name}", "arguments": arguments, "result": str(result)}
+        name = name if name.startswith("tests.") else f"tests.keras.{name}"
+        job = {"function": name, "arguments": arguments, "result": str(result)}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()

@@ -1,8 +1,13 @@
-"""tf.data pipelines: TensorFlow's own checkpoints of an iterator, and skipping where it has none.
+"""tf.data pipelines: TensorFlow's own checkpoints of an iterator, and skipping where these do not suffice.
 
-A checkpoint taken when prefetching has drained the epoch lacks the shuffle's seed generator (inputs that are exhausted are
-not saved), and the next epoch's order would be wrong. The state at the beginning of the pass has it: it is read into an
-iterator that is thrown away, after the other.
+All iterators of a dataset share the seed generator of its shuffle. A checkpoint of an iterator contains the generator,
+unless prefetching has drained the pass: inputs that are exhausted are not saved. Three kinds of pipelines follow:
+
+- An endless pipeline is never drained. Its checkpoint alone is exact.
+- A pipeline that ends and repeats nothing draws from the generator once a pass. The state at the beginning of the pass is
+  read into a second iterator, which is thrown away: it sets the generator, and nothing else.
+- A pipeline that ends and repeats a part draws from the generator in the middle of the pass. The state at the beginning of
+  the pass is read, and the batches up to the position are drawn again.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import tensorflow as tf
 from tranlogs.base.errors import UsageError
 
 from .source import Source
+from .tf_pipeline import is_endless, repeats
 
 _log = logging.getLogger("tranlogs")
 
@@ -27,10 +33,11 @@ Blob = dict[str, Any]  # files of a tf.train.Checkpoint
 
 
 class TFDatasetBatches(Source):
-    """See `Source`."""
+    """Source of the batches of a `tf.data.Dataset`."""
 
     def __init__(self, epoch_iterator: Any) -> None:
         self._iterator = epoch_iterator
+        self._is_endless, self._redraws = _kind_of(epoch_iterator._get_iterator)
         self._batches: Any = None
         self._begun: Blob | None = None  # of the present pass
         self._opened = 0  # iterators of this dataset that were opened over the whole run
@@ -44,11 +51,13 @@ class TFDatasetBatches(Source):
             return self._opened_anew(seen)
         dataset = self._iterator._get_iterator()
         self._batches = iter(dataset)
+        if self._redraws and self._begun is not None:
+            kept = None
         blob, taken = kept or (self._begun, 0)
         taken = min(taken, seen)
         assert blob is not None
         _read(self._batches, blob)
-        if kept is not None and self._begun is not None:
+        if kept is not None and self._begun is not None and not self._is_endless:
             _read(iter(dataset), self._begun)
         self._here = self._opened
         _skip(self._batches, seen - taken)
@@ -106,6 +115,17 @@ class TFDatasetBatches(Source):
         except (tf.errors.OpError, ValueError, NotImplementedError, AttributeError):
             self._is_storable = False  # stateful functions, generators, replicas: skip from the beginning of the pass
         return None
+
+
+def _kind_of(get: Any) -> tuple[bool, bool]:
+    """Return whether the dataset is endless, and whether it ends and repeats a part."""
+    try:
+        dataset = get()
+        ends = not is_endless(dataset)
+        return not ends, ends and repeats(dataset)
+    except Exception as error:  # a distributed dataset, or another inside of TensorFlow
+        _log.debug("the dataset could not be looked into: %s", error)
+        return False, False
 
 
 def _read(iterator: Any, blob: Blob) -> None:

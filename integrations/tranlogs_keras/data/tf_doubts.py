@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from .tf_pipeline import allows_any_order, has_unseeded_shuffle, reshuffling
+
 _log = logging.getLogger("tranlogs")
 
 _PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
@@ -34,6 +36,18 @@ _PARALLEL = (
     "a map of the dataset draws random numbers in parallel (num_parallel_calls), which TensorFlow itself does not repeat from "
     "one run to the next. Leave num_parallel_calls out, or use stateless operations"
 )
+_UNSEEDED = (
+    "a shuffle of the dataset has no seed: after a resume the order of later epochs is another one than an uninterrupted run "
+    "would have drawn. Give shuffle(seed=...), or call keras.utils.set_random_seed before the dataset is made"
+)
+_SEVERAL = (
+    "the dataset shuffles in several places, and TensorFlow's checkpoint of its iterator does not bring all of them back in "
+    "every case: after a resume the order may be another one. Use one shuffle, or reshuffle_each_iteration=False"
+)
+_UNORDERED = (
+    "the dataset allows TensorFlow to give elements in the order in which they become ready (deterministic=False), which "
+    "TensorFlow does not repeat from one run to the next. Leave deterministic=False out"
+)
 
 
 def doubts_about(dataset: Any) -> list[str]:
@@ -47,6 +61,13 @@ def doubts_about(dataset: Any) -> list[str]:
                 found[_CALLS] = None
             if "Parallel" in name and kinds & _RANDOM:
                 found[_PARALLEL] = None
+        if has_unseeded_shuffle(dataset):
+            found[_UNSEEDED] = None
+        in_functions = any("Shuffle" in kind for _, kinds in _functions(dataset) for kind in kinds if "Dataset" in kind)
+        if len(reshuffling(dataset)) + in_functions > 1:
+            found[_SEVERAL] = None
+        if allows_any_order(dataset):
+            found[_UNORDERED] = None
     except Exception as error:  # TensorFlow's inside
         _log.debug("the dataset could not be looked into: %s", error)
     return list(found)
