@@ -117,17 +117,12 @@ def find_fit(model: Any) -> tuple[EpochIterator, CallbackList, int]:
 
 def last_logs(model: Any) -> dict[str, float] | None:
     """Return what the last train step of the running `model.fit` reported; None if that is not a dict of numbers."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            logs = frame.f_locals.get("logs")
-            break
-        frame = frame.f_back  # type: ignore[assignment]
-    else:
-        return None
+    frame: Any = sys._getframe()
+    while frame is not None and not (frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model):
+        frame = frame.f_back
     try:
-        return {str(name): float(value) for name, value in logs.items()}
-    except (AttributeError, TypeError, ValueError):
+        return {str(name): float(value) for name, value in frame.f_locals["logs"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
 
