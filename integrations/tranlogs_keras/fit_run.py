@@ -313,9 +313,14 @@ class FitRun:
     def install(self) -> None:
         """Stand between Keras and the model."""
         self.backend.tap(self.model, self.steps, splits=self._splits)
-        # An epoch that is resumed after its last batch takes no step: Keras would report no metrics at all for it.
-        get = type(self.model)._get_metrics_result_or_logs
-        self.model._get_metrics_result_or_logs = lambda logs: get(self.model, logs) if logs else self.model.get_metrics_result()
+        self.model._get_metrics_result_or_logs = self._epoch_logs
+
+    def _epoch_logs(self, logs: Any) -> Any:
+        """An epoch that is resumed after its last batch takes no step: its logs are those of the boundary."""
+        model = self.model
+        if not logs and self._landed is not None:
+            logs = self.state.body.pop("logs", None)
+        return type(model)._get_metrics_result_or_logs(model, logs) if logs else model.get_metrics_result()
 
     def restore_siblings(self) -> None:
         """After the other callbacks' `on_train_begin`, which has reset them."""
@@ -447,6 +452,7 @@ class FitRun:
             "metrics": look.metrics,
             "log": self.state.log,
             "has_stopped": has_stopped,
+            "logs": private.last_logs(self.model) if private.has_own_train_step(self.model) else None,
             "seed": parts.of("seed", self.seed),
             "data": parts.of("data", self._data),
             "identity": parts.of("identity", self._identity),

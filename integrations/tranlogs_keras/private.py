@@ -46,6 +46,7 @@ __all__ = [
     "global_seed_state",
     "has_own_train_step",
     "is_built",
+    "last_logs",
     "layers_of",
     "layers_within",
     "learning_rate_of",
@@ -113,6 +114,17 @@ def find_fit(model: Any) -> tuple[EpochIterator, CallbackList, int]:
             return local["epoch_iterator"], local["callbacks"], local["epochs"]
         frame = frame.f_back  # type: ignore[assignment]
     raise UsageError("TranLogsCallback works inside model.fit(callbacks=[...]) of a Keras model; no such call is running")
+
+
+def last_logs(model: Any) -> dict[str, float] | None:
+    """Return what the last train step of the running `model.fit` reported; None if that is not a dict of numbers."""
+    frame: Any = sys._getframe()
+    while frame is not None and not (frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model):
+        frame = frame.f_back
+    try:
+        return {str(name): float(value) for name, value in frame.f_locals["logs"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
 
 
 def symbolic_build(model: Any, specs: Any) -> None:

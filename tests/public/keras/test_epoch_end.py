@@ -1,0 +1,16 @@
+"""The logs of an epoch that is resumed at its end are those that the train_step had reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.keras.lab import Lab
+from tests.public.keras.proof import prove_exact
+
+
+@pytest.mark.crash
+def test_names_of_a_train_step_survive_a_kill_at_the_end_of_an_epoch(tensorflow: Lab, tmp_path: Path) -> None:
+    found = prove_exact(tensorflow, "tests.public.keras.epoch_end.named", tmp_path, [["epoch-end", 2], ["epoch-end", 1]])
+    assert set(found["history"]) == {"my_loss", "learning_rate"}
