@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.public.keras.proof import Kill, outcome
+from tests.public.keras.killed import Kill, outcome
 from tranlogs_keras import TranLogsCallback
 
 
