@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
 
 from tranlogs.base.errors import UnencodableState
-from tranlogs.base.types import Extension
 from tranlogs.records import tree
 
 from ..backends.arrays import adapt
 from .callbacks import packed, unpacked
 from .fingerprint import digest
-
-_GENERATORS = ("numpy.Generator", "numpy.RandomState", "random.Random")
+from .stateful_values import content_of, is_content, set_content
 
 
 class Attributes:
@@ -61,23 +58,12 @@ def _mark(value: Any) -> Any:
 
 
 def _stored(value: Any) -> Any:
-    if isinstance(value, np.random.Generator):
-        return Extension("numpy.Generator", value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return Extension("numpy.RandomState", value.get_state(legacy=True))
-    if isinstance(value, random.Random):
-        return Extension("random.Random", value.getstate())
-    return packed(value)
+    content = content_of(value)
+    return packed(value) if content is None else content
 
 
 def _restore(thing: Any, name: str, value: Any) -> None:
-    if not isinstance(value, Extension) or value.tag not in _GENERATORS:
+    if not is_content(value):
         setattr(thing, name, unpacked(value))
-        return
-    generator = getattr(thing, name)
-    if value.tag == "numpy.Generator":
-        generator.bit_generator.state = value.value
-    elif value.tag == "numpy.RandomState":
-        generator.set_state(value.value)
     else:
-        generator.setstate(value.value)
+        set_content(thing, name, value)

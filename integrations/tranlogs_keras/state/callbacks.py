@@ -20,6 +20,7 @@ from tranlogs.records import tree
 
 from ..backends.arrays import adapt
 from .fingerprint import digest
+from .stateful_values import content_of, is_content, set_content
 
 _KERAS_OWN = {"_model", "params", "validation_data", "model"}
 _SKIPPED = (keras.callbacks.ProgbarLogger,)
@@ -53,6 +54,10 @@ class CallbackStates:
         self._named = _named(callbacks)
         self._given = {
             name: {key: _digest(value) if _is_heavy(value) else _encoded(value) for key, value in _plain(callback).items()}
+            for name, callback in self._named.items()
+        }
+        self._inside = {  # of objects that cannot be stored as a whole: what shows that they have changed
+            name: {key: _inside(value) for key, value in _plain(callback).items() if self._given[name][key] is None}
             for name, callback in self._named.items()
         }
         self._packed: dict[tuple[str, str], tuple[Any, Any]] = {}  # digest or encoding, and what was packed
@@ -107,7 +112,9 @@ class CallbackStates:
         given, is_carried = self._given[name], key in self._carried.get(name, ())
         mark = _digest(value) if _is_heavy(value) else _encoded(value)
         if mark is None:
-            self.lost |= {f"{name}.{key}"} if given.get(key) is not None or _may_be_state(value) else set()
+            inside = self._inside.get(name, {}).get(key)
+            is_changed = given.get(key) is not None or _may_be_state(value) or (inside is not None and _inside(value) != inside)
+            self.lost |= {f"{name}.{key}"} if is_changed else set()
             return _SAME
         if mark == given.get(key) and not is_carried:
             return _SAME
@@ -123,6 +130,10 @@ class CallbackStates:
             if callback is None:
                 continue
             for key, value in attributes.items():
+                if is_content(value):
+                    if not set_content(callback, key, value):
+                        self.lost.add(f"{name}.{key}")
+                    continue
                 packed_value, value = value, unpacked(value)
                 if _is_heavy(value):
                     self._packed[name, key] = _digest(value), packed_value
@@ -172,20 +183,28 @@ def is_as_before(value: Any, copy: Any) -> bool:
 
 def packed(value: Any) -> Any:
     """A value with its long lists of floats as arrays, which boundaries share until they change; functions by name."""
+    content = content_of(value)
+    if content is not None:
+        return content
     name = _function_name(value)
     if name is not None:
         return Extension("function", name)
     if isinstance(value, np.ndarray):
         return value.copy()  # it may be written to before it is in the log
     if isinstance(value, dict):
-        return {key: packed(item) for key, item in value.items()}
+        return {key: _packed_item(item) for key, item in value.items()}
     if isinstance(value, deque):
-        return Extension("deque", {"items": [packed(item) for item in value], "maxlen": value.maxlen})
+        return Extension("deque", {"items": [_packed_item(item) for item in value], "maxlen": value.maxlen})
     if isinstance(value, (set, frozenset)):
         return Extension(type(value).__name__, sorted(map(packed, value), key=repr))
     if isinstance(value, list) and len(value) > 8 and all(type(item) is float for item in value):
         return Extension("floats", np.array(value, np.float64))
-    return [packed(item) for item in value] if isinstance(value, list) else value
+    return [_packed_item(item) for item in value] if isinstance(value, list) else value
+
+
+def _packed_item(value: Any) -> Any:
+    """An item of a container. Generators and variables are set in place, which is possible for attributes alone."""
+    return value if content_of(value) is not None else packed(value)
 
 
 def unpacked(value: Any) -> Any:
@@ -228,7 +247,14 @@ def _has_hook(callback: Any, *names: str) -> bool:
 
 
 def _plain(callback: Any) -> dict[str, Any]:
-    return {key: value for key, value in vars(callback).items() if key not in _KERAS_OWN}
+    """Attributes that may be state of the callback's own; variables of the model come back with the model."""
+    model = vars(callback).get("_model")
+    of_model = {id(variable) for variable in model.variables} if model is not None and _holds_variables(callback) else set()
+    return {key: value for key, value in vars(callback).items() if key not in _KERAS_OWN and id(value) not in of_model}
+
+
+def _holds_variables(callback: Any) -> bool:
+    return any(isinstance(value, keras.Variable) for value in vars(callback).values())
 
 
 def _encoded(value: Any) -> bytes | None:
@@ -237,6 +263,14 @@ def _encoded(value: Any) -> bytes | None:
         return tree.encode(packed(value), adapt=adapt)
     except (UnencodableState, RecursionError, TypeError):  # an item that is no part of a set, when it is packed
         return None
+
+
+def _inside(value: Any) -> bytes | None:
+    """Return the bytes of an object's own attributes that can be stored; None of a function, a class, or a part of Keras."""
+    if callable(value) or isinstance(value, (type, keras.Model, keras.optimizers.Optimizer)) or not hasattr(value, "__dict__"):
+        return None
+    marks = {name: _encoded(item) for name, item in vars(value).items()}
+    return tree.encode({name: mark for name, mark in marks.items() if mark is not None})
 
 
 def _function_name(value: Any) -> str | None:

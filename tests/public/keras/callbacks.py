@@ -1,0 +1,62 @@
+"""Callbacks of a script's own that keep a random generator, variables, and an object that nothing can store."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests.public.keras.killed import Kill, outcome
+from tranlogs_keras import TranLogsCallback
+
+
+class Noise(keras.callbacks.Callback):
+    """Adds noise to a weight behind each epoch, less each time, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(3)
+        self.legacy = np.random.RandomState(3)
+        self.python = random.Random(3)
+        self.seeds = keras.random.SeedGenerator(3)
+        self.scale = keras.Variable(0.1)
+        self.drawn: list[float] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        kernel = self.model.layers[0].kernel
+        noise = self.rng.normal(size=kernel.shape) + self.legacy.normal() + self.python.random()
+        noise = noise + keras.ops.convert_to_numpy(keras.random.normal((1,), seed=self.seeds))
+        kernel.assign_add(self.scale * noise.astype("float32"))
+        self.scale.assign(self.scale / 2)
+        self.drawn.append(float(noise.sum()))
+
+
+class Meter:
+    """Counts; a lock in it keeps anybody from storing it."""
+
+    def __init__(self) -> None:
+        self.count, self.lock = 0, iter(())
+
+
+class Counting(keras.callbacks.Callback):
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.meter, self._counts = Meter(), counts
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.meter.count += self._counts
+
+
+def train(run: str, die: list[Any] | None, counts: bool | None = None) -> dict[str, Any]:
+    """Train with a callback of the one or of the other kind."""
+    keras.utils.set_random_seed(1)
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), loss="mse")
+    callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False)
+    other = Noise() if counts is None else Counting(counts=counts)
+    history = model.fit(x, x[:, :1], batch_size=8, epochs=5, verbose=0, callbacks=[callback, Kill(die), other])
+    others = {"drawn": other.drawn} if isinstance(other, Noise) else {}
+    return outcome(model, callback, history, **others)
