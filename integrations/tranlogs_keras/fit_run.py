@@ -30,7 +30,7 @@ from .backends import arrays, make_backend
 from .backends.arrays import Values
 from .building import LateOptimizers, build_as_recorded, build_for_fit
 from .capture.steps import StepCapture
-from .data import Cursor, Position, describe_data, make_source, other_data
+from .data import Cursor, Position, describe_data, doubt_about_validation, make_source, other_data
 from .identity import FinishedFits, changed_rates, check_identity, compare_identities, describe_identity
 from .replay.replayable_state import ReplayableState
 from .replay.untouched_state import UntouchedState
@@ -134,6 +134,9 @@ class FitRun:
             doubt=self._live_report.warn,
             strategy=self.backend.strategy_of(model),
         )
+        validation_doubt = doubt_about_validation(*private.validation_of(model))
+        if validation_doubt is not None:
+            self._live_report.warn(validation_doubt, False)
         self.steps = StepCapture(self.state, self.journal, self._expects, self._give_up, self._found_late)
         self._plan_looks()
         self._data = describe_data(self._iterator.data_adapter, self.source)

@@ -58,6 +58,7 @@ __all__ = [
     "trained_by",
     "tree",
     "undecayed",
+    "validation_of",
     "weight_layout",
     "write_weights",
 ]
@@ -116,15 +117,26 @@ def find_fit(model: Any) -> tuple[EpochIterator, CallbackList, int]:
     raise UsageError("TranLogsCallback works inside model.fit(callbacks=[...]) of a Keras model; no such call is running")
 
 
-def last_logs(model: Any) -> dict[str, float] | None:
-    """Return what the last train step of the running `model.fit` reported; None if that is not a dict of numbers."""
+def _locals_of_fit(model: Any) -> dict[str, Any]:
+    """Return the local variables of the running `model.fit`; none if there is no such call."""
     frame: Any = sys._getframe()
     while frame is not None and not (frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model):
         frame = frame.f_back
+    return {} if frame is None else frame.f_locals
+
+
+def last_logs(model: Any) -> dict[str, float] | None:
+    """Return what the last train step of the running `model.fit` reported; None if that is not a dict of numbers."""
     try:
-        return {str(name): float(value) for name, value in frame.f_locals["logs"].items()}
+        return {str(name): float(value) for name, value in _locals_of_fit(model)["logs"].items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
+
+
+def validation_of(model: Any) -> tuple[Any, int | None]:
+    """Return `validation_data` and `validation_steps` of the running `model.fit`."""
+    found = _locals_of_fit(model)
+    return found.get("validation_data"), found.get("validation_steps")
 
 
 def symbolic_build(model: Any, specs: Any) -> None:
