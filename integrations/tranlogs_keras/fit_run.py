@@ -6,7 +6,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ class FitRun:
         validation_doubt = doubt_about_validation(*private.validation_of(model))
         if validation_doubt is not None:
             self._live_report.warn(validation_doubt, False)
-        self.steps = StepCapture(self.state, self.journal, self._expects, self._give_up, self._found_late)
+        self.steps = StepCapture(self.state, self.journal, self._expects, self._give_up, self._found_late, self._found_random)
         self._plan_looks()
         self._data = describe_data(self._iterator.data_adapter, self.source)
         self._earlier: list[dict[str, Any]] = []  # histories of the run's fits before this one
@@ -485,6 +485,15 @@ class FitRun:
         _log.warning("%s: weights are logged from step %d on, not gradients: %s", self.run, self.journal.step + 1, why)
         self._log_weights()
         self._wants_checkpoint = True
+
+    def _found_random(self, names: Sequence[str]) -> None:
+        """Report random numbers of the train step that do not come back."""
+        text = (
+            f"the train step draws random numbers by tf.random ({', '.join(names)}), whose state nobody can read: they are "
+            "others after a resume. Draw them by keras.random with a keras.random.SeedGenerator"
+        )
+        if text not in self._live_report.texts:
+            self._live_report.warn(text, False)
 
     def _found_late(self, name: str) -> None:
         """Report a write that may have been made some batches before it was found: the log has it, but not in its place."""

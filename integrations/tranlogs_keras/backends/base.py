@@ -84,6 +84,10 @@ class Watcher(Protocol):
         """A whole step was taken (`splits=False`)."""
         ...
 
+    def saw_random_operations(self, names: Sequence[str]) -> None:
+        """The train step draws random numbers by operations whose state nobody can read."""
+        ...
+
 
 class Backend(ABC):
     """One fit's dealings with a backend. `tap` puts it between Keras and the model, `release` takes it away.
@@ -254,6 +258,8 @@ class Tap(ABC):
         self._replaced: list[tuple[Any, str]] = []
         if splits:
             self._put_between()
+        else:
+            self._put_around()
         with OneStep(model):
             model.make_train_function(force=True)
         self._one = model.train_function
@@ -262,6 +268,9 @@ class Tap(ABC):
     @abstractmethod
     def _put_between(self) -> None:
         """Before Keras makes the function of one step, which is to be split."""
+
+    def _put_around(self) -> None:  # noqa: B027
+        """Before Keras makes the function of one step, which stays whole."""
 
     def _replace(self, owner: Any, name: str, method: Any) -> None:
         """A method of ours in place of the class's own, until `release`."""

@@ -16,6 +16,7 @@ from tranlogs.base.types import AnyArray, SparseArray
 from ..private import trained_by
 from .arrays import Values, from_array, to_array
 from .base import Backend, Gradients, HostViews, OneStep, Tap, Watcher, check_one_update
+from .tensorflow_random import RANDOM_OPERATIONS, operations_of
 
 _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
 _APART = {"_noinline": True}  # of a function: what calls it is optimized without it, and it without what calls it
@@ -195,6 +196,22 @@ class TensorFlowTap(Tap):
         self._replace(self._optimizer, "apply", self._take)
         self._replace(self._model, "train_step", self._train_step)
 
+    def _put_around(self) -> None:
+        if "train_step" not in vars(self._model):  # one that the script has set stays, and is not looked into
+            self._replace(self._model, "train_step", self._whole_train_step)
+
+    def _whole_train_step(self, data: Any) -> Any:
+        logs = type(self._model).train_step(self._model, data)
+        self._note_random_operations()
+        return logs
+
+    def _note_random_operations(self) -> None:
+        """Look for them in the train step that is being traced."""
+        if tf.inside_function():
+            found = operations_of(tf.compat.v1.get_default_graph()) & RANDOM_OPERATIONS
+            if found:
+                self._watcher.saw_random_operations(sorted(found))
+
     def _take(self, grads: Any, trainable_variables: Any = None) -> None:
         if self._stash is None:  # somebody else's update
             type(self._optimizer).apply(self._optimizer, grads, trainable_variables)
@@ -215,6 +232,7 @@ class TensorFlowTap(Tap):
         finally:
             self._stash = None
         check_one_update(len(found))
+        self._note_random_operations()
         return {"logs": logs, "gradients": found[0]}
 
     def _steps(self, iterator: Any) -> Any:

@@ -54,9 +54,10 @@ class StepCapture:
         expects: Callable[[], bool],
         give_up: Callable[[str], None],
         on_late: Callable[[str], None],
+        on_random: Callable[[Sequence[str]], None],
     ) -> None:
         self.state, self.backend, self.journal, self._give_up = state, state.backend, journal, give_up
-        self._expects, self._on_late = expects, on_late
+        self._expects, self._on_late, self._on_random = expects, on_late, on_random
         self.steps_since_boundary = 0
         self.looks_before_steps = self.looks_behind_steps = True
         self._looks, self._look_seconds = ScanSchedule(), 0.0  # the fastest look so far
@@ -117,6 +118,9 @@ class StepCapture:
 
     def reads(self) -> Sequence[Any]:
         return self.state.plan.reads
+
+    def saw_random_operations(self, names: Sequence[str]) -> None:
+        self._on_random(names)
 
     def drop_step(self) -> None:
         self._before = []

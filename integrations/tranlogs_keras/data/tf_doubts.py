@@ -6,23 +6,13 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from ..backends.tensorflow_random import RANDOM_OPERATIONS, operations_of
 from .tf_pipeline import Stages
 
 _log = logging.getLogger("tranlogs")
 
 _PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
 _WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "RngReadAndSkip"}
-_RANDOM = {
-    "RandomUniform",
-    "RandomUniformInt",
-    "RandomStandardNormal",
-    "TruncatedNormal",
-    "RandomShuffle",
-    "Multinomial",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "ParameterizedTruncatedNormal",
-}
 
 _VARIABLES = (
     "a map of the dataset writes variables, such as the seed of a Keras layer that augments: they are not brought back, and a "
@@ -64,7 +54,7 @@ def doubts_about(dataset: Any, stages: Stages) -> list[str]:
                 found[_VARIABLES] = None
             if "Map" in name and "FlatMap" not in name and kinds & _PYTHON:  # a flat map: from_generator
                 found[_CALLS] = None
-            if "Parallel" in name and kinds & _RANDOM:
+            if "Parallel" in name and kinds & RANDOM_OPERATIONS:
                 found[_PARALLEL] = None
     except Exception as error:  # TensorFlow's inside
         _log.debug("the dataset could not be looked into: %s", error)
@@ -74,8 +64,6 @@ def doubts_about(dataset: Any, stages: Stages) -> list[str]:
 def _functions(dataset: Any) -> Iterator[tuple[str, set[str]]]:
     """Of each function in the pipeline the class of its dataset, and the operations in it."""
     for function in dataset._functions():
-        graph = function.function.graph.as_graph_def()
-        inner = (node.op for called in graph.library.function for node in called.node_def)
-        yield type(dataset).__name__, {node.op for node in graph.node} | set(inner)
+        yield type(dataset).__name__, operations_of(function.function.graph)
     for source in dataset._inputs():
         yield from _functions(source)

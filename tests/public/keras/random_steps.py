@@ -1,0 +1,43 @@
+"""An autoencoder that draws its noise by tf.random, as many examples do, or by keras.random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.public.keras.killed import Kill, outcome
+from tranlogs_keras import TranLogsCallback
+
+
+class Sampling(keras.layers.Layer):
+    """Adds noise by the operation that it is given."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.seeds = kind, keras.random.SeedGenerator(3)
+
+    def call(self, inputs: Any) -> Any:
+        if self.kind == "keras":
+            return inputs + keras.random.normal(keras.ops.shape(inputs), seed=self.seeds)
+        if self.kind == "function":
+            return inputs + noise(inputs)
+        return inputs + tf.random.normal(tf.shape(inputs))
+
+
+@tf.function
+def noise(inputs: Any) -> Any:
+    return tf.random.uniform(tf.shape(inputs))
+
+
+def train(run: str, die: list[Any] | None, kind: str, log: str) -> dict[str, Any]:
+    """Train; `log` is that of the callback."""
+    keras.utils.set_random_seed(1)
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Sampling(kind), keras.layers.Dense(4)])
+    model.compile(keras.optimizers.Adam(0.01), loss="mse")
+    callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False, log=log)
+    history = model.fit(x, x, batch_size=8, epochs=3, verbose=0, callbacks=[callback, Kill(die)])
+    return outcome(model, callback, history)

@@ -1,0 +1,28 @@
+"""Random numbers that TensorFlow's runtime draws in a train step cannot come back, and are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.keras.lab import Lab
+from tests.public.keras.proof import prove_exact, run_killed
+
+SCRIPT = "tests.public.keras.random_steps.train"
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(("kind", "name"), [("layer", "RandomStandardNormal"), ("function", "RandomUniform")])
+@pytest.mark.parametrize("log", ["gradients", "weights"])
+def test_random_numbers_of_the_runtime_are_named(kind: str, name: str, log: str, tensorflow: Lab, tmp_path: Path) -> None:
+    right, resumed = run_killed(tensorflow, SCRIPT, tmp_path, [["batch", 8]], kind=kind, log=log)
+    assert right["state"] != resumed["state"]
+    for found in (right, resumed):
+        assert any(f"by tf.random ({name})" in note for note in found["notes"]), found["notes"]
+    assert resumed["exact"] is None
+
+
+@pytest.mark.crash
+def test_random_numbers_of_keras_come_back(tensorflow: Lab, tmp_path: Path) -> None:
+    prove_exact(tensorflow, SCRIPT, tmp_path, [["batch", 8]], kind="keras", log="gradients")
