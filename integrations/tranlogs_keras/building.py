@@ -110,7 +110,7 @@ def _rehearse(model: Any, backend: Backend, epoch_iterator: Any) -> None:
         values = [value.copy() for value in backend.values_of(variables)]
         numbers, attributes = rng.get_rng(backend), _plain_attributes(model)
         try:
-            model.train_step(backend.to_batch(_batch(epoch_iterator.data_adapter)))
+            model.train_step(private.tree.map_structure(keras.ops.convert_to_tensor, _batch(epoch_iterator.data_adapter)))
         finally:
             for variable, value in zip(variables, values, strict=True):
                 backend.assign(variable, value)

@@ -12,12 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, overload
 
-import keras
-
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray, Bytes
 
-from .. import private
 from .arrays import Values, flat_bytes
 
 Gradients = Sequence[Any]  # a backend's own tensors, None where a variable got no gradient
@@ -167,10 +164,6 @@ class Backend(ABC):
     def trace_step(self, model: Any, epoch_iterator: Any) -> bool:
         """Run `train_step` without computing anything, to make what it makes; False where only a real step tells."""
         return False
-
-    def to_batch(self, batch: Any) -> Any:
-        """Return a batch of arrays as `train_step` takes it."""
-        return private.tree.map_structure(keras.ops.convert_to_tensor, batch)
 
     # Steps.
 
