@@ -53,6 +53,7 @@ __all__ = [
     "leave_undecayed",
     "make_global_seed",
     "own_non_trainable",
+    "recurrent_states",
     "symbolic_build",
     "tensors_of",
     "trained_by",
@@ -169,6 +170,16 @@ def own_non_trainable(model: Any) -> set[int]:
         found |= {id(v) for v in layer._non_trainable_variables}
         found |= {id(generator.state) for generator in layer._seed_generators}
     return found
+
+
+def recurrent_states(model: Any) -> list[Any]:
+    """Return the variables in which stateful recurrent layers carry their state from batch to batch.
+
+    Keras does not count them among the model's variables, so that no file of weights has them.
+    """
+    stateful = (layer for layer in model._flatten_layers() if getattr(layer, "stateful", False))
+    found = (state for layer in stateful for state in tree.flatten(getattr(layer, "states", None) or []))
+    return [state for state in found if isinstance(state, keras.Variable)]
 
 
 def global_seed_state() -> Any:

@@ -70,8 +70,9 @@ class Variables:
         self.optimizers = optimizers_of(model)
         trained = private.trained_by(model.optimizer)
         ids = set(map(id, trained))
-        rest = [v for v in _unique(model.variables) if id(v) not in ids]
-        own = set() if self.is_whole else private.own_non_trainable(model)
+        states = self._recurrent_states()
+        rest = [v for v in _unique([*model.variables, *states]) if id(v) not in ids]
+        own = set() if self.is_whole else private.own_non_trainable(model) | set(map(id, states))
         names = _Names()
         self.trained = list(self._slots("param", trained, names))
         self.others = [slot for v in rest for slot in self._slots("param", [v], names)]
@@ -86,6 +87,10 @@ class Variables:
         metrics = [v for v in model.metrics_variables if id(v) not in known]
         self.metrics = list(self._slots("metric", _unique(metrics), names))
         self._count = self._counted()
+
+    def _recurrent_states(self) -> list[Any]:
+        """JAX computes a step without side effects, so that no step writes such a state there."""
+        return [] if self.backend.name == "jax" else private.recurrent_states(self.model)
 
     def _slots(self, prefix: str, variables: Iterable[Any], names: _Names) -> Iterator[Slot]:
         for variable in variables:
