@@ -21,6 +21,7 @@ from tranlogs.training import FixedCache
 
 from ..data.generators import generators_in, trackable
 from ..data.lasting_states import LastingStates
+from ..data.other_loaders import advice_for_other_loader
 from ..data.position import LoaderPosition
 from ..data.rng import KeptRng, get_rng, set_rng
 from ..tensors import arrays
@@ -90,6 +91,8 @@ class Auxiliary:
         if name in self.tracked and self.tracked[name] is not thing:
             raise UsageError(f"track({name}=...): another object is tracked under this name already")
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            if (advice := advice_for_other_loader(thing)) is not None:
+                raise UsageError(f"track({name}=...): {advice}")
             raise UsageError(f"track({name}=...): a {type(thing).__name__} has no state_dict and load_state_dict")
         content = thing.state_dict()
         tree.encode(content, path=f"track[{name!r}]", adapt=arrays.adapt)
@@ -118,6 +121,8 @@ class Auxiliary:
         for position in self.loaders.values():
             if position.stands_for(loader):
                 return position
+        if not isinstance(loader, DataLoader):
+            raise UsageError(advice_for_other_loader(loader) or f"{type(loader).__name__} is no torch.utils.data.DataLoader")
         if name in self.loaders:
             name = f"{name}{len(self.loaders)}"
         position = self.loaders[name] = kind(loader, self._on_boundary, self._on_open, self._on_doubt, self._worker_seeds)
