@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 
 def advice_for_other_loader(thing: Any) -> str | None:
-    """Return what to write in place of a loader that is no torch DataLoader; None for what cannot be iterated over."""
+    """Return what to write in place of a loader that is no torch DataLoader; None for what is no loader."""
     kind = f"{type(thing).__module__.partition('.')[0]}'s {type(thing).__name__}"
     attributes = vars(thing) if hasattr(thing, "__dict__") else {}
     inner = next((name for name, value in attributes.items() if isinstance(value, DataLoader)), None)
@@ -17,7 +17,7 @@ def advice_for_other_loader(thing: Any) -> str | None:
             f"{kind} is no torch DataLoader. It iterates over the one in its attribute {inner!r}: take the batches from that "
             f"one, optimizer.batches(loader.{inner}, until=N), and prepare them in the body of the loop"
         )
-    if hasattr(thing, "__iter__") or hasattr(thing, "__getitem__"):
+    if hasattr(thing, "__iter__") and ("dataset" in attributes or "Loader" in type(thing).__name__):
         return (
             f"{kind} is no torch DataLoader, so that its position cannot be brought back. Make a torch.utils.data.DataLoader "
             "of its dataset for optimizer.batches(loader, until=N); or take the steps from optimizer.steps(until=N), and bring "
