@@ -37,8 +37,8 @@ from .replay.untouched_state import UntouchedState
 from .settings import Settings
 from .state import environment, rng
 from .state.architecture import compare_models, describe_model
+from .state.boundary_parts import Parts, found_under
 from .state.callbacks import CallbackStates
-from .state.parts import Parts, found_under
 from .state.plan import Look
 from .state.state import plain_attributes
 from .state.variables import Variables

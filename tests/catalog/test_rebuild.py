@@ -11,8 +11,8 @@ from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import CorruptCatalog
 from tranlogs.catalog import CATALOG_NAME, Catalog, CommonRow, Incident
 from tranlogs.log.record import HEAD
-from tranlogs.rebuild import rebuild_catalog
-from tranlogs.recovery.facts import CatalogContents, read_catalog, read_facts
+from tranlogs.rebuild_catalog import rebuild_catalog
+from tranlogs.recovery.journal_facts import CatalogContents, read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.retention.prune import retire
 from tranlogs.verify import Problem

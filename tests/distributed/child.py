@@ -289,7 +289,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         optimizer = with_plain_loops(inner)
     else:
         from tranlogs_torch import LoggedOptimizer
-        from tranlogs_torch.distributed import notes, startup
+        from tranlogs_torch.distributed import group_messages, startup
 
         if "store" in name:
             embedded.LAG_SECONDS = 0.1
@@ -298,7 +298,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             options |= {} if dist_rank() == 0 else {"checkpoint_every": 1000, "durability": "machine"}
         if name == "without one":  # it only evaluates, or so
             startup.MISSING_SECONDS_WARNED, startup.MISSING_SECONDS_MAX = 1.0, 3.0
-            notes.Board.seconds_max = 3.0  # type: ignore[assignment, method-assign]
+            group_messages.Board.seconds_max = 3.0  # type: ignore[assignment, method-assign]
             wait_until(lambda: dist_rank() == 0)
         if "sample" in name:
             options["fingerprint"] = "sample"

@@ -16,7 +16,7 @@ from tests.distributed.test_world import crash, landed
 from tranlogs.base.errors import UsageError
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
-from tranlogs.recovery.group.summary.journal_log import JournalLog
+from tranlogs.recovery.group.summary.log_summary import JournalLog
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash

@@ -115,7 +115,7 @@ def test_a_damaged_share_is_named_and_worked_around(copied: Path, cli: Cli, tmp_
 def _last_gradient(folder: Path) -> int:
     from tranlogs.log.reader import SegmentReader
     from tranlogs.log.record import EntryKind
-    from tranlogs.recovery.group.summary.journal_log import JournalLog
+    from tranlogs.recovery.group.summary.log_summary import JournalLog
 
     log = JournalLog.read(folder, 1)
     (run,) = log.history.runs

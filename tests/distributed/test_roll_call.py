@@ -15,8 +15,8 @@ from tests.distributed.conftest import Launcher
 from tranlogs.base.config import MISSING_SECONDS_MAX, MISSING_SECONDS_WARNED
 from tranlogs.base.errors import UsageError
 from tranlogs_torch.ddp.divergence_check import Likeness
-from tranlogs_torch.distributed import notes as boards
-from tranlogs_torch.distributed.notes import Board
+from tranlogs_torch.distributed import group_messages as boards
+from tranlogs_torch.distributed.group_messages import Board
 from tranlogs_torch.distributed.startup import HERE, MADE, wait_for_all
 
 

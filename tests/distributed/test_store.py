@@ -15,7 +15,7 @@ from tests.distributed.conftest import Launcher
 from tests.distributed.test_world import landed, seen
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
-from tranlogs.recovery.facts import read_facts
+from tranlogs.recovery.journal_facts import read_facts
 
 pytestmark = pytest.mark.crash
 

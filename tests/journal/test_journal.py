@@ -20,7 +20,7 @@ from tranlogs.journal.file_system import file_system_of, refuse_network_file_sys
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery import recover
-from tranlogs.recovery.facts import read_facts
+from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 
 

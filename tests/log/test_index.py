@@ -29,7 +29,7 @@ from tranlogs.log import index as index_module
 from tranlogs.log.index import INDEX_NAME, IndexedRecord, LogIndex, delete_index, open_if_sound
 from tranlogs.log.record import EntryKind, Location, pack_head
 from tranlogs.log.scanner import scan
-from tranlogs.recovery.facts import read_catalog, read_facts
+from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
 
@@ -381,7 +381,7 @@ def test_a_sound_index_has_everything_and_spares_the_scan(run: Path, monkeypatch
         scanned.extend([path] if start == 0 else [])
         return scan(path, segment_id, start=start, last_sequence=last_sequence)
 
-    monkeypatch.setattr("tranlogs.recovery.facts.scan", scanning)
+    monkeypatch.setattr("tranlogs.recovery.journal_facts.scan", scanning)
     read_facts(run / "rank0")
     assert not written & set(scanned)
     monkeypatch.undo()

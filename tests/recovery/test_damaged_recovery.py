@@ -17,7 +17,7 @@ from tranlogs.checkpoints import Checkpoint
 from tranlogs.log.entry import Entry
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
-from tranlogs.recovery.facts import read_catalog, read_facts
+from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
 

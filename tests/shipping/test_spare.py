@@ -17,7 +17,7 @@ from tranlogs.checkpoints import Checkpoint
 from tranlogs.journal import JournalPaths
 from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import SegmentReader
-from tranlogs.recovery.facts import read_facts
+from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import ReplacementSource
 from tranlogs.stores import LocalStore

@@ -18,8 +18,8 @@ from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind, Position
 from tranlogs.log.writer import Tensor, WriteAheadLog
-from tranlogs.recovery.facts import read_facts
 from tranlogs.recovery.history import Link, build_history
+from tranlogs.recovery.journal_facts import read_facts
 
 from .clock import FakeClock
 

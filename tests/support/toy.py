@@ -18,7 +18,7 @@ from tranlogs.log.entry import Entry
 from tranlogs.log.layout import Payload
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery import Divergence, RecoveryReport, recover
-from tranlogs.recovery.protocol import ReplacementSource
+from tranlogs.recovery.state_protocol import ReplacementSource
 
 
 class ToyState:

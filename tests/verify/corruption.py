@@ -38,8 +38,8 @@ from tranlogs.log import record
 from tranlogs.log.index import INDEX_NAME, IndexedRecord, LogIndex
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, EntryKind, Location
-from tranlogs.recovery.facts import read_catalog, read_facts
 from tranlogs.recovery.history import build_history
+from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
 

@@ -27,8 +27,8 @@ from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import HEAD, EntryKind, Location
 from tranlogs.log.syncing import group_commit
-from tranlogs.recovery.facts import read_facts
 from tranlogs.recovery.history import ScannedSegment
+from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Checked, Problem, verify_journal
 

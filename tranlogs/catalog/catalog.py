@@ -3,7 +3,7 @@
 The catalog is a small LMDB environment, which trainer, monitor and command line share through its transactions. A row is JSON
 under a key like `segment/0000000004`, preceded by a checksum of key and JSON. Only background threads write to the catalog;
 the training thread never waits for it. All rows but requests, incidents and watermarks can be rebuilt from the segments and
-checkpoints, which describe themselves (`rebuild.py`).
+checkpoints, which describe themselves (`rebuild_catalog.py`).
 """
 
 from __future__ import annotations

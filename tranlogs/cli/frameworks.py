@@ -16,7 +16,7 @@ from ..catalog import Catalog
 from ..checkpoints import Snapshot
 from ..journal import JournalPaths
 from ..log.record import Position
-from ..rebuild import read_files
+from ..rebuild_catalog import read_files
 from ..recovery import RecoveryReport
 from ..recovery.recover import Progress
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..base.errors import CannotRead, LogUnavailable
 from ..catalog import Catalog, SegmentRow, segment_key
 from ..log.segments.segment_file import was_written
-from ..rebuild import read_segment
+from ..rebuild_catalog import read_segment
 from .paths import JournalPaths
 
 

@@ -18,7 +18,7 @@ from ..checkpoints.derived import delete_derived
 from ..checkpoints.folder import TEMPORARY
 from ..log.index import INDEX_NAME
 from ..log.record import Position
-from ..rebuild import is_superseded, list_files, read_files, rebuild_catalog
+from ..rebuild_catalog import is_superseded, list_files, read_files, rebuild_catalog
 from ..retention.prune import delete_retired
 from .file_system import refuse_network_file_system
 from .ownership.takeover import take_lock

@@ -8,10 +8,10 @@ from ..encoding import tree
 from ..retention import CheckpointPolicy, RetentionPolicy
 from .checkpoints.journal_checkpoints import JournalCheckpoints
 from .checkpoints.recovery_speed import RecoverySpeed
-from .holds import PruningHolds
 from .opening import OpenedJournal
 from .ownership.shutdown_gate import ShutdownGate
 from .ownership.writer_process import WriterProcess
+from .pruning_holds import PruningHolds
 from .writing.journal_log import JournalLog
 from .writing.start import WritingStart
 from .writing.suspension_handler import SuspensionHandler

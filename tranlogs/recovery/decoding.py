@@ -12,7 +12,7 @@ from ..log.entry import Entry
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind
 from .history import Link
-from .protocol import Recoverable
+from .state_protocol import Recoverable
 
 _CHUNK_FRAMES = 100_000  # descriptions in memory at a time
 _CHUNK_SEGMENTS = 32

@@ -20,8 +20,8 @@ from ..checkpoints import Checkpoint, Snapshot, checkpoint_name, write_folder
 from ..checkpoints.derived import DerivedCheckpoint, derived_folder
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Position
-from .facts import Facts, read_facts
 from .history import Link, ScannedSegment, build_history
+from .journal_facts import Facts, read_facts
 from .plan import Plan, plan_recovery
 
 # Entries of a segment's description that a checkpoint's manifest repeats.

@@ -16,10 +16,10 @@ from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint
 from ..log.record import EntryKind, Position
 from .decoding import Chunk, DamagedEntry, StepScalars, decode_chunks, find_last_sound_boundary, read_boundary
-from .facts import Facts, read_facts, read_repaired_facts, replace_damaged
 from .history import Link, build_history
+from .journal_facts import Facts, read_facts, read_repaired_facts, replace_damaged
 from .plan import Plan, plan_recovery
-from .protocol import Divergence, Recoverable, ReplacementSource
+from .state_protocol import Divergence, Recoverable, ReplacementSource
 
 _log = logging.getLogger(__name__)
 

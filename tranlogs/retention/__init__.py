@@ -1,6 +1,14 @@
 """Policies on when to take a checkpoint and which checkpoints to keep: pure decisions over facts."""
 
-from .checkpoint_policy import CheckpointFacts, CheckpointPolicy, EveryBytes, EverySeconds, EverySteps, RecoveryTime, as_policy
+from .checkpoint_interval import (
+    CheckpointFacts,
+    CheckpointPolicy,
+    EveryBytes,
+    EverySeconds,
+    EverySteps,
+    RecoveryTime,
+    as_policy,
+)
 from .keep_policy import KeepAll, KeepEvery, KeepLatest, RetentionPolicy, as_retention
 from .monitor_settings import Monitor
 

@@ -7,7 +7,7 @@ An integration imports from the core only what this package, `tranlogs.records` 
 from ..journal import Journal
 from ..journal.process.shutdown import GRACE_SECONDS, OnSignal
 from ..recovery import Divergence, RecoveryReport, read_facts
-from ..recovery.facts import describe_replacement
+from ..recovery.journal_facts import describe_replacement
 from ..recovery.progress import progress_bar
 from ..recovery.recover import Progress, Recovered, recover
 from ..recovery.verdict import judge_exactness, make_report
@@ -16,10 +16,10 @@ from ..retention.keep_policy import when_full
 from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
 from .gradient_layout import GradientLayout
+from .live_report import LiveReport
 from .offline import OfflineReplay
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
-from .report import LiveReport
 from .resources import RunResources
 from .rng import HostRng, is_same_state, numpy_state, python_state, set_host_rng
 from .scalars import Curve, ScalarHistory

@@ -9,7 +9,7 @@ from ..base.errors import CorruptCheckpoint
 from ..catalog import CheckpointRow
 from ..checkpoints import Checkpoint
 from ..checkpoints.folder import MANIFEST
-from ..recovery.facts import CatalogContents
+from ..recovery.journal_facts import CatalogContents
 from .findings import Checked, Finding, Problem
 from .listing import is_retired
 

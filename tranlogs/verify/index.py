@@ -10,7 +10,7 @@ from ..catalog import SegmentRow
 from ..log.index import INDEX_NAME, LogIndex
 from ..log.record import EntryKind, checksum_of
 from ..log.scanner import scan
-from ..recovery.facts import CatalogContents
+from ..recovery.journal_facts import CatalogContents
 from .findings import Checked, Finding, Problem
 
 

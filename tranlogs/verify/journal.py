@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..base.errors import CorruptCatalog, UnknownFormat
 from ..catalog import CATALOG_NAME, Catalog, Tables
-from ..recovery.facts import CatalogContents, read_catalog, read_unlisted
+from ..recovery.journal_facts import CatalogContents, read_catalog, read_unlisted
 from .checkpoints import verify_checkpoints
 from .findings import Checked, Finding, Problem
 from .index import verify_index

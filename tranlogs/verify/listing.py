@@ -7,8 +7,8 @@ from pathlib import Path
 from ..base.errors import CorruptCatalog
 from ..catalog import CheckpointRow, SegmentRow
 from ..catalog.lineage import Limits, is_on_lineage
-from ..rebuild import JournalFiles, is_superseded
-from ..recovery.facts import CatalogContents, read_catalog
+from ..rebuild_catalog import JournalFiles, is_superseded
+from ..recovery.journal_facts import CatalogContents, read_catalog
 
 
 def add_unlisted(known: CatalogContents, found: JournalFiles) -> None:

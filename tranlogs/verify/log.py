@@ -9,8 +9,8 @@ from pathlib import Path
 from ..base.errors import CorruptCatalog
 from ..catalog.lineage import Limits, trace_lineage
 from ..log.record import EntryKind
-from ..recovery.facts import CatalogContents, read_catalog, read_unlisted, scan_segment, sort_newest_first
 from ..recovery.history import History, Link, ScannedSegment, build_history
+from ..recovery.journal_facts import CatalogContents, read_catalog, read_unlisted, scan_segment, sort_newest_first
 from .findings import Finding, Problem
 from .listing import add_unlisted, is_retired, list_published
 from .segments import check_file, verify_segment

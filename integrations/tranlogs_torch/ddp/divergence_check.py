@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ..distributed.notes import Board
+from ..distributed.group_messages import Board
 
 _NOTE = "state"
 _EVERY_STEPS = 10

@@ -16,7 +16,7 @@ from tranlogs.base.config import PATIENCE_SECONDS_MAX
 from tranlogs.base.errors import UsageError
 from tranlogs.records import tree
 
-from .notes import Board
+from .group_messages import Board
 from .startup import MADE, wait_for_all
 
 _log = logging.getLogger("tranlogs")

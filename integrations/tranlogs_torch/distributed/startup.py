@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from tranlogs.base.config import MISSING_SECONDS_MAX, MISSING_SECONDS_WARNED
 from tranlogs.base.errors import UsageError
 
-from .notes import Board
+from .group_messages import Board
 
 _log = logging.getLogger("tranlogs")
 

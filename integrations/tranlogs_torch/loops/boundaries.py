@@ -19,8 +19,8 @@ from tranlogs.training import Place
 from ..state import naming
 from ..tensors.placement import local
 from .loops import Loops
-from .parts import RunParts
 from .recovery import Recovery
+from .run_parts import RunParts
 from .user_loop import UserLoops
 from .write_log import WriteLog
 

@@ -13,7 +13,7 @@ from tranlogs.base.errors import UsageError
 from ..data.position import Epoch, LoaderPosition
 from ..data.rng import get_rng
 from ..state.backup import StateBackup
-from .parts import RunParts
+from .run_parts import RunParts
 from .user_loop import UserLoops
 
 

@@ -19,7 +19,7 @@ from ..sharding import fsdp
 from ..sharding.zero_optimizer import bring_in
 from ..state import environment
 from ..state.caveats import LOADED_BEFORE, caveats, has_steps, verdict
-from .parts import RunParts
+from .run_parts import RunParts
 
 _log = logging.getLogger("tranlogs")
 

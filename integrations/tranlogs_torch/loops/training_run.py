@@ -31,9 +31,9 @@ from ..state.fingerprint import Digests
 from ..tensors import arrays
 from .boundaries import Boundaries
 from .loops import Loops
-from .parts import RunParts
 from .ranks.factory import make_coordinator
 from .recovery import Recovery
+from .run_parts import RunParts
 from .user_loop import UserLoops
 from .write_log import WriteLog
 

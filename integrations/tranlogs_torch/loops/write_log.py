@@ -12,7 +12,7 @@ from tranlogs.training import Place
 
 from ..capture.staging import Staging
 from ..sharding.shards import array_of
-from .parts import RunParts
+from .run_parts import RunParts
 
 _log = logging.getLogger("tranlogs")
 

@@ -18,11 +18,11 @@ from starlette.routing import Route
 
 from .access.access import Access
 from .access.guard import Guard
-from .answers import SafeAnswers
 from .metrics import CONTENT_TYPE, Metrics
 from .pages.board import Board
 from .pages.curves import curves
 from .pages.page import journal_page, overview
+from .response_middleware import SafeAnswers
 
 _KINDS = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _STATIC = ("icon.svg", "page.css", "page.js", "uplot.css", "uplot.js")

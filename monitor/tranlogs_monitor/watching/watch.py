@@ -36,7 +36,7 @@ from tranlogs.retention.value_decay import SegmentValues, evaluate
 from ..compaction.compactor import Compactor
 from ..settings import Settings
 from . import evaluations
-from .anchors import Anchors
+from .verified_checkpoints import Anchors
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from ...base.errors import CorruptCatalog
 from ...catalog import Catalog, Tables
 from ...journal import JournalPaths
 from ...journal.ownership.writer_lock import OwnerLock
-from ...rebuild import rebuild_catalog
+from ...rebuild_catalog import rebuild_catalog
 from ...recovery.progress import progress_bar
 from ...recovery.recover import Progress
 from ...shipping import ReplacementSource

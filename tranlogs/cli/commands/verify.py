@@ -14,7 +14,7 @@ from ...base.errors import CorruptCatalog, TranLogsError, UsageError
 from ...catalog.lineage import is_on_lineage, trace_lineage
 from ...journal import JournalPaths
 from ...recovery import RecoveryReport
-from ...recovery.facts import read_catalog, read_facts
+from ...recovery.journal_facts import read_catalog, read_facts
 from ...recovery.progress import progress_bar
 from ...recovery.recover import Progress
 from ...verify import Checked, Problem, verify_journal

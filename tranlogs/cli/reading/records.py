@@ -15,8 +15,8 @@ from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ...log.entry import Entry
 from ...log.reader import SegmentReader
 from ...log.record import EntryKind
-from ...recovery.facts import Facts, read_facts
 from ...recovery.history import Link, build_history
+from ...recovery.journal_facts import Facts, read_facts
 
 
 @dataclass(slots=True)

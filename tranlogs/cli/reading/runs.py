@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ...base.errors import NotARun, UsageError
 from ...journal import JournalPaths, read_owner
-from ...recovery.group.summary.journal_log import read_environment
+from ...recovery.group.summary.log_summary import read_environment
 from ...recovery.group.summary.recorded_environment import is_of_group, is_sharded
 from ...stores import is_address
 

@@ -29,9 +29,9 @@ from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ...checkpoints import Checkpoint
 from ...journal import Owner, read_owner
 from ...journal.file_system import is_in_memory
-from ...rebuild import read_files
-from ...recovery.facts import scan_segment, sort_newest_first
+from ...rebuild_catalog import read_files
 from ...recovery.history import ScannedSegment, build_history
+from ...recovery.journal_facts import scan_segment, sort_newest_first
 from ...recovery.plan import Plan, plan_recovery
 from ...retention.evaluation import read_protected, read_rows_newest_first, read_values
 from ...retention.exposure import Exposure, estimate_exposures, has_store

@@ -16,8 +16,8 @@ from ...retention import CheckpointPolicy, RetentionPolicy
 from ...retention.keep_policy import when_full
 from ...retention.prune import retire
 from ..failures import SUSPENDING_ERRORS
-from ..holds import PruningHolds
 from ..opening import OpenedJournal
+from ..pruning_holds import PruningHolds
 from .checkpointer import Checkpointer
 from .disk_space import DiskSpace
 from .recovery_speed import RecoverySpeed

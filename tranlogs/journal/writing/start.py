@@ -11,8 +11,8 @@ from ...log.record import Position
 from ...retention.prune import set_aside
 from ..abandoned_segments import seal_abandoned_segments
 from ..checkpoints.journal_checkpoints import JournalCheckpoints
-from ..holds import PruningHolds
 from ..opening import OpenedJournal
+from ..pruning_holds import PruningHolds
 from .journal_log import JournalLog
 
 

@@ -21,7 +21,7 @@ from ...log.entry import Entry
 from ...log.reader import SegmentReader
 from ...log.record import EntryKind
 from ..history import Link
-from .summary.journal_log import JournalLog
+from .summary.log_summary import JournalLog
 
 Decode = Callable[[Entry], Any]
 

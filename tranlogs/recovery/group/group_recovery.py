@@ -21,8 +21,8 @@ from ...base.errors import CorruptCheckpoint, MissingShard, RecoveryError, Usage
 from ...log.record import EntryKind
 from ..decoding import DamagedEntry
 from ..plan import Plan
-from ..protocol import ReplacementSource
 from ..recover import Progress, Recovered, execute_plan, open_planned_checkpoint
+from ..state_protocol import ReplacementSource
 from .decision.agreement import Agreement, BaseCheckpoint, Damage
 from .decision.change_notes import describe_lost_journals, describe_resharding, describe_resize, describe_substitution
 from .decision.generations import Generation, GroupTarget, choose_target, group_by_generation

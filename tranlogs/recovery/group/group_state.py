@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...checkpoints import Snapshot
-from ..protocol import Recoverable
 from ..recover import Recovered
+from ..state_protocol import Recoverable
 from .gradient_shards import GradientShards
 from .journal_access import Transport
 

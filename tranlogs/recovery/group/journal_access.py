@@ -19,7 +19,7 @@ from ...base.config import MIB
 from ...base.errors import CorruptCatalog, RecoveryError, error_text
 from ...catalog import Catalog, RunRow
 from ...encoding import tree
-from ...rebuild import read_files
+from ...rebuild_catalog import read_files
 from .summary.journal_summary import JournalSummary
 
 _CHUNK_BYTES = 16 * MIB

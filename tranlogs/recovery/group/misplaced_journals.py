@@ -10,7 +10,7 @@ from typing import Any
 
 from ...base.errors import TranLogsError
 from .journal_access import read_run_row
-from .summary.journal_log import list_journals, read_generations, summarize_generations
+from .summary.log_summary import list_journals, read_generations, summarize_generations
 
 
 def find_misnamed(journals: Iterable[tuple[int, Path]]) -> list[list[Any]]:

@@ -17,7 +17,7 @@ from ..plan import Plan, has_later_boundary
 from ..recover import EarlierNotes
 from .decision.agreement import BaseCheckpoint
 from .decision.generations import GroupTarget
-from .summary.journal_log import JournalLog, enumerate_boundaries
+from .summary.log_summary import JournalLog, enumerate_boundaries
 
 
 class RankPlanner:

@@ -24,8 +24,8 @@ from ...catalog import CheckpointRow
 from ...log.record import Position
 from ..derived_checkpoint import write_snapshot
 from ..plan import Plan
-from ..protocol import Divergence
 from ..recover import Recovered, open_planned_checkpoint
+from ..state_protocol import Divergence
 from .decision.generations import Generation
 from .group_state import FormerState, GroupState
 from .journal_access import Transport, read_run_id

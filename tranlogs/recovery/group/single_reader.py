@@ -19,14 +19,14 @@ from .group_state import GroupState
 from .journal_access import read_run_id
 from .outcome import RankAttempt
 from .summary.common_history import keep_common_history
-from .summary.journal_log import (
+from .summary.journal_summary import JournalSummary
+from .summary.log_summary import (
     find_unused_timelines,
     list_journals,
     read_generations,
     read_timeline_use,
     summarize_generations,
 )
-from .summary.journal_summary import JournalSummary
 from .summary.recorded_environment import get_first_timeline
 
 

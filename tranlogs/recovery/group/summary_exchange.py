@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import RecoveryError, UsageError, error_text
-from ..facts import replace_damaged
-from ..protocol import ReplacementSource
+from ..journal_facts import replace_damaged
+from ..state_protocol import ReplacementSource
 from .decision.generations import group_by_generation
 from .group_state import GroupState
 from .journal_access import Transport, read_run_id
 from .misplaced_journals import describe_misnamed, describe_misplaced, find_misnamed, find_misplaced
 from .summary.common_history import keep_common_history
-from .summary.journal_log import (
+from .summary.journal_summary import JournalSummary, remove_duplicates
+from .summary.log_summary import (
     JournalLog,
     find_unused_timelines,
     list_journals,
@@ -24,7 +25,6 @@ from .summary.journal_log import (
     read_timeline_use,
     summarize_generations,
 )
-from .summary.journal_summary import JournalSummary, remove_duplicates
 from .summary.timeline_ids import new_timeline_id
 
 

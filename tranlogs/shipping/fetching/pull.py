@@ -20,8 +20,8 @@ from ...base.errors import CorruptObject, NotARun, UsageError
 from ...base.failpoints import hit
 from ...catalog import Catalog, CheckpointRow, SegmentRow, StoreRow, Watermarks, segment_key, timeline_key
 from ...catalog.lineage import is_on_lineage, trace_lineage
-from ...recovery.facts import read_facts
 from ...recovery.history import build_history
+from ...recovery.journal_facts import read_facts
 from ...recovery.plan import plan_recovery
 from ...stores import STALL_SECONDS, Store, TimeoutStore, open_store, split_url
 from ..inventory.listing import find_prefixes

@@ -15,9 +15,9 @@ from ..log.index import LogIndex, open_if_sound
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Location
 from ..log.scanner import is_contiguous, is_whole, refuse_newer, scan
-from ..rebuild import JournalFiles, read_files
+from ..rebuild_catalog import JournalFiles, read_files
 from .history import ScannedSegment
-from .protocol import ReplacementSource
+from .state_protocol import ReplacementSource
 
 # Given the rows of all segments and the newest lineage, returns the ordinals of the segments to read.
 SegmentFilter = Callable[[Sequence[SegmentRow], Limits], Collection[int]]

@@ -14,8 +14,8 @@ from ....catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ....checkpoints import Checkpoint
 from ....log.reader import SegmentReader
 from ....log.record import EntryKind
-from ...facts import Facts, read_facts
 from ...history import History, Link, ScannedSegment, build_history
+from ...journal_facts import Facts, read_facts
 from .journal_summary import CheckpointRef, JournalSummary, LogRange
 from .recorded_environment import get_copies, get_first_timeline, get_world, is_replicated, is_sharded
 from .timeline_ids import TimelineIds, get_timeline_ids
