@@ -111,6 +111,7 @@ class Loops:
         position = self._parts.auxiliary.loader(loader)
         with self._looping(position):
             yield from position.batches(until)
+            self._parts.auxiliary.pass_loop()
 
     def epochs(self, count: int, loader: DataLoader[Any] | None) -> Iterator[Epoch]:
         """Yield the epochs that are left, each to be iterated over for its batches."""
@@ -132,6 +133,7 @@ class Loops:
                         f"epoch {number} was not iterated to its end: `for batch in epoch:` must run without break"
                     )
                 self._boundaries.boundary()  # the epoch's own code ran
+            auxiliary.pass_loop()
 
     def _enter_epoch(self, position: LoaderPosition) -> None:
         """Prepare for the script's code before the epoch's loop; in the middle of an epoch that code runs again."""

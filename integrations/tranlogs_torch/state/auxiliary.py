@@ -181,6 +181,11 @@ class Auxiliary:
             self.set_positions_back()
             set_rng(rng)
 
+    def pass_loop(self) -> None:
+        """A loop had nothing left to give: code behind it draws as it did when the run stood there."""
+        if self._rng is not None:
+            set_rng(self._rng)
+
     def set_positions_back(self) -> None:
         """Loaders whose loop has not gone on yet: what else drew from their samplers and generators is undone."""
         for position in self.loaders.values():
@@ -278,12 +283,13 @@ class Auxiliary:
     def reopen(self) -> None:
         """Go on in the middle of training: the next loop that is opened gets the recorded random state.
 
-        Code before that loop draws what it drew in the fresh run. A loop of the script's own that nobody opens has the
-        recorded state from here on.
+        Code before that loop draws what it drew in the fresh run. Where no loop is going to be opened (one of the script's
+        own that is not tracked, or a rank that has no data left) the recorded state holds from here on.
         """
         landed = self._landed
         self._rng = landed["rng"] if landed is not None else None
-        if landed is not None and self._start_rng.value and not landed.get("is_implicit"):
+        is_opened = landed is not None and not (landed.get("is_implicit") or landed.get("left"))
+        if is_opened and self._start_rng.value:
             set_rng(self._start_rng.value)
 
     def has_skipped_step(self) -> bool:
