@@ -302,7 +302,7 @@ def test_too_few_workers_mean_fewer_copies_under_the_same_name(proxy: Proxy, sto
 def test_too_few_workers_are_not_tried_again_if_the_stream_may_be_open(proxy: Proxy, store: AlluxioStore) -> None:
     proxy.answers["write"] = fails("UNKNOWN", "Not enough workers for replications, 1 workers selected but 2 required")
     proxy.answers["close"] = fails("UNKNOWN", "no answer")
-    with pytest.raises(StoreUnavailable, match="may still be there"):
+    with pytest.raises(StoreUnavailable, match="may still exist"):
         put(store, "object", b"1234")
     assert proxy.actions().count("create-file") == 1
 
