@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 _log = logging.getLogger("tranlogs")
+_GRAPH_BYTES_MAX = 64 << 20  # a graph contains the arrays of `from_tensor_slices`
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,9 @@ def _is_unordered(dataset: Any, stages: list[Any]) -> bool:
     if any(getattr(stage, "_deterministic", None) == "false" for stage in stages):
         return True
     if "_ParallelInterleaveDataset" not in kinds:  # it alone keeps the setting where only its graph has it
+        return False
+    held = [tensor for stage in stages for tensor in getattr(stage, "_tensors", None) or ()]
+    if sum(tensor.dtype.size * int(tf.size(tensor)) for tensor in held) > _GRAPH_BYTES_MAX:
         return False
     raw = tf.raw_ops.DatasetToGraphV2(
         input_dataset=dataset._variant_tensor, external_state_policy=1, strip_device_assignment=True

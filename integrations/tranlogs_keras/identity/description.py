@@ -63,7 +63,7 @@ def _compile_settings(model: Any) -> dict[str, Any]:
     """Return losses, metrics and weights of losses. A compile() of the user's own may serialize none of them."""
     try:
         config = model.get_compile_config() or {}
-    except Exception:
+    except Exception:  # an override of the user's own may raise anything: there is nothing to compare then
         config = {}
     # How a model is compiled is compared by the environment, and the optimizers by themselves.
     ignored = ("optimizer", "jit_compile", "run_eagerly")

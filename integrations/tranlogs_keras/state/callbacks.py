@@ -6,6 +6,7 @@ their configuration and stays the script's. What cannot be stored (open files, m
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from operator import is_
@@ -266,11 +267,20 @@ def _encoded(value: Any) -> bytes | None:
 
 
 def _inside(value: Any) -> bytes | None:
-    """Return the bytes of an object's own attributes that can be stored; None of a function, a class, or a part of Keras."""
-    if callable(value) or isinstance(value, (type, keras.Model, keras.optimizers.Optimizer)) or not hasattr(value, "__dict__"):
+    """Return the bytes of an object's public attributes that are plain or small arrays; None of a function, or a part of Keras.
+
+    It is asked at boundaries, so large arrays of a data set that a callback holds are not read. Loggers keep no state.
+    """
+    ignored = (type, keras.Model, keras.optimizers.Optimizer, logging.Logger)
+    if callable(value) or isinstance(value, ignored) or not hasattr(value, "__dict__"):
         return None
-    marks = {name: _encoded(item) for name, item in vars(value).items()}
-    return tree.encode({name: mark for name, mark in marks.items() if mark is not None})
+    public = {name: item for name, item in vars(value).items() if not name.startswith("_")}
+    plain = {name: item for name, item in public.items() if _is_small_array(item) or copied(item) is not _OTHER}
+    return _encoded(plain)
+
+
+def _is_small_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.nbytes <= _HEAVY_BYTES
 
 
 def _function_name(value: Any) -> str | None:

@@ -20,8 +20,17 @@ LOADED_BEFORE = (
 
 
 def has_steps(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if the optimizer has state of steps. Some make their state before the first step, and count 0 there."""
-    return any(float(state.get("step", 1)) > 0 for state in optimizer.state.values() if state)
+    """Return True if the optimizer has counted a step, or has a momentum, which SGD makes in its first step.
+
+    Other state tells nothing: some optimizers make it before they step, and one of the user's own may keep anything there.
+    """
+    states = [state for state in optimizer.state.values() if isinstance(state, dict)]
+    return any(_is_positive(state.get("step")) or state.get("momentum_buffer") is not None for state in states)
+
+
+def _is_positive(step: Any) -> bool:
+    is_number = isinstance(step, (int, float)) or (isinstance(step, torch.Tensor) and step.numel() == 1)
+    return is_number and float(step) > 0
 
 
 def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from typing import Any
 
@@ -38,15 +39,18 @@ class Meter:
 
     def __init__(self) -> None:
         self.count, self.lock = 0, iter(())
+        self.log = logging.getLogger("meter")
 
 
 class Counting(keras.callbacks.Callback):
     def __init__(self, *, counts: bool) -> None:
         super().__init__()
         self.meter, self._counts = Meter(), counts
+        self.log = logging.getLogger("counting")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.meter.count += self._counts
+        self.log.debug("a logger remembers which levels it was asked for")
 
 
 def train(run: str, die: list[Any] | None, counts: bool | None = None) -> dict[str, Any]:

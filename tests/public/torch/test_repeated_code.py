@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.torch.lab import Attempt, in_child, prove_exact
 from tests.torch.nets import seed
 from tranlogs_torch import LoggedOptimizer, RecoveryReport
+from tranlogs_torch.state.caveats import has_steps
 
 EPOCHS, BATCHES = 5, 6
 
@@ -147,3 +148,24 @@ def test_a_finished_run_that_is_started_again_is_not_warned_about(tmp_path: Path
     script(again)
     assert isinstance(again.logged, LoggedOptimizer)
     assert not [note for note in again.logged.report.notes if "range(" in note]
+
+
+def test_only_state_of_steps_counts_as_steps() -> None:
+    """Of optimizers that make state at the start, or keep something else there."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    assert not has_steps(torch.optim.Adagrad([parameter]))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    assert not has_steps(optimizer)
+    for state in (
+        torch.ones(3),
+        {"step": [1, 2]},
+        {"step": torch.ones(3)},
+        {"exp_avg": torch.ones(3)},
+        {"step": torch.zeros(())},
+    ):
+        optimizer.state[parameter] = state
+        assert not has_steps(optimizer)
+    optimizer.state.clear()
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    assert has_steps(optimizer)
