@@ -237,6 +237,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             with open(os.environ["TOLD"], "a") as file:
                 file.write(json.dumps(told) + "\n")
         assert report.exact is not False, report
+        if report.step:
+            optimizer.training_run.auxiliary.pass_loop()  # the random numbers with which a loop goes on are a rank's own, too
     told = (lambda *about: None) if run == "-" or "resharded" not in name else partial(tell, run, model, inner[0])
     told("landed", report.step if report else 0)
     step = report.step // len(inner) if report else 0
