@@ -87,11 +87,6 @@ class LoaderPosition:
         on_doubt: Callable[[str, bool], None],
         worker_seeds: str | None = None,
     ) -> None:
-        if not isinstance(loader, DataLoader):
-            raise UsageError(
-                f"a torch.utils.data.DataLoader is wanted, not a {type(loader).__name__}; "
-                "for other sources there is steps(until=...)"
-            )
         if any("__class__" in vars(kind) for kind in type(loader).__mro__[:-1]):  # it only says that it is one
             raise UsageError(
                 f"a {type(loader).__name__} holds the loader that it stands for. If accelerate has prepared it: "

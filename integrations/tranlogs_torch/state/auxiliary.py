@@ -121,8 +121,12 @@ class Auxiliary:
         for position in self.loaders.values():
             if position.stands_for(loader):
                 return position
-        if not isinstance(loader, DataLoader) and (advice := advice_for_other_loader(loader)):
-            raise UsageError(advice)
+        if not isinstance(loader, DataLoader):
+            raise UsageError(
+                advice_for_other_loader(loader)
+                or f"a torch.utils.data.DataLoader is wanted, not a {type(loader).__name__}; "
+                "for other sources there is steps(until=...)"
+            )
         if name in self.loaders:
             name = f"{name}{len(self.loaders)}"
         position = self.loaders[name] = kind(loader, self._on_boundary, self._on_open, self._on_doubt, self._worker_seeds)
