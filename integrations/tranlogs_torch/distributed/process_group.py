@@ -16,7 +16,7 @@ from tranlogs.base.config import PATIENCE_SECONDS_MAX
 from tranlogs.base.errors import UsageError
 from tranlogs.records import tree
 
-from .group_messages import Board
+from .group_messages import NoteBoard
 from .startup import MADE, wait_for_all
 
 _log = logging.getLogger("tranlogs")
@@ -40,7 +40,7 @@ class Group:
     def __init__(self) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.backend = str(dist.get_backend())
-        self.board = Board(self.rank, self.world)
+        self.board = NoteBoard(self.rank, self.world)
         self.board.write(MADE, "")
         self._patient: Any = None
         self._usual: Any = None

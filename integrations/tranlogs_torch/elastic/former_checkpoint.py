@@ -19,7 +19,7 @@ from ..sharding.overlap import Shape, cut
 from ..sharding.shards import has_layout
 from ..tensors import arrays
 from ..tensors.placement import Place
-from .transfer_plan import Piece, StoredBox
+from .transfer_plan import BoxPiece, StoredBox
 
 _NOT_TAKEN = ("ddp", "beside", "waiting")  # of a boundary: state of the former reducers and neighbours, and gradients
 
@@ -80,7 +80,7 @@ class FormerCheckpoint(Checkpoint):
         }
         return found | {"body": self.body} if with_body else found
 
-    def read_piece(self, piece: Piece) -> Bytes:
+    def read_piece(self, piece: BoxPiece) -> Bytes:
         """Return the bytes of a piece in C order. They are valid until the next call."""
         box, itemsize = piece.box, ITEMSIZE[piece.box.dtype]
         row = math.prod(box.length[1:])

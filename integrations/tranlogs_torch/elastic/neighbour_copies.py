@@ -35,7 +35,7 @@ def check_copies(copies: int, world: int) -> int:
     return copies
 
 
-class Beside:
+class NeighbourCopies:
     """Sends what is this rank's own to the rank before, at each boundary, and keeps that of the next."""
 
     def __init__(self, group: Group) -> None:

@@ -1,7 +1,7 @@
 """Auxiliary state: all that the next batch needs and that no step computes, read and set at a boundary.
 
 Buffers, schedulers and whatever else is tracked, positions in the data, random numbers, hyper-parameters after the step,
-which parameters train and which modules are in training mode, and gradients that wait for a step (gradients.py).
+which parameters train and which modules are in training mode, and gradients that wait for a step (pending_gradients.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tranlogs.training import FixedCache
 from ..data.generators import generators_in, trackable
 from ..data.lasting_states import LastingStates
 from ..data.other_loaders import advice_for_other_loader
-from ..data.position import LoaderPosition
+from ..data.position.loader_position import LoaderPosition
 from ..data.rng import KeptRng, get_rng, set_rng
 from ..tensors import arrays
 from ..tensors.placement import local
@@ -46,7 +46,7 @@ class Auxiliary:
         on_open: called by a loader's position before an epoch, or the rest of one, is opened.
         on_doubt: told what of the data cannot be brought back, in words, and whether the order is known to be wrong.
         on_loader: called with the position in a loader that is new.
-        worker_seeds: for the positions in loaders (data.py).
+        worker_seeds: for the positions in loaders (data/worker_seeds.py).
 
     Attributes:
         tracked: what has state_dict and load_state_dict, by name.

@@ -42,7 +42,7 @@ class TorchState:
     Args:
         modules: by prefix; see `naming.as_modules`.
         optimizers: the inner optimizers by name.
-        auxiliary: gives and takes what a boundary commits (session.py); None when replayed without a training script.
+        auxiliary: gives and takes what a boundary commits (auxiliary.py); None when replayed without a training script.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class Place(NamedTuple):
 NOTHING = Piece("flat", (0,), (0,))
 
 
-class Layout(NamedTuple):
+class ShardLayout(NamedTuple):
     """How a parameter lies over the processes.
 
     Attributes:
@@ -41,10 +41,10 @@ class Layout(NamedTuple):
     empty: torch.Tensor | None = None
 
 
-KNOWN: dict[int, tuple[weakref.ref[torch.Tensor], Layout]] = {}  # no attributes: a pickled model would carry them along
+KNOWN: dict[int, tuple[weakref.ref[torch.Tensor], ShardLayout]] = {}  # no attributes: a pickled model would carry them along
 
 
-def tell(parameter: torch.Tensor, layout: Layout) -> None:
+def tell(parameter: torch.Tensor, layout: ShardLayout) -> None:
     """Note how a parameter lies."""
     number = id(parameter)
     KNOWN[number] = weakref.ref(parameter, lambda _: KNOWN.pop(number, None)), layout
@@ -55,7 +55,7 @@ def forget(parameter: torch.Tensor) -> None:
     KNOWN.pop(id(parameter), None)
 
 
-def layout_of(parameter: torch.Tensor) -> Layout | None:
+def layout_of(parameter: torch.Tensor) -> ShardLayout | None:
     """How a parameter lies; None for an ordinary one."""
     found = KNOWN.get(id(parameter))
     return found[1] if found is not None and found[0]() is parameter else None
