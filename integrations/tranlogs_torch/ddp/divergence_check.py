@@ -1,4 +1,4 @@
-"""Whether processes that each log everything have the same parameters: gradients may be summed by hand.
+"""A check that processes which each log everything have the same parameters, because scripts may sum gradients by hand.
 
 Nothing says that they step together, so nobody waits: each leaves a note of its parameters at every tenth step or so, and
 looks for those of the others at its next boundaries. The step at which all were last equal stands in each boundary: if a

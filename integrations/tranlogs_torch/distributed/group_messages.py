@@ -26,7 +26,7 @@ class NoteBoard:
 
     @property
     def is_there(self) -> bool:
-        """Whether notes can be left: a group that came about otherwise has no store."""
+        """True if notes can be left: a group that was made without a store has no place for them."""
         return self._store is not None
 
     @property

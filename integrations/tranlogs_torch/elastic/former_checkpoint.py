@@ -37,7 +37,7 @@ class FormerCheckpoint(Checkpoint):
 
     @cached_property
     def tree(self) -> dict[str, Any]:
-        """What the checkpoint holds besides tensors."""
+        """The metadata of the checkpoint: all that is no tensor."""
         found: dict[str, Any] = self.meta(make_array=arrays.make_array, make_extension=arrays.make_extension)
         return found
 

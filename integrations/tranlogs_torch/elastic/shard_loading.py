@@ -52,12 +52,12 @@ class Target:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every element was filled, and once."""
+        """True if every element was filled exactly once."""
         return self._count == self.tensor.numel()
 
     @property
     def boxes(self) -> list[Box]:
-        """Where they lie, and how long they are."""
+        """Offset and length of each box."""
         return [(offset, tuple(box.shape)) for offset, box in self._boxes]
 
     @torch.no_grad()
@@ -120,7 +120,7 @@ class Assembly:
 
     @property
     def _is_copied(self) -> bool:
-        """Whether each rank had all of the parameters, not a part of each."""
+        """Return True if each rank held all parameters whole."""
         return all(about["whole"] for about in self._told.values())
 
     @property

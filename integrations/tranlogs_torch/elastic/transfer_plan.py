@@ -1,4 +1,4 @@
-"""Which parts of the former ranks' tensors a process needs: what falls into the boxes that it holds now, and no more.
+"""Plan of a transfer: the parts of the former ranks' tensors that fall into the boxes that a process holds now.
 
 A process that cannot read a former rank's checkpoint is sent its parts. Sender and receiver compute them from the same lists:
 nothing but the numbers themselves is sent.

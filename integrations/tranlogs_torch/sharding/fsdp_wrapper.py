@@ -112,7 +112,7 @@ def sharded_for(modules: Modules) -> dict[int, nn.Parameter]:
 
 
 def are_accumulating(modules: Modules) -> bool:
-    """Whether gradients wait on this process that were not summed over all (`no_sync`)."""
+    """Return True if gradients wait on this process that were not summed over all (`no_sync`)."""
     flats = [w._handle.flat_param for w in _wrappers(modules) if w._handle.uses_sharded_strategy]
     return any(flat.grad is not None and flat.grad.shape == flat._unpadded_unsharded_size for flat in flats)
 

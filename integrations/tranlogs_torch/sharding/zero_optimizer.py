@@ -65,7 +65,7 @@ def tell_places(optimizer: Any) -> None:
 
 
 def forget_places(optimizer: Any) -> None:
-    """They are ordinary parameters again."""
+    """Mark the parameters as ordinary ones again."""
     if is_redundancy(optimizer):
         for parameter in _parameters(optimizer):
             forget(parameter)

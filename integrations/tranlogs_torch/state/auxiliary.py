@@ -38,7 +38,7 @@ _NOTHING = Fixed({})  # an empty part of a boundary: encoded once
 
 
 class Auxiliary:
-    """See the module.
+    """The auxiliary state of a run.
 
     Args:
         state: the run's parameters, optimizers and modules.
@@ -137,7 +137,7 @@ class Auxiliary:
         return position
 
     def caveats(self) -> list[str]:
-        """What cannot be brought back, known before training goes on: of loaders in the middle of an epoch, of schedulers."""
+        """Return what is known not to come back of loaders in the middle of an epoch and of schedulers."""
         found = [caveat for position in self.loaders.values() for caveat in position.caveats]
         tracked = {id(getattr(thing, "generator", None)) for thing in self.tracked.values()}
         for name, position in self.loaders.items():
@@ -164,7 +164,7 @@ class Auxiliary:
 
     @property
     def has_landed(self) -> bool:
-        """Whether a recovery has come back here and training has not gone on yet."""
+        """True after a recovery, until training resumes."""
         return self._landed is not None
 
     def go_on(self) -> None:
@@ -203,7 +203,7 @@ class Auxiliary:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a recovery landed in the middle of training, and no loop was opened since."""
+        """True if a recovery ended in the middle of training, and no loop was opened since."""
         return self._rng is not None
 
     # At a boundary
@@ -297,7 +297,7 @@ class Auxiliary:
             set_rng(self._start_rng.value)
 
     def has_skipped_step(self) -> bool:
-        """Whether a tracked GradScaler moved since the last boundary: then it has taken or skipped its step."""
+        """Return True if a tracked GradScaler has changed since the last boundary: it has taken or skipped its step."""
         return any(self.tracked[name].state_dict() != before for name, before in self._scalers.items())
 
     def changed_hyper(self) -> list[str]:
