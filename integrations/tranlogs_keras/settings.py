@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import Progress, RetentionPolicy, RunSettings, as_retention, when_full
+from tranlogs.training import Progress, RetentionPolicy, RunOptions, RunSettings, as_retention, when_full
 
 from . import private
 from .backends import Backend
@@ -86,7 +86,7 @@ class Settings:
         accept_changes: bool,
         **shared: Any,
     ) -> Settings:
-        """Return the settings that a user has written; `shared` are further ones of `RunSettings.checked`.
+        """Return the settings that a user has written; `shared` are further ones of `RunOptions`.
 
         Raises:
             UsageError: one of the settings is wrong; the message names it.
@@ -94,7 +94,7 @@ class Settings:
         every_epoch = checkpoint_every == "epoch"
         retention = KeepEnds(as_retention(keep))
         policy = EveryEpoch() if every_epoch else checkpoint_every
-        common = RunSettings.checked(run, checkpoint_every=policy, keep=retention, **shared)
+        common = RunSettings.of(RunOptions(run=run, checkpoint_every=policy, keep=retention, **shared))
         if log not in ("auto", "gradients", "weights"):
             raise UsageError(f'log={log!r}: use "auto", "gradients" or "weights"')
         if data_order not in ("tranlogs", "keras"):

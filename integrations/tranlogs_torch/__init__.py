@@ -2,7 +2,7 @@
 
 from tranlogs.training import RecoveryReport
 
-from .interop import StartFrom
+from .checkpoint_import import StartFrom
 from .optimizer import LoggedOptimizer
 
 __all__ = ["LoggedOptimizer", "RecoveryReport", "StartFrom"]

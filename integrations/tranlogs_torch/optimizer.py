@@ -16,13 +16,13 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import UsageError
-from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, RunSettings
+from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, RunOptions, RunSettings
 
 from .capture.optimizer_hooks import LogKind, OptimizerHooks
 from .capture.replay_check import nested
-from .data.position import Epoch
+from .checkpoint_import import StartFrom
+from .data.position.epoch import Epoch
 from .distributed.process_group import local_world
-from .interop import StartFrom
 from .loops.training_run import TrainingRun
 from .sharding import zero_optimizer
 from .state.fingerprint import Mode
@@ -108,8 +108,8 @@ class LoggedOptimizer(Optimizer):
         take_over: bool | None = None,
     ) -> None:
         _check(optimizer, log)
-        settings = RunSettings.checked(
-            run,
+        options = RunOptions(
+            run=run,
             checkpoint_every=checkpoint_every,
             keep=keep,
             durability=durability,
@@ -122,8 +122,8 @@ class LoggedOptimizer(Optimizer):
             on_signal=on_signal,
             grace_seconds=grace_seconds,
             take_over=take_over,
-            processes=local_world(),
         )
+        settings = RunSettings.of(options, processes=local_world())
         if worker_seeds not in (None, "batch"):
             raise UsageError(f'worker_seeds={worker_seeds!r}: use "batch", or None')
         parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +17,10 @@ from tranlogs.journal.embedded_monitor import EmbeddedMonitor
 from .daemon import Daemon, find_watched_journals, is_ownerless
 from .dashboard.access.access import Access
 from .dashboard.access.listening import address_of
-from .dashboard.access.tokens import choose_token
 from .dashboard.http_settings import HttpSettings
 from .embedded import start_embedded_monitor
 from .json_log import JsonFormatter
-from .settings import Settings
+from .settings import DaemonSettings
 from .watching.watch import Evaluation
 
 _log = logging.getLogger(__name__)
@@ -32,14 +30,12 @@ Find = Callable[[Path], list[JournalPaths]]
 
 def watch(
     roots: Sequence[Path],
-    settings: Settings,
+    settings: DaemonSettings,
     *,
     find_journals: Find,
     is_json: bool,
     once: bool,
-    http: str | None = None,
-    token_file: Path | None = None,
-    has_auth: bool = True,
+    http: HttpSettings | None = None,
     show: Callable[[list[tuple[JournalPaths, Evaluation]]], None],
 ) -> int:
     """Watch until SIGTERM or SIGINT; or, with `once`, evaluate every journal, show the evaluations, and return.
@@ -50,9 +46,7 @@ def watch(
         find_journals: returns the journals of a run.
         is_json: True for log lines in JSON.
         once: True to evaluate once.
-        http: address on which to serve the dashboard; None for no dashboard.
-        token_file: a file with the token of the dashboard.
-        has_auth: False if the dashboard requires no token anywhere.
+        http: settings of the dashboard's server; None for no dashboard.
         show: called with the evaluations after `once`.
 
     Returns:
@@ -69,8 +63,7 @@ def watch(
 
     with _logging_to_stderr(is_json):
         if not once:
-            page = None if http is None else HttpSettings(http, choose_token(token_file, os.environ), has_auth)
-            _serve_until_closed(roots, settings, find, page)
+            _serve_until_closed(roots, settings, find, http)
             return 0
         daemon = Daemon(roots, settings, find=find, on_evaluation=note)
         try:
@@ -84,7 +77,7 @@ def watch(
     return 1 if failed else 0
 
 
-def _serve_until_closed(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSettings | None) -> None:
+def _serve_until_closed(roots: Sequence[Path], settings: DaemonSettings, find: Find, http: HttpSettings | None) -> None:
     """Serve; with `until_closed`, serve again if a trainer has started while the journals were being released.
 
     A trainer takes its lock and then looks for a monitor. The monitor releases its lock and then looks for a trainer. So one of
@@ -102,7 +95,7 @@ def _folders(roots: Sequence[Path], find: Find) -> list[Path]:
     return [paths.folder for root in roots for paths in find(root)]
 
 
-def _serve(roots: Sequence[Path], settings: Settings, find: Find, http: HttpSettings | None) -> bool:
+def _serve(roots: Sequence[Path], settings: DaemonSettings, find: Find, http: HttpSettings | None) -> bool:
     """Watch until the daemon ends; return True if it was stopped."""
     if http is None:
         return _run(Daemon(roots, settings, find=find))
@@ -156,11 +149,12 @@ class Command(NamedTuple):
     """Functions that the entry point provides to the command line, and to trainers that start a monitor."""
 
     watch: Callable[..., int]
-    settings: Callable[..., Settings]
+    settings: Callable[..., DaemonSettings]
+    http_settings: Callable[..., HttpSettings]
     start_embedded_monitor: Callable[..., EmbeddedMonitor]
 
 
-COMMAND = Command(watch, Settings.of, start_embedded_monitor)
+COMMAND = Command(watch, DaemonSettings.of, HttpSettings.of, start_embedded_monitor)
 
 
 @contextmanager

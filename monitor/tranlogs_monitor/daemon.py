@@ -19,7 +19,7 @@ from tranlogs.journal.ownership.writer_lock import OwnerLock
 from tranlogs.shipping import Archiver
 
 from .compaction.compactor import Compactor
-from .settings import Settings
+from .settings import DaemonSettings
 from .watching.archiving import ArchiverFactory
 from .watching.lock import lock_journal
 from .watching.watch import Evaluation, JournalWatch
@@ -80,7 +80,7 @@ class Daemon:
     def __init__(
         self,
         roots: Sequence[Path],
-        settings: Settings,
+        settings: DaemonSettings,
         *,
         find: Callable[[Path], list[JournalPaths]],
         on_evaluation: Callable[[Evaluation | str, JournalPaths], None] = lambda evaluation, paths: None,

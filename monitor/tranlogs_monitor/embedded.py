@@ -15,7 +15,7 @@ from tranlogs.retention.compaction import Compaction
 from tranlogs.shipping import LAG_SECONDS
 
 from .daemon import Daemon
-from .settings import Settings
+from .settings import DaemonSettings
 
 _log = logging.getLogger("tranlogs")
 
@@ -40,7 +40,7 @@ class MonitorThread:
     """
 
     def __init__(self, paths: JournalPaths, monitor: Monitor) -> None:
-        settings = Settings(
+        settings = DaemonSettings(
             Budget(monitor.budget_bytes),
             interval_seconds=monitor.interval_seconds,
             compaction=Compaction() if monitor.compact else None,

@@ -32,7 +32,7 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DaemonSettings:
     """Settings of a daemon, the same for all its runs.
 
     Attributes:
@@ -66,7 +66,7 @@ class Settings:
         store: dict[str, Any] | None,
         compaction: Compaction | None,
         until_closed: bool,
-    ) -> Settings:
+    ) -> DaemonSettings:
         """Make settings from the values of the command line. `store` holds the arguments of `StoreSettings`."""
         return cls(
             budget,

@@ -35,7 +35,7 @@ from tests.torch.lab import with_plain_loops
 from tranlogs.log.segments import segment_sizing
 from tranlogs.recovery import read_facts
 from tranlogs.recovery.group import journal_access
-from tranlogs.shipping import embedded
+from tranlogs.shipping import trainer_shipping
 
 EPOCHS, BATCHES, BATCH = 3, 16, 5  # on each rank
 STEPS = EPOCHS * BATCHES
@@ -292,13 +292,13 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         from tranlogs_torch.distributed import group_messages, startup
 
         if "store" in name:
-            embedded.LAG_SECONDS = 0.1
+            trainer_shipping.LAG_SECONDS = 0.1
             options["store"] = f"{run}.store"
         if name == "apart":  # as scripts do where only rank 0 saves
             options |= {} if dist_rank() == 0 else {"checkpoint_every": 1000, "durability": "machine"}
         if name == "without one":  # it only evaluates, or so
             startup.MISSING_SECONDS_WARNED, startup.MISSING_SECONDS_MAX = 1.0, 3.0
-            group_messages.Board.seconds_max = 3.0  # type: ignore[assignment, method-assign]
+            group_messages.NoteBoard.seconds_max = 3.0  # type: ignore[assignment, method-assign]
             wait_until(lambda: dist_rank() == 0)
         if "sample" in name:
             options["fingerprint"] = "sample"

@@ -16,7 +16,7 @@ from tests.distributed.test_world import crash, landed
 from tranlogs.base.errors import UsageError
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
-from tranlogs.recovery.group.summary.log_summary import JournalLog
+from tranlogs.recovery.group.summary.log_summary import GenerationLog
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash
@@ -43,7 +43,7 @@ def test_a_damaged_journal_costs_no_step(launcher: Launcher, tmp_path: Path) -> 
     """Of one record the gradients, of a later one the description."""
     run = tmp_path / "run"
     crash(launcher, 3, run, 25, "copies")
-    (entries,) = JournalLog.read(run / "rank1", 1).history.runs
+    (entries,) = GenerationLog.read(run / "rank1", 1).history.runs
     shares = {link.step: link for link in entries if link.kind == EntryKind.STEP}
     with SegmentReader(shares[22].segment.path, [link.location for link in entries]) as reader:
         flip(shares[22].segment.path, reader.decode(shares[22].location).location.payload_offset)

@@ -115,9 +115,9 @@ def test_a_damaged_share_is_named_and_worked_around(copied: Path, cli: Cli, tmp_
 def _last_gradient(folder: Path) -> int:
     from tranlogs.log.reader import SegmentReader
     from tranlogs.log.record import EntryKind
-    from tranlogs.recovery.group.summary.log_summary import JournalLog
+    from tranlogs.recovery.group.summary.log_summary import GenerationLog
 
-    log = JournalLog.read(folder, 1)
+    log = GenerationLog.read(folder, 1)
     (run,) = log.history.runs
     last = [link for link in run if link.kind == EntryKind.STEP][-1]
     with SegmentReader(last.segment.path) as reader:

@@ -16,7 +16,7 @@ from tranlogs.base.config import MISSING_SECONDS_MAX, MISSING_SECONDS_WARNED
 from tranlogs.base.errors import UsageError
 from tranlogs_torch.ddp.divergence_check import Likeness
 from tranlogs_torch.distributed import group_messages as boards
-from tranlogs_torch.distributed.group_messages import Board
+from tranlogs_torch.distributed.group_messages import NoteBoard
 from tranlogs_torch.distributed.startup import HERE, MADE, wait_for_all
 
 
@@ -28,10 +28,10 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
     return found
 
 
-def board_of(rank: int, world: int, number: int, monkeypatch: pytest.MonkeyPatch) -> Board:
+def board_of(rank: int, world: int, number: int, monkeypatch: pytest.MonkeyPatch) -> NoteBoard:
     """As a process of that rank makes its first, second, ... one."""
     monkeypatch.setattr(boards, "_numbers", iter([number]))
-    return Board(rank, world)
+    return NoteBoard(rank, world)
 
 
 class Clock:

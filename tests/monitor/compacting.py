@@ -10,7 +10,7 @@ from tranlogs.cli.reading.runs import find_journals
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
-from tranlogs_monitor.settings import Settings
+from tranlogs_monitor.settings import DaemonSettings
 
 ROOT = Path(__file__).parents[2]
 ALWAYS = Compaction(after_bytes=1)
@@ -26,7 +26,7 @@ def install_toy(folder: Path) -> str:
 
 
 def daemon(root: Path, compaction: Compaction | None = ALWAYS, clock: FakeClock | None = None, **budget: Any) -> Daemon:
-    settings = Settings(Budget(**budget), compaction=compaction)
+    settings = DaemonSettings(Budget(**budget), compaction=compaction)
     return Daemon([root], settings, find=lambda root: find_watched_journals(root, find_journals), clock=clock)
 
 

@@ -20,7 +20,7 @@ from tranlogs.retention.compaction import Compaction
 from tranlogs.shipping import ShippingSettings
 from tranlogs.shipping.sending import archiver, failures
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
-from tranlogs_monitor.settings import Settings, StoreSettings
+from tranlogs_monitor.settings import DaemonSettings, StoreSettings
 
 
 def watch(job: dict[str, Any]) -> None:
@@ -29,7 +29,7 @@ def watch(job: dict[str, Any]) -> None:
     if job.get("store"):
         archiver._TURN_SECONDS = failures.RETRY_SECONDS_MIN = failures.RETRY_SECONDS_MAX = 0.01
         store = StoreSettings(job["store"], ShippingSettings(0.02))
-    settings = Settings(
+    settings = DaemonSettings(
         Budget(job["budget"], **job.get("limits", {})),
         interval_seconds=job["interval"],
         waits=True,

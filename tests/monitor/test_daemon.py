@@ -14,7 +14,7 @@ from tranlogs.cli.reading.runs import find_journals
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.ownership.writer_lock import OwnerLock
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
-from tranlogs_monitor.settings import Settings
+from tranlogs_monitor.settings import DaemonSettings
 
 Find = Callable[[Path], list[JournalPaths]]
 
@@ -22,7 +22,7 @@ Find = Callable[[Path], list[JournalPaths]]
 def daemon(root: Path, seen: list[str], find: Find = lambda root: find_watched_journals(root, find_journals)) -> Daemon:
     return Daemon(
         [root],
-        Settings(),
+        DaemonSettings(),
         find=find,
         on_evaluation=lambda what, paths: seen.append(paths.folder.parent.name),
         clock=FakeClock(2e9),

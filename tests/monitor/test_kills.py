@@ -20,7 +20,7 @@ from tranlogs.cli.reading.runs import find_journals
 from tranlogs.log.segments import segment_sizing
 from tranlogs.retention.budget import Budget
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
-from tranlogs_monitor.settings import Settings
+from tranlogs_monitor.settings import DaemonSettings
 
 pytestmark = pytest.mark.crash
 
@@ -49,7 +49,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def evaluate(run: Path) -> None:
     """A last look by a monitor of this process, once nobody else is there."""
-    daemon = Daemon([run], Settings(Budget(BUDGET)), find=lambda root: find_watched_journals(root, find_journals))
+    daemon = Daemon([run], DaemonSettings(Budget(BUDGET)), find=lambda root: find_watched_journals(root, find_journals))
     assert daemon.evaluate() == 0
     daemon.close()
 

@@ -21,7 +21,7 @@ from tranlogs_monitor.dashboard.access.listening import address_of
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.server import WebServer
-from tranlogs_monitor.settings import Settings
+from tranlogs_monitor.settings import DaemonSettings
 
 __all__ = ["run"]
 
@@ -29,7 +29,7 @@ __all__ = ["run"]
 @pytest.fixture
 def served() -> Iterator[tuple[Metrics, int]]:
     metrics = Metrics()
-    server = WebServer(("127.0.0.1", 0), metrics, Board(Settings()))
+    server = WebServer(("127.0.0.1", 0), metrics, Board(DaemonSettings()))
     yield metrics, server.port
     server.close()
 
@@ -137,4 +137,4 @@ def test_addresses() -> None:
 
 def test_a_port_that_is_taken_is_named(served: tuple[Metrics, int], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"127.0.0.1:{served[1]}: cannot listen on this address"):
-        WebServer(("127.0.0.1", served[1]), Metrics(), Board(Settings()))
+        WebServer(("127.0.0.1", served[1]), Metrics(), Board(DaemonSettings()))

@@ -25,7 +25,7 @@ from tranlogs.retention.evaluation import read_values
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.server import WebServer
-from tranlogs_monitor.settings import Settings
+from tranlogs_monitor.settings import DaemonSettings
 from tranlogs_monitor.watching.watch import JournalWatch
 
 __all__ = ["run"]
@@ -35,7 +35,7 @@ BUDGET = 100 * MIB
 
 @pytest.fixture
 def board() -> Board:
-    return Board(Settings(Budget(BUDGET), interval_seconds=0.2))
+    return Board(DaemonSettings(Budget(BUDGET), interval_seconds=0.2))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tranlogs.retention.evaluation import pack_array
 from tranlogs.retention.value_decay import SegmentValues
 from tranlogs_monitor.dashboard.pages.board import JournalView
 from tranlogs_monitor.dashboard.pages.curves import curves
-from tranlogs_monitor.dashboard.pages.journal_state import commit_history, current_exposures, describe_state
+from tranlogs_monitor.dashboard.pages.journal_health import commit_history, current_exposures, describe_health
 from tranlogs_monitor.dashboard.pages.page import journal_page
 from tranlogs_monitor.watching.watch import Evaluation
 
@@ -35,13 +35,13 @@ def seen_at(trainer: ToyTrainer | Path, **settings: object) -> Evaluation:
 
 
 def test_a_live_run_is_fine(run: ToyTrainer) -> None:
-    state = describe_state(JournalView("run", seen_at(run)))
+    state = describe_health(JournalView("run", seen_at(run)))
     assert (state.level, state.headline) == ("fine", "All steps up to 31 are safe if the process dies.")
 
 
 def test_a_run_that_was_closed_is_idle(run: ToyTrainer) -> None:
     run.journal.close()
-    state = describe_state(JournalView("run", seen_at(run.journal.paths.folder)))
+    state = describe_health(JournalView("run", seen_at(run.journal.paths.folder)))
     assert (state.level, state.headline) == (
         "idle",
         "No process is training. The run was closed. The next one will continue after step 31.",
@@ -49,13 +49,13 @@ def test_a_run_that_was_closed_is_idle(run: ToyTrainer) -> None:
 
 
 def test_a_run_whose_trainer_died_wants_attention(run: ToyTrainer, tmp_path: Path) -> None:
-    state = describe_state(JournalView("run", seen_at(killed(run, tmp_path / "copy") / "rank0")))
+    state = describe_health(JournalView("run", seen_at(killed(run, tmp_path / "copy") / "rank0")))
     assert state.level == "attention"
     assert state.headline.endswith("died without closing the run; the next one will continue after step 31.")
 
 
 def test_a_budget_that_is_too_small_wants_attention(run: ToyTrainer) -> None:
-    state = describe_state(JournalView("run", seen_at(run, budget=Budget(2 * MIB))))
+    state = describe_health(JournalView("run", seen_at(run, budget=Budget(2 * MIB))))
     assert state.level == "attention"
     assert re.fullmatch(
         r"The data that recovery needs exceed the budget \(\S+ MiB\): a checkpoint was requested from its trainer, .*",
@@ -67,7 +67,7 @@ def test_a_damaged_checkpoint_is_a_problem_and_comes_first(run: ToyTrainer) -> N
     newest = max((run.journal.paths.checkpoints / row.name for row in run.journal.catalog.checkpoints()), key=str)
     flip(newest / "state.safetensors", 5000)
     seen = seen_at(run, budget=Budget(2 * MIB))
-    state = describe_state(JournalView("run", seen))
+    state = describe_health(JournalView("run", seen))
     assert state.level == "problem"
     assert state.headline == "The checkpoint of step 20 is damaged; recovery starts from the one of step 10."
     assert len(state.more) == 1
@@ -83,9 +83,9 @@ def test_the_page_says_that_a_run_in_memory_goes_with_the_machine(run: ToyTraine
 
 
 def test_what_is_old_is_said_to_be(run: ToyTrainer) -> None:
-    unread = describe_state(JournalView("run", None, problem="it is damaged"))
+    unread = describe_health(JournalView("run", None, problem="it is damaged"))
     assert unread.headline == "The journal cannot be read: it is damaged"
-    state = describe_state(JournalView("run", seen_at(run), problem="it is damaged"))
+    state = describe_health(JournalView("run", seen_at(run), problem="it is damaged"))
     assert (state.level, state.headline) == (
         "problem",
         "The journal cannot be read now, and the rest of this page is old: it is damaged",
@@ -111,10 +111,10 @@ def test_the_store_is_shown_once_there_is_one(run: ToyTrainer) -> None:
     assert '<td id="step-persisted">20</td>' in page
     assert '<p class="big" id="lost-site">11 steps' in page
     store = StoreRow("file:///there", "me", problem="it is full")
-    state = describe_state(JournalView("run", replace(stored, rows=replace(stored.rows, store=store))))
+    state = describe_health(JournalView("run", replace(stored, rows=replace(stored.rows, store=store))))
     assert (state.level, state.headline) == ("attention", "Shipping to file:///there has stopped: it is full.")
     store = StoreRow("file:///there", "me", under_replicated=3)
-    state = describe_state(JournalView("run", replace(stored, rows=replace(stored.rows, store=store))))
+    state = describe_health(JournalView("run", replace(stored, rows=replace(stored.rows, store=store))))
     assert (state.level, state.headline) == ("attention", f"Under-replicated in file:///there: {store.copies_missing}.")
     assert set(curves(shown)["steps"]) == {"committed", "synced", "archived", "persisted"}
     page = journal_page(JournalView("run", seen), now=seen.at, interval_seconds=10, has_others=False).decode()

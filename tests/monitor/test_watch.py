@@ -25,7 +25,7 @@ from tranlogs.retention.budget import Budget
 from tranlogs.retention.evaluation import read_values
 from tranlogs.retention.value_decay import Decay
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
-from tranlogs_monitor.settings import Settings
+from tranlogs_monitor.settings import DaemonSettings
 from tranlogs_monitor.watching.watch import Evaluation, JournalWatch
 
 Toy = Callable[..., ToyTrainer]
@@ -63,7 +63,7 @@ def settle(trainer: ToyTrainer) -> None:
 
 def watching(trainer: ToyTrainer | Path, clock: FakeClock | None = None, **settings: Any) -> JournalWatch:
     folder = trainer if isinstance(trainer, Path) else trainer.journal.paths.folder
-    return JournalWatch(JournalPaths(folder), Settings(**settings), clock or FakeClock(1e9))
+    return JournalWatch(JournalPaths(folder), DaemonSettings(**settings), clock or FakeClock(1e9))
 
 
 def flip(path: Path, offset: int) -> None:
@@ -221,7 +221,10 @@ def test_the_history_is_thinned(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch
 
 def daemon(*roots: Path, clock: FakeClock | None = None, **settings: Any) -> Daemon:
     return Daemon(
-        roots, Settings(**settings), find=lambda root: find_watched_journals(root, find_journals), clock=clock or FakeClock(1e9)
+        roots,
+        DaemonSettings(**settings),
+        find=lambda root: find_watched_journals(root, find_journals),
+        clock=clock or FakeClock(1e9),
     )
 
 

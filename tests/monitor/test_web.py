@@ -24,7 +24,7 @@ from tranlogs_monitor.dashboard.access.tokens import Token
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.server import WebServer
-from tranlogs_monitor.settings import Settings
+from tranlogs_monitor.settings import DaemonSettings
 
 __all__ = ["browser", "run"]
 
@@ -35,7 +35,7 @@ SECONDS_TO_CLOSE_MAX = 5.0
 
 @pytest.fixture
 def board() -> Board:
-    board = Board(Settings(interval_seconds=0.2))
+    board = Board(DaemonSettings(interval_seconds=0.2))
     board.note(Path("run"), "it is damaged")
     return board
 
@@ -237,7 +237,7 @@ def test_a_request_that_fails_is_logged_and_the_next_one_is_answered(
     local: WebServer, board: Board, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("tranlogs_monitor.dashboard.app.curves", lambda shown: 1 / 0)
+        patch.setattr("tranlogs_monitor.dashboard.routes.curves", lambda shown: 1 / 0)
         answer = ask(local.port, "/data.json")
     assert answer.status == 500
     assert answer.headers["Cache-Control"] == "no-store"

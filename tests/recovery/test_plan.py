@@ -13,7 +13,7 @@ from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow
 from tranlogs.catalog.lineage import is_on_lineage, trace_lineage
 from tranlogs.log.record import EntryKind, Head, Location, digest, pack_head, unpack_head
 from tranlogs.recovery.history import History, ScannedSegment, build_history
-from tranlogs.recovery.plan import Plan, plan_recovery
+from tranlogs.recovery.recovery_plan import RecoveryPlan, plan_recovery
 
 STEP, IMAGE, BOUNDARY = EntryKind.STEP, EntryKind.IMAGE, EntryKind.BOUNDARY
 
@@ -107,7 +107,9 @@ class Run:
     def history(self) -> History:
         return build_history(self.segments, self.limits)
 
-    def plan(self, step: int | None = None, *, broken: Sequence[str] = (), last_good: dict[int, int] | None = None) -> Plan:
+    def plan(
+        self, step: int | None = None, *, broken: Sequence[str] = (), last_good: dict[int, int] | None = None
+    ) -> RecoveryPlan:
         return plan_recovery(
             self.checkpoints,
             self.history,
@@ -119,7 +121,7 @@ class Run:
         )
 
 
-def redone(plan: Plan) -> list[int]:
+def redone(plan: RecoveryPlan) -> list[int]:
     return [link.step for link in plan.links if link.kind == STEP]
 
 

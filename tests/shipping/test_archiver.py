@@ -23,7 +23,7 @@ from tranlogs.retention.keep_policy import KeepAll, KeepLatest
 from tranlogs.shipping import pull, read_newest
 from tranlogs.shipping.inventory import durability
 from tranlogs.shipping.inventory.garbage_collection import GarbageCollector
-from tranlogs.shipping.items import source
+from tranlogs.shipping.items import item_files
 from tranlogs.shipping.manifest import manifest_names, parse_manifest_name
 from tranlogs.shipping.sending import failures, upload
 from tranlogs.stores import LocalStore
@@ -112,7 +112,7 @@ def test_a_live_run_is_followed_and_its_segments_are_sealed_by_age(memory_path: 
 
 
 def test_large_files_are_sent_in_parts(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "PART_BYTES_MAX", 100_000)
+    monkeypatch.setattr(item_files, "PART_BYTES_MAX", 100_000)
     run, store = memory_path / "a", FaultyStore()
     trained(run, 13)
     assert ship(run, store).archived == 13
@@ -445,9 +445,9 @@ def test_what_is_pruned_before_it_could_be_sent_is_no_warning(
 ) -> None:
     run, store = memory_path / "a", FaultyStore()
     trained(run, 15, every=5, retention=KeepAll())
-    opened = source.open_checkpoint
+    opened = item_files.open_checkpoint
 
-    def open_late(folder: Path, row: CheckpointRow) -> source.Source:
+    def open_late(folder: Path, row: CheckpointRow) -> item_files.Source:
         if row.step == 5:
             catalog = Catalog.open(run / "rank0", writable=True)
             with catalog.transaction() as tables:

@@ -19,7 +19,7 @@ from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention.keep_policy import KeepAll
-from tranlogs.shipping import ReplacementSource
+from tranlogs.shipping import StoreCopies
 from tranlogs.stores import LocalStore
 from tranlogs.verify import Problem
 
@@ -116,7 +116,7 @@ def lose_checkpoint(run: Path) -> str:
 
 def recovered(run: Path, url: str | None = None) -> tuple[ToyTrainer, tuple[str, ...]]:
     trainer = open_only(run, retention=KeepAll())
-    report = trainer.recover(spare=ReplacementSource(JournalPaths.of(run), url))
+    report = trainer.recover(spare=StoreCopies(JournalPaths.of(run), url))
     assert trainer.state.everything() == uninterrupted(report.step).everything()
     return trainer, report.notes
 
@@ -183,7 +183,7 @@ def test_a_sound_run_asks_no_store(run: Path, monkeypatch: pytest.MonkeyPatch) -
     def refuse(url: str) -> None:
         raise AssertionError(f"{url} was opened")
 
-    monkeypatch.setattr("tranlogs.shipping.fetching.replacement.open_store", refuse)
+    monkeypatch.setattr("tranlogs.shipping.fetching.damaged_files.open_store", refuse)
     trainer, notes = recovered(run)
     assert (trainer.journal.step, notes) == (STEPS, ())
     trainer.journal.close()
@@ -220,7 +220,7 @@ def test_a_store_that_fails_once_is_asked_again(run: Path, monkeypatch: pytest.M
         return names(store, prefix)
 
     monkeypatch.setattr(LocalStore, "names", failing_once)
-    monkeypatch.setattr("tranlogs.shipping.fetching.replacement._PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("tranlogs.shipping.fetching.damaged_files._PAUSES", (0.0, 0.0, 0.0))
     harm_values(run)
     trainer, _ = recovered(run)
     assert trainer.journal.step == STEPS
@@ -235,7 +235,7 @@ def test_a_store_that_stays_away_is_given_up_for_all(run: Path, monkeypatch: pyt
         raise StoreUnavailable(store.url, "it is away")
 
     monkeypatch.setattr(LocalStore, "names", failing)
-    monkeypatch.setattr("tranlogs.shipping.fetching.replacement._PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("tranlogs.shipping.fetching.damaged_files._PAUSES", (0.0, 0.0, 0.0))
     harm_checkpoints(run)
     harm_values(run)
     trainer, _ = recovered(run)
@@ -249,7 +249,7 @@ def test_a_copy_that_cannot_be_read_leaves_no_empty_checkpoint(run: Path, tmp_pa
     for path in (tmp_path / "store").rglob("objects/**/*"):
         if path.is_file() and name in str(path):
             path.write_bytes(b"nothing")
-    assert not ReplacementSource(JournalPaths.of(run)).replace(name)
+    assert not StoreCopies(JournalPaths.of(run)).replace(name)
     assert not (run / "rank0/checkpoints" / name).exists()
 
 
@@ -259,13 +259,13 @@ def test_a_segment_that_lost_only_what_it_did_not_use_is_whole_again(run: Path) 
     with path.open("r+b") as file:
         file.truncate(size - 4096)
     assert problems(run)
-    assert ReplacementSource(JournalPaths.of(run)).replace(path.name)
+    assert StoreCopies(JournalPaths.of(run)).replace(path.name)
     assert path.stat().st_size == size
     assert not problems(run)
 
 
 def test_a_name_is_asked_for_once(run: Path) -> None:
-    spare, name = ReplacementSource(JournalPaths.of(run)), harm_values(run)
+    spare, name = StoreCopies(JournalPaths.of(run)), harm_values(run)
     assert spare.replace(name)
     harm_values(run)
     assert not spare.replace(name)

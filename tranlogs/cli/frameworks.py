@@ -59,6 +59,25 @@ class OfflineRun(Protocol):
         ...
 
 
+class DaemonCommand(Protocol):
+    """Functions of a daemon; made by an entry point of the group `tranlogs.daemons`."""
+
+    @property
+    def watch(self) -> Callable[..., int]:
+        """Run the daemon; return the exit code."""
+        ...
+
+    @property
+    def settings(self) -> Callable[..., Any]:
+        """Make the settings of the daemon."""
+        ...
+
+    @property
+    def http_settings(self) -> Callable[..., Any]:
+        """Make the settings of the dashboard's server."""
+        ...
+
+
 def load_framework(paths: JournalPaths) -> type[OfflineRun]:
     """Load the framework that wrote a journal.
 
@@ -94,10 +113,10 @@ def load_demo(name: str) -> Callable[..., int]:
     return found
 
 
-def load_daemon(name: str) -> tuple[Callable[..., int], Callable[..., Any], Callable[..., Any]]:
-    """Load a daemon: the functions that run it, that make its settings, and that start it from a trainer."""
-    watch, settings, start_embedded_monitor = _load("tranlogs.daemons", name, f"this command requires the {name}")
-    return watch, settings, start_embedded_monitor
+def load_daemon(name: str) -> DaemonCommand:
+    """Load a daemon."""
+    found: DaemonCommand = _load("tranlogs.daemons", name, f"this command requires the {name}")
+    return found
 
 
 def _recorded_name(paths: JournalPaths) -> str:

@@ -25,10 +25,10 @@ from ..log.definitions import Scalars
 from ..log.layout import NO_TENSORS, Payload
 from ..log.record import EntryKind, Position
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
-from .failures import SUSPENDING_ERRORS
+from .journal_state import JournalState
 from .opening import OpenedJournal, open_for_writing
 from .ownership.shutdown_gate import gated
-from .state import JournalState
+from .suspending_errors import SUSPENDING_ERRORS
 from .writing.record_writers import Body, StepRecord, Writer
 from .writing.suspension import end_incident
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..base.errors import RecoveryError
 from ..catalog import Catalog, CommonRow, PrunedRow, Tables
-from .failures import SUSPENDING_ERRORS
+from .suspending_errors import SUSPENDING_ERRORS
 
 _log = logging.getLogger("tranlogs")
 _KEY = "request/hold"

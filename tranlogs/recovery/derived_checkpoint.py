@@ -22,7 +22,7 @@ from ..log.reader import SegmentReader
 from ..log.record import EntryKind, Position
 from .history import Link, ScannedSegment, build_history
 from .journal_facts import Facts, read_facts
-from .plan import Plan, plan_recovery
+from .recovery_plan import RecoveryPlan, plan_recovery
 
 # Entries of a segment's description that a checkpoint's manifest repeats.
 _MANIFEST_KEYS = ("run_id", "rank", "framework", "environment", "parent", "fork_sequence", "fork_step")
@@ -125,7 +125,7 @@ def write_snapshot(
     write_folder(folder, snapshot, described, is_synced=is_synced)
 
 
-def _plan_replay(folder: Path, facts: Facts, rows: Sequence[CheckpointRow]) -> tuple[Plan, dict[str, Any]]:
+def _plan_replay(folder: Path, facts: Facts, rows: Sequence[CheckpointRow]) -> tuple[RecoveryPlan, dict[str, Any]]:
     """Return the plan of a recovery from a sound checkpoint, and the environment that the checkpoint records."""
     limits = trace_lineage(facts.timelines, facts.timeline)
     history, broken = build_history(facts.segments, limits), set[str]()

@@ -18,7 +18,7 @@ from ..log.record import EntryKind, Position
 from .decoding import Chunk, DamagedEntry, StepScalars, decode_chunks, find_last_sound_boundary, read_boundary
 from .history import Link, build_history
 from .journal_facts import Facts, read_facts, read_repaired_facts, replace_damaged
-from .plan import Plan, plan_recovery
+from .recovery_plan import RecoveryPlan, plan_recovery
 from .state_protocol import Divergence, Recoverable, ReplacementSource
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Recovered:
         parts: the parts of the boundary's body, as they lie in the log.
     """
 
-    plan: Plan
+    plan: RecoveryPlan
     position: Position
     body: dict[str, Any]
     replayed: int
@@ -143,7 +143,7 @@ class _DamagePlanner:
         self.broken: list[str] = []
         self.notes = list(facts.notes)
 
-    def plan(self, step: int | None, sequence: int | None) -> Plan:
+    def plan(self, step: int | None, sequence: int | None) -> RecoveryPlan:
         """Plan the next attempt.
 
         Raises:
@@ -160,14 +160,14 @@ class _DamagePlanner:
             last_good=self._last_good,
         )
 
-    def exclude_checkpoint(self, plan: Plan, error: CorruptCheckpoint) -> None:
+    def exclude_checkpoint(self, plan: RecoveryPlan, error: CorruptCheckpoint) -> None:
         """Replace the damaged checkpoint of a plan, or exclude it from further plans."""
         _log.warning("%s", error)
         if not self._replace(self._folder / "checkpoints" / plan.checkpoint.name):
             self.notes.append(str(error))
             self.broken.append(plan.checkpoint.name)
 
-    def exclude_entry(self, plan: Plan, damage: DamagedEntry) -> None:
+    def exclude_entry(self, plan: RecoveryPlan, damage: DamagedEntry) -> None:
         """Replace the segment of a damaged entry, or exclude the entry and what follows it from further plans."""
         _log.warning("%s", damage.error)
         is_replaced = self._replace(damage.link.segment.path)
@@ -190,7 +190,7 @@ class _DamagePlanner:
 
 def execute_plan(
     folder: Path,
-    plan: Plan,
+    plan: RecoveryPlan,
     state: Recoverable,
     notes: list[str],
     progress: Progress | None,
@@ -263,7 +263,7 @@ def _redo_entries(state: Recoverable, links: Sequence[Link], progress: Progress 
 
 
 @contextmanager
-def open_planned_checkpoint(folder: Path, plan: Plan) -> Iterator[Checkpoint]:
+def open_planned_checkpoint(folder: Path, plan: RecoveryPlan) -> Iterator[Checkpoint]:
     """Open the checkpoint of a plan of a journal.
 
     Raises:

@@ -2,20 +2,21 @@
 another machine pulls them.
 """
 
-from .embedded import LAG_SECONDS, fetch_missing_journal, start_shipping
+from .fetching.damaged_files import StoreCopies
+from .fetching.missing_journal import fetch_missing_journal
 from .fetching.pull import find_run, pull
-from .fetching.replacement import ReplacementSource
-from .inventory.listing import list_runs
+from .inventory.store_listing import list_runs
 from .items.throttle import Throttle
 from .manifest import journal_prefix, read_newest
 from .sending.archiver import Archiver, ShippingProgress, ShippingSettings
+from .trainer_shipping import LAG_SECONDS, start_shipping
 
 __all__ = [
     "LAG_SECONDS",
     "Archiver",
-    "ReplacementSource",
     "ShippingProgress",
     "ShippingSettings",
+    "StoreCopies",
     "Throttle",
     "fetch_missing_journal",
     "find_run",

@@ -8,7 +8,7 @@ from ..journal import Journal
 from ..journal.process.shutdown import GRACE_SECONDS, OnSignal
 from ..recovery import Divergence, RecoveryReport, read_facts
 from ..recovery.journal_facts import describe_replacement
-from ..recovery.progress import progress_bar
+from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Progress, Recovered, recover
 from ..recovery.verdict import judge_exactness, make_report
 from ..retention import CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
@@ -23,7 +23,7 @@ from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources
 from .rng import HostRng, is_same_state, numpy_state, python_state, set_host_rng
 from .scalars import Curve, ScalarHistory
-from .settings import RunSettings
+from .settings import RunOptions, RunSettings
 from .write_scans import FIRST_UNITS, Place, ScanSchedule
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "RecoveryReport",
     "ReplayCheck",
     "RetentionPolicy",
+    "RunOptions",
     "RunResources",
     "RunSettings",
     "ScalarHistory",

@@ -10,9 +10,9 @@ from ..journal import Journal, JournalPaths
 from ..journal.embedded_monitor import shipping_store, start_embedded_monitor
 from ..journal.ownership.takeover import end_former_ranks
 from ..journal.process.shutdown import ShutdownHandler
-from ..recovery.progress import progress_bar
+from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Recovered
-from ..shipping import ReplacementSource, fetch_missing_journal, start_shipping
+from ..shipping import StoreCopies, fetch_missing_journal, start_shipping
 from .settings import RunSettings
 
 
@@ -78,7 +78,7 @@ class RunResources:
         self.journal.adapt = adapt
         self._monitor = start_embedded_monitor(settings.monitor, self.journal.paths)
         self._shipping = start_shipping(url if is_own else None, self.journal.paths)
-        self.spare = ReplacementSource(self.journal.paths, url)
+        self.spare = StoreCopies(self.journal.paths, url)
         self._shutdown = ShutdownHandler(self.journal, self._shipping.wait, settings.on_signal, settings.grace_seconds)
 
     def continue_from(self, found: Recovered, *, new_timeline: bool | None = None, number: int | None = None) -> None:

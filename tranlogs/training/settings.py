@@ -15,9 +15,28 @@ from ..retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, a
 from .fingerprint import Mode
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options of a run as a user writes them, whatever the framework. Each integration's documentation describes them."""
+
+    run: Any
+    checkpoint_every: Any
+    keep: Any
+    durability: Any
+    fingerprint: Any
+    segment_bytes: int | None
+    writer: Any
+    monitor: Any
+    budget: Any
+    store: Any
+    on_signal: Any
+    grace_seconds: Any
+    take_over: bool | None
+
+
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The settings that a user chooses for a run, whatever the framework.
+    """The settings of a run: the options of a user, validated.
 
     Attributes:
         run: folder of the run.
@@ -48,51 +67,35 @@ class RunSettings:
     takes_over: bool
 
     @classmethod
-    def checked(
-        cls,
-        run: Any,
-        *,
-        checkpoint_every: Any,
-        keep: Any,
-        durability: Any,
-        fingerprint: Any,
-        segment_bytes: int | None,
-        writer: Any,
-        monitor: Any,
-        budget: Any,
-        store: Any,
-        on_signal: Any,
-        grace_seconds: Any,
-        take_over: bool | None,
-        processes: int = 1,
-    ) -> RunSettings:
-        """Validate the settings as a user has written them, and return them.
+    def of(cls, options: RunOptions, processes: int = 1) -> RunSettings:
+        """Validate the options of a user, and return the settings.
 
         Args:
-            processes: number of the run's processes on this machine, which share the budget. The other arguments are as users
-                write them.
+            options: the options.
+            processes: number of the run's processes on this machine, which share the budget.
 
         Raises:
-            UsageError: a setting is wrong; the message names it.
+            UsageError: an option is wrong; the message names it.
         """
+        run, monitor = options.run, options.monitor
         if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):
             raise UsageError(f"run must be the folder of the run, got {run!r}")
-        _check_choice("durability", durability, ("machine", "process"))
-        _check_choice("fingerprint", fingerprint, get_args(Mode))
-        _check_choice("writer", writer, ("direct", "thread", None))
+        _check_choice("durability", options.durability, ("machine", "process"))
+        _check_choice("fingerprint", options.fingerprint, get_args(Mode))
+        _check_choice("writer", options.writer, ("direct", "thread", None))
         return cls(
-            Path(run),
-            as_policy(checkpoint_every),
-            as_retention(keep),
-            durability,
-            fingerprint,
-            segment_bytes,
-            writer,
-            parse_monitor(monitor, budget, store, budget_sharers=processes),
-            store,
-            on_signal,
-            check_shutdown_settings(on_signal, grace_seconds),
-            is_takeover_wanted(take_over),
+            run=Path(run),
+            policy=as_policy(options.checkpoint_every),
+            retention=as_retention(options.keep),
+            durability=options.durability,
+            fingerprint=options.fingerprint,
+            segment_bytes=options.segment_bytes,
+            writer=options.writer,
+            monitor=parse_monitor(monitor, options.budget, options.store, budget_sharers=processes),
+            store=options.store,
+            on_signal=options.on_signal,
+            grace_seconds=check_shutdown_settings(options.on_signal, options.grace_seconds),
+            takes_over=is_takeover_wanted(options.take_over),
         )
 
 

@@ -51,7 +51,7 @@ class ForeignWriteDetector:
 
         Args:
             step: that the journal has come to.
-            place: where the loop is, for looks that may be left out (`looks.py`); None for a full one.
+            place: where the loop is, for looks that may be left out (`write_scans.py`); None for a full one.
         """
         if self._digests is None:
             return []

@@ -31,8 +31,8 @@ from ..tensors.arrays import adapt, to_array
 from ..tensors.placement import KNOWN, local
 from .grad_scaler import ScalerWatch
 from .gradient_plan import GradientPlans
+from .logged_run import LoggedRun
 from .replay_check import StepRehearsal
-from .run import LoggedRun
 from .single_step import can_nest, is_nested
 
 _log = logging.getLogger("tranlogs")

@@ -36,7 +36,7 @@ from tranlogs.base.types import AnyArray, Bytes, DeviceArray, SparseArray, Tenso
 from tranlogs.records import Layout, Payload
 from tranlogs.records import spec_of as array_spec_of
 
-from ..device.fetch import Window
+from ..device.host_copies import Window
 from ..device.streams import Devices, cuda_device
 from ..tensors.arrays import from_array, spec_of, to_array
 from ..tensors.placement import local
@@ -144,7 +144,7 @@ class Staging:
         return DeviceArray(spec.dtype, spec.shape, np.empty(0, np.uint8), spec.strides, source=tensor, fetch=self.fetch)
 
     def fetch(self, wanted: Sequence[tuple[torch.Tensor, Bytes]]) -> None:
-        """Copy dense tensors into host memory, in C order, and wait for them. See `device/fetch.py`.
+        """Copy dense tensors into host memory, in C order, and wait for them. See `device/host_copies.py`.
 
         Raises:
             LogUnavailable: there is no memory for the windows.

@@ -12,7 +12,7 @@ import torch
 from tranlogs.base.types import AnyArray, Array, Bytes, SparseArray, TensorSpec
 from tranlogs.records import Layout, SparseForm
 
-from ..device.gather import Form, Gather, Places
+from ..device.gather import Form, Gather, TensorOffsets
 from ..device.ring import Region, Ring
 from ..device.streams import Device, Event, Pair
 from ..tensors.arrays import DTYPES, flat_bytes, to_array
@@ -157,7 +157,7 @@ class StagingPlan:
             for k, tensor in enumerate(tensors)
             if lane is not None and tensor.layout is torch.strided and tensor.device == device
         ]
-        self.places = Places([_form(self._specs[k]) for k in self._staged])
+        self.places = TensorOffsets([_form(self._specs[k]) for k in self._staged])
         self._parts = self._divide()
         self._buffers: list[_Buffer] = []  # those that the rounds are planned for
         self._rounds: list[_Round] = []
@@ -276,5 +276,5 @@ def _copied(spec: TensorSpec, tensor: torch.Tensor) -> AnyArray:
     form = _form(spec)
     data = np.empty(form.nbytes, np.uint8)
     if form.nbytes:
-        Places([form]).view(torch.from_numpy(data), 0).copy_(tensor.detach())
+        TensorOffsets([form]).view(torch.from_numpy(data), 0).copy_(tensor.detach())
     return Array(spec.dtype, form.shape, data, form.strides)

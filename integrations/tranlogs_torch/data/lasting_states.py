@@ -1,4 +1,4 @@
-"""What of a loader's position stays as it is for a whole epoch: random states of 10 kB each, which are encoded once."""
+"""The parts of a loader's position that last for a whole epoch: random states of 10 kB each, which are encoded once."""
 
 from __future__ import annotations
 

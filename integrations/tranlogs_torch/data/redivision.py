@@ -16,7 +16,7 @@ Rest = tuple[int, int]  # batches of the epoch on this process when it was divid
 
 
 def division_of(sampler: Any) -> dict[str, Any] | None:
-    """What a DistributedSampler's order depends on, and among how many it is dealt out; None for any other sampler.
+    """Return the seed, shuffling and number of replicas of a DistributedSampler; None for any other sampler.
 
     Args:
         sampler: a loader's batch sampler, or its sampler where it makes no batches.
@@ -53,7 +53,7 @@ def redivided(state: dict[str, Any], loader: DataLoader[Any], sampler: Any, worl
 
 
 def _consumed(state: dict[str, Any], loader: DataLoader[Any], now: dict[str, Any] | None) -> int | None:
-    """How much of the epoch's order all processes had consumed; None where it is not the order that is drawn now."""
+    """Return how many samples of the epoch all processes had consumed; None if another order is drawn now."""
     was = state["division"]
     if was is None or now is None or (was["seed"], was["shuffle"]) != (now["seed"], now["shuffle"]) or state["index"] is None:
         return None
@@ -81,7 +81,7 @@ def _processes(count: int) -> str:
 
 
 def rest_of(sampler: Any, rest: Rest) -> Iterable[Any]:
-    """What is left of the epoch behind the samples that were consumed: this process's part, as the sampler would batch it."""
+    """Return this process's part of the samples of the epoch that were not consumed, as the sampler would batch it."""
     own: Any = sampler.sampler if isinstance(sampler, BatchSampler) else sampler
     whole: DistributedSampler[Any] = DistributedSampler(own.dataset, 1, 0, own.shuffle, own.seed)
     whole.set_epoch(own.epoch)

@@ -165,7 +165,7 @@ def nested(sampler: Any) -> Iterator[Any]:
 
 
 class SamplerStates:
-    """What samplers keep from epoch to epoch: state_dict, epoch, and generators of their own.
+    """State that samplers keep from epoch to epoch: state_dict, epoch, and generators of their own.
 
     Args:
         samplers: a loader's samplers, outer and inner; each counts once.
@@ -177,7 +177,7 @@ class SamplerStates:
         self._contents = [_contents(part) for part in self.samplers]
 
     def read(self) -> list[Any]:
-        """Of each sampler its state_dict, or its epoch; None where it has neither. Then its numpy and Python generators."""
+        """Return the state_dict of each sampler, or its epoch, or None; and the states of its numpy and Python generators."""
         states: list[Any] = []
         for sampler, generators in zip(self.samplers, self._generators, strict=True):
             epoch = getattr(sampler, "epoch", None)

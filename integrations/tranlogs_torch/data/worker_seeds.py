@@ -22,7 +22,7 @@ from tranlogs.base.errors import UsageError
 
 
 class Seeded(NamedTuple):
-    """What the sampler yields, and a seed for the worker that loads it."""
+    """An index batch of the sampler, and a seed for the worker that loads it."""
 
     indices: Any
     seed: int

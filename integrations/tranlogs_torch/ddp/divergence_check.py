@@ -1,4 +1,4 @@
-"""Whether processes that each log everything have the same parameters: gradients may be summed by hand.
+"""A check that processes which each log everything have the same parameters, because scripts may sum gradients by hand.
 
 Nothing says that they step together, so nobody waits: each leaves a note of its parameters at every tenth step or so, and
 looks for those of the others at its next boundaries. The step at which all were last equal stands in each boundary: if a
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ..distributed.group_messages import Board
+from ..distributed.group_messages import NoteBoard
 
 _NOTE = "state"
 _EVERY_STEPS = 10
@@ -22,7 +22,7 @@ class Likeness:
         step: at which all were last seen to be equal; -1 for never, or since they were seen to differ.
     """
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: NoteBoard) -> None:
         self._board = board
         self.step = -1
         self._noted_at = 0

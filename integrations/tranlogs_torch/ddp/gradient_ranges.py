@@ -1,4 +1,4 @@
-"""Which range of a step's gradients this rank logs: equal parts of their elements, laid end to end."""
+"""The range of a step's gradients that this rank logs: an equal part of their elements, laid end to end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Named = tuple[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What is logged of one gradient: `tensor`, and the place of its elements in the order of the whole's memory.
+    """The logged part of one gradient: `tensor`, and the place of its elements in the order of the whole gradient's memory.
 
     `piece` is None where the gradient is logged whole (a sparse or empty one).
     """

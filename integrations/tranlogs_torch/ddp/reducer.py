@@ -45,12 +45,12 @@ class Reducer:
         self._sparse = {id(m.weight) for m in embeddings if m.sparse}
 
     def ids(self) -> set[int]:
-        """Of the parameters whose gradients it sums: those that trained when it was made. Empty if that is not known."""
+        """Ids of the parameters whose gradients the reducer sums: those that trained when it was made. Empty if unknown."""
         logged = self.ddp._get_ddp_logging_data().get("num_parameter_tensors", len(self._parameters))
         return {id(p) for p in self._parameters} if logged == len(self._parameters) else set()
 
     def describe(self) -> dict[str, Any]:
-        """What its sums depend on."""
+        """Return the settings that the sums depend on."""
         ddp = self.ddp
         return {
             "bucket_bytes": int(ddp.bucket_bytes_cap),
@@ -61,12 +61,12 @@ class Reducer:
 
     @property
     def rebuilds(self) -> bool:
-        """Whether its buckets change after the first backward pass."""
+        """True if the buckets change after the first backward pass."""
         return bool(self.ddp.static_graph or not self.ddp.find_unused_parameters)
 
     @property
     def is_joining(self) -> bool:
-        """Whether ranks may run out of data one by one (`join`)."""
+        """True if ranks may run out of data one by one (`join`)."""
         return bool(self.ddp._join_config.enable)
 
     @property
@@ -87,7 +87,7 @@ class Reducer:
         return [doubt for hook in self.hooks() if (doubt := hook.doubt())]
 
     def hooks(self) -> list[Hook]:
-        """Its communication hooks."""
+        """The communication hooks."""
         return [Hook(hook, state) for hook, state in self.ddp._comm_hooks]
 
     def write_hooks(self, recorded: list[dict[str, Any] | None]) -> list[str]:

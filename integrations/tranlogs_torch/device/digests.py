@@ -37,7 +37,7 @@ import torch
 from tranlogs.base.config import DIGEST_BYTES
 
 from ..tensors.arrays import memory_order
-from .gather import Form, Gather, Places, form_in_memory_order
+from .gather import Form, Gather, TensorOffsets, form_in_memory_order
 
 Digests = npt.NDArray[np.uint64]
 
@@ -196,7 +196,7 @@ class _Plan:
         constants: Digests,
     ) -> int:
         """Divide what is gathered into windows; return the number of rows so far."""
-        places = Places([piece.form for piece in pieces], alignment=ROW_BYTES)
+        places = TensorOffsets([piece.form for piece in pieces], alignment=ROW_BYTES)
         divided = places.rounds(window_bytes)
         sizes = [_whole_rows(places.stop(run[-1])) - places.base(run.start) for run in divided]
         self._window = torch.zeros(max(sizes, default=0), dtype=torch.uint8, device=self._device)

@@ -46,7 +46,7 @@ def form_in_memory_order(tensor: torch.Tensor) -> Form:
     return Form(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()) if is_dense else None)
 
 
-class Places:
+class TensorOffsets:
     """Where tensors of given forms lie, one behind the other.
 
     Attributes:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 _numbers = itertools.count()
 
 
-class Board:
+class NoteBoard:
     """A place for notes of one LoggedOptimizer. All must make theirs in the same order.
 
     A restart by torchrun may find the store of the start before: the number of the start is in the name of each note.
@@ -26,7 +26,7 @@ class Board:
 
     @property
     def is_there(self) -> bool:
-        """Whether notes can be left: a group that came about otherwise has no store."""
+        """True if notes can be left: a group that was made without a store has no place for them."""
         return self._store is not None
 
     @property

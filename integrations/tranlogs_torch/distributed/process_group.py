@@ -16,7 +16,7 @@ from tranlogs.base.config import PATIENCE_SECONDS_MAX
 from tranlogs.base.errors import UsageError
 from tranlogs.records import tree
 
-from .group_messages import Board
+from .group_messages import NoteBoard
 from .startup import MADE, wait_for_all
 
 _log = logging.getLogger("tranlogs")
@@ -40,7 +40,7 @@ class Group:
     def __init__(self) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.backend = str(dist.get_backend())
-        self.board = Board(self.rank, self.world)
+        self.board = NoteBoard(self.rank, self.world)
         self.board.write(MADE, "")
         self._patient: Any = None
         self._usual: Any = None
@@ -132,17 +132,17 @@ class Solo:
 
 
 def size() -> int:
-    """How many processes train together."""
+    """Return the number of processes that train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def is_there() -> bool:
-    """Whether this process trains together with others."""
+    """Return True if this process trains together with others."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def local_world() -> int:
-    """How many processes of the group are on this machine; all of them, where the launcher does not say."""
+    """Return the number of the group's processes on this machine; all of them if the launcher does not say."""
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
     return (int(told) if told.isdigit() else dist.get_world_size()) if is_there() else 1
 

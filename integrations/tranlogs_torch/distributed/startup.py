@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from tranlogs.base.config import MISSING_SECONDS_MAX, MISSING_SECONDS_WARNED
 from tranlogs.base.errors import UsageError
 
-from .group_messages import Board
+from .group_messages import NoteBoard
 
 _log = logging.getLogger("tranlogs")
 
@@ -22,7 +22,7 @@ _POLL_SECONDS_MAX = 1.0
 
 
 def wait_for_all(
-    board: Board, world: int, *, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    board: NoteBoard, world: int, *, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Return when all have come.
 

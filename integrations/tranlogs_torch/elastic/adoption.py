@@ -1,7 +1,7 @@
-"""The state of a rank whose journal is gone, from the checkpoints of others.
+"""The state of a rank whose journal is lost, from the checkpoints of other ranks.
 
-Weights and optimizer state are the same on all ranks. What is a rank's own (random numbers, buffers, the position in the
-data) stands, as it was at each checkpoint, in the checkpoint of the rank before it.
+Weights and optimizer state are the same on all ranks. The rank's own state (random numbers, buffers, the position in the data)
+at each checkpoint is also in the checkpoint of the previous rank.
 """
 
 from __future__ import annotations
@@ -26,24 +26,27 @@ from ..tensors import arrays
 
 
 def packed(body: dict[str, Any]) -> bytes:
-    """A boundary's body in bytes."""
+    """Return a boundary's body in bytes."""
     return tree.encode(body, path="", adapt=arrays.adapt)
 
 
 def unpacked(blob: bytes) -> dict[str, Any]:
-    """The inverse of `packed`."""
+    """Return the boundary's body that `packed` has encoded."""
     body: dict[str, Any] = tree.decode(blob, make_array=arrays.make_array, make_extension=arrays.make_extension)
     return body
 
 
 def adopt(state: TorchState, sources: Sequence[Path], rank: int, built: dict[str, Any] | None) -> list[str]:
-    """Set all state from checkpoints of other ranks; see `GroupState.adopt`.
+    """Set all state from checkpoints of other ranks, as `GroupState.adopt` describes.
 
     Args:
-        state: of this rank.
+        state: state of this rank.
         sources: folders of checkpoints of one step.
-        rank: of this process.
-        built: the rank's own part as it was built, if that is right; else None.
+        rank: rank of this process.
+        built: the rank's own state as the script built it, if the checkpoints are of the first step; else None.
+
+    Returns:
+        Notes on what was not brought back.
     """
     blob = _mirrored(sources, rank) or (packed(built) if built is not None else b"")
     with Checkpoint(sources[0]) as checkpoint:
@@ -63,7 +66,7 @@ def adopt(state: TorchState, sources: Sequence[Path], rank: int, built: dict[str
 
 
 def _mirrored(sources: Sequence[Path], rank: int) -> bytes:
-    """The rank's own part, from whichever checkpoint has it."""
+    """Return the rank's own state, read from the checkpoint that contains it."""
     for source in sources:
         with suppress(CorruptCheckpoint), Checkpoint(source) as checkpoint:
             blob: bytes = _meta(checkpoint).get("mirror", {}).get(rank, b"")
@@ -78,7 +81,7 @@ def _meta(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def seeded(name: str) -> dict[str, Any]:
-    """Random states that depend on the name alone."""
+    """Seed the random generators with a hash of the name, and return their states."""
     seed = xxhash.xxh3_64_intdigest(name.encode())
     torch.manual_seed(seed & (1 << 63) - 1)
     random.seed(seed)

@@ -19,7 +19,7 @@ from ..sharding.overlap import Shape, cut
 from ..sharding.shards import has_layout
 from ..tensors import arrays
 from ..tensors.placement import Place
-from .transfer_plan import Piece, StoredBox
+from .transfer_plan import BoxPiece, StoredBox
 
 _NOT_TAKEN = ("ddp", "beside", "waiting")  # of a boundary: state of the former reducers and neighbours, and gradients
 
@@ -37,7 +37,7 @@ class FormerCheckpoint(Checkpoint):
 
     @cached_property
     def tree(self) -> dict[str, Any]:
-        """What the checkpoint holds besides tensors."""
+        """The metadata of the checkpoint: all that is no tensor."""
         found: dict[str, Any] = self.meta(make_array=arrays.make_array, make_extension=arrays.make_extension)
         return found
 
@@ -80,7 +80,7 @@ class FormerCheckpoint(Checkpoint):
         }
         return found | {"body": self.body} if with_body else found
 
-    def read_piece(self, piece: Piece) -> Bytes:
+    def read_piece(self, piece: BoxPiece) -> Bytes:
         """Return the bytes of a piece in C order. They are valid until the next call."""
         box, itemsize = piece.box, ITEMSIZE[piece.box.dtype]
         row = math.prod(box.length[1:])

@@ -1,7 +1,8 @@
-"""`copies=2`: each rank keeps the next one's share of the log, too, and at each boundary what is that rank's own.
+"""Copies of each rank's journal at its neighbour (`copies=2`), from which a journal that is lost with a disk is replaced.
 
-So a journal that is lost with a disk costs no step: the rank redoes what the one before it has, and takes its own random
-numbers, buffers and position in the data from that one's boundary.
+Each rank also logs the next rank's share of the gradients, and at each boundary the next rank's own state: random states,
+buffers, tracked objects and the position in the data. If the next rank's journal is lost, no step is lost: the rank without a
+journal redoes the records of the rank before it, and takes its own state from that rank's boundary.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
     from ..distributed.process_group import Group
     from ..state.state import TorchState
 
-_BYTES_MAX = 1 << 20  # of a boundary; what is tracked (an average of the weights) may be as large as the model
+_BYTES_MAX = 1 << 20  # of one boundary: a tracked object, such as an average of the weights, may be as large as the model
 _NOT_OWN = ("ddp", "beside", "scalars", "start_rng")
 
 
 def check_copies(copies: int, world: int) -> int:
-    """Refuse what has no meaning.
+    """Return the number of copies if it can be kept.
 
     Raises:
-        UsageError: that is so.
+        UsageError: the number is neither 1 nor 2, or there are fewer processes than copies.
     """
     if copies not in (1, 2):
         raise UsageError(f"copies={copies}: use 1, or 2 (each share lies in the next rank's journal, too)")
@@ -35,15 +36,15 @@ def check_copies(copies: int, world: int) -> int:
     return copies
 
 
-class Beside:
-    """Sends what is this rank's own to the rank before, at each boundary, and keeps that of the next."""
+class NeighbourCopies:
+    """The exchange at each boundary: this rank's own state is sent to the previous rank, and the next rank's is received."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._is_large = False
 
     def exchange(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What goes into this rank's boundary: the next one's body by its rank. All must call it."""
+        """Return the next rank and its own state, for this rank's boundary. All ranks must call this."""
         theirs = self._group.pass_back(self._own({key: value for key, value in body.items() if key not in _NOT_OWN}))
         return {"beside": ((self._group.rank + 1) % self._group.world, theirs)}
 
@@ -55,12 +56,21 @@ class Beside:
                 if not self._is_large:
                     return found
             return packed({key: value for key, value in body.items() if key != "tracked"})
-        except UnencodableState:  # the journal is going to meet it, too, and says so
+        except UnencodableState:  # the journal raises the same error and reports it
             return b""
 
 
 def settle_beside(state: TorchState, landing: GroupRecovered, body: dict[str, Any]) -> dict[str, Any]:
-    """Make the neighbour's boundary that was landed on this rank's own; gives it back as it is then."""
+    """Replace the neighbour's own state by this rank's, after a recovery from the neighbour's journal.
+
+    Args:
+        state: state of this rank.
+        landing: the recovery of the group.
+        body: the neighbour's boundary at which the recovery ended.
+
+    Returns:
+        The boundary of this rank.
+    """
     rank, blob = body.get("beside", (-1, b""))
     theirs = {key: value for key, value in without_errors(body).items() if key != "beside"}
     lost = landing.copied_rank

@@ -11,7 +11,7 @@ from tranlogs.ranks import FormerState, Transport
 
 from ..replay.replayable_state import ReplayableState
 from .adoption import adopt
-from .resharding import Assembly
+from .shard_loading import Assembly
 
 
 class RecoverableState(ReplayableState, ABC):

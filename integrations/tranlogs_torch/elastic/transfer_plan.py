@@ -1,4 +1,4 @@
-"""Which parts of the former ranks' tensors a process needs: what falls into the boxes that it holds now, and no more.
+"""Plan of a transfer: the parts of the former ranks' tensors that fall into the boxes that a process holds now.
 
 A process that cannot read a former rank's checkpoint is sent its parts. Sender and receiver compute them from the same lists:
 nothing but the numbers themselves is sent.
@@ -40,7 +40,7 @@ class StoredBox(NamedTuple):
     first: int
 
 
-class Piece(NamedTuple):
+class BoxPiece(NamedTuple):
     """Rows of a stored box that fall into a box of the process that needs them.
 
     Attributes:
@@ -67,14 +67,14 @@ def common(a: Box, b: Box) -> Box | None:
     return tuple(first for first, _ in bounds), tuple(end - first for first, end in bounds)
 
 
-def bundles(stored: Iterable[StoredBox], wanted: Mapping[str, Sequence[Box]]) -> Iterator[list[Piece]]:
+def bundles(stored: Iterable[StoredBox], wanted: Mapping[str, Sequence[Box]]) -> Iterator[list[BoxPiece]]:
     """Yield the pieces of stored boxes that fall into the boxes that a process needs, in portions of bounded size.
 
     Args:
         stored: boxes of a former rank.
         wanted: the boxes of the process, by tensor.
     """
-    bundle: list[Piece] = []
+    bundle: list[BoxPiece] = []
     size = 0
     for piece in pieces(stored, wanted):
         if bundle and size + piece.nbytes > _BUNDLE_BYTES:
@@ -86,7 +86,7 @@ def bundles(stored: Iterable[StoredBox], wanted: Mapping[str, Sequence[Box]]) ->
         yield bundle
 
 
-def pieces(stored: Iterable[StoredBox], wanted: Mapping[str, Sequence[Box]]) -> Iterator[Piece]:
+def pieces(stored: Iterable[StoredBox], wanted: Mapping[str, Sequence[Box]]) -> Iterator[BoxPiece]:
     """Yield the pieces of `bundles` one by one. Of each, the rows that have to be read are of bounded size."""
     for box in stored:
         for target in wanted.get(box.name, ()):
@@ -95,10 +95,10 @@ def pieces(stored: Iterable[StoredBox], wanted: Mapping[str, Sequence[Box]]) -> 
                 yield from _in_rows(box, *found)
 
 
-def _in_rows(box: StoredBox, offset: Shape, length: Shape) -> Iterator[Piece]:
+def _in_rows(box: StoredBox, offset: Shape, length: Shape) -> Iterator[BoxPiece]:
     if not length:
-        yield Piece(box, offset, length)
+        yield BoxPiece(box, offset, length)
         return
     rows = max(1, _BUNDLE_BYTES // (math.prod(box.length[1:]) * ITEMSIZE[box.dtype]))
     for first in range(0, length[0], rows):
-        yield Piece(box, (offset[0] + first, *offset[1:]), (min(rows, length[0] - first), *length[1:]))
+        yield BoxPiece(box, (offset[0] + first, *offset[1:]), (min(rows, length[0] - first), *length[1:]))

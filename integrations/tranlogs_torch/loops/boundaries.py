@@ -21,7 +21,7 @@ from ..tensors.placement import local
 from .loops import Loops
 from .recovery import Recovery
 from .run_parts import RunParts
-from .user_loop import UserLoops
+from .user_loops.user_loops import UserLoops
 from .write_log import WriteLog
 
 _log = logging.getLogger("tranlogs")
@@ -136,7 +136,7 @@ class Boundaries:
 
     def before_forward(self, module: torch.nn.Module) -> None:
         if module.training and torch.is_grad_enabled():
-            self._user_loops.saw_forward()
+            self._user_loops.note_forward()
             if self._implicit is not None:
                 self.commit_implicit(is_before_forward=True)
 

@@ -10,11 +10,12 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
 
-from ..data.position import Epoch, LoaderPosition
+from ..data.position.epoch import Epoch
+from ..data.position.loader_position import LoaderPosition
 from ..data.rng import get_rng
 from ..state.backup import StateBackup
 from .run_parts import RunParts
-from .user_loop import UserLoops
+from .user_loops.user_loops import UserLoops
 
 
 class UnitCommitter(Protocol):

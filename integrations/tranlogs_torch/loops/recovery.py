@@ -12,9 +12,9 @@ from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.ranks import GroupRecovered
 from tranlogs.training import Progress, Recovered, RecoveryReport, make_report, recover
 
+from ..checkpoint_import import Built, Start, StartFrom, find_start
 from ..distributed.process_group import demand_group
 from ..elastic.world_size import settle_in
-from ..interop import Built, Start, StartFrom, find_start
 from ..sharding import fsdp
 from ..sharding.zero_optimizer import bring_in
 from ..state import environment

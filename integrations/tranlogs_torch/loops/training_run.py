@@ -20,9 +20,9 @@ from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.forward_hook import ForwardHook
 from ..capture.optimizer_hooks import OptimizerHooks
 from ..capture.staging import Staging
-from ..data.position import Epoch
+from ..checkpoint_import import StartFrom
+from ..data.position.epoch import Epoch
 from ..distributed.process_group import demand_group
-from ..interop import StartFrom
 from ..offline.live_state import LiveState
 from ..sharding import fsdp
 from ..state import naming
@@ -31,10 +31,10 @@ from ..state.fingerprint import Digests
 from ..tensors import arrays
 from .boundaries import Boundaries
 from .loops import Loops
-from .ranks.factory import make_coordinator
+from .ranks.coordinator_choice import make_coordinator
 from .recovery import Recovery
 from .run_parts import RunParts
-from .user_loop import UserLoops
+from .user_loops.user_loops import UserLoops
 from .write_log import WriteLog
 
 _log = logging.getLogger("tranlogs")
@@ -226,7 +226,7 @@ class TrainingRun:
         """Something may have written to the state since the last look: log it before the step builds on it."""
         if not self._recovery.has_begun:
             self.begin()
-            self._user_loops.began_in_a_loop()
+            self._user_loops.note_uncounted_start()
         if self._user_loops.is_skipping and self._user_loops.has_skipped:
             self.report.warn(
                 "a step was taken by code that ran again for epochs finished before the crash: it is taken twice. Take the "

@@ -39,7 +39,7 @@ _FORMATS = ("dcp", "pt", "safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What goes into the file.
+    """The content of the exported file.
 
     Attributes:
         step: optimizer updates applied.
@@ -59,7 +59,7 @@ class Exported:
 
 
 def check_target(path: Path, form: str | None = None) -> None:
-    """Whether this can be written there: in the format that is named, or else that the file's name says.
+    """Check that the state can be written to a path, in the format named, or else in that of the file's name.
 
     Raises:
         UsageError: it cannot.
@@ -118,7 +118,7 @@ def _content(state: Exported) -> tuple[dict[str, Any], list[str]]:
 
 
 def _loaded(file: Path, path: Path) -> Any:
-    """What is promised is tried before it is published."""
+    """Load the written file, before it is published, as users will load it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that sparse tensors take time to check
         try:

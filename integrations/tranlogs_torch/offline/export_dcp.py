@@ -35,7 +35,7 @@ Nest = dict[str, Any]
 
 
 def check_target(path: Path) -> None:
-    """Whether a folder can be made there.
+    """Check that a folder can be made at a path.
 
     Raises:
         UsageError: something is there already.
@@ -106,7 +106,7 @@ def _relative(optimizer: Optimizer, names: Mapping[int, str], models: list[str])
 
 
 def _optimizers_as_one(optimizers: Mapping[str, Optimizer], names: Mapping[int, str], notes: list[str]) -> Nest:
-    """What `get_state_dict` makes of the optimizers of a model, in both its forms."""
+    """Return the optimizers of a model as `get_state_dict` returns them, in both its forms."""
     state: Nest = {}
     groups: list[Nest] = []
     flat: Nest = {}
@@ -136,7 +136,7 @@ def _optimizers_as_one(optimizers: Mapping[str, Optimizer], names: Mapping[int, 
 
 
 def _storable(path: Path, value: Any, at: str, notes: list[str]) -> Any:
-    """As the format holds it: dense tensors, and names as keys."""
+    """Return a value as the format holds it: dense tensors, and names as keys."""
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) for key in value):
             notes.append(f"{at}: its keys are strings here, as this format has no others; pt holds them as they are")

@@ -1,6 +1,6 @@
-"""A run whose parameters were sharded, put together without its script: each rank's log is redone, then the parts are joined.
+"""Recovery of a run with sharded parameters without its script: each rank's log is redone, then the parts are joined.
 
-The redo of a part needs no other part, so ranks are redone one after the other, all to the step on which all can land.
+The redo of a part needs no other part. So the ranks are redone one after the other, all to one step that every rank reaches.
 """
 
 from __future__ import annotations
@@ -23,26 +23,29 @@ from .recorded_state import RecordedState
 
 _ATTEMPTS_MAX = 1000
 
-Held = tuple[Place, torch.Tensor]
+PlacedPart = tuple[Place, torch.Tensor]
 
 
 def recover_joined(
     reader: SingleReader, make: Callable[[], RecordedState], step: int | None, progress: Progress | None
 ) -> tuple[RecordedState, Recovered] | None:
-    """The whole state, and how the rank got there whose journal was given. None if the run holds nothing yet.
+    """Recover all ranks and join their parts.
 
     Args:
-        reader: reads the journals of all.
-        make: gives a state to be restored.
-        step: where to land; None for the newest step.
-        progress: told what is done.
+        reader: reads the journals of all ranks.
+        make: makes a state that can be restored.
+        step: the step to recover; None for the newest step.
+        progress: called with the progress of the work.
+
+    Returns:
+        The joined state, and the recovery of the rank whose journal the reader was given; None if the run holds nothing yet.
 
     Raises:
-        RecoveryError: there is no step on which all ranks can land.
-        UsageError: a part is in no journal.
+        RecoveryError: no step can be recovered on all ranks.
+        UsageError: no journal holds some part.
     """
-    agree(reader.generation.summaries, Damage(), step)  # says what is missing
-    states, landings = _all_on_one_step(reader, make, step, progress)
+    agree(reader.generation.summaries, Damage(), step)  # raises an error that names what is missing
+    states, landings = _recover_to_one_step(reader, make, step, progress)
     if not landings:
         return None
     state, found = states[reader.rank], landings[reader.rank].recovered
@@ -66,10 +69,10 @@ def recover_joined(
     return state, found
 
 
-def _all_on_one_step(
+def _recover_to_one_step(
     reader: SingleReader, make: Callable[[], RecordedState], step: int | None, progress: Progress | None
 ) -> tuple[list[RecordedState], list[GroupRecovered]]:
-    """Damage that one rank meets makes it land earlier: then the others do so, too."""
+    """Recover all ranks to one step. If damage ends one rank's recovery earlier, recover the other ranks to that step, too."""
     for _ in range(_ATTEMPTS_MAX):
         states, landings = [], []
         for summary in reader.generation.summaries:
@@ -87,7 +90,7 @@ def _all_on_one_step(
 
 
 def _join(state: RecordedState, states: Sequence[RecordedState]) -> None:
-    """Put whole parameters, with whole optimizer state, in the place of a rank's parts."""
+    """Replace the parts that a rank holds by whole parameters with whole optimizer state."""
     sharded = [name for name in state.parameters if any(is_part(other.parameters[name]) for other in states)]
     wholes: dict[str, torch.Tensor] = {}
     kept: dict[tuple[str, str], dict[str, Any]] = {}
@@ -102,7 +105,7 @@ def _join(state: RecordedState, states: Sequence[RecordedState]) -> None:
             if keys:
                 kept[which, name] = {key: _joined_state(f"{name} ({key})", key, held, parts, places) for key in keys}
     exchange(state, wholes, lambda name, key, value: value)
-    for which, optimizer in state.optimizers.items():  # one of several ranks may have had some of its parameters
+    for which, optimizer in state.optimizers.items():  # each rank's optimizer may have held only some of the parameters
         for group, names in zip(optimizer.param_groups, state.meta["optimizers"][which].get("all", ()), strict=False):
             group["params"][:] = [state.parameters[name] for name in names]
     for (which, name), values in kept.items():
@@ -119,8 +122,8 @@ def _joined_state(
     return _joined(what, ((place, one) for one, _, place in there))
 
 
-def _joined(name: str, held: Iterable[Held]) -> torch.Tensor:
-    """The whole of which these are parts; the same part may be there several times."""
+def _joined(name: str, held: Iterable[PlacedPart]) -> torch.Tensor:
+    """Return the tensor that the parts form. The same part may be given several times."""
     parts = {place: tensor for place, tensor in held if tensor.numel()}
     shape, first = next(iter(parts)).whole, next(iter(parts.values()))
     if sum(map(torch.Tensor.numel, parts.values())) != math.prod(shape):

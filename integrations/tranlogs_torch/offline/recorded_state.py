@@ -123,7 +123,7 @@ class RecordedState(RecoverableState):
         self.given[which] = recorded
 
     def set_state(self, which: str, rest: dict[str, Any], read: Callable[[str, str], AnyArray | None]) -> None:
-        """As recorded, but for state that lay on a device that this machine lacks: it goes to the CPU."""
+        """Set an optimizer's state as recorded; state of a device that this machine lacks goes to the CPU."""
         here = {
             name: [(key, value, device and _usable(device)) for key, value, device in items] for name, items in rest.items()
         }

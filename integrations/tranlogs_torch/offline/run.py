@@ -16,7 +16,7 @@ from tranlogs.ranks import SingleReader, get_world, is_of_group, is_sharded, rea
 from tranlogs.records import Checkpoint
 from tranlogs.training import OfflineReplay, Progress, Recovered, recover
 
-from ..interop.imported import import_source
+from ..checkpoint_import.imported import import_source
 from ..state.caveats import lost_attributes, verdict
 from ..tensors.arrays import adapt
 from . import export

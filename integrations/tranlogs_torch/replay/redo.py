@@ -22,7 +22,7 @@ from tranlogs.training import Decoded, Divergence, StateDigests, decode_entries,
 
 from ..capture.single_step import amp_of, clip_again, without_hooks
 from ..state.state import TorchState
-from ..tensors.arrays import DTYPES, from_array
+from ..tensors.arrays import DTYPES, write_into
 from .by_tensor import ByTensor
 from .gradient_blocks import GradientMemory
 
@@ -194,11 +194,7 @@ def apply_image(state: TorchState, entry: Entry, body: dict[str, Any]) -> None:
     if groups:
         state.cover(arrays)
     for name, array in arrays.items():
-        value, parameter = from_array(array), state.parameters[name]
-        if parameter.shape == value.shape and parameter.is_contiguous() == value.is_contiguous():
-            parameter.data.copy_(value)
-        else:  # it grew, shrank or was transposed while training
-            parameter.data = value.to(parameter.device, copy=True)
+        write_into(state.parameters[name], array)
     for which, about in groups.items():
         state.set_groups(which, about["params"], about["values"])
     for which, items in body.get("state", {}).items():

@@ -59,7 +59,7 @@ def sharded_for(modules: Modules) -> dict[int, nn.Parameter]:
 
 
 def are_accumulating(modules: Modules) -> bool:
-    """Whether gradients wait on this process that were not summed over all (`set_requires_gradient_sync(False)`)."""
+    """Return True if gradients wait on this process that were not summed over all (`set_requires_gradient_sync(False)`)."""
     leaves = (getattr(p, "_unsharded_param", None) for group in _groups(modules) for p in group.fsdp_params)
     if any(leaf is not None and leaf.grad is not None for leaf in leaves):
         return True

@@ -22,7 +22,7 @@ from torch import nn
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import Piece
 
-from ..tensors.placement import NOTHING, Layout, Place, tell
+from ..tensors.placement import NOTHING, Place, ShardLayout, tell
 
 Modules = Mapping[str, nn.Module]
 
@@ -85,10 +85,10 @@ def _tell(handle: Any, mesh: dict[str, Any]) -> None:
     total = math.prod(flat._unpadded_unsharded_size)
     for parameter, shape, info, offset in zip(flat._params, flat._shapes, flat._shard_param_infos, offsets, strict=True):
         if not handle.uses_sharded_strategy:
-            tell(parameter, Layout(None, mesh, "Replicate()"))
+            tell(parameter, ShardLayout(None, mesh, "Replicate()"))
             continue
         piece = Piece("flat", (info.intra_param_start_idx,), (info.numel_in_shard,)) if info.in_shard else NOTHING
-        tell(parameter, Layout(Place(tuple(shape), piece), mesh, f"Flat({offset} of {total})"))
+        tell(parameter, ShardLayout(Place(tuple(shape), piece), mesh, f"Flat({offset} of {total})"))
 
 
 def reshard(modules: Modules) -> None:
@@ -112,7 +112,7 @@ def sharded_for(modules: Modules) -> dict[int, nn.Parameter]:
 
 
 def are_accumulating(modules: Modules) -> bool:
-    """Whether gradients wait on this process that were not summed over all (`no_sync`)."""
+    """Return True if gradients wait on this process that were not summed over all (`no_sync`)."""
     flats = [w._handle.flat_param for w in _wrappers(modules) if w._handle.uses_sharded_strategy]
     return any(flat.grad is not None and flat.grad.shape == flat._unpadded_unsharded_size for flat in flats)
 

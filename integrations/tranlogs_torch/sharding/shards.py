@@ -29,7 +29,7 @@ _ELEMENTWISE = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "
 
 
 def place_of(parameter: torch.Tensor) -> Place | None:
-    """Where the part of a parameter lies; None where this process holds all of it.
+    """Return the place of this process's part of a parameter; None if this process holds all of it.
 
     Raises:
         UsageError: it is laid out in a way that cannot be told.
@@ -95,7 +95,7 @@ def placed(content: AnyArray, parameter: torch.Tensor) -> AnyArray:
 
 
 def is_alike(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether an optimizer's state `key` is laid out as its parameter, so that it is sharded where that is."""
+    """Return True if an optimizer's state `key` is laid out, and thus sharded, like its parameter."""
     return has_layout(key, local(value).shape, local(parameter).shape)
 
 
@@ -129,13 +129,13 @@ def settled(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an update of one element depends on no other, so that a part can be redone by itself."""
+    """Return True if an update of one element depends on no other element, so that a part can be redone alone."""
     kind = type(optimizer)
     return kind.__name__ in _ELEMENTWISE and getattr(torch.optim, kind.__name__, None) is kind
 
 
 def is_part(parameter: torch.Tensor) -> bool:
-    """Whether this process may hold a part of it only."""
+    """Return True if this process may hold only a part of the parameter."""
     return is_dtensor(parameter) or place_of(parameter) is not None
 
 

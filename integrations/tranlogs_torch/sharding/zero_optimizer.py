@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from tranlogs.base.errors import UsageError
 
-from ..tensors.placement import NOTHING, Layout, Place, forget, tell
+from ..tensors.placement import NOTHING, Place, ShardLayout, forget, tell
 
 
 def is_redundancy(optimizer: Any) -> bool:
@@ -58,14 +58,14 @@ def tell_places(optimizer: Any) -> None:
         owner = optimizer._param_to_rank[parameter]
         words = f"Owner({owner})"
         if owner == optimizer.rank:
-            tell(parameter, Layout(None, mesh, words))
+            tell(parameter, ShardLayout(None, mesh, words))
         else:
             empty = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
-            tell(parameter, Layout(Place(tuple(parameter.shape), NOTHING), mesh, words, empty))
+            tell(parameter, ShardLayout(Place(tuple(parameter.shape), NOTHING), mesh, words, empty))
 
 
 def forget_places(optimizer: Any) -> None:
-    """They are ordinary parameters again."""
+    """Mark the parameters as ordinary ones again."""
     if is_redundancy(optimizer):
         for parameter in _parameters(optimizer):
             forget(parameter)

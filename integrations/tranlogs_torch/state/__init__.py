@@ -1,1 +1,1 @@
-"""What a PyTorch run consists of, described, read and restored."""
+"""The state of a PyTorch run: described, read and restored."""

@@ -1,7 +1,7 @@
 """Auxiliary state: all that the next batch needs and that no step computes, read and set at a boundary.
 
 Buffers, schedulers and whatever else is tracked, positions in the data, random numbers, hyper-parameters after the step,
-which parameters train and which modules are in training mode, and gradients that wait for a step (gradients.py).
+which parameters train and which modules are in training mode, and gradients that wait for a step (pending_gradients.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tranlogs.training import FixedCache
 from ..data.generators import generators_in, trackable
 from ..data.lasting_states import LastingStates
 from ..data.other_loaders import advice_for_other_loader
-from ..data.position import LoaderPosition
+from ..data.position.loader_position import LoaderPosition
 from ..data.rng import KeptRng, get_rng, set_rng
 from ..tensors import arrays
 from ..tensors.placement import local
@@ -38,7 +38,7 @@ _NOTHING = Fixed({})  # an empty part of a boundary: encoded once
 
 
 class Auxiliary:
-    """See the module.
+    """The auxiliary state of a run.
 
     Args:
         state: the run's parameters, optimizers and modules.
@@ -46,7 +46,7 @@ class Auxiliary:
         on_open: called by a loader's position before an epoch, or the rest of one, is opened.
         on_doubt: told what of the data cannot be brought back, in words, and whether the order is known to be wrong.
         on_loader: called with the position in a loader that is new.
-        worker_seeds: for the positions in loaders (data.py).
+        worker_seeds: for the positions in loaders (data/worker_seeds.py).
 
     Attributes:
         tracked: what has state_dict and load_state_dict, by name.
@@ -137,7 +137,7 @@ class Auxiliary:
         return position
 
     def caveats(self) -> list[str]:
-        """What cannot be brought back, known before training goes on: of loaders in the middle of an epoch, of schedulers."""
+        """Return what is known not to come back of loaders in the middle of an epoch and of schedulers."""
         found = [caveat for position in self.loaders.values() for caveat in position.caveats]
         tracked = {id(getattr(thing, "generator", None)) for thing in self.tracked.values()}
         for name, position in self.loaders.items():
@@ -164,7 +164,7 @@ class Auxiliary:
 
     @property
     def has_landed(self) -> bool:
-        """Whether a recovery has come back here and training has not gone on yet."""
+        """True after a recovery, until training resumes."""
         return self._landed is not None
 
     def go_on(self) -> None:
@@ -203,7 +203,7 @@ class Auxiliary:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a recovery landed in the middle of training, and no loop was opened since."""
+        """True if a recovery ended in the middle of training, and no loop was opened since."""
         return self._rng is not None
 
     # At a boundary
@@ -297,7 +297,7 @@ class Auxiliary:
             set_rng(self._start_rng.value)
 
     def has_skipped_step(self) -> bool:
-        """Whether a tracked GradScaler moved since the last boundary: then it has taken or skipped its step."""
+        """Return True if a tracked GradScaler has changed since the last boundary: it has taken or skipped its step."""
         return any(self.tracked[name].state_dict() != before for name, before in self._scalers.items())
 
     def changed_hyper(self) -> list[str]:

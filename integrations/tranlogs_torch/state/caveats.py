@@ -1,4 +1,4 @@
-"""What keeps a recovery from being known as bit-exact, in words."""
+"""Reasons for which a recovery cannot be called bit-exact, as texts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _is_positive(step: Any) -> bool:
 
 
 def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
-    """What a script leaves out that a replay cannot show: each makes it impossible to tell whether the run is exact."""
+    """Return omissions of a script that replay cannot show: each makes it impossible to tell whether the run is exact."""
     found = []
     if not state.modules:
         found.append(
@@ -54,7 +54,7 @@ def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
 
 
 def lost_attributes(state: TorchState) -> list[str]:
-    """What optimizers that are not torch's keep on themselves and cannot be stored."""
+    """Return attributes of optimizers other than torch's that cannot be stored."""
     found = []
     for which, optimizer in state.optimizers.items():
         others = split(optimizer)[1]

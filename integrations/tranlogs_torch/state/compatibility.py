@@ -1,4 +1,4 @@
-"""How what a script has built fails to fit what its run has recorded, in words."""
+"""Differences between the state that a script has built and the state that its run has recorded, as texts."""
 
 from __future__ import annotations
 

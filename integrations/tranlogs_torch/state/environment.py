@@ -1,4 +1,4 @@
-"""What the rounding of a run depends on: recorded with it, set back where possible, compared in words."""
+"""The environment that the rounding of a run depends on: recorded with the run, set back where possible, and compared."""
 
 from __future__ import annotations
 

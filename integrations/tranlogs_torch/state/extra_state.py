@@ -1,4 +1,4 @@
-"""What objects keep beside the places that torch stores: attributes of an own optimizer, extra state of modules.
+"""State outside the places that torch stores: attributes of a user's optimizer, and extra state of modules.
 
 An optimizer may count in `self.k`, a module in what `get_extra_state` returns. What can be stored without running code at
 load time comes back like any other state; of the rest the names are known, so that nobody calls the run exact.
@@ -24,7 +24,7 @@ _TORCHS_PREFIXES = ("_optimizer_", "_zero_grad_profile_name", "_warned_capturabl
 
 
 def is_torchs(optimizer: Any) -> bool:
-    """Whether the optimizer is one of torch's own, whose steps are known."""
+    """Return True if the optimizer is one of torch's own, whose steps are known."""
     return type(optimizer).__module__.startswith("torch.")
 
 

@@ -85,7 +85,7 @@ def state_keys(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, str]]:
 
 
 def buffer_places(modules: Mapping[str, nn.Module]) -> dict[str, tuple[nn.Module, str]]:
-    """Where each buffer lives, by name; one that is None so far (registered, and filled later) included."""
+    """Return the module and key of each buffer, by name; a buffer that is registered as None is included."""
     found: dict[str, tuple[nn.Module, str]] = {}
     for prefix, root in modules.items():
         places = {

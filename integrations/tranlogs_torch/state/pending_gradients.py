@@ -103,7 +103,7 @@ class Gradients:
             self._is_kept[which] = self._is_kept.get(which, False) or is_there
 
     def are_waiting(self) -> bool:
-        """Whether a batch since the last boundary left gradients for a later step."""
+        """Return True if a batch since the last boundary left gradients for a later step."""
         gradients = (p.grad for _, p in self._owned())
         found = any(g is not None and not _is_marked(g, _LEFT) and not _is_marked(g, _ZERO) for g in gradients)
         return found or fsdp.are_accumulating(self._state.modules)

@@ -65,7 +65,11 @@ def unwrapped(state: Exchangeable) -> Iterator[None]:
         yield
     finally:
         for name, parameter in wrapped.items():
-            gradient = state.parameters[name].grad
+            stand_in = state.parameters[name]
+            if is_dtensor(parameter) and local(parameter).data_ptr() != stand_in.data_ptr():  # it was given other memory
+                with torch.no_grad():
+                    local(parameter).copy_(stand_in)
+            gradient = stand_in.grad
             parameter.grad = None if gradient is None else like(parameter, gradient)
         exchange(state, wrapped, wrap)
 

@@ -42,7 +42,7 @@ class TorchState:
     Args:
         modules: by prefix; see `naming.as_modules`.
         optimizers: the inner optimizers by name.
-        auxiliary: gives and takes what a boundary commits (session.py); None when replayed without a training script.
+        auxiliary: gives and takes what a boundary commits (auxiliary.py); None when replayed without a training script.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class TorchState:
         return [[self.name_of[id(p)] for p in g["params"]] for g in self.outer(which).param_groups]
 
     def group_members(self, which: str) -> list[list[int]]:
-        """Which parameters each group has, by identity."""
+        """Return the ids of the parameters in each group."""
         return [list(map(id, group["params"])) for group in self.optimizers[which].param_groups]
 
     def groups(self, which: str) -> dict[str, Any]:
@@ -376,5 +376,5 @@ def _read_state(read: Callable[[str], AnyArray], prefix: str, name: str, key: st
 
 
 def _named(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Any]:
-    """What a group needs besides if the optimizer was made of named parameters."""
+    """Return the entry that a group needs in addition if the optimizer was made of named parameters."""
     return {"param_names": list(names)} if "param_names" in optimizer.param_groups[0] else {}

@@ -10,7 +10,7 @@ import torch
 from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Bytes, Extension, SparseArray, TensorSpec
 from tranlogs.records import to_numpy
 
-from .placement import local
+from .placement import layout_of, local
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE if hasattr(torch, name)}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -153,9 +153,28 @@ def make_extension(extension: Extension) -> Any:
     return extension
 
 
+def is_stored_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True if two tensors of one shape would be recorded with the same order of memory.
+
+    A tensor with gaps is recorded without them, so it is alike one that is dense.
+    """
+    if a.layout is not torch.strided or b.layout is not torch.strided:
+        return True
+    return spec_of("", a).strides == spec_of("", b).strides
+
+
 def write_into(target: torch.Tensor, array: AnyArray) -> None:
-    """Copy recorded values into a tensor, through `.data`: a parameter may require gradients."""
-    target.data.copy_(from_array(array))
+    """Give a tensor recorded values, and the recorded order of memory, through `.data`: a parameter may require gradients.
+
+    Values are copied into the tensor's memory if shape and order are as recorded. A parameter that was transposed or resized
+    while training gets new memory. This process's part of a sharded parameter is always copied: its memory is the sharding's.
+    """
+    value, data = from_array(array), target.data
+    is_own = type(target) in (torch.Tensor, torch.nn.Parameter) and layout_of(target) is None
+    if is_own and (data.shape != value.shape or not is_stored_alike(data, value)):
+        target.data = value.to(data.device, copy=True)
+    else:
+        data.copy_(value)
 
 
 def write_or_make(old: Any, array: AnyArray, device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Whether two nests of plain values and tensors are the same, bit for bit."""
+"""Comparison of two nests of plain values and tensors, bit for bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def demand_equal(path: Path, wanted: Any, found: Any, progress: Progress | None 
 
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What is not a container, and empty containers, each with its path."""
+    """Yield the leaves and the empty containers, each with its path."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _leaves(item, (*path, key))
@@ -55,7 +55,7 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 def have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether shape, dtype and every bit are the same; the order of the elements in memory may differ."""
+    """Return True if shape, dtype and every bit are the same; the order of the elements in memory may differ."""
     if (a.layout, a.dtype, a.shape) != (b.layout, b.dtype, b.shape):
         return False
     if a.layout is torch.sparse_coo:

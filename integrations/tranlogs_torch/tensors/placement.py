@@ -1,4 +1,4 @@
-"""Where the part of a parameter lies that this process holds, for plain tensors: who lays parameters out tells it here.
+"""The places of the parts of parameters that this process holds, noted here by the code that lays parameters out.
 
 A parameter of which this process holds nothing that counts may still be whole in its memory: a copy of what another one trains.
 
@@ -16,7 +16,7 @@ from tranlogs.base.types import Piece
 
 
 class Place(NamedTuple):
-    """Where a part lies: the shape of the whole, and the part's box or flat range."""
+    """Place of a part: the shape of the whole, and the part's box or flat range."""
 
     whole: tuple[int, ...]
     piece: Piece
@@ -25,8 +25,8 @@ class Place(NamedTuple):
 NOTHING = Piece("flat", (0,), (0,))
 
 
-class Layout(NamedTuple):
-    """How a parameter lies over the processes.
+class ShardLayout(NamedTuple):
+    """Layout of a parameter over the processes.
 
     Attributes:
         place: of this process's part; None if it holds all of it.
@@ -41,45 +41,45 @@ class Layout(NamedTuple):
     empty: torch.Tensor | None = None
 
 
-KNOWN: dict[int, tuple[weakref.ref[torch.Tensor], Layout]] = {}  # no attributes: a pickled model would carry them along
+KNOWN: dict[int, tuple[weakref.ref[torch.Tensor], ShardLayout]] = {}  # no attributes: a pickled model would carry them along
 
 
-def tell(parameter: torch.Tensor, layout: Layout) -> None:
+def tell(parameter: torch.Tensor, layout: ShardLayout) -> None:
     """Note how a parameter lies."""
     number = id(parameter)
     KNOWN[number] = weakref.ref(parameter, lambda _: KNOWN.pop(number, None)), layout
 
 
 def forget(parameter: torch.Tensor) -> None:
-    """It is an ordinary one again."""
+    """Mark a parameter as an ordinary one again."""
     KNOWN.pop(id(parameter), None)
 
 
-def layout_of(parameter: torch.Tensor) -> Layout | None:
-    """How a parameter lies; None for an ordinary one."""
+def layout_of(parameter: torch.Tensor) -> ShardLayout | None:
+    """Return the layout of a parameter; None for an ordinary one."""
     found = KNOWN.get(id(parameter))
     return found[1] if found is not None and found[0]() is parameter else None
 
 
 def empty_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """What this process holds of another's parameter; None for its own."""
+    """Return the empty part that this process holds of another process's parameter; None for its own parameter."""
     layout = layout_of(parameter)
     return None if layout is None else layout.empty
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Whether it is a DTensor."""
+    """Return True for a DTensor."""
     return hasattr(tensor, "_local_tensor")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor, as a plain one that shares its memory: nothing of what is another's."""
+    """Return this process's part of a tensor, as a plain tensor that shares its memory; empty for another process's tensor."""
     empty = empty_of(tensor) if KNOWN else None  # it is asked for each tensor at each step
     return in_memory(tensor) if empty is None else empty
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """What of a tensor is in this process's memory, also a copy of what is another's."""
+    """Return the part of a tensor in this process's memory, also if it is a copy of another process's tensor."""
     inner: Any = getattr(tensor, "_local_tensor", None)
     if inner is None:
         return tensor

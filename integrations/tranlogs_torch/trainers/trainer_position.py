@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 from tranlogs.base.errors import UsageError
 
 from ..data.loader_class import iterating
-from ..data.position import END, LoaderPosition
+from ..data.position.iteration import END
+from ..data.position.loader_position import LoaderPosition
 from ..data.rng import get_rng, set_rng
 from ..distributed.process_group import size
 
@@ -40,13 +41,13 @@ class TrainerPosition(LoaderPosition):
         self.trained = 0
         self._fetched: dict[int, dict[str, Any]] = {}  # by number of a batch at hand: the position before it was fetched
         self._at_hand: dict[str, Any] | None = None  # recorded random state in which the first batch is to be fetched again
-        self._seeded = [part for part in self._samplers.samplers if hasattr(part, "initial_seed")]
-        loader.__class__ = iterating(loader, self.loader_class, self.iterate)
+        self._seeded = [part for part in self.source.samplers.samplers if hasattr(part, "initial_seed")]
+        loader.__class__ = iterating(loader, self.source.plain_class, self.iterate)
 
     def release(self, *, is_over: bool) -> None:
         """Give the loader its class and its sampler back."""
         super().release(is_over=is_over)
-        self.loader.__class__ = self.loader_class
+        self.loader.__class__ = self.source.plain_class
 
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last batch that was trained on."""

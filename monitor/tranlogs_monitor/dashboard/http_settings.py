@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
-from .access.tokens import Token
+from .access.tokens import Token, choose_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +22,12 @@ class HttpSettings:
     address: str
     token: Token
     has_auth: bool = True
+
+    @classmethod
+    def of(cls, address: str, token_file: Path | None, has_auth: bool) -> HttpSettings:
+        """Make settings from the values of the command line.
+
+        Raises:
+            UsageError: the file cannot be read, or the token cannot be used.
+        """
+        return cls(address, choose_token(token_file, os.environ), has_auth)

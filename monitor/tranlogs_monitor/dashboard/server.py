@@ -18,9 +18,9 @@ from tranlogs.base.threads import start_thread
 from .access.access import Access, access_on, in_url, is_unspecified
 from .access.listening import listen
 from .access.tokens import Token, choose_token
-from .app import make_app
 from .metrics import Metrics
 from .pages.board import Board
+from .routes import make_app
 
 _log = logging.getLogger(__name__)
 

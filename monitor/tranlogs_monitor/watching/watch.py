@@ -34,7 +34,7 @@ from tranlogs.retention.prune import delete_retired, prune
 from tranlogs.retention.value_decay import SegmentValues, evaluate
 
 from ..compaction.compactor import Compactor
-from ..settings import Settings
+from ..settings import DaemonSettings
 from . import evaluations
 from .verified_checkpoints import Anchors
 
@@ -142,7 +142,7 @@ class JournalWatch:
         compactor: derives checkpoints, so that none is requested from the trainer; None to always request one.
     """
 
-    def __init__(self, paths: JournalPaths, settings: Settings, clock: Clock, compactor: Compactor | None = None) -> None:
+    def __init__(self, paths: JournalPaths, settings: DaemonSettings, clock: Clock, compactor: Compactor | None = None) -> None:
         self.paths, self._settings, self._clock, self._compactor = paths, settings, clock, compactor
         self._anchors = Anchors(paths.checkpoints)
         self._catalog = ReopeningCatalog(paths.folder, writable=not settings.is_dry_run)

@@ -255,6 +255,33 @@ def test_a_square_weight_that_is_transposed_comes_back_transposed(tmp_path: Path
         optimizer.close()
 
     prove_exact(script, tmp_path / "run", (6, 2), checkpoint_every=1000)
+    prove_exact(script, tmp_path / "checkpoints", (7, 2), checkpoint_every=1)  # no record behind the checkpoint
+
+
+def test_a_weight_that_was_laid_out_otherwise_comes_back_so_from_a_checkpoint_alone(tmp_path: Path) -> None:
+    """A convolution is moved to channels_last in the middle of the run; the optimizer's state follows its memory."""
+    recovered: list[tuple[int, ...]] = []
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = nn.Conv2d(3, 4, 3)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), 0.01, momentum=0.9), model)
+        attempt.start(optimizer)
+        attempt.keep(model=model, optimizer=optimizer)
+        recovered.append(model.weight.stride())
+        for turn in optimizer.steps(9):
+            if turn == 3:
+                model.to(memory_format=torch.channels_last)
+                optimizer.state[model.weight]["momentum_buffer"] = torch.zeros_like(model.weight)
+            model(torch.randn(2, 3, 5, 5)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            attempt.tick()
+        attempt.keep(stride=model.weight.stride())
+        optimizer.close()
+
+    last = prove_exact(script, tmp_path / "run", (7, 2), checkpoint_every=1)
+    assert recovered[-1] == last.kept["stride"] == (27, 1, 9, 3)
 
 
 def test_write_after_the_last_step_is_in_the_log(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from tests.torch.scripts import numbered
 from tests.torch.sources import BATCHES, SOURCES, Make, Numbers, Rotating, sampled
 from tranlogs.base.errors import UsageError
 from tranlogs_torch import LoggedOptimizer, RecoveryReport
-from tranlogs_torch.data.position import LoaderPosition
+from tranlogs_torch.data.position.loader_position import LoaderPosition
 from tranlogs_torch.data.rng import get_rng
 
 

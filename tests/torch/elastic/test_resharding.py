@@ -18,7 +18,7 @@ from tranlogs.recovery.derived_checkpoint import write_snapshot
 from tranlogs.recovery.group.resharding import _choose_owner
 from tranlogs_torch.elastic import transfer_plan
 from tranlogs_torch.elastic.former_checkpoint import FormerCheckpoint
-from tranlogs_torch.elastic.resharding import Target
+from tranlogs_torch.elastic.shard_loading import Target
 from tranlogs_torch.elastic.transfer_plan import StoredBox, bundles, pieces
 from tranlogs_torch.sharding.overlap import cut
 from tranlogs_torch.tensors.arrays import adapt, to_array

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from tests.torch.offline.test_offline import CASES
 from tranlogs.base.errors import DataError, UsageError
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.interop.dcp import read_folder
-from tranlogs_torch.interop.dcp_metadata import read_metadata
+from tranlogs_torch.checkpoint_import.dcp import read_folder
+from tranlogs_torch.checkpoint_import.dcp_metadata import read_metadata
 from tranlogs_torch.offline.run import OfflineRun
 from tranlogs_torch.tensors import equality
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...recovery.progress import progress_bar
+from ...recovery.progress_bar import progress_bar
 from ..frameworks import load_importer
 from ..options import FINE, Json, command
 from ..output import screen

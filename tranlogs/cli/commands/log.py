@@ -16,7 +16,7 @@ from ...log.record import EntryKind
 from ..options import FINE, PROBLEM, Json, Run, command
 from ..output import screen
 from ..output.json_values import print_json, to_json
-from ..reading.records import History, Record, list_records, read_history, show_records
+from ..reading.journal_records import JournalRecords, Record, list_records, read_history, show_records
 from ..reading.runs import find_journals, read_consistently
 
 
@@ -52,14 +52,14 @@ def _read_records(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
     return {"folder": folder, "records": records, "problems": list(dict.fromkeys(problems))}
 
 
-def _find_newest(history: History, limit: int) -> list[Any]:
+def _find_newest(history: JournalRecords, limit: int) -> list[Any]:
     """Return the entries of the newest `limit` steps."""
     steps = sorted({link.step for link in history.links if link.kind == EntryKind.STEP})
     first = steps[-limit] if 0 < limit < len(steps) else 0
     return [link for link in history.links if link.step >= first]
 
 
-def _find_step(history: History, folder: Path, step: int) -> list[Any]:
+def _find_step(history: JournalRecords, folder: Path, step: int) -> list[Any]:
     found = [link for link in history.links if link.step == step]
     if not found:
         steps = [link.step for link in history.links]

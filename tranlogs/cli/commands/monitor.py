@@ -39,8 +39,8 @@ def monitor(
     web.check()
     if daemon.once and shipping.store is not None:
         raise UsageError("--once does not ship: use `tranlogs push RUN URL` to ship a run once")
-    watch, make_settings, _ = load_daemon("monitor")
-    settings = make_settings(
+    monitor_command = load_daemon("monitor")
+    settings = monitor_command.settings(
         limits.to_budget(),
         decay.to_decay(),
         parse_seconds(daemon.interval, "--interval"),
@@ -50,18 +50,17 @@ def monitor(
         compaction.to_compaction(),
         daemon.until_closed,
     )
-    code: int = watch(
+    once = daemon.once or daemon.dry_run
+    has_page = web.http is not None and not once
+    return monitor_command.watch(
         runs,
         settings,
         find_journals=find_journals,
         is_json=daemon.log_json,
-        once=daemon.once or daemon.dry_run,
-        http=web.http,
-        token_file=web.token_file,
-        has_auth=not web.no_auth,
+        once=once,
+        http=monitor_command.http_settings(web.http, web.token_file, not web.no_auth) if has_page else None,
         show=_print_json if as_json else _show_table,
     )
-    return code
 
 
 def _as_dict(paths: Any, evaluation: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...recovery.progress import progress_bar
+from ...recovery.progress_bar import progress_bar
 from ...shipping import find_run
 from ...shipping import pull as fetch_journal
 from ...stores import STALL_SECONDS, TimeoutStore, open_store

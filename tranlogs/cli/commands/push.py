@@ -12,7 +12,7 @@ from ...base.quantities import parse_bytes, parse_seconds
 from ...catalog import Catalog
 from ...journal import JournalPaths, read_owner
 from ...journal.abandoned_segments import seal_abandoned_segments
-from ...recovery.progress import progress_bar
+from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import Progress
 from ...shipping import Archiver, ShippingSettings, Throttle, journal_prefix
 from ...stores import TimeoutStore, open_store

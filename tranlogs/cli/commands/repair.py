@@ -13,9 +13,9 @@ from ...catalog import Catalog, Tables
 from ...journal import JournalPaths
 from ...journal.ownership.writer_lock import OwnerLock
 from ...rebuild_catalog import rebuild_catalog
-from ...recovery.progress import progress_bar
+from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import Progress
-from ...shipping import ReplacementSource
+from ...shipping import StoreCopies
 from ...verify import Problem
 from ..options import FINE, PROBLEM, Json, Run, command
 from ..output.json_values import print_json
@@ -67,7 +67,7 @@ def _repair(paths: JournalPaths, force: bool, url: str | None, progress: Progres
 
 def _replace(paths: JournalPaths, problems: Sequence[Problem], url: str | None) -> list[str]:
     """Replace damaged segments and checkpoints by the store's copies; return one sentence for each."""
-    spare, done = ReplacementSource(paths, url), []
+    spare, done = StoreCopies(paths, url), []
     for path in dict.fromkeys(one.path for one in problems):
         parts = path.relative_to(paths.folder).parts  # log/FILE, checkpoints/NAME/FILE
         if len(parts) > 1 and (source := spare.replace(parts[1])):

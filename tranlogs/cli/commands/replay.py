@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...recovery.progress import progress_bar
+from ...recovery.progress_bar import progress_bar
 from ..frameworks import load_framework, open_offline_run
 from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
 from ..output import screen

@@ -15,7 +15,7 @@ from ...catalog.lineage import is_on_lineage, trace_lineage
 from ...journal import JournalPaths
 from ...recovery import RecoveryReport
 from ...recovery.journal_facts import read_catalog, read_facts
-from ...recovery.progress import progress_bar
+from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import Progress
 from ...verify import Checked, Problem, verify_journal
 from ..frameworks import open_offline_run

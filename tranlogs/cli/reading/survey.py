@@ -32,7 +32,7 @@ from ...journal.file_system import is_in_memory
 from ...rebuild_catalog import read_files
 from ...recovery.history import ScannedSegment, build_history
 from ...recovery.journal_facts import scan_segment, sort_newest_first
-from ...recovery.plan import Plan, plan_recovery
+from ...recovery.recovery_plan import RecoveryPlan, plan_recovery
 from ...retention.evaluation import read_protected, read_rows_newest_first, read_values
 from ...retention.exposure import Exposure, estimate_exposures, has_store
 from .runs import read_consistently
@@ -71,7 +71,7 @@ class Survey:
     timelines: list[TimelineRow]
     incidents: list[Incident]
     watermarks: Watermarks
-    plan: Plan | None = None
+    plan: RecoveryPlan | None = None
     monitor: Owner | None = None
     store: StoreRow | None = None
     evaluations: list[EvaluationRow] = field(default_factory=list)
@@ -301,7 +301,7 @@ def _scan(found: Survey, start: int, unscanned: Collection[SegmentRow]) -> list[
 
 def _plan_from_end(
     found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, unscanned: Sequence[SegmentRow], start: int
-) -> Plan | None:
+) -> RecoveryPlan | None:
     """Return the plan if all entries of `unscanned` exist; None if the scanned entries do not continue after them."""
     end, history = unscanned[-1], build_history(scanned, limits)
     first = history.runs[0][0] if history.runs else None
@@ -332,7 +332,9 @@ def _complete_open_rows(found: Survey, scanned: Sequence[ScannedSegment]) -> Non
             )
 
 
-def _set_plan(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, broken: set[str], plan: Plan | None) -> None:
+def _set_plan(
+    found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, broken: set[str], plan: RecoveryPlan | None
+) -> None:
     history = build_history(scanned, limits)
     try:
         found.plan = plan or plan_recovery(found.checkpoints, history, limits, timeline=found.timeline, broken=broken)

@@ -15,9 +15,9 @@ from ...log.writer import WriteAheadLog
 from ...retention import CheckpointPolicy, RetentionPolicy
 from ...retention.keep_policy import when_full
 from ...retention.prune import retire
-from ..failures import SUSPENDING_ERRORS
 from ..opening import OpenedJournal
 from ..pruning_holds import PruningHolds
+from ..suspending_errors import SUSPENDING_ERRORS
 from .checkpointer import Checkpointer
 from .disk_space import DiskSpace
 from .recovery_speed import RecoverySpeed

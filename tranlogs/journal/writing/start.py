@@ -13,7 +13,7 @@ from ..abandoned_segments import seal_abandoned_segments
 from ..checkpoints.journal_checkpoints import JournalCheckpoints
 from ..opening import OpenedJournal
 from ..pruning_holds import PruningHolds
-from .journal_log import JournalLog
+from .suspendable_log import SuspendableLog
 
 
 class WritingStart:
@@ -36,7 +36,7 @@ class WritingStart:
         opened: OpenedJournal,
         clock: Clock,
         holds: PruningHolds,
-        log: JournalLog,
+        log: SuspendableLog,
         checkpoints: JournalCheckpoints,
         *,
         syncs: bool,

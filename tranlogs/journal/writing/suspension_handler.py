@@ -16,10 +16,10 @@ from ...log.layout import NO_TENSORS
 from ...log.record import EntryKind, Position
 from ..abandoned_segments import seal_abandoned_segments
 from ..checkpoints.journal_checkpoints import JournalCheckpoints
-from ..failures import SUSPENDING_ERRORS
 from ..opening import OpenedJournal
-from .journal_log import JournalLog
+from ..suspending_errors import SUSPENDING_ERRORS
 from .start import WritingStart
+from .suspendable_log import SuspendableLog
 from .suspension import Suspension, end_incident, note_incident
 
 _log = logging.getLogger("tranlogs")
@@ -33,7 +33,7 @@ class SuspensionHandler:
     """
 
     def __init__(
-        self, opened: OpenedJournal, clock: Clock, log: JournalLog, checkpoints: JournalCheckpoints, start: WritingStart
+        self, opened: OpenedJournal, clock: Clock, log: SuspendableLog, checkpoints: JournalCheckpoints, start: WritingStart
     ) -> None:
         self._opened, self._clock, self._journal_log, self._checkpoints = opened, clock, log, checkpoints
         self._start = start

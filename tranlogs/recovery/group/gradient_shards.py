@@ -21,7 +21,7 @@ from ...log.entry import Entry
 from ...log.reader import SegmentReader
 from ...log.record import EntryKind
 from ..history import Link
-from .summary.log_summary import JournalLog
+from .summary.log_summary import GenerationLog
 
 Decode = Callable[[Entry], Any]
 
@@ -38,7 +38,7 @@ class PeerJournal:
 
     def __init__(self, rank: int, folder: Path, first_timeline: int, ignored: Collection[int] = ()) -> None:
         self.rank, self.folder = rank, folder
-        log = JournalLog.read(folder, first_timeline, ignored)
+        log = GenerationLog.read(folder, first_timeline, ignored)
         self._links = {link.step: link for run in log.history.runs for link in run if link.kind == EntryKind.STEP}
         self._readers: dict[int, SegmentReader] = {}
 

@@ -20,8 +20,8 @@ from typing import Any
 from ...base.errors import CorruptCheckpoint, MissingShard, RecoveryError, UsageError
 from ...log.record import EntryKind
 from ..decoding import DamagedEntry
-from ..plan import Plan
 from ..recover import Progress, Recovered, execute_plan, open_planned_checkpoint
+from ..recovery_plan import RecoveryPlan
 from ..state_protocol import ReplacementSource
 from .decision.agreement import Agreement, BaseCheckpoint, Damage
 from .decision.change_notes import describe_lost_journals, describe_resharding, describe_resize, describe_substitution
@@ -269,7 +269,7 @@ class GroupRecovery:
         is_start = not any(summary.has_stepped for summary in self._generation.summaries)
         attempt.caveats += self.state.adopt(sources, self.rank, is_start=is_start)
         position = planner.new_position(row.step)
-        return Recovered(Plan(row, (), position, True, ()), position, {}, 0, 0.0, 0.0, None, [], [], 0)
+        return Recovered(RecoveryPlan(row, (), position, True, ()), position, {}, 0, 0.0, 0.0, None, [], [], 0)
 
     def _list_foreign_checkpoints(self) -> list[tuple[int, str]]:
         """Return the checkpoints that some rank loads and another rank wrote, by rank and name."""

@@ -13,11 +13,11 @@ from ...checkpoints import Checkpoint
 from ...log.record import Position
 from ..decoding import DamagedEntry, decode_chunks
 from ..history import Link
-from ..plan import Plan, has_later_boundary
 from ..recover import EarlierNotes
+from ..recovery_plan import RecoveryPlan, has_later_boundary
 from .decision.agreement import BaseCheckpoint
 from .decision.generations import GroupTarget
-from .summary.log_summary import JournalLog, enumerate_boundaries
+from .summary.log_summary import GenerationLog, enumerate_boundaries
 
 
 class RankPlanner:
@@ -36,7 +36,7 @@ class RankPlanner:
         self,
         folder: Path,
         rank: int,
-        logs: Sequence[JournalLog],
+        logs: Sequence[GenerationLog],
         folders: Mapping[int, Path],
         target: GroupTarget,
         ignored: Collection[int] = (),
@@ -45,11 +45,11 @@ class RankPlanner:
         self._ignored = ignored
         self._generation, self._agreement = target.generation, target.agreement
 
-    def read_log(self, rank: int) -> JournalLog:
+    def read_log(self, rank: int) -> GenerationLog:
         """Return the generation's part in a rank's journal. Those of other ranks are read anew: their copies may grow."""
         first_timeline = self._generation.first_timeline
         own = [log for log in self._logs if rank == self._rank and log.first_timeline == first_timeline and not log.is_empty]
-        return own[0] if own else JournalLog.read(self.folders[rank], first_timeline, self._ignored)
+        return own[0] if own else GenerationLog.read(self.folders[rank], first_timeline, self._ignored)
 
     def read_row(self, base: BaseCheckpoint) -> CheckpointRow:
         """Return the catalog's row of a checkpoint.
@@ -62,7 +62,7 @@ class RankPlanner:
                 return row
         raise CorruptCheckpoint(self.folders[base.rank] / "checkpoints" / base.ref.name, "the catalog does not list it")
 
-    def plan(self, log: JournalLog, donor: int, base: BaseCheckpoint) -> Plan:
+    def plan(self, log: GenerationLog, donor: int, base: BaseCheckpoint) -> RecoveryPlan:
         """Plan the recovery of a state.
 
         Args:
@@ -87,7 +87,7 @@ class RankPlanner:
             else (f"loaded weights and optimizer state from rank {base.rank}'s checkpoint of step {row.step}",)
         )
         has_later = has_later_boundary(log.history, log.checkpoints, position)
-        return Plan(row, tuple(links), position, has_later, notes, source)
+        return RecoveryPlan(row, tuple(links), position, has_later, notes, source)
 
     def new_position(self, step: int) -> Position:
         """Return where this rank's journal continues if it does not hold what was redone.
@@ -99,7 +99,7 @@ class RankPlanner:
         last += [location.head.sequence for segment in facts.segments for location in segment.locations[-1:]]
         return Position(max(last, default=0) + 1, step, secrets.randbits(64), 0)
 
-    def read_earlier_notes(self, log: JournalLog, plan: Plan) -> EarlierNotes:
+    def read_earlier_notes(self, log: GenerationLog, plan: RecoveryPlan) -> EarlierNotes:
         """Return what the loop noted on this rank before the entries of a plan that starts at another rank's checkpoint."""
         for row in reversed(log.checkpoints):
             links = log.history.after(row.sequence, int(row.chain, 16))
@@ -112,7 +112,7 @@ class RankPlanner:
                 return {key: body[key] for key in ("scalars",) if key in body}, scalars
         return {}, []
 
-    def _select_links(self, log: JournalLog, donor: int, base: BaseCheckpoint, row: CheckpointRow) -> list[Link]:
+    def _select_links(self, log: GenerationLog, donor: int, base: BaseCheckpoint, row: CheckpointRow) -> list[Link]:
         """Return the donor's entries from the checkpoint to the target."""
         runs, (target, number) = log.history.runs, self._agreement.get_target(donor)
         if base.rank == donor:

@@ -23,8 +23,8 @@ from ...base.errors import RecoveryError, error_text
 from ...catalog import CheckpointRow
 from ...log.record import Position
 from ..derived_checkpoint import write_snapshot
-from ..plan import Plan
 from ..recover import Recovered, open_planned_checkpoint
+from ..recovery_plan import RecoveryPlan
 from ..state_protocol import Divergence
 from .decision.generations import Generation
 from .group_state import FormerState, GroupState
@@ -78,7 +78,7 @@ class Resharding:
         """The ranks whose journals this process compacts."""
         return [rank for rank, owner in self._owners.items() if owner == self._rank]
 
-    def use_checkpoint(self, rank: int, journal: Path, plan: Plan, notes: list[str]) -> None:
+    def use_checkpoint(self, rank: int, journal: Path, plan: RecoveryPlan, notes: list[str]) -> None:
         """Use the checkpoint of a former rank that was taken at the target.
 
         Args:
@@ -191,7 +191,7 @@ def _unpack(packed: dict[str, Any]) -> Recovered:
     row, diverged = CheckpointRow(**packed["checkpoint"]), packed["divergence"]
     position = Position(row.sequence, row.step, int(row.chain, 16), row.timeline)
     return Recovered(
-        plan=Plan(row, (), position, True, ()),
+        plan=RecoveryPlan(row, (), position, True, ()),
         position=position,
         body={},
         replayed=packed["replayed"],

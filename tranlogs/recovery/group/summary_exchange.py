@@ -18,7 +18,7 @@ from .misplaced_journals import describe_misnamed, describe_misplaced, find_misn
 from .summary.common_history import keep_common_history
 from .summary.journal_summary import JournalSummary, remove_duplicates
 from .summary.log_summary import (
-    JournalLog,
+    GenerationLog,
     find_unused_timelines,
     list_journals,
     read_generations,
@@ -61,7 +61,7 @@ class SummaryExchange:
     ) -> None:
         self._folder, self._rank, self._world, self._run_id = folder, rank, world, run_id
         self._transport, self._spare = transport, spare
-        self.logs: list[JournalLog] = []
+        self.logs: list[GenerationLog] = []
         self.segments: dict[int, list[Path]] = {}
         self.summaries: list[JournalSummary] = []
         self.notes: list[str] = []
@@ -181,5 +181,5 @@ class SummaryExchange:
         return [(rank, folder) for rank, folder in list_journals(self._folder) if rank >= self._world]
 
 
-def _list_segments(logs: Sequence[JournalLog]) -> list[Path]:
+def _list_segments(logs: Sequence[GenerationLog]) -> list[Path]:
     return [segment.path.resolve() for segment in logs[0].facts.segments]

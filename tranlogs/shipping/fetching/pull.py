@@ -22,12 +22,12 @@ from ...catalog import Catalog, CheckpointRow, SegmentRow, StoreRow, Watermarks,
 from ...catalog.lineage import is_on_lineage, trace_lineage
 from ...recovery.history import build_history
 from ...recovery.journal_facts import read_facts
-from ...recovery.plan import plan_recovery
+from ...recovery.recovery_plan import plan_recovery
 from ...stores import STALL_SECONDS, Store, TimeoutStore, open_store, split_url
-from ..inventory.listing import find_prefixes
-from ..items.plan import find_chain, find_recoverable_step, list_contents
+from ..inventory.store_listing import find_prefixes
+from ..items.shipping_plan import find_chain, find_recoverable_step, list_contents
 from ..manifest import Manifest, ShippedItem, manifest_names, parse_manifest_name, read_first_sound
-from .fetch import fetch_item
+from .item_download import fetch_item
 
 _log = logging.getLogger(__name__)
 

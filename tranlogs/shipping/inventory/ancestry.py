@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...catalog import CheckpointRow, SegmentRow, ShippedRow
-from ..items.plan import JournalContents
-from ..items.source import read_chain
+from ..items.item_files import read_chain
+from ..items.shipping_plan import JournalContents
 from ..manifest import ShippedItem
 
 

@@ -29,7 +29,7 @@ from ...catalog import (
     Watermarks,
 )
 from ...journal import JournalPaths
-from ..items.plan import JournalContents
+from ..items.shipping_plan import JournalContents
 
 _log = logging.getLogger(__name__)
 

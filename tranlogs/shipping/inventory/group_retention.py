@@ -8,7 +8,7 @@ from ...base.clock import Clock
 from ...catalog import CheckpointRow, CommonRow
 from ...catalog.lineage import is_on_lineage
 from ...stores import Store
-from ..items.plan import JournalContents, list_contents
+from ..items.shipping_plan import JournalContents, list_contents
 from ..manifest import read_newest
 
 _CACHE_SECONDS = 30.0  # an older answer names an older step, so that more is kept, which is safe

@@ -18,7 +18,7 @@ from ...catalog import CheckpointRow, SegmentRow, ShippedRow, StoreRow
 from ...journal import JournalPaths
 from ...journal.ownership.writer_lock import OwnerLock
 from ...stores import Store
-from ..items.plan import JournalContents, find_stored_step, list_contents
+from ..items.shipping_plan import JournalContents, find_stored_step, list_contents
 from ..manifest import Manifest, ShippedItem, manifest_names, parse_manifest_name, publish, read_first_sound
 from .ancestry import select_own_history
 from .attachment import check_continues, check_newest, check_same_run

@@ -22,8 +22,8 @@ from ...retention.keep_policy import KeepLatest, RetentionPolicy
 from ...stores import Store
 from ..inventory.group_retention import GroupRetention
 from ..inventory.ledger import Ledger
-from ..items.plan import JournalContents, plan_expiry, plan_uploads
-from ..items.source import FilePart
+from ..items.item_files import FilePart
+from ..items.shipping_plan import JournalContents, plan_expiry, plan_uploads
 from ..items.throttle import Throttle
 from ..manifest import ShippedItem
 from .failures import Activity, Exclusions, RetryState

@@ -12,7 +12,7 @@ from ...base.errors import StoreRefused, StoreUnavailable
 from ...base.failpoints import hit
 from ...catalog import CheckpointRow, SegmentRow, ShippedRow
 from ...stores import Store
-from ..items.source import FilePart, PartReader, UploadSource, open_checkpoint, open_segment
+from ..items.item_files import FilePart, PartReader, UploadSource, open_checkpoint, open_segment
 from ..items.throttle import Throttle
 from ..manifest import OBJECTS, ShippedItem
 

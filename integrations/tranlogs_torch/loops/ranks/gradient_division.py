@@ -12,7 +12,7 @@ from ...ddp.reducer import Reducer
 from ...distributed.process_group import Group
 
 if TYPE_CHECKING:
-    from ...capture.run import HookedOptimizer
+    from ...capture.logged_run import HookedOptimizer
 
 
 class GradientDivision:

@@ -23,7 +23,7 @@ from ...ddp.gradient_ranges import Named, Portion
 from ...ddp.reducer import Reducer, reducers_in
 from ...distributed.process_group import Group, warn_of_restarts
 from ...elastic import adoption
-from ...elastic.neighbour_copies import Beside, check_copies
+from ...elastic.neighbour_copies import NeighbourCopies, check_copies
 from ...elastic.world_size import demand_unused
 from ...sharding import fsdp
 from ...sharding.shards import describe as describe_shards
@@ -31,7 +31,7 @@ from .gradient_division import GradientDivision, first_other
 from .join_watch import JoinWatch
 
 if TYPE_CHECKING:
-    from ...capture.run import HookedOptimizer
+    from ...capture.logged_run import HookedOptimizer
     from ...elastic.recoverable_state import RecoverableState
 
 _log = logging.getLogger("tranlogs")
@@ -60,7 +60,7 @@ class GroupCoordinator:
         self._group = Group()
         self.rank, self.world = self._group.rank, self._group.world
         check_copies(copies, self.world)
-        self._beside = Beside(self._group)
+        self._neighbour_copies = NeighbourCopies(self._group)
         self._likeness = Likeness(self._group.board)
         self._state = state
         state.world = self.world
@@ -187,7 +187,7 @@ class GroupCoordinator:
                 "hooks": [[hook.read() for hook in reducer.hooks()] for reducer in self._reducers],
             }
         if is_lockstep and has_stepped and self.copies > 1 and self._division.is_active:
-            body |= self._beside.exchange(body)
+            body |= self._neighbour_copies.exchange(body)
         if self._join.has_left:
             return False
         if not (self._spans_all or self._reducers or self._sharding):
@@ -248,7 +248,7 @@ class GroupCoordinator:
             own = b""
         self._state.mirror = {following: self._group.gather(own)[following]}
         if self.copies > 1 and self._division.is_active:
-            whole |= self._beside.exchange(whole)
+            whole |= self._neighbour_copies.exchange(whole)
 
     # Recovery.
 

@@ -10,7 +10,7 @@ import torch
 from tranlogs.ranks import GroupRecovered, ReplacementSource
 from tranlogs.training import Journal, Progress
 
-from ...capture.run import HookedOptimizer
+from ...capture.logged_run import HookedOptimizer
 from ...ddp.gradient_ranges import Portion
 from ...elastic.recoverable_state import RecoverableState
 from ...elastic.world_size import is_of_many, recover_alone

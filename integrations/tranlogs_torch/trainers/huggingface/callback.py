@@ -11,10 +11,10 @@ from tranlogs.base.errors import UsageError
 from tranlogs.training import RecoveryReport
 
 from ...optimizer import LoggedOptimizer
-from . import private
+from . import transformers_internals
 from .loop import Loop
 
-private.check_transformers()
+transformers_internals.check_transformers()
 
 
 class TranLogsTrainerCallback(TrainerCallback):  # type: ignore[misc]
@@ -73,7 +73,7 @@ class TranLogsTrainerCallback(TrainerCallback):  # type: ignore[misc]
         return self
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer = private.find_trainer()
+        trainer = transformers_internals.find_trainer()
         if trainer is not None:
             self.attach(trainer)
 

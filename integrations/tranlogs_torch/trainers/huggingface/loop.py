@@ -27,7 +27,7 @@ from tranlogs.base.errors import UsageError
 from ...optimizer import LoggedOptimizer
 from ..prepared import check_accelerate, plain_loader, plain_optimizer
 from ..trainer_position import TrainerPosition
-from . import private
+from . import transformers_internals
 from .progress import Progress
 
 _log = logging.getLogger("tranlogs")
@@ -51,8 +51,8 @@ class Loop:
     def __init__(self, trainer: Trainer, run: Path, settings: dict[str, Any], *, verbose: bool) -> None:
         self.trainer, self.run, self._settings, self._verbose = trainer, run, settings, verbose
         self.optimizer: LoggedOptimizer | None = None
-        self._plain = {name: getattr(trainer, name) for name in private.PATCHED}
-        for name in private.PATCHED:
+        self._plain = {name: getattr(trainer, name) for name in transformers_internals.PATCHED}
+        for name in transformers_internals.PATCHED:
             setattr(trainer, name, getattr(self, name.strip("_")))
         self._loader: Any = None  # as accelerate has prepared it
         self._prepared: Any = None

@@ -10,7 +10,7 @@ import torch
 from transformers import Trainer
 
 from ..history import Appended
-from . import private
+from . import transformers_internals
 
 # Of the script, or made anew by each start: the rest of TrainerState is progress.
 _GIVEN = {
@@ -57,7 +57,7 @@ class Progress:
             "state": json.dumps(fields),
             "logged": self._logged.packed(state.log_history),
             "callbacks": [[type(callback).__name__, json.dumps(callback.state()["attributes"])] for callback in self._others()],
-            "sums": {name: _plain(getattr(self._trainer, name, None)) for name in private.PROGRESS},
+            "sums": {name: _plain(getattr(self._trainer, name, None)) for name in transformers_internals.PROGRESS},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -90,7 +90,9 @@ class Progress:
         self._loaded = None
 
     def _others(self) -> list[Any]:
-        return [one for one in self._trainer.callback_handler.callbacks if isinstance(one, private.ExportableState)]
+        return [
+            one for one in self._trainer.callback_handler.callbacks if isinstance(one, transformers_internals.ExportableState)
+        ]
 
 
 def _plain(value: Any) -> Any:

@@ -14,11 +14,11 @@ from tranlogs.training import RecoveryReport
 
 from ...optimizer import LoggedOptimizer
 from ..trainer_position import TrainerPosition
-from . import hooks, private
+from . import hooks, lightning_internals
 from .base import TranLogsCallback
 from .progress import Progress
 
-private.check_lightning()
+lightning_internals.check_lightning()
 
 
 class TranLogsLightningCallback(TranLogsCallback):
@@ -107,8 +107,8 @@ class TranLogsLightningCallback(TranLogsCallback):
         self._optimizer, self._trainer, self._progress, self._position = logged, trainer, progress, None
         self._turns, self._has_begun, self._is_open = logged.steps(until=sys.maxsize), False, True
         self._is_resumed = bool(report.step)
-        private.before_iterating(trainer, self._look_at_loaders)
-        private.before_training(trainer, self._counters_are_set)
+        lightning_internals.before_iterating(trainer, self._look_at_loaders)
+        lightning_internals.before_training(trainer, self._counters_are_set)
         if self._is_resumed and progress.averaged:
             logged.training_run.report.warn(
                 f"the metrics that are averaged over an epoch begin anew in its middle ({', '.join(progress.averaged)}): what "
@@ -123,7 +123,7 @@ class TranLogsLightningCallback(TranLogsCallback):
     def _look_at_loaders(self) -> None:
         """Training loaders are there, before anything iterates over them."""
         assert self._trainer is not None
-        found = private.loaders(self._trainer)
+        found = lightning_internals.loaders(self._trainer)
         if len(found) != 1:
             raise UsageError(
                 f"{self._run}: one training loader can be resumed, and there are {len(found)}: combine the data "
@@ -140,7 +140,7 @@ class TranLogsLightningCallback(TranLogsCallback):
     def _counters_are_set(self) -> None:
         assert self._trainer is not None
         if not self._is_underway:
-            private.end_restart(self._trainer)
+            lightning_internals.end_restart(self._trainer)
             if self._progress is not None:
                 self._progress.go_on_amid()
 
@@ -193,7 +193,7 @@ class TranLogsLightningCallback(TranLogsCallback):
         self._is_open = False
         self._turns.close()  # type: ignore[attr-defined]
         self._optimizer.close()
-        private.release(self._trainer)
+        lightning_internals.release(self._trainer)
 
 
 class _Position(TrainerPosition):

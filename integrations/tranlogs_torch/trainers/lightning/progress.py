@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from . import attributes, private
+from . import attributes, lightning_internals
 from .base import TranLogsCallback
 
 
@@ -44,7 +44,7 @@ class Progress:
             "callbacks": {callback.state_key: state for callback in self._others() if (state := callback.state_dict())},
             "datamodule": {} if module is None else module.state_dict(),
             "metrics": [{name: _plain(value) for name, value in found.items()} for found in metrics],
-            "averaged": private.epoch_metrics(trainer) if self.is_amid else [],
+            "averaged": lightning_internals.epoch_metrics(trainer) if self.is_amid else [],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tranlogs.base.errors import TranLogsError
 from tranlogs.catalog import Catalog, EvaluationRow
 
-from ...settings import Settings
+from ...settings import DaemonSettings
 from ...watching.watch import Evaluation
 
 
@@ -37,7 +37,7 @@ class Board:
         settings: the daemon's.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DaemonSettings) -> None:
         self.settings = settings
         self._lock = threading.Lock()
         self._views: dict[str, JournalView] = {}

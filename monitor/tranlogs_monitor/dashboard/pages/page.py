@@ -12,7 +12,7 @@ from tranlogs.retention.budget import bytes_on_disk
 from ...watching.watch import Evaluation
 from .board import JournalView
 from .cells import describe_log
-from .journal_state import LEVELS, JournalState, commit_history, current_exposures, describe_state
+from .journal_health import LEVELS, JournalHealth, commit_history, current_exposures, describe_health
 from .rendering import render
 from .sections import checkpoint_lines, losses, space_of, watermark_lines, watermark_notes
 
@@ -31,7 +31,7 @@ class Row:
 
     name: str
     address: str
-    state: JournalState
+    state: JournalHealth
     evaluation: Evaluation | None
     used_bytes: int
 
@@ -60,7 +60,7 @@ def journal_page(view: JournalView, *, now: float, interval_seconds: float, has_
         journal=view.name,
         has_others=has_others,
         numbers_address=f"/data.json?journal={quote(view.name, safe='')}",
-        state=describe_state(view),
+        state=describe_health(view),
         evaluation=view.evaluation,
         **({} if view.evaluation is None else _facts(view, view.evaluation)),
     )
@@ -74,7 +74,7 @@ def address_of_page(name: str) -> str:
 def _row(view: JournalView) -> Row:
     evaluation = view.evaluation
     used = 0 if evaluation is None else bytes_on_disk(evaluation.rows.segments, evaluation.rows.checkpoints)
-    return Row(view.name, address_of_page(view.name), describe_state(view), evaluation, used)
+    return Row(view.name, address_of_page(view.name), describe_health(view), evaluation, used)
 
 
 def _facts(view: JournalView, evaluation: Evaluation) -> dict[str, object]:

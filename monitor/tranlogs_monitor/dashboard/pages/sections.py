@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tranlogs.retention.exposure import CommitHistory, Exposure, estimate_seconds_since, has_store
 
 from ...watching.watch import Evaluation
-from .journal_state import Level
+from .journal_health import Level
 
 _TITLES = {"process": "If the process dies", "machine": "If the machine loses power", "site": "If the site or its disk is gone"}
 _MEANINGS = {

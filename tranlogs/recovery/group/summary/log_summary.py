@@ -22,7 +22,7 @@ from .timeline_ids import TimelineIds, get_timeline_ids
 
 
 @dataclass(slots=True)
-class JournalLog:
+class GenerationLog:
     """The part of one generation in a journal.
 
     Attributes:
@@ -42,7 +42,7 @@ class JournalLog:
     earlier_limits: Limits = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path, first_timeline: int, ignored: Collection[int] = ()) -> JournalLog:
+    def read(cls, folder: Path, first_timeline: int, ignored: Collection[int] = ()) -> GenerationLog:
         """Read the part of one generation in a journal; an empty one if the journal has no part in it.
 
         Args:
@@ -55,7 +55,7 @@ class JournalLog:
         return next(matching, cls(replace(found[0].facts, segments=[]), {}, History()))
 
     @classmethod
-    def from_facts(cls, facts: Facts, folder: Path, limits: Limits | None = None) -> JournalLog:
+    def from_facts(cls, facts: Facts, folder: Path, limits: Limits | None = None) -> GenerationLog:
         """Return the part of the newest generation that the facts about a journal show.
 
         Args:
@@ -166,7 +166,7 @@ class JournalLog:
         return next((i for i, run in enumerate(self.history.runs) if links and run[-1] is links[-1]), -1)
 
 
-def read_generations(folder: Path, ignored: Collection[int] = ()) -> list[JournalLog]:
+def read_generations(folder: Path, ignored: Collection[int] = ()) -> list[GenerationLog]:
     """Read a journal and return its generations, the newest first. Some may be empty.
 
     The facts of the first generation are those of the whole journal.
@@ -177,7 +177,7 @@ def read_generations(folder: Path, ignored: Collection[int] = ()) -> list[Journa
     """
     facts = read_facts(folder)
     facts = replace(facts, timelines=[row for row in facts.timelines if row.number not in ignored])
-    found = [JournalLog.from_facts(facts, folder)]
+    found = [GenerationLog.from_facts(facts, folder)]
     while True:
         newest = found[-1]
         start = min(newest.limits) if newest.is_empty else newest.first_timeline
@@ -188,12 +188,12 @@ def read_generations(folder: Path, ignored: Collection[int] = ()) -> list[Journa
         numbers = {row.number for row in older}
         segments = [segment for segment in facts.segments if segment.row.timeline in numbers]
         facts = replace(facts, timelines=older, segments=segments)
-        found.append(JournalLog.from_facts(facts, folder, earlier))
+        found.append(GenerationLog.from_facts(facts, folder, earlier))
     return found
 
 
 def summarize_generations(
-    logs: Sequence[JournalLog], rank: int, folder: Path, run_id: str, ignored: Collection[int] = ()
+    logs: Sequence[GenerationLog], rank: int, folder: Path, run_id: str, ignored: Collection[int] = ()
 ) -> list[JournalSummary]:
     """Return the summaries of a journal's generations, the newest first: at least one, which may be empty."""
     held = [log for log in logs if not log.is_empty] or logs[:1]

@@ -12,14 +12,14 @@ from ...catalog import Catalog, CheckpointRow, RunRow, SegmentRow, StoreRow, Tab
 from ...journal import JournalPaths
 from ...stores import STALL_SECONDS, TimeoutStore, open_store
 from ..manifest import Manifest, ShippedItem, journal_prefix, read_newest
-from .fetch import fetch_item
+from .item_download import fetch_item
 
 _log = logging.getLogger("tranlogs")
 
 _PAUSES = (1.0, 4.0, 0.0)  # seconds after a failed attempt
 
 
-class ReplacementSource:
+class StoreCopies:
     """The store's copies of one journal's files. The store is opened when a file is found to be damaged.
 
     Args:

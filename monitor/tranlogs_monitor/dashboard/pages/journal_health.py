@@ -19,7 +19,7 @@ LEVELS: tuple[Level, ...] = ("problem", "attention", "fine", "idle")
 
 
 @dataclass(frozen=True, slots=True)
-class JournalState:
+class JournalHealth:
     """The state of a journal in words.
 
     Attributes:
@@ -33,22 +33,22 @@ class JournalState:
     more: tuple[str, ...] = ()
 
 
-def describe_state(view: JournalView) -> JournalState:
+def describe_health(view: JournalView) -> JournalHealth:
     """Describe the state of a journal (pure)."""
     evaluation = view.evaluation
     if evaluation is None:
-        return JournalState("problem", f"The journal cannot be read: {view.problem}")
+        return JournalHealth("problem", f"The journal cannot be read: {view.problem}")
     problems, attention = _problems(view, evaluation), _attention(evaluation)
     facts = problems + attention
     if facts:
-        return JournalState("problem" if problems else "attention", facts[0], tuple(facts[1:]))
+        return JournalHealth("problem" if problems else "attention", facts[0], tuple(facts[1:]))
     committed = evaluation.rows.marks.committed
     if not _is_alive(evaluation):
         how = "" if evaluation.owner is None or not evaluation.owner.has_closed else " The run was closed."
-        return JournalState("idle", f"No process is training.{how} The next one will continue after step {committed:,}.")
+        return JournalHealth("idle", f"No process is training.{how} The next one will continue after step {committed:,}.")
     if not committed:
-        return JournalState("fine", "The run has no steps yet.")
-    return JournalState("fine", f"All steps up to {committed:,} are safe if the process dies.")
+        return JournalHealth("fine", "The run has no steps yet.")
+    return JournalHealth("fine", f"All steps up to {committed:,} are safe if the process dies.")
 
 
 def current_exposures(evaluation: Evaluation, history: CommitHistory) -> tuple[Exposure, Exposure, Exposure]:

@@ -23,10 +23,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from tranlogs.base.errors import UsageError
-from tranlogs_torch.interop.dcp import read_folder
-from tranlogs_torch.interop.dcp_metadata import METADATA, read_metadata
-from tranlogs_torch.interop.imported import import_source, read
-from tranlogs_torch.interop.source import read_parts
+from tranlogs_torch.checkpoint_import.dcp import read_folder
+from tranlogs_torch.checkpoint_import.dcp_metadata import METADATA, read_metadata
+from tranlogs_torch.checkpoint_import.foreign_source import read_parts
+from tranlogs_torch.checkpoint_import.imported import import_source, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli, cli
-from tests.torch.interop import interop_child
-from tests.torch.interop.interop_child import logged
+from tests.torch.checkpoint_import import import_child
+from tests.torch.checkpoint_import.import_child import logged
 from tests.torch.lab import in_child
 
 __all__ = ["cli"]
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.crash
 def in_plain_torch(*arguments: object) -> None:
     """In a process that imports nothing of TranLogs (it checks that itself)."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, interop_child.__file__, *map(str, arguments)]
+    command = [sys.executable, import_child.__file__, *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 

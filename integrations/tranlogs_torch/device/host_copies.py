@@ -19,7 +19,7 @@ import torch
 from tranlogs.base.types import Bytes
 
 from ..tensors.arrays import flat_bytes
-from .gather import Form, Gather, Places
+from .gather import Form, Gather, TensorOffsets
 from .streams import Device, Event
 
 Wanted = tuple[torch.Tensor, Bytes]  # a dense tensor of the device, and where its bytes go
@@ -104,7 +104,7 @@ class Window:
                 yield from self._pieces(tensor.detach(), target)
             elif target.nbytes:
                 small.append((tensor.detach(), target))
-        places = Places([Form(tensor.dtype, tuple(tensor.shape)) for tensor, _ in small])
+        places = TensorOffsets([Form(tensor.dtype, tuple(tensor.shape)) for tensor, _ in small])
         for run in places.rounds(self._nbytes - 16):  # a round may begin that much before its first tensor
             base = places.base(run.start)
             if places.stop(run[-1]) - base > self._nbytes:  # one tensor, nearly as large as the window
@@ -126,7 +126,7 @@ class Window:
             prepare = None
 
 
-def _gather(places: Places, run: range, sources: list[torch.Tensor], flat: torch.Tensor) -> None:
+def _gather(places: TensorOffsets, run: range, sources: list[torch.Tensor], flat: torch.Tensor) -> None:
     base = places.base(run.start)
     Gather([places.view(flat, i, base) for i in run], sources).copy(sources)
 

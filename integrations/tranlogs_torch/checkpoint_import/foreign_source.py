@@ -53,7 +53,7 @@ class StartFrom:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ForeignParts:
     """The parts of a source.
 
     Attributes:
@@ -92,7 +92,7 @@ class Parts:
         raise UsageError(f"it cannot be told which weights are those of {whose}: {what}. Name the key: --model KEY (model=KEY)")
 
 
-def read_parts(path: Path, *, is_trusted: bool = False, progress: Progress | None = None) -> Parts:
+def read_parts(path: Path, *, is_trusted: bool = False, progress: Progress | None = None) -> ForeignParts:
     """Read a source.
 
     Args:
@@ -133,7 +133,7 @@ def _read_file(path: Path) -> Any:
         ) from None
 
 
-def _read_safetensors(path: Path) -> Parts:
+def _read_safetensors(path: Path) -> ForeignParts:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
@@ -147,21 +147,21 @@ def _read_safetensors(path: Path) -> Parts:
     except (SafetensorError, ValueError) as error:
         raise UsageError(f"{path}: it is damaged, or no safetensors file ({error})") from None
     if not is_exported:
-        return Parts(weights={"": tensors})
+        return ForeignParts(weights={"": tensors})
     optimizers: dict[str, Any] = {}
     for name in [name for name in tensors if name.startswith(_EXPORTED_OPTIMIZER)]:
         which, _, rest = name.removeprefix(_EXPORTED_OPTIMIZER).partition("/")
         parameter, _, slot = rest.rpartition("/")
         state = optimizers.setdefault(which, {"state": {}})["state"]
         state.setdefault(parameter, {})[slot] = tensors.pop(name)
-    return Parts(weights={"": tensors}, optimizers=optimizers)
+    return ForeignParts(weights={"": tensors}, optimizers=optimizers)
 
 
-def _sort(path: Path, content: Any) -> Parts:
+def _sort(path: Path, content: Any) -> ForeignParts:
     if not isinstance(content, Mapping):
         raise UsageError(f"{path}: it holds a {type(content).__name__}, not a dict")
     if is_weights(content):
-        return Parts(weights={"": dict(content)})
+        return ForeignParts(weights={"": dict(content)})
     weights: dict[str, StateDict] = {}
     optimizers: dict[str, Mapping[str, Any]] = {}
     others: dict[str, Any] = {}
@@ -185,7 +185,7 @@ def _sort(path: Path, content: Any) -> Parts:
             others[short(name)] = value
         elif not ("tranlogs" in content and name in _EXPORTED_FACTS):
             left.append(name)
-    return Parts(weights, optimizers, others, tuple(left))
+    return ForeignParts(weights, optimizers, others, tuple(left))
 
 
 def is_weights(value: Any) -> bool:

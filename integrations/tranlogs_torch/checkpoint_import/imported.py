@@ -21,7 +21,7 @@ from tranlogs.records import Checkpoint, Snapshot, SnapshotPool, tree, write_che
 from tranlogs.training import Progress
 
 from ..tensors.arrays import adapt, make_array, make_extension
-from .source import Parts, StartFrom, StateDict, read_parts
+from .foreign_source import ForeignParts, StartFrom, StateDict, read_parts
 
 FOLDER = "start"
 
@@ -54,7 +54,7 @@ def import_source(
     return about
 
 
-def _without_unstorable(parts: Parts) -> Parts:
+def _without_unstorable(parts: ForeignParts) -> ForeignParts:
     """Leave out what may be a state, but holds objects: arguments, not a scheduler."""
     others = {}
     for name, value in parts.others.items():
@@ -62,13 +62,13 @@ def _without_unstorable(parts: Parts) -> Parts:
             tree.encode(value, path=name, adapt=adapt, out_of_line=[])
             others[name] = value
     left = tuple(name for name in parts.others if name not in others)
-    return Parts(parts.weights, parts.optimizers, others, parts.left + left)
+    return ForeignParts(parts.weights, parts.optimizers, others, parts.left + left)
 
 
 # RUN/start.
 
 
-def _store(run: Path, start: StartFrom, parts: Parts) -> int:
+def _store(run: Path, start: StartFrom, parts: ForeignParts) -> int:
     """Write RUN/start; return the bytes written.
 
     Raises:
@@ -100,7 +100,7 @@ def is_stored(run: Path) -> bool:
     return (run / FOLDER).is_dir()
 
 
-def read(run: Path) -> tuple[StartFrom, Parts]:
+def read(run: Path) -> tuple[StartFrom, ForeignParts]:
     """Read RUN/start.
 
     Raises:
@@ -111,7 +111,7 @@ def read(run: Path) -> tuple[StartFrom, Parts]:
             meta = checkpoint.meta(make_array=make_array, make_extension=make_extension)
     except CorruptCheckpoint as error:
         raise UsageError(f"{error.path}: {error.why}. Import it again") from None
-    parts = Parts(meta["weights"], meta["optimizers"], meta["others"], tuple(meta["left"]))
+    parts = ForeignParts(meta["weights"], meta["optimizers"], meta["others"], tuple(meta["left"]))
     return StartFrom(**meta["options"]), parts
 
 
@@ -125,7 +125,7 @@ def identity(run: Path) -> str:
 # The description.
 
 
-def _about(parts: Parts) -> dict[str, Any]:
+def _about(parts: ForeignParts) -> dict[str, Any]:
     return {
         "weights": {key: _weights(weights) for key, weights in parts.weights.items()},
         "optimizers": {which or "optimizer": _parameters_of(state) for which, state in parts.optimizers.items()},

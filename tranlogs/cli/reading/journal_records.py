@@ -20,7 +20,7 @@ from ...recovery.journal_facts import Facts, read_facts
 
 
 @dataclass(slots=True)
-class History:
+class JournalRecords:
     """The entries of the newest timeline and of those that lead to it.
 
     Attributes:
@@ -36,7 +36,7 @@ class History:
     committed: int
 
 
-def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> History:
+def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> JournalRecords:
     """Find a journal's entries, without decoding them.
 
     Segments that cannot contain the requested entries are skipped, if the catalog tells their steps.
@@ -54,13 +54,13 @@ def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> H
     return _build_history(read_facts(folder))
 
 
-def _build_history(facts: Facts, choice: _Choice | None = None) -> History:
+def _build_history(facts: Facts, choice: _Choice | None = None) -> JournalRecords:
     limits = trace_lineage(facts.timelines, facts.timeline)
     found = build_history(facts.segments, limits)
     links = [link for run in found.runs for link in run if choice is None or choice.is_valid(link)]
     checkpoints = [row for row in facts.checkpoints if is_on_lineage(row, limits)]
     ends = [link.sequence for link in links if link.kind == EntryKind.BOUNDARY] + [row.sequence for row in checkpoints]
-    return History(links, checkpoints, facts.notes, max(ends, default=0))
+    return JournalRecords(links, checkpoints, facts.notes, max(ends, default=0))
 
 
 class _Choice:
@@ -96,7 +96,7 @@ class _Choice:
         """Return True if no skipped segment supersedes an entry."""
         return link.sequence <= self._ends.get(link.segment.row.ordinal, sys.maxsize)
 
-    def is_answered_by(self, history: History) -> bool:
+    def is_answered_by(self, history: JournalRecords) -> bool:
         """Return True if the skipped segments need not be read."""
         links = history.links
         if not any(link.kind == EntryKind.BOUNDARY for link in links):
@@ -123,7 +123,7 @@ class Record:
     is_committed: bool = True
 
 
-def list_records(history: History, wanted: Sequence[Link], problems: list[str]) -> Iterator[Record]:
+def list_records(history: JournalRecords, wanted: Sequence[Link], problems: list[str]) -> Iterator[Record]:
     """Yield the records of entries, in order; damage is appended to `problems`."""
     for link, entry in _decode_entries(wanted):
         committed = link.sequence <= history.committed
@@ -147,7 +147,7 @@ def list_records(history: History, wanted: Sequence[Link], problems: list[str]) 
         )
 
 
-def show_records(history: History, wanted: Sequence[Link], problems: list[str]) -> Iterator[dict[str, Any]]:
+def show_records(history: JournalRecords, wanted: Sequence[Link], problems: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the records of entries in full, in order; damage is appended to `problems`."""
     for link, entry in _decode_entries(wanted):
         place = {

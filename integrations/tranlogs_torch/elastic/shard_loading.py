@@ -31,7 +31,7 @@ from ..tensors.equality import have_same_bits
 from ..tensors.placement import NOTHING, empty_of, is_dtensor, local
 from .adoption import packed, unpacked
 from .former_checkpoint import FormerCheckpoint
-from .transfer_plan import Piece, StoredBox, bundles, common, pieces
+from .transfer_plan import BoxPiece, StoredBox, bundles, common, pieces
 
 T = TypeVar("T")
 
@@ -52,12 +52,12 @@ class Target:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every element was filled, and once."""
+        """True if every element was filled exactly once."""
         return self._count == self.tensor.numel()
 
     @property
     def boxes(self) -> list[Box]:
-        """Where they lie, and how long they are."""
+        """Offset and length of each box."""
         return [(offset, tuple(box.shape)) for offset, box in self._boxes]
 
     @torch.no_grad()
@@ -120,7 +120,7 @@ class Assembly:
 
     @property
     def _is_copied(self) -> bool:
-        """Whether each rank had all of the parameters, not a part of each."""
+        """Return True if each rank held all parameters whole."""
         return all(about["whole"] for about in self._told.values())
 
     @property
@@ -228,7 +228,7 @@ class Assembly:
         if error is not None:
             raise error
 
-    def _read_bundle(self, rank: int, bundle: list[Piece]) -> tuple[bytes, Exception | None]:
+    def _read_bundle(self, rank: int, bundle: list[BoxPiece]) -> tuple[bytes, Exception | None]:
         """Return the bytes of pieces. After an error others are sent in their place: the receiver waits for as many."""
         try:
             with FormerCheckpoint(self._checkpoints[rank][0]) as checkpoint:
@@ -236,14 +236,14 @@ class Assembly:
         except Exception as error:
             return bytes(sum(piece.nbytes for piece in bundle)), error
 
-    def _put_bundle(self, rank: int, bundle: list[Piece], content: bytes) -> None:
+    def _put_bundle(self, rank: int, bundle: list[BoxPiece], content: bytes) -> None:
         blob, at = np.frombuffer(bytearray(content), np.uint8), 0
         assert blob.nbytes == sum(piece.nbytes for piece in bundle), f"rank {rank}: {blob.nbytes} bytes of {bundle}"
         for piece in bundle:
             self._put(rank, piece, blob[at : at + piece.nbytes])
             at += piece.nbytes
 
-    def _put(self, rank: int, piece: Piece, data: Bytes) -> None:
+    def _put(self, rank: int, piece: BoxPiece, data: Bytes) -> None:
         array = Array(piece.box.dtype, piece.length, data)
         self._targets[piece.box.name].put(rank, piece.offset, arrays.from_array(array))
 

@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from ..data.position import LoaderPosition
+from ...data.position.loader_position import LoaderPosition
 
 COUNTS_BY_ITSELF = (
     "the loop takes its batches by next(), so it counts them by itself, and after a resume it may take more of them than are "

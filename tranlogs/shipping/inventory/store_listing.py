@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...base.errors import CorruptObject, UnknownFormat
 from ...stores import STALL_SECONDS, Store, TimeoutStore, open_store
-from ..items.plan import find_stored_step, list_contents
+from ..items.shipping_plan import find_stored_step, list_contents
 from ..manifest import MANIFESTS, Manifest, read_newest
 
 

@@ -28,7 +28,7 @@ _Option = tuple[CheckpointRow, list[Link]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RecoveryPlan:
     """Plan of a recovery.
 
     Attributes:
@@ -58,7 +58,7 @@ def plan_recovery(
     sequence: int | None = None,
     broken: Collection[str] = (),
     last_good: dict[int, int] | None = None,
-) -> Plan:
+) -> RecoveryPlan:
     """Plan a recovery.
 
     Args:
@@ -99,7 +99,7 @@ def plan_recovery(
     if has_later:
         notes += history.holes[:_HOLES_MAX]
         notes += [f"{len(history.holes) - _HOLES_MAX} more holes"] if len(history.holes) > _HOLES_MAX else []
-    return Plan(row, tuple(links), position, has_later, tuple(notes))
+    return RecoveryPlan(row, tuple(links), position, has_later, tuple(notes))
 
 
 def has_later_boundary(history: History, checkpoints: Sequence[CheckpointRow], position: Position) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tranlogs_torch.interop.matching import match_names
+from tranlogs_torch.checkpoint_import.matching import match_names
 
 MODEL = ["embed.weight", "block.0.weight", "head.bias"]
 

@@ -12,8 +12,8 @@ from ...log.record import Position
 from ...log.segments.retired_files import unlink_retired
 from ...log.writer import WriteAheadLog
 from ..checkpoints.disk_space import DiskSpace
-from ..failures import SUSPENDING_ERRORS
 from ..opening import OpenedJournal
+from ..suspending_errors import SUSPENDING_ERRORS
 from .index_opening import open_index
 from .record_writers import DirectWriter, QueuedWriter, Writer
 from .writer_thread import WriterThread
@@ -21,7 +21,7 @@ from .writer_thread import WriterThread
 _log = logging.getLogger("tranlogs")
 
 
-class JournalLog:
+class SuspendableLog:
     """The log of one journal: open, or closed with the position where it ended.
 
     Attributes:

@@ -16,9 +16,9 @@ from ..sharding.shards import is_part
 from ..state import naming
 from ..tensors.equality import have_same_bits
 from ..tensors.placement import is_dtensor
+from .foreign_source import ForeignParts, StartFrom, StateDict
 from .matching import Match, match_names
 from .optimizer_state import Unfit, fitted
-from .source import Parts, StartFrom, StateDict
 
 _SHOWN_MAX = 12
 
@@ -40,7 +40,7 @@ class Built:
     tracked: Mapping[str, Any]
 
 
-def load(start: StartFrom, parts: Parts, built: Built) -> list[str]:
+def load(start: StartFrom, parts: ForeignParts, built: Built) -> list[str]:
     """Load the parts. Return one sentence each on what was loaded and what was not.
 
     Raises:
@@ -144,7 +144,7 @@ def _refusal(start: StartFrom, problems: Sequence[str]) -> str:
 # Optimizers and tracked objects.
 
 
-def _states(parts: Parts, built: Built, reading: Mapping[str, str], problems: list[str]) -> dict[str, StateDict]:
+def _states(parts: ForeignParts, built: Built, reading: Mapping[str, str], problems: list[str]) -> dict[str, StateDict]:
     """Return the state dict to load into each optimizer."""
     states = {}
     for which, optimizer in built.optimizers.items():
@@ -163,7 +163,9 @@ def _states(parts: Parts, built: Built, reading: Mapping[str, str], problems: li
     return states
 
 
-def _others(start: StartFrom, parts: Parts, built: Built, states: Mapping[str, StateDict], chosen: set[str]) -> list[str]:
+def _others(
+    start: StartFrom, parts: ForeignParts, built: Built, states: Mapping[str, StateDict], chosen: set[str]
+) -> list[str]:
     """Load tracked objects. Return one sentence each on what was loaded and what was not, optimizers included."""
     others = parts.others | {key: weights for key, weights in parts.weights.items() if key not in chosen}
     taken = []

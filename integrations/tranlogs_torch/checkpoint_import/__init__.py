@@ -16,8 +16,8 @@ from tranlogs.training import Progress
 
 from . import imported
 from .dcp_metadata import METADATA
+from .foreign_source import StartFrom, read_parts
 from .load import Built, load
-from .source import StartFrom, read_parts
 
 __all__ = ["Built", "Start", "StartFrom", "find_start"]
 

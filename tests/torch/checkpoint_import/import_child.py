@@ -1,6 +1,6 @@
 """A small model that is trained under a log, or in a process of its own that knows nothing of TranLogs.
 
-interop_child.py FOLDER FIRST LAST OUT     from a folder of torch.distributed.checkpoint; writes OUT.pt, too
+import_child.py FOLDER FIRST LAST OUT     from a folder of torch.distributed.checkpoint; writes OUT.pt, too
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from .opening import OpenedJournal
 from .ownership.shutdown_gate import ShutdownGate
 from .ownership.writer_process import WriterProcess
 from .pruning_holds import PruningHolds
-from .writing.journal_log import JournalLog
 from .writing.start import WritingStart
+from .writing.suspendable_log import SuspendableLog
 from .writing.suspension_handler import SuspensionHandler
 
 
@@ -56,7 +56,7 @@ class JournalState:
         self._process = WriterProcess(opened.lock)
         self.holds = PruningHolds(catalog, opened.paths.folder, self._process.pid)
         self.checkpoints = JournalCheckpoints(opened, clock, policy, retention, self.holds)
-        self.log = JournalLog(opened, config, clock, self.checkpoints.disk_space)
+        self.log = SuspendableLog(opened, config, clock, self.checkpoints.disk_space)
         syncs = config.durability == "machine"
         self._start = WritingStart(opened, clock, self.holds, self.log, self.checkpoints, syncs=syncs)
         self._suspensions = SuspensionHandler(opened, clock, self.log, self.checkpoints, self._start)

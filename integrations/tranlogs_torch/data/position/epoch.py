@@ -1,0 +1,46 @@
+"""The epochs that `LoggedOptimizer.epochs` yields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .loader_position import LoaderPosition
+
+
+class Epoch(int):
+    """The number of an epoch, to be iterated over for its batches: `sampler.set_epoch(epoch)`, `for batch in epoch`.
+
+    After a crash the loop may enter the epoch in its middle: `enumerate(epoch, start=epoch.batch)` resumes the count.
+    Copies and pickles of an epoch are plain integers.
+    """
+
+    _position: LoaderPosition
+
+    @classmethod
+    def of(cls, position: LoaderPosition) -> Epoch:
+        """Return the epoch at which the position in a loader is."""
+        epoch = cls(position.epoch)
+        epoch._position = position
+        return epoch
+
+    @property
+    def batch(self) -> int:
+        """Number of batches of this epoch that were handed out; before the loop over it, the index of the next one."""
+        return self._position.batch
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return int, (int(self),)
+
+    def __len__(self) -> int:
+        """Return the number of batches of the whole epoch, as `len(loader)` does."""
+        return len(self._position.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._position.rest_of_epoch()
+
+
+# `torch.save({"epoch": epoch})` writes a call of `int`, which `torch.load(weights_only=True)` refuses unless it is listed.
+torch.serialization.add_safe_globals([int])

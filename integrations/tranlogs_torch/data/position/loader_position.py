@@ -1,0 +1,373 @@
+"""The position in the data: resume at the exact next batch without loading the skipped samples.
+
+The proxy of a loader's index sampler (tracked_loader.py) notes the random state before the first draw of an epoch, counts what
+it hands out and keeps the index batches that were drawn ahead (prefetch) but not consumed. A resume takes these steps: it sets
+the random state from before `iter(loader)`; the proxy draws the skipped *indices* again, hands out the index batches that the
+log has, and draws on; the random state of the boundary is set last. No sample of a map-style dataset is loaded twice. An
+IterableDataset has no indices: its skipped batches are read again. A running hash tells whether the skipped batches are those
+of the first time; if they are not, the report says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ...distributed.process_group import size
+from ..redivision import redivided
+from ..rng import get_rng, set_rng
+from ..sampler import Draws
+from ..worker_seeds import seeded
+from .batch_digest import digest
+from .iteration import END, LoaderIteration
+from .passes import COMPANION, IDLE, PassHistory
+from .tracked_loader import TrackedLoader
+
+
+class LoaderPosition:
+    """Position of the training loop in one DataLoader.
+
+    Args:
+        loader: the loader; its index sampler is replaced by a proxy.
+        on_boundary: called when the loop asks for the next batch.
+        on_open: called before an epoch, or the rest of one, is opened.
+        on_doubt: called with a text on what a resume does not bring back, and whether the order is known to be wrong.
+        worker_seeds: "batch" seeds each batch's random numbers in the workers.
+
+    Attributes:
+        source: the loader with its samplers and generators.
+        epoch: number of the running epoch, from 0.
+        taken: number of batches handed out over the whole run.
+        iteration: the running epoch.
+        passes: passes of the script's own loops over the loader.
+        doubts: texts on what a resume cannot bring back, found while training.
+        entered: random state when the script's code before the epoch's loop began.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        on_boundary: Callable[[LoaderPosition], None],
+        on_open: Callable[[LoaderPosition], None],
+        on_doubt: Callable[[str, bool], None],
+        worker_seeds: str | None = None,
+    ) -> None:
+        self.source = TrackedLoader(loader, on_doubt, worker_seeds)
+        self._on_boundary, self._on_open, self._on_doubt = on_boundary, on_open, on_doubt
+        self.epoch = self.taken = 0
+        self.iteration, self.passes = LoaderIteration(), PassHistory()
+        self._is_entered = False  # a loop of `LoggedOptimizer` has begun
+        self._redivided = ""  # how the position of another number of processes was divided
+        self._is_resized = False  # other batches follow because of other sizes, which was reported
+        self.doubts: list[str] = []
+        self._checked_epoch = 0  # the epoch before which the samplers' contents were last compared
+        self.entered: dict[str, Any] | None = None
+        self._workers: dict[str, Any] | None = None  # random state when persistent workers were made
+        self._resume: dict[str, Any] | None = None  # recorded position that waits for its loop
+
+    @property
+    def loader(self) -> DataLoader[Any]:
+        """The loader."""
+        return self.source.loader
+
+    def release(self, *, is_over: bool) -> None:
+        """Give the loader its own sampler back; drop the open iterator if no loop goes on with it (`is_over`).
+
+        Workers end at once when the last reference to their iterator goes. The garbage collector would come too late: it
+        closes the queue through which the workers are told to end, and torch then waits five seconds for each of them.
+        """
+        self.source.release()
+        if is_over:
+            self.iteration.live = None
+
+    @property
+    def batch(self) -> int:
+        """Number of batches of the epoch that were handed to the loop."""
+        return self.iteration.batch
+
+    @property
+    def passed(self) -> int:
+        """Number of batches over the whole run that the loop has finished, or works on."""
+        return self.taken
+
+    def stands_for(self, loader: Any) -> bool:
+        """Return True if this is the position in the loader."""
+        return loader is self.loader
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, read at a boundary."""
+        iteration = self.iteration
+        is_amid = bool(iteration.batch)
+        if self._resume is not None and is_amid:  # no loop has resumed from it yet
+            return self._resume
+        if not is_amid and self._checked_epoch != self.epoch:  # once an epoch: arrays may be large
+            self._checked_epoch = self.epoch
+            self._note_unkept()
+        return {
+            "epoch": self.epoch,
+            "batch": iteration.batch,
+            "taken": self.taken,
+            "opened": iteration.opened if is_amid else None,
+            "index": iteration.draws.position() if is_amid and iteration.draws is not None else None,
+            "order": iteration.order,
+            "workers": self._workers,
+            "entered": self.entered,
+            "samplers": iteration.samplers if is_amid else self.source.samplers.read(),
+            "generators": [g.get_state() for g in self.source.generators],
+            "sizes": self.source.sizes,
+            "passes": bytes(self.passes.finished),
+            "pass_kind": self.passes.kind,
+            "leads": self.passes.leads,
+            "doubts": list(self.doubts),
+            "was_companion": self.passes.was_companion,
+            "world": size(),
+            "division": self.source.division,
+            "rest": iteration.rest if is_amid else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume at a recorded position when the next epoch (or the rest of one) is opened."""
+        was, now_divided = state.get("division"), self.source.division
+        is_resized = state.get("world", size()) != size()
+        is_resized |= bool(was and now_divided and was["replicas"] != now_divided["replicas"])
+        self._redivided = ""
+        if is_resized:
+            state, self._redivided = redivided(state, self.loader, self.source.sampler, size())
+        self.epoch, self.taken, self._workers = state["epoch"], state["taken"], state["workers"]
+        self.iteration = LoaderIteration(state["batch"], state["order"], state["opened"], state["samplers"], state.get("rest"))
+        self._resume, self.entered, self.doubts = state, state.get("entered"), list(state.get("doubts", ()))
+        self.passes.finished = bytearray(state.get("passes", b""))
+        self.passes.begin(state.get("pass_kind"), leads=state.get("leads", False))
+        self.passes.was_companion = state.get("was_companion", False)
+        now = self.source.sizes
+        self._is_resized = state.get("sizes", now) != now or state.get("is_redrawn", False)
+        for what, was in state.get("sizes", now).items():
+            if was != now[what]:
+                self._on_doubt(f"the loader's {what} was {was}, now it is {now[what]}: other batches follow", not is_resized)
+        self.source.set_sources(state)
+
+    def set_back(self) -> None:
+        """Set samplers and generators to the recorded position again, after other code has drawn from them."""
+        if self._resume is not None:
+            self.source.set_sources(self._resume)
+
+    @property
+    def caveats(self) -> list[str]:
+        """Texts on what a resume cannot bring back of this loader."""
+        is_amid = self.batch or (self.loader.persistent_workers and self.taken)  # those draw on from epoch to epoch
+        caveat = self._caveat() if is_amid else None
+        return [*self.doubts, *(text for text in (self._redivided, caveat) if text)]
+
+    def _caveat(self) -> str | None:
+        """Return what a resume in the middle of an epoch, or between two with persistent workers, cannot bring back."""
+        loader, source = self.loader, self.source
+        if not loader.num_workers:
+            return None
+        if self.batch and not getattr(loader, "in_order", True):
+            return "in_order=False: batches come in the order in which workers finish, which no log can repeat"
+        if source.has_indices and source.worker_seeds is None:
+            return (
+                "random numbers drawn inside DataLoader workers (augmentation) are not brought back; the order of samples "
+                'is. LoggedOptimizer(..., worker_seeds="batch") brings them back, too'
+            )
+        if not source.has_indices and loader.persistent_workers and self.epoch:
+            return "random numbers drawn by an IterableDataset inside persistent workers are not brought back"
+        return None
+
+    def doubt(self, text: str) -> None:
+        """Report what makes a resume inexact: now, and after each recovery."""
+        if text not in self.doubts:
+            self.doubts.append(text)
+            self._on_doubt(text, False)
+
+    # Loops of LoggedOptimizer
+
+    def rest_of_epoch(self) -> Iterator[Any]:
+        """Yield the batches of the running epoch that are left. What the body does after each belongs to its unit."""
+        self.enter()
+        self.passes.begin(None)
+        if self.iteration.live is not None:  # `break` left the loop before this one; its last batch is complete now
+            self._on_boundary(self)
+        while (data := self.take()) is not END:
+            yield data
+            self._on_boundary(self)  # all that the body did belongs to this unit
+        self.end_epoch()
+
+    def batches(self, until: int | None) -> Iterator[Any]:
+        """Yield batches over all epochs until so many were handed out."""
+        self.enter()
+        while until is None or self.taken < until:
+            was_at_start, before = self.batch == 0, self.taken
+            for data in self.rest_of_epoch():
+                yield data
+                if until is not None and self.taken >= until:
+                    self._on_boundary(self)
+                    return
+            if was_at_start and self.taken == before:
+                return  # an empty loader would be asked for ever
+
+    def enter(self) -> None:
+        """Begin a loop of `LoggedOptimizer`, which may have nothing left to do."""
+        self._is_entered = True
+        if self._resume is None:
+            self.end_pass()
+
+    def end_epoch(self) -> None:
+        """End the epoch: the next batch is the first of the next epoch."""
+        self.epoch, self.iteration = self.epoch + 1, LoaderIteration()
+        self.passes.begin(None)
+
+    # The script's own loops over the loader (loops/user_loops)
+
+    @property
+    def is_pending(self) -> bool:
+        """True if a recorded position waits for its loop."""
+        return self._resume is not None
+
+    @property
+    def is_companion(self) -> bool:
+        """True if the position is in a pass that another loop asks for batches."""
+        return self.passes.kind == COMPANION and self.batch > 0
+
+    @property
+    def is_amid_logged_loop(self) -> bool:
+        """True if the recorded position is of a loop of `LoggedOptimizer` that has not begun yet."""
+        return self.is_pending and not self._is_entered and bool(self.batch or self.epoch > sum(self.passes.finished))
+
+    def begin_pass(self, *, is_companion: bool, leads: bool) -> None:
+        """Begin an iteration from the first batch of an epoch."""
+        self.end_pass()
+        if self.batch:
+            self.end_epoch()
+        self.iteration = LoaderIteration()
+        self.passes.begin(COMPANION if is_companion else IDLE, leads=leads)
+
+    def end_pass(self) -> None:
+        """End the pass. It counts as an epoch if it took steps or was the companion of a loop that did."""
+        kind = self.passes.kind
+        if kind is None:
+            return
+        self.passes.was_companion = kind == COMPANION
+        if kind != COMPANION:
+            self.passes.finished.append(kind)
+        if kind != IDLE:
+            self.end_epoch()
+        else:
+            self.taken -= self.batch
+            self.iteration = LoaderIteration()
+            self.passes.begin(None)
+
+    def take_back(self, number: int, iteration: LoaderIteration) -> bool:
+        """Resume a pass that was taken for finished because another one began in its body.
+
+        Returns:
+            False if the other pass took steps, so that this one stays finished.
+        """
+        finished = self.passes.finished
+        if any(finished[number:]) or self.passes.kind != IDLE:
+            return False
+        del finished[number:]
+        self.taken += iteration.batch - self.batch
+        self.iteration = iteration
+        return True
+
+    # Batches
+
+    def take(self) -> Any:
+        """Return the next batch, or END."""
+        iteration = self.iteration
+        if iteration.live is None:
+            self.open()
+        assert iteration.live is not None
+        try:
+            data = next(iteration.live, END)
+        except BaseException:  # the loader's iterator is dead; a loop that tries again resumes at this batch
+            self._resume, iteration.live = self.state_dict(), None
+            raise
+        if data is not END:
+            self._count(data)
+            iteration.batch, self.taken = iteration.batch + 1, self.taken + 1
+        return data
+
+    def _count(self, data: Any) -> None:
+        draws = self.iteration.draws
+        if draws is None:
+            self.iteration.order = digest(data, self.iteration.order) >> 1
+        else:
+            draws.consume(draws.ahead.pop(0))
+
+    def open(self) -> None:
+        """Make the iterator of the epoch, or of the rest of it."""
+        self._on_open(self)
+        iteration, source, resume, self._resume = self.iteration, self.source, self._resume, None
+        before = get_rng(source.generators)  # the loop draws its next numbers from here
+        if resume is not None and self._workers is not None:
+            self._make_lost_workers(before)
+        self._note_unkept()
+        if resume is None or not iteration.batch:
+            iteration.opened, iteration.samplers = before, source.samplers.read()
+            self._workers = self._workers or before
+            iteration.live = source.iterate(self._new_draws(None))
+            return
+        assert iteration.opened is not None
+        set_rng(iteration.opened, source.generators)
+        source.samplers.write(iteration.samplers)
+        index = resume["index"]
+        iteration.live = source.iterate(self._new_draws({**index, "is_resized": self._is_resized} if index else None))
+        if not source.has_indices:
+            self._skip_batches(iteration.live, resume["order"])
+        caveat = self._caveat()
+        if caveat:
+            self.doubt(caveat)
+        set_rng(before, source.generators)  # last: after every skip, before the loop draws again
+
+    def _note_unkept(self) -> None:
+        for name in self.source.samplers.unkept():
+            self.doubt(
+                f"{name} changes while training and is not brought back, so after a resume another order may come: "
+                "give the sampler state_dict() and load_state_dict()"
+            )
+
+    def _new_draws(self, resume: dict[str, Any] | None) -> Draws | None:
+        iteration, source = self.iteration, self.source
+        if source.has_indices:
+            has_workers = source.has_persistent_workers and source.has_started_workers
+            iteration.draws = Draws(
+                resume,
+                partial(seeded, self.epoch) if source.worker_seeds else None,
+                rounds_now=2 if self.loader.num_workers and not has_workers else 1,
+                rest=None if iteration.rest is None else partial(source.rest, iteration.rest),
+            )
+        return iteration.draws
+
+    def _skip_batches(self, iterator: Iterator[Any], recorded: int) -> None:
+        self.iteration.order = 0
+        for data in itertools.islice(iterator, self.batch):
+            self._count(data)
+        if self.iteration.order != recorded and not self._is_resized:
+            kind = type(self.loader.dataset if self.source.is_iterable else self.loader).__name__
+            self._on_doubt(
+                f"{kind} did not give the same batches again, so some of this epoch are repeated or left out: data that are "
+                "read again repeat themselves only if their order does not depend on random numbers that the training loop "
+                "draws, too",
+                True,
+            )
+
+    def _make_lost_workers(self, before: dict[str, Any]) -> None:
+        """Make persistent workers that ended with the process.
+
+        They draw their base seed once, when they are made: this happens under the random state of the first time.
+        """
+        source = self.source
+        if not source.has_persistent_workers or source.has_started_workers:
+            return
+        assert self._workers is not None
+        set_rng(self._workers, source.generators)
+        source.iterate(Draws(is_muted=True))
+        set_rng(before, source.generators)
