@@ -15,8 +15,8 @@ from tranlogs.base.types import AnyArray, SparseArray
 
 from ..keras_internals import trained_by
 from .arrays import Values, from_array, to_array
-from .base import Backend, Gradients, HostViews, OneStep, Tap, Watcher, check_one_update
-from .optimizer_tap import ApplyWatcher, OptimizerTap, Updates
+from .base import Backend, HostViews, OneStep, Tap, Watcher, check_one_update
+from .optimizer_tap import ApplyWatcher, Gradients, OptimizerTap, Updates
 from .tensorflow_optimizer_tap import TensorFlowOptimizerTap
 from .tensorflow_random import RANDOM_OPERATIONS, operations_of
 from .tensorflow_tensors import host_view, is_same_memory, is_sparse, plain_variable, reader_of

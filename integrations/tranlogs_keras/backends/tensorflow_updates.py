@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from ..keras_internals import trained_by
 from .arrays import Values
-from .base import Gradients, HostViews
+from .base import HostViews
+from .optimizer_tap import Gradients
 from .tensorflow_tensors import host_view, is_sparse, plain_variable
 
 APART = {"_noinline": True}  # of a function: what calls it is optimized without it, and it without what calls it
