@@ -11,15 +11,15 @@ import keras
 from tranlogs.base.errors import UsageError
 from tranlogs.training import GRACE_SECONDS, Monitor, OnSignal, RecoveryReport
 
-from . import private
+from . import keras_internals
 from .data.source import DataOrder
-from .fit_run import FitRun
+from .fit.fit_run import FitRun
 from .identity import claim_folder, digest_identity
 from .settings import Settings
 from .state.fingerprint import Mode
 from .state.state import LogKind
 
-private.check_keras()
+keras_internals.check_keras()
 
 _open: dict[str, FitRun] = {}  # by run: a fit that failed never told us, and left it open
 
@@ -130,7 +130,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         """Recover, and put the log between Keras and the model."""
         self._release_left_over()
-        _, callbacks, _ = private.find_fit(self.model)
+        _, callbacks, _ = keras_internals.find_fit(self.model)
         if self._fitted is not None and self._fitted is not self.model:
             raise UsageError(
                 f"{self.run}: this callback has logged another model's fit: make one for each model, in a folder of its own"

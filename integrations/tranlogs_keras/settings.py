@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tranlogs.base.errors import UsageError
 from tranlogs.training import Progress, RetentionPolicy, RunOptions, RunSettings, as_retention, when_full
 
-from . import private
+from . import keras_internals
 from .backends import Backend
 from .data.source import DataOrder
 from .state.state import LogKind
@@ -112,7 +112,7 @@ class Settings:
         """For the order of samples: what was given, what keras.utils.set_random_seed was given, or drawn for this run."""
         if self.seed is not None:
             return self.seed
-        known = private.get_random_seed()
+        known = keras_internals.get_random_seed()
         return int(known) if known is not None else secrets.randbits(62)
 
     def choose_log(self, model: Any, backend: Backend) -> tuple[LogKind, str]:
@@ -146,13 +146,13 @@ def why_not_gradients(model: Any, backend: Backend, *, is_asked_for: bool = Fals
     if optimizer is None:
         return "the model was compiled without an optimizer"
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not isinstance(inner, private.BaseOptimizer) or "Multi" in type(inner).__name__:
+    if not isinstance(inner, keras_internals.BaseOptimizer) or "Multi" in type(inner).__name__:
         return f"{type(inner).__name__} is no single Keras optimizer"
     if backend.replicas_of(model) > 1:
         return f"the model is trained on {backend.replicas_of(model)} replicas, and each has its own gradients"
-    if private.has_own_train_step(model) and not is_asked_for:
+    if keras_internals.has_own_train_step(model) and not is_asked_for:
         return f"{type(model).__name__} has a train_step of its own, which may update in other ways than one optimizer.apply"
-    rate = private.learning_rate_of(optimizer)
+    rate = keras_internals.learning_rate_of(optimizer)
     if callable(rate) and not hasattr(rate, "path") and not hasattr(rate, "get_config"):
         return "the learning rate is a function, of which it is not known what it depends on"
     if not model.trainable_variables:

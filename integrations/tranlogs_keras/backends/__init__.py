@@ -6,7 +6,8 @@ import os
 
 from tranlogs.base.errors import UsageError
 
-from .base import Backend, Gradients
+from .base import Backend
+from .optimizer_tap import Gradients
 
 __all__ = ["Backend", "Gradients", "choose_backend", "make_backend"]
 

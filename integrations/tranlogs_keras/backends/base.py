@@ -16,8 +16,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray, Bytes
 
 from .arrays import Values, flat_bytes
-
-Gradients = Sequence[Any]  # a backend's own tensors, None where a variable got no gradient
+from .optimizer_tap import ApplyWatcher, Gradients, OptimizerTap, Updates
 
 
 class HostViews(Sequence[Values]):
@@ -174,6 +173,22 @@ class Backend(ABC):
     @abstractmethod
     def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> Sequence[Values]:
         """The update, with the backend's own tensors; gives the values of some variables after it."""
+
+    def updates_of(self, optimizer: Any) -> Updates:
+        """Make the function that applies gradients of an optimizer in a loop of one's own.
+
+        Raises:
+            UsageError: the backend's loops are not supported.
+        """
+        raise UsageError(
+            f"loops of one's own are not supported on the Keras backend {self.name!r}, whose optimizers are applied without "
+            "state (optimizer.stateless_apply). Train with model.fit and TranLogsCallback, or set KERAS_BACKEND to "
+            "tensorflow or torch"
+        )
+
+    def tap_optimizer(self, optimizer: Any, name: str, watcher: ApplyWatcher, updates: Updates) -> OptimizerTap:
+        """Stand between a loop of one's own and an optimizer."""
+        return OptimizerTap(optimizer, name, watcher, updates)
 
     def tap(self, model: Any, watcher: Watcher, *, splits: bool) -> None:
         """Watch the model's steps, split into gradients and update, or whole."""

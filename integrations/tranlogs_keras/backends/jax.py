@@ -14,7 +14,8 @@ import numpy as np
 from tranlogs.base.types import AnyArray
 
 from .arrays import Values, from_array, to_array
-from .base import Backend, Gradients, HostViews, Tap, Watcher, check_one_update
+from .base import Backend, HostViews, Tap, Watcher, check_one_update
+from .optimizer_tap import Gradients
 
 
 class JaxBackend(Backend):

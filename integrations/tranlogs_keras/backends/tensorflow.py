@@ -13,13 +13,16 @@ import tensorflow as tf
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray, SparseArray
 
-from ..private import trained_by
+from ..keras_internals import trained_by
 from .arrays import Values, from_array, to_array
-from .base import Backend, Gradients, HostViews, OneStep, Tap, Watcher, check_one_update
+from .base import Backend, HostViews, OneStep, Tap, Watcher, check_one_update
+from .optimizer_tap import ApplyWatcher, Gradients, OptimizerTap, Updates
+from .tensorflow_optimizer_tap import TensorFlowOptimizerTap
 from .tensorflow_random import RANDOM_OPERATIONS, operations_of
+from .tensorflow_tensors import host_view, is_same_memory, is_sparse, plain_variable, reader_of
+from .tensorflow_updates import APART, TensorFlowUpdates
 
 _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
-_APART = {"_noinline": True}  # of a function: what calls it is optimized without it, and it without what calls it
 
 
 class TensorFlowBackend(Backend):
@@ -32,8 +35,7 @@ class TensorFlowBackend(Backend):
     def __init__(self) -> None:
         super().__init__()
         self._readers: dict[tuple[int, ...], tuple[Callable[[], Any], Any]] = {}
-        self._updates: dict[Any, Any] = {}  # by the form of the gradients
-        self._applies: dict[Any, tuple[Callable[[Any], Any], Any]] = {}  # by update, and what is read behind it
+        self.updates: TensorFlowUpdates  # of the model's optimizer
         self._held: Sequence[Values] = []  # views of what variables held: a variable that is written gets other memory
 
     # Values.
@@ -43,15 +45,15 @@ class TensorFlowBackend(Backend):
             return []
         key = tuple(map(id, variables))
         if key not in self._readers:
-            self._readers[key] = _reader(variables), list(variables)  # which keeps the ids theirs
-        return HostViews(self._readers[key][0](), _host)
+            self._readers[key] = reader_of(variables), list(variables)  # which keeps the ids theirs
+        return HostViews(self._readers[key][0](), host_view)
 
     def assign(self, variable: Any, values: Values) -> None:
-        plain = _variable(variable)
+        plain = plain_variable(variable)
         plain.assign(tf.constant(values, dtype=plain.dtype))
 
     def parts_of(self, variable: Any) -> list[Any]:
-        parts = getattr(_variable(variable), "values", None)
+        parts = getattr(plain_variable(variable), "values", None)
         return list(parts) if isinstance(parts, tuple) and len(parts) > 1 else [variable]
 
     def remember(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> None:
@@ -64,7 +66,7 @@ class TensorFlowBackend(Backend):
         if len(self._held) != len(variables):
             return list(range(len(variables)))
         now = self.values_of(variables) if values is None else values
-        return [i for i, (a, b) in enumerate(zip(self._held, now)) if not _is_same_memory(a, b) and a.tobytes() != b.tobytes()]
+        return [i for i, (a, b) in enumerate(zip(self._held, now)) if not is_same_memory(a, b) and a.tobytes() != b.tobytes()]
 
     # What distributes a model, and what its batches look like.
 
@@ -88,60 +90,36 @@ class TensorFlowBackend(Backend):
 
     def prepare_apply(self, model: Any) -> None:
         if self._model is not model:
-            self._updates.clear()
-            self._applies.clear()
+            self.updates = TensorFlowUpdates(model.optimizer, self.values_of, jit_compile=bool(model.jit_compile))
         super().prepare_apply(model)
-        self.is_eager = bool(model.run_eagerly)
+        self.is_eager = self.updates.is_eager = bool(model.run_eagerly)
 
     def make_tap(self, model: Any, watcher: Watcher, splits: bool) -> Tap:
         self.combines = not self.is_eager and self.strategy_of(model) is None
         return TensorFlowTap(self, model, watcher, splits)
 
     def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> Sequence[Values]:
-        given = tuple(g for g in gradients if g is not None)
-        mask = tuple(g is None for g in gradients)
-        if self.is_eager:
-            self._apply_now(given, mask)
-            return self.values_of(reading)
-        update = self.update_of(given, mask)
-        key = update, tuple(map(id, reading))
-        if key not in self._applies:
-            self._applies[key] = _nested(update, reading), list(reading)
-        return HostViews(self._applies[key][0](given), _host)
+        return self.updates.apply(gradients, reading)
 
-    def update_of(self, given: tuple[Any, ...], mask: tuple[bool, ...]) -> Callable[[Any], Any]:
-        """The update as a function that no optimizer of graphs looks into: it computes the same wherever it is called from,
-        as long as it is called from within another function. One for each form of the gradients, made of their forms alone."""
-        key = mask, tuple(map(_kind, given))
-        if key not in self._updates:
-            variables = [v for v, is_none in zip(trained_by(self._model.optimizer), mask, strict=True) if not is_none]
-            signature = [tuple(_signature(g, v) for g, v in zip(given, variables, strict=True))]
-            self._updates[key] = tf.function(
-                lambda given: self._apply_now(given, mask),
-                input_signature=signature,
-                jit_compile=bool(self._model.jit_compile),
-                autograph=False,
-                experimental_attributes=_APART,
-            )
-        made: Callable[[Any], Any] = self._updates[key]
-        return made
+    def updates_of(self, optimizer: Any) -> TensorFlowUpdates:
+        return TensorFlowUpdates(optimizer, self.values_of)
 
-    def _apply_now(self, given: tuple[Any, ...], mask: tuple[bool, ...]) -> None:
-        optimizer, left = self._model.optimizer, iter(given)
-        gradients = [None if is_none else next(left) for is_none in mask]
-        type(optimizer).apply(optimizer, gradients, trained_by(optimizer))
+    def tap_optimizer(self, optimizer: Any, name: str, watcher: ApplyWatcher, updates: Updates) -> OptimizerTap:
+        return TensorFlowOptimizerTap(optimizer, name, watcher, updates)
 
     # Gradients.
 
     def to_host(self, gradient: Any) -> AnyArray:
-        if not _is_sparse(gradient):
-            return to_array(_host(gradient))
+        if not is_sparse(gradient):
+            return to_array(host_view(gradient))
         indices = np.asarray(gradient.indices)
         shape = tuple(int(n) for n in gradient.dense_shape)
-        return SparseArray(shape, to_array(indices.astype(np.int64).reshape(1, -1)), to_array(_host(gradient.values)), False)
+        return SparseArray(
+            shape, to_array(indices.astype(np.int64).reshape(1, -1)), to_array(host_view(gradient.values)), False
+        )
 
     def forms_of(self, gradients: Gradients) -> list[Any] | None:
-        if any(map(_is_sparse, gradients)):
+        if any(map(is_sparse, gradients)):
             return None
         return [None if gradient is None else gradient.dtype for gradient in gradients]
 
@@ -149,10 +127,10 @@ class TensorFlowBackend(Backend):
         return str(gradient.dtype.name)
 
     def host_of(self, tensors: Sequence[Any]) -> list[Values]:
-        return [_host(tensor) for tensor in tensors]
+        return [host_view(tensor) for tensor in tensors]
 
     def form_of(self, gradient: Any) -> tuple[str, str] | None:
-        if _is_sparse(gradient):
+        if is_sparse(gradient):
             return gradient.indices.dtype.name, gradient.dense_shape.dtype.name
         return None
 
@@ -171,7 +149,7 @@ class TensorFlowBackend(Backend):
         config = tf.config
         return {
             "tensorflow": str(tf.__version__),
-            "devices": sorted({_variable(v).device.rpartition("device:")[2].partition(":")[0] for v in model.variables}),
+            "devices": sorted({plain_variable(v).device.rpartition("device:")[2].partition(":")[0] for v in model.variables}),
             "jit_compile": bool(model.jit_compile),
             "run_eagerly": bool(model.run_eagerly),
             "intra_op_threads": config.threading.get_intra_op_parallelism_threads(),
@@ -264,7 +242,7 @@ class TensorFlowTap(Tap):
         if self._whole is None or self._whole.reads is not reads:
             self._whole = WholeStep(self._one, self._update, reads)
         logs, gradients, values = self._whole(iterator)
-        watcher.take_step([gradients.get(place) for place in self._places], HostViews(values, _host))
+        watcher.take_step([gradients.get(place) for place in self._places], HostViews(values, host_view))
         return logs
 
     def _update(self, gradients: dict[str, Any]) -> None:
@@ -273,7 +251,7 @@ class TensorFlowTap(Tap):
             if isinstance(gradient, tf.Tensor):
                 gradient.set_shape(variable.shape)
         present = tuple(g for g in given if g is not None)
-        self._backend.update_of(present, tuple(g is None for g in given))(present)
+        self._backend.updates.update_of(present, tuple(g is None for g in given))(present)
 
     def release(self) -> None:
         self._whole = None
@@ -291,8 +269,8 @@ class WholeStep:
 
     def __init__(self, one: Callable[[Any], Any], update: Callable[[Any], None], reads: Sequence[Any]) -> None:
         self.reads = reads
-        plain = [_variable(v) for v in reads]
-        step = tf.function(lambda data: one([data]), autograph=False, reduce_retracing=True, experimental_attributes=_APART)
+        plain = [plain_variable(v) for v in reads]
+        step = tf.function(lambda data: one([data]), autograph=False, reduce_retracing=True, experimental_attributes=APART)
 
         def whole(iterator: Any) -> tuple[Any, Any, list[Any]]:
             found = step(iterator.get_next())
@@ -311,62 +289,3 @@ class WholeStep:
         if self._concrete is None:
             self._concrete = self._function.get_concrete_function(iterator)
         return self._concrete(iterator)
-
-
-def _nested(update: Callable[[Any], Any], reading: Sequence[Any]) -> Callable[[Any], Any]:
-    """The update within a function of its own, as it is in a step; which then reads some variables."""
-    plain = [_variable(v) for v in reading]
-
-    def apply(given: tuple[Any, ...]) -> list[Any]:
-        update(given)
-        return [v.read_value() for v in plain]
-
-    made: Callable[[Any], Any] = tf.function(apply, autograph=False, reduce_retracing=True)
-    return made
-
-
-def _reader(variables: Sequence[Any]) -> Callable[[], Any]:
-    """Reads all of them in one call, and copies nothing."""
-    plain = [_variable(v) for v in variables]
-    if all(isinstance(v, tf.Variable) for v in variables):  # components of replicas lie on devices of their own
-        return lambda: [v.read_value() for v in plain]
-    made: Callable[[], Any] = tf.function(lambda: [v.read_value() for v in plain], autograph=False).get_concrete_function()
-    return made
-
-
-def _variable(variable: Any) -> Any:
-    """The tf.Variable of a Keras variable, or itself."""
-    return variable if isinstance(variable, tf.Variable) else variable.value
-
-
-def _host(tensor: Any) -> Values:
-    """A tensor's memory, or a copy where numpy cannot look at it (another device, bfloat16)."""
-    try:
-        return np.asarray(memoryview(tensor))
-    except (ValueError, TypeError, BufferError, NotImplementedError):
-        return np.asarray(tensor.numpy())
-
-
-def _is_same_memory(a: Values, b: Values) -> bool:
-    return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
-
-
-def _is_sparse(gradient: Any) -> bool:
-    return type(gradient) is tf.IndexedSlices  # asking with isinstance takes twenty microseconds
-
-
-def _kind(gradient: Any) -> Any:
-    return (gradient.indices.dtype, gradient.values.dtype) if _is_sparse(gradient) else gradient.dtype
-
-
-def _signature(gradient: Any, variable: Any) -> Any:
-    """A gradient's form: the number of a sparse one's rows is left open, so that batches of all sizes share a function."""
-    if _is_sparse(gradient):
-        return tf.IndexedSlicesSpec(
-            tf.TensorShape(variable.shape),
-            gradient.values.dtype,
-            gradient.indices.dtype,
-            gradient.dense_shape.dtype,
-            tf.TensorShape([None]),
-        )
-    return tf.TensorSpec(variable.shape, gradient.dtype)

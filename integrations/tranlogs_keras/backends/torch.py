@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -11,9 +11,10 @@ import torch
 
 from tranlogs.base.types import AnyArray
 
-from ..private import tensors_of, trained_by
+from ..keras_internals import tensors_of, trained_by
 from .arrays import Values, from_array, to_array
-from .base import Backend, Gradients, Tap, Watcher, check_one_update
+from .base import Backend, Tap, Watcher, check_one_update
+from .optimizer_tap import Gradients
 
 _AS_UINT = {torch.bfloat16: (torch.uint16, ml_dtypes.bfloat16)}
 
@@ -54,10 +55,10 @@ class TorchBackend(Backend):
         return TorchTap(model, watcher, splits)
 
     def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> list[Values]:
-        optimizer = self._model.optimizer
-        with torch.no_grad():
-            type(optimizer).apply(optimizer, list(gradients), trained_by(optimizer))
-        return self.values_of(reading)
+        return TorchUpdates(self._model.optimizer, self.values_of).apply(gradients, reading)
+
+    def updates_of(self, optimizer: Any) -> TorchUpdates:
+        return TorchUpdates(optimizer, self.values_of)
 
     def to_host(self, gradient: Any) -> AnyArray:
         return to_array(_host(gradient.detach()))
@@ -93,6 +94,22 @@ class TorchBackend(Backend):
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         }
+
+
+class TorchUpdates:
+    """The updates of one optimizer; see `Updates`."""
+
+    is_eager = True
+
+    def __init__(self, optimizer: Any, values_of: Callable[[Sequence[Any]], list[Values]]) -> None:
+        self._optimizer, self._values_of = optimizer, values_of
+
+    def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> list[Values]:
+        """Compute the update, and return values of variables after it."""
+        optimizer = self._optimizer
+        with torch.no_grad():
+            type(optimizer).apply(optimizer, list(gradients), trained_by(optimizer))
+        return self._values_of(reading)
 
 
 class TorchTap(Tap):

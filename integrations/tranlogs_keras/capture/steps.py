@@ -17,7 +17,7 @@ from typing import Any
 from tranlogs.records import Payload, Tensor
 from tranlogs.training import Journal, Place, ReplayCheck, ScanSchedule, StepRecorder
 
-from .. import private
+from .. import keras_internals
 from ..backends import Gradients
 from ..backends.arrays import Values, same_bits, to_array
 from ..state.fingerprint import digest
@@ -225,7 +225,7 @@ class StepCapture:
         held = [
             value
             for optimizer in self.state.variables.optimizers.values()
-            for owner in private.layers_of(optimizer)
+            for owner in keras_internals.layers_of(optimizer)
             for value in vars(owner).values()
         ]
         is_same = len(held) == len(self._attributes) and all(map(is_, held, self._attributes))
@@ -370,7 +370,7 @@ class StepCapture:
 
     def _find_other_schedules(self) -> None:
         """Whether somebody has given an optimizer another learning-rate schedule, which no log of gradients tells."""
-        rates = [private.learning_rate_of(optimizer) for optimizer in self.state.variables.optimizers.values()]
+        rates = [keras_internals.learning_rate_of(optimizer) for optimizer in self.state.variables.optimizers.values()]
         if len(self._schedules) == len(rates) and any(a is not b for a, b in zip(self._schedules, rates)):
             self._give_up("the optimizer was given another learning-rate schedule while training")
         self._schedules = rates

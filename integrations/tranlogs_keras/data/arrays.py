@@ -11,7 +11,7 @@ from typing import Any
 
 from ..backends import Backend
 from ..backends.arrays import Values
-from ..private import array_slicing, tree
+from ..keras_internals import array_slicing, tree
 from .source import OwnOrder, Source
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tranlogs.base.errors import UsageError
 
-from .. import private
+from .. import keras_internals
 from ..backends import Backend
 from ..state import rng
 from ..state.fingerprint import digest
@@ -24,10 +24,10 @@ class Consumed(Source):
     def __init__(self, epoch_iterator: Any, backend: Backend, doubt: Doubt) -> None:
         self._iterator, self._backend, self._doubt = epoch_iterator, backend, doubt
         adapter = epoch_iterator.data_adapter
-        self.sets_rng = not backend.is_prefetching or isinstance(adapter, private.ArrayDataAdapter)
+        self.sets_rng = not backend.is_prefetching or isinstance(adapter, keras_internals.ArrayDataAdapter)
         self._opened_at: dict[str, Any] | None = None  # the generators' states before the pass was opened
         self._first = _first_batches(adapter)
-        if isinstance(adapter, private.GeneratorDataAdapter) and private.get_random_seed() is None:
+        if isinstance(adapter, keras_internals.GeneratorDataAdapter) and keras_internals.get_random_seed() is None:
             doubt(
                 "the data come from a Python generator and no seed was set: if it draws random numbers, a resume sees other "
                 "batches. Call keras.utils.set_random_seed(...) at the top of the script",
@@ -66,9 +66,9 @@ class Consumed(Source):
 def _first_batches(adapter: Any) -> list[int]:
     """Digests of the batches that Keras has looked at ahead."""
     batches = getattr(adapter, "_first_batches", None)
-    if not isinstance(adapter, private.GeneratorDataAdapter) or batches is None:
+    if not isinstance(adapter, keras_internals.GeneratorDataAdapter) or batches is None:
         return []
     try:
-        return [digest(np.asarray(leaf)) for leaf in private.tree.flatten(batches) if leaf is not None]
+        return [digest(np.asarray(leaf)) for leaf in keras_internals.tree.flatten(batches) if leaf is not None]
     except (TypeError, ValueError):
         return []

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import private
+from .. import keras_internals
 
 
 def find_arrays(adapter: Any) -> Any:
@@ -16,9 +16,9 @@ def find_arrays(adapter: Any) -> Any:
     A generator, a PyDataset or a Dataset of the user's own may count or draw random numbers when it is asked for a batch,
     so they are not asked.
     """
-    if isinstance(adapter, private.TorchDataLoaderAdapter):
+    if isinstance(adapter, keras_internals.TorchDataLoaderAdapter):
         return _torch_arrays(adapter._dataloader.dataset)
-    if isinstance(adapter, private.TFDatasetAdapter):
+    if isinstance(adapter, keras_internals.TFDatasetAdapter):
         return _tf_arrays(adapter._dataset)
     return getattr(adapter, "_inputs", None)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..private import EpochIterator
+from ..keras_internals import EpochIterator
 from .source import Source
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import private
+from .. import keras_internals
 from ..state.fingerprint import digest
 from .contents import find_arrays
 from .source import Source
@@ -56,7 +56,7 @@ def _glance(inputs: Any) -> int | None:
     """Digest of a few rows of each array, and of its shape."""
     parts: list[Any] = []
     try:
-        for leaf in private.tree.flatten(inputs):
+        for leaf in keras_internals.tree.flatten(inputs):
             count = len(leaf)
             rows = sorted({int(i) for i in np.linspace(0, count - 1, min(count, _GLANCED_ROWS))})
             parts += [tuple(leaf.shape), *(digest(np.asarray(leaf[i])) for i in rows)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from tranlogs.base.errors import UsageError
 
-from .. import private
+from .. import keras_internals
 from ..backends import Backend
 from .arrays import Arrays
 from .consumed import Consumed
@@ -21,20 +21,20 @@ def make_source(
     adapter = epoch_iterator.data_adapter
     if data_order not in ("tranlogs", "keras"):
         raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
-    if isinstance(adapter, private.ArrayDataAdapter):
+    if isinstance(adapter, keras_internals.ArrayDataAdapter):
         if data_order == "tranlogs" or not adapter._shuffle:
             return Arrays(adapter, backend, OwnOrder(seed), strategy)
-        if backend.name == "tensorflow" and private.get_random_seed() is None:
+        if backend.name == "tensorflow" and keras_internals.get_random_seed() is None:
             doubt(
                 'data_order="keras" shuffles with TensorFlow\'s own generator, which cannot be repeated without a seed: call '
                 'keras.utils.set_random_seed(...), or use data_order="tranlogs"',
                 False,
             )
         return Consumed(epoch_iterator, backend, doubt)
-    if isinstance(adapter, private.PyDatasetAdapter):
+    if isinstance(adapter, keras_internals.PyDatasetAdapter):
         own = OwnOrder(seed) if data_order == "tranlogs" or not adapter.shuffle else None
         return PyDatasetBatches(epoch_iterator, backend, own, doubt)
-    if isinstance(adapter, private.TFDatasetAdapter) and backend.name == "tensorflow":
+    if isinstance(adapter, keras_internals.TFDatasetAdapter) and backend.name == "tensorflow":
         from .tf_dataset import TFDatasetBatches
         from .tf_doubts import doubts_about
         from .tf_pipeline import stages_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from .. import private
+from .. import keras_internals
 from ..data import describe_content
 from ..state import environment
 from ..state.architecture import normalized
@@ -56,7 +56,7 @@ def _layers(model: Any) -> list[Any] | None:
     """Return the layers of a model class of the user's own, whose configuration need not name them."""
     if type(model).__module__.startswith("keras.src."):
         return None
-    return [{"class": type(layer).__name__, "config": _described(layer)} for layer in private.layers_within(model)]
+    return [{"class": type(layer).__name__, "config": _described(layer)} for layer in keras_internals.layers_within(model)]
 
 
 def _compile_settings(model: Any) -> dict[str, Any]:

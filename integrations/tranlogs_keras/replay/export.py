@@ -16,7 +16,7 @@ import keras
 from tranlogs.base.atomic_files import publishing
 from tranlogs.base.errors import UsageError
 
-from .. import private
+from .. import keras_internals
 from ..export_targets import check_target
 from .recorded_state import RecordedState, only_keras
 
@@ -46,7 +46,7 @@ def _write_weights(target: Path, path: Path, state: RecordedState) -> None:
     for place, name in layout["places"].items():
         group, _, key = place.rpartition("/")
         groups.setdefault(group.removesuffix("vars").rstrip("/"), {})[key] = state.backend.value_of(slots[name].variable)
-    private.write_weights(target, groups, layout["layers"])
+    keras_internals.write_weights(target, groups, layout["layers"])
 
 
 def _write_model(target: Path, path: Path, state: RecordedState) -> bool:

@@ -14,7 +14,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.records import Checkpoint, Entry, EntryKind, Snapshot
 from tranlogs.training import Recovered
 
-from .. import private
+from .. import keras_internals
 from ..backends import Backend, make_backend
 from ..backends.arrays import adapt, from_array, to_array
 from ..state import environment
@@ -89,7 +89,7 @@ class RecordedState(ReplayableState):
             if optimizers[which].is_real:
                 optimizers[which].real.build([by_name[name].variable for name in about["trains"]])
                 left_out = [by_name[name].variable for name in about.get("undecayed", ())]
-                private.leave_undecayed(optimizers[which].real, left_out)
+                keras_internals.leave_undecayed(optimizers[which].real, left_out)
         variables.optimizers = {which: made.real if made.is_real else made for which, made in optimizers.items()}
         variables.own(meta)
         if self.log == "gradients":
@@ -208,6 +208,6 @@ def _imported(spec: str) -> Any:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"--optimizer {spec}: it cannot be imported ({error})") from None
-    if not colon or not (isinstance(found, type) and issubclass(found, private.BaseOptimizer)):
+    if not colon or not (isinstance(found, type) and issubclass(found, keras_internals.BaseOptimizer)):
         raise UsageError(f"--optimizer {spec}: it is no Keras optimizer; give it as module:Class")
     return found

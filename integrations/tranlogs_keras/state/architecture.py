@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from .. import private
+from .. import keras_internals
 from . import environment
 from .variables import Variables, without_numbers
 
@@ -31,8 +31,8 @@ def describe_model(model: Any, variables: Variables) -> dict[str, Any]:
             which: {
                 "class": environment.class_name(optimizer),
                 "config": _json(partial(_serialized, optimizer)),
-                "trains": [names[id(v)] for v in private.trained_by(optimizer) if id(v) in names],
-                "undecayed": [names[id(v)] for v in private.undecayed(optimizer) if id(v) in names],
+                "trains": [names[id(v)] for v in keras_internals.trained_by(optimizer) if id(v) in names],
+                "undecayed": [names[id(v)] for v in keras_internals.undecayed(optimizer) if id(v) in names],
             }
             for which, optimizer in variables.optimizers.items()
         },
@@ -91,7 +91,7 @@ def _short(value: Any) -> str:
 def _layout(model: Any, optimizers: dict[str, Any], names: dict[int, str]) -> dict[str, Any] | None:
     """The variable at each place of a .weights.h5 file; None where a layer writes something else than variables."""
     try:
-        found, layers = private.weight_layout(model, optimizers)
+        found, layers = keras_internals.weight_layout(model, optimizers)
     except Exception:  # a layer's own save_own_variables
         return None
     if any(id(value) not in names for value in found.values()):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tranlogs.base.types import AnyArray, Array
 
-from .. import private
+from .. import keras_internals
 from ..backends.arrays import Values, flat_bytes
 from .variables import Slot, Variables
 
@@ -46,7 +46,7 @@ class Plan:
     """
 
     def __init__(self, variables: Variables, record: str) -> None:
-        self._version, self._record, self._seed = variables.version, record, private.global_seed_state()
+        self._version, self._record, self._seed = variables.version, record, keras_internals.global_seed_state()
         self.updated = list(variables.changed_by(record))
         self.updated_variables = [slot.variable for slot in self.updated]
         self.watched = list(variables.watched_by(record))
@@ -56,12 +56,14 @@ class Plan:
         self.kept += [] if self._seed is None else [self._seed]
         self.reads = [*self.updated_variables, *self.kept]
         places = {id(variable): i for i, variable in enumerate(self.updated_variables)}
-        rates = [private.learning_rate_of(optimizer) for optimizer in variables.optimizers.values()]
+        rates = [keras_internals.learning_rate_of(optimizer) for optimizer in variables.optimizers.values()]
         self.rates = [places[id(rate)] for rate in rates if id(rate) in places]
 
     def is_of(self, variables: Variables, record: str) -> bool:
         """Whether this is still so."""
-        return self._version == variables.version and self._record == record and self._seed is private.global_seed_state()
+        return (
+            self._version == variables.version and self._record == record and self._seed is keras_internals.global_seed_state()
+        )
 
     def look_of(self, kept: Sequence[Values], watched: Sequence[Values] | None = None) -> Look:
         """Values under their names; `kept` of the variables of that name."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from tranlogs.training import HostRng, is_same_state, numpy_state, python_state, set_host_rng
 
-from .. import private
+from .. import keras_internals
 from ..backends import Backend
 from ..backends.arrays import Values
 
@@ -39,7 +39,7 @@ def _others(backend: Backend, keras_seed: Values | None) -> dict[str, Any]:
         state["torch"] = torch.get_rng_state().numpy()
         if torch.cuda.is_initialized():
             state["cuda"] = [s.numpy() for s in torch.cuda.get_rng_state_all()]
-    if keras_seed is None and (seed := private.global_seed_state()) is not None:
+    if keras_seed is None and (seed := keras_internals.global_seed_state()) is not None:
         keras_seed = backend.value_of(seed)
     if keras_seed is not None:
         state["keras"] = keras_seed.copy()
@@ -49,7 +49,7 @@ def _others(backend: Backend, keras_seed: Values | None) -> dict[str, Any]:
 def set_rng(state: dict[str, Any], backend: Backend, *, but_python: bool = False) -> None:
     """Set all of them; or all but Python's and numpy's, from which threads draw that read ahead."""
     if "keras" in state:  # first: where it is made only now, its seed is drawn from Python's
-        backend.assign(private.make_global_seed(), state["keras"])
+        backend.assign(keras_internals.make_global_seed(), state["keras"])
     if not but_python:
         set_host_rng(state)
     if "torch" in state:

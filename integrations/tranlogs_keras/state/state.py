@@ -10,7 +10,7 @@ import keras
 from tranlogs.base.types import AnyArray
 from tranlogs.records import Checkpoint, Entry, Snapshot
 
-from .. import private
+from .. import keras_internals
 from ..backends import Backend
 from ..backends.arrays import from_array, to_array
 from . import environment
@@ -93,7 +93,7 @@ class KerasState:
         """Learning-rate schedules as JSON, by optimizer."""
         found = {}
         for which, optimizer in self.variables.optimizers.items():
-            schedule = private.learning_rate_of(optimizer)
+            schedule = keras_internals.learning_rate_of(optimizer)
             if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
                 found[which] = json.dumps(keras.saving.serialize_keras_object(schedule), sort_keys=True, default=str)
         return found

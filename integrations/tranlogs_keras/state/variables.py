@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import private
+from .. import keras_internals
 from ..backends import Backend
 
 _NUMBER = re.compile(r"_\d+(?=$|/|_)")
@@ -68,11 +68,11 @@ class Variables:
         model = self.model
         self.version += 1
         self.optimizers = optimizers_of(model)
-        trained = private.trained_by(model.optimizer)
+        trained = keras_internals.trained_by(model.optimizer)
         ids = set(map(id, trained))
         states = self._recurrent_states()
         rest = [v for v in _unique([*model.variables, *states]) if id(v) not in ids]
-        own = set() if self.is_whole else private.own_non_trainable(model) | set(map(id, states))
+        own = set() if self.is_whole else keras_internals.own_non_trainable(model) | set(map(id, states))
         names = _Names()
         self.trained = list(self._slots("param", trained, names))
         self.others = [slot for v in rest for slot in self._slots("param", [v], names)]
@@ -90,7 +90,7 @@ class Variables:
 
     def _recurrent_states(self) -> list[Any]:
         """JAX computes a step without side effects, so that no step writes such a state there."""
-        return [] if self.backend.name == "jax" else private.recurrent_states(self.model)
+        return [] if self.backend.name == "jax" else keras_internals.recurrent_states(self.model)
 
     def _slots(self, prefix: str, variables: Iterable[Any], names: _Names) -> Iterator[Slot]:
         for variable in variables:
@@ -146,7 +146,7 @@ def optimizers_of(model: Any) -> dict[str, Any]:
         several = isinstance(value, (list, tuple, dict))
         items = value.items() if isinstance(value, dict) else enumerate(value) if several else [("", value)]
         for key, item in items:
-            if isinstance(item, private.BaseOptimizer) and all(item is not other for other in found.values()):
+            if isinstance(item, keras_internals.BaseOptimizer) and all(item is not other for other in found.values()):
                 found[name.lstrip("_") + (f".{key}" if several else "")] = item
     return found
 

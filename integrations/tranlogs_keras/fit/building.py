@@ -17,10 +17,10 @@ import keras
 
 from tranlogs.base.errors import UsageError
 
-from . import private
-from .backends import Backend
-from .state import rng
-from .state.variables import Variables, matched, optimizers_of
+from .. import keras_internals
+from ..backends import Backend
+from ..state import rng
+from ..state.variables import Variables, matched, optimizers_of
 
 _log = logging.getLogger("tranlogs")
 _ROWS_MAX = 32
@@ -79,9 +79,9 @@ class LateOptimizers:
 
 
 def _needs_rehearsal(model: Any, backend: Backend) -> bool:
-    if not private.has_own_train_step(model) or backend.replicas_of(model) > 1 or backend.name == "jax":
+    if not keras_internals.has_own_train_step(model) or backend.replicas_of(model) > 1 or backend.name == "jax":
         return False
-    return not private.is_built(model) or bool(_unbuilt(model))
+    return not keras_internals.is_built(model) or bool(_unbuilt(model))
 
 
 def _unbuilt(model: Any) -> list[str]:
@@ -93,9 +93,9 @@ def _build_symbolically(model: Any, backend: Backend, epoch_iterator: Any) -> No
     if specs is None or model.optimizer is None:
         return
     try:
-        private.symbolic_build(model, specs)
+        keras_internals.symbolic_build(model, specs)
     except Exception as error:
-        if not private.is_built(model):
+        if not keras_internals.is_built(model):
             raise UsageError(
                 f"the model cannot be built before its first step ({error}). Call it once on a batch before fit, so that all "
                 "its variables are there"
@@ -110,7 +110,9 @@ def _rehearse(model: Any, backend: Backend, epoch_iterator: Any) -> None:
         values = [value.copy() for value in backend.values_of(variables)]
         numbers, attributes = rng.get_rng(backend), _plain_attributes(model)
         try:
-            model.train_step(private.tree.map_structure(keras.ops.convert_to_tensor, _batch(epoch_iterator.data_adapter)))
+            model.train_step(
+                keras_internals.tree.map_structure(keras.ops.convert_to_tensor, _batch(epoch_iterator.data_adapter))
+            )
         finally:
             for variable, value in zip(variables, values, strict=True):
                 backend.assign(variable, value)
@@ -147,13 +149,13 @@ def _plain_attributes(model: Any) -> dict[str, Any]:
 
 def _batch(adapter: Any) -> Any:
     """Return a batch as the data would give it. Keras looks at the first one, too, before it trains."""
-    if isinstance(adapter, private.ArrayDataAdapter):
+    if isinstance(adapter, keras_internals.ArrayDataAdapter):
         rows = min(adapter.batch_size, _ROWS_MAX)
-        return private.tree.map_structure(lambda array: array[:rows], adapter._inputs)
-    if isinstance(adapter, private.GeneratorDataAdapter):
+        return keras_internals.tree.map_structure(lambda array: array[:rows], adapter._inputs)
+    if isinstance(adapter, keras_internals.GeneratorDataAdapter):
         return adapter._first_batches[0]
-    if isinstance(adapter, private.PyDatasetAdapter):
+    if isinstance(adapter, keras_internals.PyDatasetAdapter):
         return adapter.py_dataset[0]
-    if isinstance(adapter, private.TorchDataLoaderAdapter):
+    if isinstance(adapter, keras_internals.TorchDataLoaderAdapter):
         return next(iter(adapter._dataloader))
     raise UsageError(f"a {type(adapter).__name__} cannot be looked at")

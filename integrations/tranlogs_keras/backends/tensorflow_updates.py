@@ -1,0 +1,101 @@
+"""The update of an optimizer as a function of its gradients, which live steps and redo share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..keras_internals import trained_by
+from .arrays import Values
+from .base import HostViews
+from .optimizer_tap import Gradients
+from .tensorflow_tensors import host_view, is_sparse, plain_variable
+
+APART = {"_noinline": True}  # of a function: what calls it is optimized without it, and it without what calls it
+
+
+class TensorFlowUpdates:
+    """The updates of one optimizer; see `Updates`.
+
+    Args:
+        optimizer: Keras's.
+        values_of: reads variables.
+        jit_compile: whether XLA compiles the update.
+
+    Attributes:
+        is_eager: whether the update is computed operation by operation, without a graph.
+    """
+
+    def __init__(
+        self, optimizer: Any, values_of: Callable[[Sequence[Any]], Sequence[Values]], *, jit_compile: bool = False
+    ) -> None:
+        self._optimizer, self._values_of, self._jit_compile = optimizer, values_of, jit_compile
+        self.is_eager = False
+        self._updates: dict[Any, Any] = {}  # by the form of the gradients
+        self._applies: dict[Any, tuple[Callable[[Any], Any], Any]] = {}  # by update, and what is read behind it
+
+    def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> Sequence[Values]:
+        """Compute the update, and return values of variables after it."""
+        given = tuple(g for g in gradients if g is not None)
+        mask = tuple(g is None for g in gradients)
+        if self.is_eager:
+            self._apply_now(given, mask)
+            return self._values_of(reading)
+        update = self.update_of(given, mask)
+        key = update, tuple(map(id, reading))
+        if key not in self._applies:
+            self._applies[key] = _nested(update, reading), list(reading)
+        return HostViews(self._applies[key][0](given), host_view)
+
+    def update_of(self, given: tuple[Any, ...], mask: tuple[bool, ...]) -> Callable[[Any], Any]:
+        """The update as a function that no optimizer of graphs looks into: it computes the same wherever it is called from,
+        as long as it is called from within another function. One for each form of the gradients, made of their forms alone."""
+        key = mask, tuple(map(_kind, given))
+        if key not in self._updates:
+            variables = [v for v, is_none in zip(trained_by(self._optimizer), mask, strict=True) if not is_none]
+            signature = [tuple(_signature(g, v) for g, v in zip(given, variables, strict=True))]
+            self._updates[key] = tf.function(
+                lambda given: self._apply_now(given, mask),
+                input_signature=signature,
+                jit_compile=self._jit_compile,
+                autograph=False,
+                experimental_attributes=APART,
+            )
+        made: Callable[[Any], Any] = self._updates[key]
+        return made
+
+    def _apply_now(self, given: tuple[Any, ...], mask: tuple[bool, ...]) -> None:
+        optimizer, left = self._optimizer, iter(given)
+        gradients = [None if is_none else next(left) for is_none in mask]
+        type(optimizer).apply(optimizer, gradients, trained_by(optimizer))
+
+
+def _nested(update: Callable[[Any], Any], reading: Sequence[Any]) -> Callable[[Any], Any]:
+    """The update within a function of its own, as it is in a step; which then reads some variables."""
+    plain = [plain_variable(v) for v in reading]
+
+    def apply(given: tuple[Any, ...]) -> list[Any]:
+        update(given)
+        return [v.read_value() for v in plain]
+
+    made: Callable[[Any], Any] = tf.function(apply, autograph=False, reduce_retracing=True)
+    return made
+
+
+def _kind(gradient: Any) -> Any:
+    return (gradient.indices.dtype, gradient.values.dtype) if is_sparse(gradient) else gradient.dtype
+
+
+def _signature(gradient: Any, variable: Any) -> Any:
+    """A gradient's form: the number of a sparse one's rows is left open, so that batches of all sizes share a function."""
+    if is_sparse(gradient):
+        return tf.IndexedSlicesSpec(
+            tf.TensorShape(variable.shape),
+            gradient.values.dtype,
+            gradient.indices.dtype,
+            gradient.dense_shape.dtype,
+            tf.TensorShape([None]),
+        )
+    return tf.TensorSpec(variable.shape, gradient.dtype)

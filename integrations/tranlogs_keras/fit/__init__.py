@@ -1,0 +1,1 @@
+"""A logged `model.fit`."""

@@ -1,0 +1,80 @@
+"""The fits of a run that ended before the present one."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import replace
+from typing import Any
+
+from tranlogs.base.errors import DataError
+from tranlogs.records import Checkpoint
+from tranlogs.training import recover
+
+from ..replay.untouched_state import UntouchedState
+from ..run.newest_checkpoint import read_meta
+from ..run.parts import RunParts
+from ..settings import KeepEnds
+
+_log = logging.getLogger("tranlogs")
+
+
+class EarlierFits:
+    """What a run keeps of each finished fit: its history, its identity, and the step at which it ended.
+
+    Args:
+        parts: of the run.
+        retention: keeps the checkpoints at the ends of fits.
+
+    Attributes:
+        entries: one for each fit. The list is replaced, never changed.
+    """
+
+    def __init__(self, parts: RunParts, retention: KeepEnds) -> None:
+        self._parts, self._retention = parts, retention
+        self.entries: list[dict[str, Any]] = []
+
+    def read(self, boundary: dict[str, Any], *, keeps_checkpoints: bool) -> None:
+        """Take them from the body of a boundary."""
+        self.entries = boundary.get("earlier", [])
+        if keeps_checkpoints:
+            self._keep_checkpoints()
+
+    def begin_next(self) -> int:
+        """Begin the next fit of the run, with the model as the script has left it; return the batches of the run so far."""
+        journal, nothing = self._parts.journal, UntouchedState()
+        found = recover(journal.paths.folder, nothing, spare=self._parts.resources.spare)
+        assert found is not None, "a run with a checkpoint holds something"
+        # The chain starts anew: nothing links this fit's log with the one before but the checkpoint at its beginning.
+        position = replace(found.position, sequence=found.position.sequence + 1, chain=secrets.randbits(64))
+        journal.continue_from(position, new_timeline=found.plan.has_later, damaged=found.damaged)
+        end = {
+            "history": nothing.body.get("callback.History", {}),
+            "step": found.position.step,
+            "identity": nothing.body["identity"],
+        }
+        self.entries = [*nothing.body.get("earlier", []), end]
+        self._keep_checkpoints()
+        return int(nothing.body["position"]["total"])
+
+    def restore_end(self, number: int) -> bool:
+        """Give the model the weights with which a fit of the run ended, for the script's code behind the fit.
+
+        Returns:
+            False if no checkpoint has them.
+        """
+        journal, has_end = self._parts.journal, False
+        end = self.entries[number]["step"] if number < len(self.entries) else -1
+        for row in [row for row in journal.catalog.checkpoints() if row.step == end]:
+            path = journal.paths.checkpoints / row.name
+            try:
+                meta = read_meta(path)
+                if meta["boundary"]["position"]["fit"] == number:
+                    with Checkpoint(path) as checkpoint:
+                        has_end = self._parts.state.restore_weights(checkpoint, meta)
+            except DataError as error:
+                _log.warning("%s", error)
+        return has_end
+
+    def _keep_checkpoints(self) -> None:
+        self._retention.steps.update(fit["step"] for fit in self.entries)

@@ -1,0 +1,78 @@
+"""What a boundary of a fit commits besides the model: the position, other callbacks, the identity of the fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tranlogs.training import LiveReport
+
+from .. import keras_internals
+from ..data import Position
+from ..data.source import Source
+from ..state.boundary_parts import Parts, found_under
+from ..state.callbacks import CallbackStates
+from .earlier_fits import EarlierFits
+
+_CALLBACK = "callback."  # names of a boundary's parts for callbacks begin with it
+
+
+class FitBody:
+    """Reads the fit's share of a boundary, and writes it back.
+
+    Args:
+        model: that is fitted.
+        position: in the fit.
+        source: of the batches.
+        callbacks: of the fit, but for TranLogs's own.
+        earlier: fits of the run that have ended.
+        constants: what never changes during the fit: the seed, and the descriptions of data and fit.
+        report: receives warnings.
+
+    Attributes:
+        callbacks: states of the other callbacks.
+        is_end: whether the present boundary is the end of an epoch or of the fit.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        position: Position,
+        source: Source,
+        callbacks: CallbackStates,
+        earlier: EarlierFits,
+        constants: dict[str, Any],
+        report: LiveReport,
+    ) -> None:
+        self._model, self._position, self._source = model, position, source
+        self.callbacks, self._earlier, self._constants, self._report = callbacks, earlier, constants, report
+        self.is_end = True
+        self._has_told: set[str] = set()
+
+    def read(self, rng_now: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        """Return the fit's share of a boundary's body."""
+        model = self._model
+        return {
+            "position": self._position.as_dict(),
+            "has_stopped": False,
+            "logs": keras_internals.last_logs(model) if keras_internals.has_own_train_step(model) else None,
+            **{name: parts.of(name, value) for name, value in self._constants.items()},
+            "earlier": parts.of("earlier", self._earlier.entries),
+            "source": parts.of("source", self._source.read(rng_now)),
+            **parts.under(_CALLBACK, self._read_callbacks()),
+        }
+
+    def write_callbacks(self, body: dict[str, Any]) -> None:
+        """Set the other callbacks to what a boundary holds of them."""
+        self.callbacks.write(found_under(_CALLBACK, body))
+
+    def write_history(self, number: int) -> None:
+        """Give the History callback what an earlier fit has recorded."""
+        if number < len(self._earlier.entries):
+            self.callbacks.write({"History": self._earlier.entries[number]["history"]})
+
+    def _read_callbacks(self) -> dict[str, dict[str, Any]]:
+        found = self.callbacks.read(is_end=self.is_end)
+        for lost in sorted(self.callbacks.lost - self._has_told):
+            self._has_told.add(lost)
+            self._report.warn(f"{lost} has changed, and is of a kind that cannot be stored: it is not brought back", False)
+        return found

@@ -1,0 +1,82 @@
+"""Put the parts of a logged fit together, before its run is recovered or begun."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tranlogs.base.config import fitting_segment_bytes
+from tranlogs.training import LiveReport, RunResources
+
+from .. import keras_internals
+from ..backends import Backend, arrays
+from ..capture.steps import StepCapture
+from ..replay.replayable_state import ReplayableState
+from ..run.log_form import LogForm
+from ..run.parts import RunParts
+from ..settings import Settings
+from ..state import environment
+from ..state.architecture import describe_model
+from ..state.state import plain_attributes
+from ..state.variables import Variables
+
+_log = logging.getLogger("tranlogs")
+
+
+def open_resources(settings: Settings, model: Any, recorded_environment: dict[str, Any]) -> RunResources:
+    """Open the journal of a fit, and what runs beside it."""
+    step_bytes = sum(math.prod(v.shape) * 4 for v in model.trainable_variables)
+    return RunResources(
+        settings.shared,
+        framework="keras",
+        environment=recorded_environment,
+        adapt=arrays.adapt,
+        rank=settings.rank,
+        segment_bytes=fitting_segment_bytes(step_bytes),
+    )
+
+
+def make_parts(
+    model: Any,
+    backend: Backend,
+    settings: Settings,
+    resources: RunResources,
+    report: LiveReport,
+    recorded_environment: dict[str, Any],
+    *,
+    recorded: dict[str, Any] | None,
+    expects: Callable[[], bool],
+) -> tuple[RunParts, LogForm, bool]:
+    """Return the parts of a fit, the form of its log, and whether steps are split into gradients and update.
+
+    Args:
+        model: that is fitted, with all variables made.
+        backend: Keras's.
+        settings: of the run.
+        resources: of the run.
+        report: receives warnings.
+        recorded_environment: is filled with what rounding depends on.
+        recorded: what the newest checkpoint tells, if this fit continues from it.
+        expects: whether a batch was handed out for the next step.
+    """
+    log, why = settings.choose_log(model, backend)
+    splits = log == "gradients"
+    if recorded is not None:  # as the run has found out
+        log, splits = recorded["log"], recorded["splits"]
+    if why:
+        _log.warning("%s: weights are logged, not gradients: %s", settings.run, why)
+    variables = Variables(model, backend, is_whole=log == "weights")
+    state = ReplayableState(variables, backend, log, settings.shared.fingerprint)
+    state.optimizer_attributes = plain_attributes(variables.optimizers)
+    state.environment = environment.describe(model, backend, variables.optimizers)
+    state.about = {**describe_model(model, variables), "splits": splits}
+    recorded_environment.update(state.environment)
+    can_change = not keras_internals.has_own_train_step(model)
+    form = LogForm(settings.run, state, resources.journal, report, can_change=can_change)
+    steps = StepCapture(
+        state, resources.journal, expects, form.give_up_gradients, form.note_late_write, form.note_random_operations
+    )
+    parts = RunParts(settings.run, model, backend, state, steps, resources, report, recorded_environment, settings.progress)
+    return parts, form, splits

@@ -1,0 +1,296 @@
+"""One `model.fit` of a run: where it enters the data, its boundaries between batches, and its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from tranlogs.training import LiveReport, RecoveryReport
+
+from .. import keras_internals
+from ..backends import make_backend
+from ..data import Cursor, Position, describe_data, doubt_about_validation, make_source
+from ..identity import describe_identity
+from ..run.boundaries import RNG, Boundaries, last_scalars
+from ..run.newest_checkpoint import NewestCheckpoint, find_newest_checkpoint
+from ..run.recovery import Recovery
+from ..settings import Settings
+from ..state import rng
+from ..state.architecture import describe_model
+from ..state.boundary_parts import found_under
+from ..state.callbacks import CallbackStates
+from .building import LateOptimizers, build_as_recorded, build_for_fit
+from .earlier_fits import EarlierFits
+from .fit_body import FitBody
+from .fit_parts import make_parts, open_resources
+from .same_fit import finished, require_same_data, require_same_fit
+
+_log = logging.getLogger("tranlogs")
+
+
+class FitRun:
+    """One `fit` of a model, logged.
+
+    Args:
+        model: that is being fitted.
+        place: returns the settings, with the run's folder, for a fit with the given identity.
+        number: of this fit, from 0, among those of the callback.
+        callbacks: of the fit, but for TranLogs's own.
+
+    Attributes:
+        model: that is being fitted.
+        settings: of the run.
+        number: of this fit in the run, from 0.
+        is_skipped: whether the run is in a later fit than this one, so that nothing is trained here.
+        has_end: whether the model of a skipped fit has the weights with which that fit ended.
+        parts: of the run.
+        cursor: the loop over batches.
+    """
+
+    def __init__(self, model: Any, place: Callable[[dict[str, Any]], Settings], number: int, callbacks: list[Any]) -> None:
+        self.model = model
+        self._iterator, _, self._epochs = keras_internals.find_fit(model)
+        backend = make_backend()
+        self.is_skipped = self.has_end = False
+        self._is_waiting = False  # for the loop over batches in which the run stood
+        self._is_new = True  # no boundary of this fit was written yet
+        build_for_fit(model, backend, self._iterator)
+        identity = describe_identity(model, self._iterator, callbacks)
+        self.settings = settings = place(identity)
+        report, recorded_environment = LiveReport(settings.run), dict[str, Any]()
+        self.number = max(number, finished.count(settings.run, model))
+        resources = open_resources(settings, model, recorded_environment)
+        try:
+            newest = find_newest_checkpoint(resources)
+            continues = newest is not None and newest.boundary["position"]["fit"] == self.number
+            recorded = newest.meta if newest is not None and continues else None
+            if recorded is not None:
+                build_as_recorded(model, backend, recorded)
+            late_optimizers = LateOptimizers(model)
+            self.parts, form, self._splits = make_parts(
+                model,
+                backend,
+                settings,
+                resources,
+                report,
+                recorded_environment,
+                recorded=recorded,
+                expects=self._expects_step,
+            )
+            self._recovery = Recovery(self.parts, form)
+            self._enter_run(newest, identity, CallbackStates(callbacks))
+            self._boundaries = Boundaries(
+                self.parts,
+                form,
+                read_place=self._body.read,
+                read_for_checkpoint=lambda: self.cursor.source.read_for_checkpoint(),
+                find_late=late_optimizers.find_built,
+                describe=self._describe,
+            )
+        except BaseException:
+            resources.close()
+            raise
+
+    @property
+    def report(self) -> RecoveryReport:
+        """What recovery found, and what became known since."""
+        return self.parts.report.current or RecoveryReport()
+
+    def _enter_run(self, newest: NewestCheckpoint | None, identity: dict[str, Any], callbacks: CallbackStates) -> None:
+        """Recover the run, or begin this fit of it, or find that it lies behind the run."""
+        parts, settings, number = self.parts, self.settings, self.number
+        earlier = EarlierFits(parts, settings.retention)
+        before = newest.boundary if newest is not None else None
+        seed = before["seed"] if before is not None else settings.seed_or_fresh()
+        source = make_source(
+            self._iterator,
+            parts.backend,
+            seed=seed,
+            data_order=settings.data_order,
+            doubt=parts.report.warn,
+            strategy=parts.backend.strategy_of(self.model),
+        )
+        validation_doubt = doubt_about_validation(*keras_internals.validation_of(self.model))
+        if validation_doubt is not None:
+            parts.report.warn(validation_doubt, False)
+        self._plan_looks(callbacks)
+        data, position = describe_data(self._iterator.data_adapter, source), Position(fit=number)
+        if newest is not None:
+            self._recovery.changes = require_same_fit(parts, newest, identity, number, accepts_changes=settings.accepts_changes)
+        held = -1 if before is None else before["position"]["fit"]
+        if before is not None and held == number:
+            for text in require_same_data(parts.run, before.get("data", data), data):
+                parts.report.warn(text, True)
+            earlier.read(before, keeps_checkpoints=True)
+            self._recovery.recover()
+            self._is_waiting = True
+            position = Position(**self._recovery.body["position"])
+        elif before is not None and held > number:
+            earlier.read(before, keeps_checkpoints=False)
+            self.is_skipped, self.has_end = True, earlier.restore_end(number)
+        elif before is not None:
+            position.total = earlier.begin_next()
+        constants = {"seed": seed, "data": data, "identity": identity}
+        self._body = FitBody(self.model, position, source, callbacks, earlier, constants, parts.report)
+        self.cursor = Cursor(
+            self._iterator,
+            source,
+            position,
+            on_enter=self._enter,
+            on_opened=self._opened,
+            on_empty=self._empty,
+            on_passed=self.restore_siblings,
+            on_boundary=self.boundary,
+        )
+
+    def _describe(self) -> None:
+        self.parts.state.about = {**describe_model(self.model, self.parts.variables), "splits": self._splits}
+
+    def _plan_looks(self, callbacks: CallbackStates) -> None:
+        """Tell the capture where in an epoch callbacks may write."""
+        steps, is_free = self.parts.steps, not self.parts.backend.watches_values
+        steps.looks_before_steps = is_free or callbacks.write_before_batches
+        steps.looks_behind_steps = is_free or callbacks.write_after_batches
+
+    # Where the fit begins.
+
+    @property
+    def starts_at(self) -> int | None:
+        """The epoch at which `fit` has to begin; None for its own choice."""
+        if self.is_complete:
+            return self._epochs
+        return None if self._recovery.landed is None else self.cursor.position.epoch
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to train."""
+        if self._recovery.landed is None:
+            return self.is_skipped
+        position = self.cursor.position
+        return position.is_finished and (self._recovery.body["has_stopped"] or position.epoch >= self._epochs)
+
+    def install(self) -> None:
+        """Stand between Keras and the model."""
+        self.parts.backend.tap(self.model, self.parts.steps, splits=self._splits)
+        self.model._get_metrics_result_or_logs = self._epoch_logs
+
+    def _epoch_logs(self, logs: Any) -> Any:
+        """Return the logs of an epoch. One that is resumed after its last batch takes no step: its logs are the boundary's."""
+        model = self.model
+        if not logs and self._recovery.landed is not None:
+            logs = self._recovery.body.pop("logs", None)
+        return type(model)._get_metrics_result_or_logs(model, logs) if logs else model.get_metrics_result()
+
+    def restore_siblings(self) -> None:
+        """Set the other callbacks back, after their `on_train_begin` has reset them."""
+        if self._recovery.landed is not None:
+            self._body.write_callbacks(self._recovery.body)
+        elif self.is_skipped:
+            self._body.write_history(self.cursor.position.fit)
+
+    # Boundaries (called by the cursor).
+
+    def _enter(self) -> bool:
+        """Enter the loop over an epoch's batches; return True if it is the one in which the run stood."""
+        if self._is_waiting:
+            self._is_waiting = False
+            self._come_back()
+            return True
+        self.cursor.source.refresh()
+        if self._is_new and self._recovery.landed is None:
+            self._is_new = False
+            self._boundaries.begin()
+        else:
+            self.boundary(is_epoch_end=True)
+        return False
+
+    def _come_back(self) -> None:
+        """Undo what ran before this place in this process: it ran before this place in the run, too."""
+        body, position, source, state = self._recovery.body, self.cursor.position, self.cursor.source, self.parts.state
+        self._recovery.undo_writes()
+        state.set_auxiliary(body)
+        self._body.write_callbacks(body)
+        source.write(body["source"])
+        kept, taken = state.kept
+        if (taken["fit"], taken["passes"]) == (position.fit, position.passes):
+            source.write_from_checkpoint(kept, taken["seen"])
+        rng.set_rng(found_under(RNG, body), self.parts.backend)
+        position.is_finished = False
+        self.parts.steps.remember()
+        self._take_script_rates()
+
+    def _take_script_rates(self) -> None:
+        """Go on with learning rates that the script has changed on purpose; the log takes them for a callback's writes."""
+        changes = self._recovery.changes
+        for which, rate in changes.rates.items():
+            self.parts.variables.optimizers[which].learning_rate = rate
+        if changes.rates:
+            self.parts.steps.note_unit(is_end=True)
+        if changes.texts:  # the next process of the changed script finds them recorded
+            self._boundaries.request_checkpoint()
+
+    def _opened(self) -> None:
+        if self.cursor.position.seen:
+            states = found_under(RNG, self._recovery.body)
+            rng.set_rng(states, self.parts.backend, but_python=not self.cursor.source.sets_rng)
+
+    def _expects_step(self) -> bool:
+        """Return True if a batch was handed out for the step. Else this fit has failed, and another one runs without us."""
+        if self.cursor.take():
+            return True
+        _log.warning(
+            "%s: a step is taken that no fit of this run asked for: the fit that was logged is over, or a callback trains by "
+            "itself. The run is closed, and what follows is not logged",
+            self.parts.run,
+        )
+        self.release()
+        return False
+
+    def _empty(self) -> bool:
+        """Pretend a step where an epoch may be over and `fit` cannot do without a step; return True if one is pretended."""
+        if self.parts.backend.needs_a_step:
+            self.parts.backend.pass_over()
+        return self.parts.backend.needs_a_step
+
+    def boundary(self, *, is_epoch_end: bool = False) -> None:
+        """Commit what came since the last boundary as one unit: the loop wants its next batch."""
+        self._body.is_end = is_epoch_end
+        self._boundaries.commit(
+            is_end=is_epoch_end,
+            wants_checkpoint=is_epoch_end and self.settings.every_epoch,
+            scalars=self._scalars() if is_epoch_end else None,
+        )
+
+    def _scalars(self) -> dict[str, float] | None:
+        """Return the curves of the epoch that is over."""
+        history = getattr(getattr(self.model, "history", None), "history", {})
+        return last_scalars(history.items())
+
+    # The end.
+
+    def finish(self) -> None:
+        """Commit the end of the fit, after the `on_train_end` of all other callbacks."""
+        finished.note(self.parts.run, self.model, self.number + 1)
+        if self.is_skipped:
+            return
+        if self.is_complete and self._is_waiting:  # nothing was trained; what the script draws behind is what it drew then
+            rng.set_rng(found_under(RNG, self._recovery.body), self.parts.backend)
+            return
+        position = self.cursor.position
+        if self.cursor.is_amid and self.parts.steps.steps_since_boundary:  # a callback stopped training
+            self.cursor.advance(self._iterator.steps_per_execution)
+        has_stopped = bool(self.model.stop_training) and position.epoch + 1 < self._epochs
+        position.epoch, position.batch, position.is_finished = position.epoch + 1, 0, True
+        self.cursor.source.refresh()
+        self._body.is_end = True
+        # Should more epochs follow, they begin with metrics of their own.
+        self._boundaries.commit_end({"metrics": {}, "has_stopped": has_stopped}, self._scalars())
+
+    def release(self) -> None:
+        """Give model, epoch iterator and run back."""
+        self.parts.steps.close()
+        self.parts.backend.release()
+        self.cursor.release()
+        vars(self.model).pop("_get_metrics_result_or_logs", None)
+        self.parts.resources.close()

@@ -1,0 +1,128 @@
+"""Boundaries: where the units of a run are committed.
+
+A boundary is the moment when the loop asks for its next batch. Everything since the last boundary commits as one unit, with
+the auxiliary state that is read at the boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tranlogs.records import Snapshot
+
+from ..state import rng
+from ..state.boundary_parts import Parts
+from ..state.plan import Look
+from .log_form import LogForm
+from .parts import RunParts
+
+RNG = "rng."  # names of a boundary's parts for random states begin with it
+
+ReadPlace = Callable[[dict[str, Any], Parts], dict[str, Any]]
+
+
+class Boundaries:
+    """Commits units, and takes checkpoints.
+
+    Args:
+        parts: of the run.
+        form: in which steps are logged.
+        read_place: returns what a boundary commits besides the model and random states, given the random states.
+        read_for_checkpoint: returns what the source of data keeps in a checkpoint only.
+        find_late: returns the optimizers that were built since it was last called.
+        describe: records what a checkpoint tells of the model.
+    """
+
+    def __init__(
+        self,
+        parts: RunParts,
+        form: LogForm,
+        *,
+        read_place: ReadPlace,
+        read_for_checkpoint: Callable[[], dict[str, Any]],
+        find_late: Callable[[], list[str]],
+        describe: Callable[[], None],
+    ) -> None:
+        self._parts, self._form = parts, form
+        self._read_place, self._read_for_checkpoint = read_place, read_for_checkpoint
+        self._find_late, self._describe = find_late, describe
+        self._generators, self._fixed = rng.Generators(parts.backend), Parts()
+        self._has_reserved = False
+
+    def begin(self) -> None:
+        """Begin a new run, or the next fit of one, with a checkpoint."""
+        parts = self._parts
+        parts.journal.start()
+        body = self._read(parts.state.look())
+        if body is not None:
+            parts.journal.checkpoint(self._snapshot(body), wait=True)
+        parts.steps.remember()
+
+    def request_checkpoint(self) -> None:
+        """Ask for a checkpoint at the next boundary."""
+        self._form.wants_checkpoint = True
+
+    def commit(self, *, is_end: bool, wants_checkpoint: bool = False, scalars: dict[str, float] | None = None) -> None:
+        """Commit the unit since the last boundary.
+
+        Args:
+            is_end: of an epoch or of the training, where code of all kinds may have written.
+            wants_checkpoint: whether a checkpoint is taken, whatever the policy says.
+            scalars: for `tranlogs log`.
+        """
+        parts, journal = self._parts, self._parts.journal
+        look = parts.steps.note_unit(is_end=is_end)
+        parts.steps.steps_since_boundary = 0
+        if not self._has_reserved and journal.step:
+            self._has_reserved = True
+            journal.checkpoints.expect_snapshot(parts.state.nbytes())
+        wanted = self._form.wants_checkpoint or wants_checkpoint
+        self._form.wants_checkpoint = False
+        body = self._read(look)
+        if body is None:
+            return
+        late = self._find_late()
+        if late:
+            self._describe()
+        journal.boundary(body, lambda: self._snapshot(body), scalars=scalars, checkpoint=wanted or None)
+        if late:  # the log alone cannot be redone by a process in which no step has built them
+            journal.wait_checkpoint()
+            journal.checkpoint(self._snapshot(body), wait=True)
+
+    def commit_end(self, changes: dict[str, Any], scalars: dict[str, float] | None) -> None:
+        """Commit the end of the training, with a checkpoint. `changes` replace values of the boundary's body."""
+        parts, journal = self._parts, self._parts.journal
+        body = self._read(parts.steps.note_unit(is_end=True))
+        if body is None:
+            return
+        body.update(changes)
+        journal.wait_checkpoint()  # while one is being written no other is taken, and this one is needed
+        journal.boundary(body, lambda: self._snapshot(body), scalars=scalars, checkpoint=True)
+
+    def _read(self, look: Look) -> dict[str, Any] | None:
+        """Return what a boundary commits; None, and logging suspends, where an object of the user's cannot be read."""
+        try:
+            return self._body(look)
+        except Exception as error:  # whatever it is, training goes on
+            self._parts.journal.suspend(error)
+            return None
+
+    def _body(self, look: Look) -> dict[str, Any]:
+        now = self._generators.read(look.seed)
+        return {
+            "auxiliary": look.auxiliary,
+            "metrics": look.metrics,
+            "log": self._parts.state.log,
+            **self._read_place(now, self._fixed),
+            **self._fixed.under(RNG, now),
+        }
+
+    def _snapshot(self, body: dict[str, Any]) -> Snapshot:
+        return self._parts.state.snapshot(body, self._read_for_checkpoint())
+
+
+def last_scalars(history: Iterable[tuple[str, list[Any]]]) -> dict[str, float] | None:
+    """Return the last value of each curve that ends with a number; None if there is none."""
+    found = {name: float(values[-1]) for name, values in history if values and isinstance(values[-1], (int, float))}
+    return found or None

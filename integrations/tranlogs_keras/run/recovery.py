@@ -1,0 +1,115 @@
+"""Recovery of a run in the process that trains it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tranlogs.training import Recovered, RecoveryReport, judge_exactness, make_report, recover
+
+from ..backends.arrays import Values
+from ..state import environment
+from ..state.architecture import compare_models
+from .log_form import LogForm
+from .parts import RunParts
+
+_SMALL_BYTES = 1 << 16  # variables that are kept aside between recovery and the first batch
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptChanges:
+    """What the script has changed since the run recorded it, accepted by the user.
+
+    Attributes:
+        texts: the changes, one sentence each.
+        rates: new learning rates, by optimizer.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    rates: dict[str, float] = field(default_factory=dict)
+
+
+class Recovery:
+    """Brings a run back to its newest boundary.
+
+    Args:
+        parts: of the run.
+        form: in which steps are logged.
+
+    Attributes:
+        landed: what recovery found; None in a run that begins.
+        changes: what the script has changed.
+    """
+
+    def __init__(self, parts: RunParts, form: LogForm) -> None:
+        self._parts, self._form = parts, form
+        self.landed: Recovered | None = None
+        self.changes = ScriptChanges()
+        self._small: dict[str, Values] = {}  # values right after the recovery
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body of the boundary at which recovery ended."""
+        return self._parts.state.body
+
+    def recover(self) -> None:
+        """Bring the state back. A report follows by `report`."""
+        parts, state = self._parts, self._parts.state
+        start = time.monotonic()
+        parts.backend.prepare_apply(parts.model)
+        found = recover(parts.journal.paths.folder, state, progress=parts.progress(), spare=parts.resources.spare)
+        assert found is not None, "a run with a checkpoint holds something"
+        parts.resources.continue_from(found)
+        if state.body["log"] == "weights" and state.log == "gradients":
+            self._form.log_weights()
+        self.landed = found
+        self._small = self._read_small_values()
+        parts.steps.remember()
+        position = state.body["position"]
+        parts.report.current = self._report_of(found, position["total"], position["epoch"], time.monotonic() - start)
+
+    def undo_writes(self) -> None:
+        """Undo what was written since the recovery: the log has what came of it (a learning rate set before the loop)."""
+        parts = self._parts
+        for name, value in self._small.items():
+            parts.backend.assign(parts.variables.by_name[name].variable, value)
+        if any(name not in self._small for name in parts.steps.written()):
+            recover(parts.journal.paths.folder, parts.state)
+        self._small.clear()
+
+    def _read_small_values(self) -> dict[str, Values]:
+        slots = self._parts.variables.everything_but_metrics
+        values = self._parts.backend.values_of([slot.variable for slot in slots])
+        return {slot.name: value.copy() for slot, value in zip(slots, values, strict=True) if value.nbytes <= _SMALL_BYTES}
+
+    def _report_of(self, found: Recovered, batch: int, epoch: int, seconds: float) -> RecoveryReport:
+        parts, state = self._parts, self._parts.state
+        exact, told = judge_exactness(found, state.fingerprint_kinds, compared="variables")
+        parts.describe_environment()
+        compared = environment.compare(state.recorded_environment, parts.environment)
+        compared += self._compare_models()
+        compared += [
+            f"the script has changed: {text}" for text in self.changes.texts if text.startswith(("the layers", "the trial"))
+        ]
+        notes = [*parts.journal.notes, *found.notes, *state.notes, *compared, *told, *parts.report.texts]
+        return make_report(
+            found,
+            exact=parts.report.verdict(exact, compared),
+            notes=notes,
+            batch=batch,
+            epoch=epoch,
+            seconds=seconds,
+            timeline=parts.journal.timeline,
+        )
+
+    def _compare_models(self) -> list[str]:
+        """Return the changes of the model; those of an optimizer's settings become notes, since the run's settings hold."""
+        state, found = self._parts.state, []
+        for text in compare_models(state.recorded_about, state.about):
+            if not text.startswith("model."):
+                found.append(f"the script has changed: {text}. What is trained from here on is another model")
+            elif not any(note.startswith(text.partition(" was ")[0] + ":") for note in state.notes):
+                holder = "the script's" if ".learning_rate was" in text and self.changes.rates else "the run's own"
+                state.notes.append(f"the script has changed: {text}; {holder} holds")
+        return found
