@@ -27,11 +27,6 @@ SIZES = (7, 300)
 KEEP = KeepLatest(1)
 
 
-@pytest.fixture(autouse=True)
-def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
-
-
 @pytest.fixture(params=["tmpfs", "ext4"])
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A disk of 48 MiB."""
