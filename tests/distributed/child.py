@@ -425,6 +425,12 @@ def _digest(data: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
+def start(attempt: int, arguments: list[str]) -> None:
+    """Do what `main` does, in a process that tests/support/torchrun.py has forked."""
+    assert attempt == int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    main(arguments)
+
+
 def main(arguments: list[str]) -> None:
     name, run, out, kills = arguments[0], arguments[1], arguments[2], json.loads(arguments[3])
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
