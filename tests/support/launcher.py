@@ -60,15 +60,16 @@ class Launcher:
         if not goes_on:
             self._errors.truncate(0)
             self._errors.seek(0)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(job), file=self._process.stdin, flush=True)
-        ready, _, _ = select.select([self._process.stdout], [], [], _SECONDS_MAX)
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        print(json.dumps(job), file=stdin, flush=True)
+        ready, _, _ = select.select([stdout], [], [], _SECONDS_MAX)
         if not ready:  # it would hang for the tests behind this one, too
             self._end()
             self._process = self._start()
             pytest.fail(f"the group did not end within {_SECONDS_MAX} s\n{self.said()[-6000:]}")
-        line = self._process.stdout.readline()
+        line = stdout.readline()
         assert line, f"the launcher ended with {self._process.wait()}\n{self.said()[-6000:]}"
         return str(json.loads(line)["failure"])
 
