@@ -11,11 +11,23 @@ from __future__ import annotations
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-TOGETHER = ("tests/alluxio", "tests/distributed", "tests/trainers")
+TOGETHER = ("tests/alluxio", "tests/distributed", "tests/trainers", "tests/keras", "tests/public/keras")
 FIRST = (
     "tests/distributed",
+    "tests/keras",
     "tests/alluxio",
+    "tests/public/keras",
     "tests/trainers",
+    "tests/experiments/test_bench.py",
+    "tests/test_wheel.py",
+    "tests/crash/test_system_calls.py",
+    "tests/crash/test_kill_core.py",
+    "tests/crash/test_kill_torch.py",
+    "tests/journal/test_disk_full.py",
+    "tests/experiments/test_peers.py",
+    "tests/experiments/test_run.py",
+    "tests/torch/replay/test_exact_matrix.py",
+    "tests/torch/data/test_data.py",
 )
 
 
