@@ -21,7 +21,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.log.segments import segment_sizing
 from tranlogs.retention import EverySteps, KeepAll, KeepEvery, KeepLatest, RetentionPolicy
 
-pytestmark = pytest.mark.disks
+pytestmark = [pytest.mark.disks, pytest.mark.usefixtures("small_segments")]
 
 SIZES = (7, 300)
 KEEP = KeepLatest(1)

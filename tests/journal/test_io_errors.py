@@ -18,6 +18,8 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.failpoints import POINTS
 from tranlogs.retention import EverySteps, KeepLatest
 
+pytestmark = pytest.mark.usefixtures("small_segments")
+
 SIZES = (7, 300)
 WRITE_PATH = [point for point in POINTS if point.startswith(("log.", "catalog.", "checkpoint."))]
 # What stops one checkpoint or one deletion, and not the log.
