@@ -14,25 +14,21 @@ Each part also runs alone (`python experiments/bench_steps.py`). Results go to e
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from circumstances import Circumstances, write_results
 from figures import goal_rows
+from harness import Circumstances, command_line, write_results
 
 PARTS = ("steps", "trainers", "keras", "append", "replay", "recovery", "disk", "checkpoint")
 _HEAD = ("case", "figure", "measured", "goal", "", "beyond", "")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, "small models and few rounds: checks the scripts, not the claims", out="bench")
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="which parts (default: all)")
-    parser.add_argument("--quick", action="store_true", help="small models and few rounds: checks the scripts, not the claims")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bench.json")
     arguments = parser.parse_args()
     begun = Circumstances()
     results: dict[str, Any] = {}

@@ -6,15 +6,13 @@ An append is all that a step does in the journal: begin, commit, boundary.
 
 from __future__ import annotations
 
-import argparse
-import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from figures import Figure
+from harness import command_line, measured_folder
 from turns import over, p99
 
 from tranlogs import KeepLatest
@@ -62,7 +60,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
     tensors = gradients()
     found: dict[str, Any] = {"bytes_per_record": sum(t.nbytes for t in tensors), "figures": [], "appends": []}
     for durability in ("machine", "process"):
-        with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+        with measured_folder() as folder:
             seconds = _turns(Path(folder) / "run", durability, tensors, 60 if quick else 450)  # type: ignore[arg-type]
         for files, (append, copy) in seconds.items():
             statistics = {"median": np.median, "mean": np.mean, "p99": p99}
@@ -113,6 +111,4 @@ def _turns(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    measure(quick=parser.parse_args().quick)
+    measure(quick=command_line(__doc__).parse_args().quick)

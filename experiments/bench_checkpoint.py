@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from figures import Figure
+from harness import ask_child, command_line, measured_folder
 from measuring import batches, model_and_text, quartiles, timed
 
 from tranlogs_torch import LoggedOptimizer
@@ -48,7 +45,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
 
 def _stall(*, quick: bool) -> dict[str, Any]:
     model, windows = model_and_text(quick=quick)
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+    with measured_folder() as folder:
         optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters()), Path(folder) / "run", model, checkpoint_every=10**6)
         optimizer.recover()
         stream, turns = batches(windows), optimizer.steps(10**9)
@@ -89,15 +86,13 @@ def _stall(*, quick: bool) -> dict[str, Any]:
 
 def _peak(kind: str, *, quick: bool) -> int:
     """Peak anonymous memory of a child that trains (the log's mapped file is page cache, and not counted)."""
-    command = [sys.executable, __file__, "--child", kind, *(["--quick"] if quick else [])]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return int(json.loads(done.stdout.splitlines()[-1])["peak"])
+    return int(ask_child(__file__, "--child", kind, *["--quick"] * quick)["peak"])
 
 
 def _child(kind: str, *, quick: bool) -> None:
     model, windows = model_and_text(quick=quick)
     stream, peak = batches(windows), 0
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+    with measured_folder() as folder:
         optimizer: Any = torch.optim.AdamW(model.parameters())
         steps = 4 if quick else 12
         turns = iter(range(steps))
@@ -125,8 +120,7 @@ def _anonymous_bytes() -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
+    parser = command_line(__doc__)
     parser.add_argument("--child", choices=["plain", "logged"])
     arguments = parser.parse_args()
     torch.set_num_threads(min(2, os.cpu_count() or 1))

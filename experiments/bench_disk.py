@@ -9,9 +9,7 @@ dirtied by this process whatever device they are for. Both start and end synced.
 
 from __future__ import annotations
 
-import argparse
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 from bench_append import INTERVAL, Appends, gradients
 from figures import Figure
+from harness import command_line, measured_folder
 from training_cases import Work, gradients_given, mlp, tiny
 
 from tranlogs.base.config import MIB
@@ -35,7 +34,7 @@ _QUIET_SECONDS, _QUIET_SECONDS_QUICK = 3.0, 0.2
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """Disk of young and closed runs; writes of the device over the payload."""
     found: dict[str, Any] = {"figures": [], "young": []}
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+    with measured_folder() as folder:
         for name, make, segment, ages in _CASES:
             told = [_young(Path(folder) / f"{name}-{age}", make(), segment, age) for age in (ages[:2] if quick else ages)]
             found["young"] += [{"case": name, **one} for one in told]
@@ -159,6 +158,4 @@ def _dirtied() -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    measure(quick=parser.parse_args().quick)
+    measure(quick=command_line(__doc__).parse_args().quick)

@@ -15,7 +15,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ BORN = time.time()  # before torch is imported, which is a part of the start
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from circumstances import Circumstances, write_results  # noqa: E402
+from harness import Circumstances, command_line, measured_folder, write_results  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -147,7 +146,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
     width = WIDTH_QUICK if quick else WIDTH
     found: dict[str, Any] = {"parameters": 2 * width * (width + 1), "steady": list(_steady(width, quick)), "killed": []}
     for world, copies in [(2, 1)] if quick else [(2, 1), (4, 1), (4, 2)]:
-        with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+        with measured_folder() as folder:
             row = {"world": world, "copies": copies, **torchrun(world, "killed", width, copies, Path(folder))}
         found["killed"].append(row)
         parts = ", ".join(f"{name} {row[name]:.2f} s" for name in ("agent", "start", "load", "replay", "first step"))
@@ -157,7 +156,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
 
 def _steady(width: int, quick: bool) -> Iterator[dict[str, Any]]:
     for world, copies in [(1, 1), (2, 1)] if quick else [(1, 1), (2, 1), (4, 1), (2, 2), (4, 2)]:
-        with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+        with measured_folder() as folder:
             ranks = torchrun(world, "steady", width, copies, Path(folder))
         nbytes = statistics.mean(rank[0] for rank in ranks)
         plain, logged = (statistics.median(rank[i] for rank in ranks) for i in (1, 2))
@@ -177,9 +176,7 @@ def _steady(width: int, quick: bool) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small model and few groups: checks the script, not the claim")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "distributed.json")
+    parser = command_line(__doc__, "a small model and few groups: checks the script, not the claim", out="distributed")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:

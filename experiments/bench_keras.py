@@ -13,9 +13,6 @@ import gc
 import json
 import os
 import shutil
-import subprocess
-import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from fits import ARMS, figures, tell
+from harness import ask_child, command_line, measured_folder
 from turns import PLAIN, compare, take_turns
 
 _CHOICES = {  # backend, jit_compile
@@ -54,11 +52,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {"figures": [], "cases": []}
     for name in _CHOICES_QUICK if quick else _CHOICES:
         backend, jit = _CHOICES[name]
-        command = [sys.executable, __file__, "--child", *["--jit"] * jit, *["--quick"] * quick]
-        done = subprocess.run(command, env=environment(backend), capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{name}: {done.stderr[-3000:]}")
-        told = json.loads(done.stdout.splitlines()[-1])
+        told = ask_child(__file__, "--child", *["--jit"] * jit, *["--quick"] * quick, environment=environment(backend))
         case = f"Keras on {name}, MLP of 0.5 M"
         found["cases"].append({"case": case, **told})
         found["figures"] += figures(case, told["arms"], *_GOALS)
@@ -76,7 +70,7 @@ def _child(*, jit: bool, quick: bool) -> dict[str, Any]:
     chance = np.random.default_rng(0)
     x = chance.standard_normal((steps * _BATCH, 784), np.float32)
     y = chance.integers(0, 10, steps * _BATCH)
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+    with measured_folder() as folder:
         blocks = {
             arm: partial(_fit, x, y, jit, None if chosen is None else {"run": Path(folder) / "run", **_LOG, **chosen}, epochs)
             for arm, chosen in ARMS.items()
@@ -114,8 +108,7 @@ def _fit(x: Any, y: Any, jit: bool, settings: dict[str, Any] | None, epochs: int
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
+    parser = command_line(__doc__)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--jit", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -12,9 +12,6 @@ Slow-downs are taken within one training process: it trains in blocks of some se
 
 from __future__ import annotations
 
-import argparse
-import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +20,7 @@ from typing import Any
 
 import bench_storage
 from beside import GPT_BATCH, Daemon, Trainer
-from circumstances import Circumstances, write_results
+from harness import Circumstances, command_line, measured_folder, write_results
 from measuring import quartiles, shown
 from support import open_toy
 
@@ -42,11 +39,6 @@ _MODELS = {"gpt": f"GPT, 10.7 M parameters, batch {GPT_BATCH}", "small": "percep
 _MODELS_QUICK = {"gpt-quick": f"GPT, 0.1 M parameters, batch {GPT_BATCH}", "small": _MODELS["small"]}
 
 
-def folder() -> tempfile.TemporaryDirectory[str]:
-    """On the disk that is measured."""
-    return tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR"))
-
-
 # Beside a training run.
 
 
@@ -57,7 +49,7 @@ def slowdown(*, quick: bool) -> dict[str, Any]:
         pairs, seconds = (1, 1.0) if quick else (12, 1.0) if model == "small" else (6, 3.0)
         print(f"{title}; ratio of step time to that without a daemon, median [quartiles] over {pairs} pairs of blocks")
         with (
-            folder() as place,
+            measured_folder() as place,
             Trainer(model, Path(place) / "often", "24") as often,
             Trainer(model, Path(place) / "never", "never") as never,
         ):
@@ -111,7 +103,7 @@ class Idle:
     """Two daemons on runs that nobody trains, while something else is done."""
 
     def __init__(self, *, quick: bool) -> None:
-        self._seconds, self._place = (10.0 if quick else 60.0), folder()
+        self._seconds, self._place = (10.0 if quick else 60.0), measured_folder()
         self._daemons = {interval: self._started(interval) for interval in ("1s", "10s")}
         self._since = time.monotonic()
         self._before = {interval: daemon.cpu_seconds() for interval, daemon in self._daemons.items()}
@@ -143,7 +135,7 @@ class Idle:
 
 def evaluation(*, quick: bool) -> dict[str, Any]:
     """The first evaluation decodes every row; the ones after it those that changed."""
-    with folder() as place:
+    with measured_folder() as place:
         paths = _long_run(Path(place) / "run", _SEGMENTS // 10 if quick else _SEGMENTS)
         watch = JournalWatch(paths, Settings(Budget(1 << 60)), SystemClock())
         wall, cpu = [], []
@@ -195,7 +187,7 @@ def pruning(*, quick: bool) -> dict[str, Any]:
     """Evaluations of a run that is far above its budget, until it is within: with all transactions, syncs and deletions."""
     rates, counts = [], []
     for _ in range(1 if quick else 3):
-        with folder() as place:
+        with measured_folder() as place:
             config = JournalConfig(segment_bytes=16 * MIB)
             trainer = open_toy(
                 Path(place) / "run", sizes=(1_000_000,), config=config, policy=EverySteps(10), retention=KeepAll()
@@ -226,10 +218,8 @@ PARTS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, "few rounds: checks the script, not the claim", out="bench_monitor")
     parser.add_argument("parts", nargs="*", choices=[[], "idle", *PARTS], help="which parts (default: all)")
-    parser.add_argument("--quick", action="store_true", help="few rounds: checks the script, not the claim")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bench_monitor.json")
     parser.add_argument("--picture", type=Path, default=None, help="where the picture goes (default: docs/; none if --quick)")
     arguments = parser.parse_args()
     wanted = arguments.parts or [*PARTS, "idle"]

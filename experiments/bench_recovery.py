@@ -15,13 +15,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from figures import Figure
+from harness import ask_child, command_line, measured_folder
 from torch import nn
 from turns import spread
 
@@ -41,7 +41,7 @@ def small() -> nn.Module:
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """Seconds of recovery by part, memory, and seconds of the commands."""
     steps = STEPS_QUICK if quick else STEPS
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+    with measured_folder() as folder:
         run = Path(folder) / "run"
         start = time.perf_counter()
         died = subprocess.run([sys.executable, __file__, "--train", str(run), str(steps)], check=False).returncode
@@ -72,8 +72,7 @@ def _recoveries(run: Path, copy: Path, *, copies: int) -> list[dict[str, float]]
     deadline = time.monotonic() + _SECONDS_MAX
     while len(found) < copies and (not found or time.monotonic() < deadline):
         shutil.copytree(run, copy)
-        done = subprocess.run([sys.executable, __file__, "--recover", str(copy)], check=True, capture_output=True, text=True)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
+        found.append(ask_child(__file__, "--recover", copy))
         shutil.rmtree(copy)
         print("  recovery: " + ", ".join(f"{key} {value:,.2f}" for key, value in found[-1].items()), flush=True)
     return found
@@ -152,8 +151,7 @@ def _peak() -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
+    parser = command_line(__doc__)
     parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--recover", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -7,9 +7,6 @@ then some computed steps. Every recovery is compared with the logged run, bit fo
 
 from __future__ import annotations
 
-import argparse
-import os
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any
 
 import torch
 from figures import Figure
+from harness import command_line, measured_folder
 from torch.optim import AdamW
 from training_cases import Work, gpt, gradients_given, many, mlp, parameters_of
 from turns import over
@@ -38,7 +36,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
         if quick and make is not mlp:
             continue
         for form, options in _FORMS.items():
-            with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+            with measured_folder() as folder:
                 told = _case(Path(folder) / "run", make, options, steps // 10 if quick else steps, rounds=2 if quick else 5)
             found["replays"].append({"case": name, "form": form, **told})
             case = f"{name}, {form} kernels"
@@ -102,6 +100,4 @@ def _median(work: Callable[[], object], count: int) -> float:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    measure(quick=parser.parse_args().quick)
+    measure(quick=command_line(__doc__).parse_args().quick)

@@ -8,9 +8,6 @@ for there, so that no arm pays for another; what a checkpoint costs is measured 
 
 from __future__ import annotations
 
-import argparse
-import os
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,6 +16,7 @@ from typing import Any
 
 import torch
 from figures import Figure
+from harness import command_line, measured_folder
 from torch.optim import Optimizer
 from training_cases import CASES, Case, Work, gradients_given, shortened
 from turns import AGAIN, PLAIN, Block, Times, compare, take_turns
@@ -146,7 +144,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
 
 
 def _case(case: Case, threads: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+    with measured_folder() as folder:
         settings: dict[str, dict[str, Any]] = {MACHINE: {"durability": "machine"}, PROCESS: {"durability": "process"}}
         if case.weights:
             settings[WEIGHTS] = {"durability": "machine", "log": "weights"}
@@ -203,6 +201,4 @@ def _print(told: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    measure(quick=parser.parse_args().quick)
+    measure(quick=command_line(__doc__).parse_args().quick)

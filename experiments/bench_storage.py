@@ -12,7 +12,6 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from beside import Daemon
-from circumstances import Circumstances, write_results
+from harness import Circumstances, command_line, measured_folder, write_results
 from support import open_toy
 
 from tranlogs import EverySteps
@@ -76,7 +75,7 @@ def bytes_below(folder: Path) -> int:
 def measure(*, quick: bool = False, picture: Path | None = None) -> dict[str, Any]:
     """Train, look, and draw; how far above its budget each run was at most."""
     seconds = 6.0 if quick else 60.0
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as place, ExitStack() as stack:
+    with measured_folder() as place, ExitStack() as stack:
         courses = {Path(place) / str(budget): Course(budget) for budget in _BUDGETS}
         trainers = [stack.enter_context(_training(run)) for run in courses]
         for run, course in courses.items():
@@ -215,9 +214,7 @@ def train(run: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="seconds instead of a minute: checks the script, not the claim")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "storage.json")
+    parser = command_line(__doc__, "seconds instead of a minute: checks the script, not the claim", out="storage")
     parser.add_argument("--train", metavar="RUN", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.train:

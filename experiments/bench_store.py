@@ -11,7 +11,6 @@ Without --url a cluster is started on this machine (JDK 17 and Maven). The machi
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -19,7 +18,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,7 +28,7 @@ from urllib.parse import urlsplit
 import torch
 from bench_store_picture import draw
 from bench_store_training import WRITE_TYPES, measure_lag, measure_training
-from circumstances import Circumstances, write_results
+from harness import Circumstances, command_line, measured_folder, write_results
 from measuring import quartiles, seconds
 
 from tranlogs.stores import Store, open_store
@@ -125,16 +123,14 @@ def cluster() -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, "few rounds: checks the script, not the claim", out="store")
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="which parts (default: all)")
     parser.add_argument("--url", help="of a cluster that runs")
-    parser.add_argument("--quick", action="store_true", help="few rounds: checks the script, not the claim")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "store.json")
     arguments = parser.parse_args()
     begun = Circumstances()
     parts = arguments.parts or PARTS
     torch.set_num_threads(min(2, os.cpu_count() or 1))
-    place = tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR"))
+    place = measured_folder()
     with place as folder, nullcontext(arguments.url) if arguments.url else cluster() as url:
         results = measure(parts, url, Path(folder), quick=arguments.quick)
     if arguments.out.exists():  # parts that were not taken now stay, with the load they were taken under

@@ -7,9 +7,7 @@ there the trainer warms up and the log fills fresh files; then checkpoints let g
 
 from __future__ import annotations
 
-import argparse
 import gc
-import os
 import shutil
 import tempfile
 import warnings
@@ -23,6 +21,7 @@ from typing import Any
 
 import torch
 from fits import ARMS, figures, tell
+from harness import command_line, measured_folder
 from training_cases import layers
 from turns import PLAIN, Block, compare, take_turns
 
@@ -44,7 +43,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
             print(f"  {name}: left out, {package} is not installed", flush=True)
             continue
         steps, dropped = (12, 6) if quick else (120, 60)
-        with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder, warnings.catch_warnings():
+        with measured_folder() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             blocks = {
                 arm: partial(_block, partial(fit(), steps), callback, chosen, Path(folder) / "run", dropped)
@@ -182,6 +181,4 @@ _TRAINERS: dict[str, tuple[str, Callable[[], Fit], Callable[[], Any]]] = {
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    measure(quick=parser.parse_args().quick)
+    measure(quick=command_line(__doc__).parse_args().quick)

@@ -18,7 +18,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from bench_keras import environment
-from circumstances import Circumstances, write_results
+from harness import Circumstances, ask_child, command_line, measured_folder, write_results
 
 BACKENDS = ("tensorflow", "torch", "jax")
 _NEVER = 10**9  # steps between checkpoints
@@ -126,7 +125,7 @@ def measure_backend(*, quick: bool) -> dict[str, Any]:
             case = replace(case, steps=case.steps * 3 // 4, fits=1, redone=case.redone // 2)
         model = case.build()
         computed = [s for _ in range(case.fits) for s in _fit(case, model, case.steps, [])[case.dropped :]]
-        with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+        with measured_folder() as folder:
             redone = _redone(case, Path(folder) / "redone")
         redone["computed"] = statistics.median(computed)
         found[case.name] = {"parameters": model.count_params(), **redone}
@@ -223,7 +222,7 @@ def measure_kills(*, quick: bool) -> dict[str, Any]:
     at = [chance.randrange(_SAVE_FREQ, 4 * _BATCHES) for _ in range(1 if quick else 3)]
     found: dict[str, Any] = {}
     for which in ("tranlogs", "BackupAndRestore"):
-        with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+        with measured_folder() as folder:
             told = [_kill(which, Path(folder) / str(i), batch) for i, batch in enumerate(at)]
         found[which] = {key: [one[key] for one in told] for key in told[0]}
     return found
@@ -273,11 +272,7 @@ def measure(*, quick: bool = False, backends: tuple[str, ...] = BACKENDS) -> dic
     """All of it, as a table and for the JSON."""
     found: dict[str, Any] = {}
     for backend in backends:
-        command = [sys.executable, __file__, "--measure", *(["--quick"] if quick else [])]
-        done = subprocess.run(command, env=environment(backend), capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{backend}: {done.stderr[-3000:]}")
-        cases = json.loads(done.stdout.splitlines()[-1])
+        cases = ask_child(__file__, "--measure", *["--quick"] * quick, environment=environment(backend))
         found[backend] = {name: _told(backend, name, case) for name, case in cases.items()}
     if "tensorflow" in backends:
         found["kills"] = measure_kills(quick=quick)
@@ -308,10 +303,8 @@ def _tell_kills(kills: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few rounds: checks the script, not the claim")
+    parser = command_line(__doc__, "few rounds: checks the script, not the claim", out="keras_recovery")
     parser.add_argument("--backends", type=lambda text: tuple(text.split(",")), default=BACKENDS, help="separated by commas")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "keras_recovery.json")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

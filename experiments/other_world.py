@@ -10,12 +10,10 @@ documentation of `torch.distributed.checkpoint.state_dict` says.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
 import signal
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import xxhash
-from circumstances import Circumstances, write_results
+from harness import command_line, measured_folder, take
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -238,7 +236,7 @@ def train(world: int, name: str, width: int, until: int, crash: int, folder: Pat
 def measure(*, quick: bool) -> dict[str, Any]:
     """All ways for all changes; told while they are taken."""
     width, rows = (WIDTH_QUICK if quick else WIDTH), []
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+    with measured_folder() as folder:
         references: dict[int, list[str]] = {}
         for world, following in CHANGES_QUICK if quick else CHANGES:
             if world not in references:
@@ -278,13 +276,9 @@ def _demand(is_as_planned: bool, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small model, one change: checks the script, not the claim")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "other_world.json")
-    arguments = parser.parse_args()
+    parser = command_line(__doc__, "a small model, one change: checks the script, not the claim", out="other_world")
     torch.set_num_threads(1)  # a fork has no pool
-    begun = Circumstances()
-    write_results(arguments.out, measure(quick=arguments.quick), begun)
+    take(parser, measure)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ so: `pip install '.[peers]'`, docs/peers.md. --quick tries torch.save alone.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
 import random
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -25,7 +23,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from circumstances import Circumstances, write_results
+from harness import Circumstances, command_line, measured_folder, write_results
 from peer import agent, cost, flash
 from peer.job import Job
 from peer.registry import PEERS, Peer
@@ -149,7 +147,7 @@ class Measurement:
 def measure(names: list[str], *, quick: bool, minutes: float) -> dict[str, Any]:
     """Faults in the first part of the time, which bear a busy machine; then crashes; costs in the rest."""
     size, begun = Size(quick=quick), time.monotonic()
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+    with measured_folder() as folder:
         made = Measurement(names, Path(folder), size)
         for part, share in (
             (made.faults, 0.4),
@@ -211,13 +209,9 @@ def _in_child(name: str, folder: Path, width: int, every: int, blocks: int) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="torch.save alone, a small model: checks the script, not the claims"
-    )
+    parser = command_line(__doc__, "torch.save alone, a small model: checks the script, not the claims", out="peers")
     parser.add_argument("--only", nargs="+", choices=[name for name in PEERS if name != "none"], help="some peers")
     parser.add_argument("--minutes", type=float, default=10, help="what does not begin in this time is left out")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "peers.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # with more, products may round otherwise from process to process, and a fork has no pool
     names = arguments.only or (["torch-save"] if arguments.quick else [name for name in PEERS if name != "none"])

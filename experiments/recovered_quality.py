@@ -11,7 +11,6 @@ brings back differs from it in one bit.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import signal
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from circumstances import Circumstances, write_results
+from harness import command_line, measured_folder, take
 from pictures import draw_recovered_quality
 from torch import Tensor, nn
 from workloads import NAMES, Workload, loss_of, optimizer_of, workload
@@ -58,7 +57,7 @@ QUICK = Size(interval=4, intervals=(1,), into=(1, 3), names=NAMES[:1], look=2)
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """All models, crash by crash."""
     size, models = QUICK if quick else FULL, {}
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+    with measured_folder() as folder:
         for name in size.names:
             work = workload(name, small=True)
             reference = Reference(work, size)
@@ -175,15 +174,9 @@ def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one model, two crashes: checks the script, not the claim")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "recovered_quality.json")
-    arguments = parser.parse_args()
+    parser = command_line(__doc__, "one model, two crashes: checks the script, not the claim", out="recovered_quality")
     torch.set_num_threads(1)  # with more, products may round otherwise from process to process
-    begun = Circumstances()
-    results = measure(quick=arguments.quick)
-    write_results(arguments.out, results, begun)
-    draw_recovered_quality(arguments.out.with_suffix(".png"), results)
+    take(parser, measure, draw_recovered_quality)
 
 
 if __name__ == "__main__":

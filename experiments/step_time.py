@@ -15,10 +15,7 @@ Intervals are 95 % of a bootstrap over the rounds, since neighbouring steps are 
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import os
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from circumstances import Circumstances, write_results
+from harness import command_line, measured_folder, take
 from measuring import bootstrap
 from pictures import draw_step_time
 from torch import Tensor
@@ -200,7 +197,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
     """All models, round by round."""
     size = QUICK if quick else FULL
     names = NAMES[:1] if quick else NAMES
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR")) as folder:
+    with measured_folder() as folder:
         courses = [Course(workload(name, small=quick), Path(folder) / name, size) for name in names]
         for i in range(size.rounds):
             for course in courses:
@@ -224,15 +221,9 @@ def _tell(name: str, found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one model, few rounds: checks the script, not the claim")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step_time.json")
-    arguments = parser.parse_args()
+    parser = command_line(__doc__, "one model, few rounds: checks the script, not the claim", out="step_time")
     torch.set_num_threads(1)
-    begun = Circumstances()
-    results = measure(quick=arguments.quick)
-    write_results(arguments.out, results, begun)
-    draw_step_time(arguments.out.with_suffix(".png"), results)
+    take(parser, measure, draw_step_time)
 
 
 if __name__ == "__main__":

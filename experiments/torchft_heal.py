@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from circumstances import Circumstances, write_results
+from harness import Circumstances, command_line, write_results
 
 _SECONDS_MAX = 240
 _TIMEOUT_SECONDS = 30  # of a collective in which a replica is missing
@@ -219,9 +219,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few steps: checks the script, not the claim")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "torchft.json")
+    parser = command_line(__doc__, "few steps: checks the script, not the claim", out="torchft")
     parser.add_argument("--replica", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.replica:

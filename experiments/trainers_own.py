@@ -9,12 +9,9 @@ again as its documentation says. Digits of scikit-learn, a network with dropout,
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -23,7 +20,7 @@ from typing import Any
 
 import torch
 import xxhash
-from circumstances import Circumstances, write_results
+from harness import Circumstances, ask_child, command_line, write_results
 from torch import nn
 
 STEPS, EPOCHS, EVERY, DEATH, BATCH = 60, 3, 10, 37, 10
@@ -239,14 +236,8 @@ def keras(folder: Path, own: bool, log: bool, kill: bool) -> dict[str, Any]:
 def start(trainer: str, folder: Path, *options: str) -> dict[str, Any] | None:
     """One process; None if it was killed."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, __file__, "--child", trainer, str(folder), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if ended.returncode == -signal.SIGKILL:
-        return None
-    if ended.returncode:
-        raise SystemExit(ended.stderr[-3000:])
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    found: dict[str, Any] | None = ask_child(__file__, "--child", trainer, folder, *options, environment=environment)
     return found
 
 
@@ -271,9 +262,7 @@ def measure(trainer: str) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one trainer: checks the script, not the claim")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "trainers.json")
+    parser = command_line(__doc__.partition("\n")[0], "one trainer: checks the script, not the claim", out="trainers")
     parser.add_argument("--only", choices=TRAINERS)
     parser.add_argument("--child", nargs="+")
     given = parser.parse_args()

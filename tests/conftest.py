@@ -8,8 +8,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +19,8 @@ from tests.support import campaign, disks
 
 if TYPE_CHECKING:
     from tests.alluxio.cluster import Cluster
+    from tests.crash.toy_trainers import Trainers
+    from tests.monitor.monitors import Monitors
 
 _PROFILE = {"deadline": None, "database": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("gate", derandomize=True, max_examples=campaign.examples(100), **_PROFILE)
@@ -44,6 +47,22 @@ def pytest_configure(config: pytest.Config) -> None:
     drawn = random.SystemRandom().randrange(1, 10**9) if campaign.is_soak() else campaign.GATE_SEED
     os.environ.setdefault("TRANLOGS_SEED", str(drawn))
     settings.load_profile("soak" if campaign.is_soak() else "gate")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let long tests begin first where several processes share them."""
+    if hasattr(config, "workerinput"):
+        from tests.support.scheduling import put_longest_first
+
+        put_longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share the tests by folders and files with `--dist loadfile`."""
+    from tests.support.scheduling import GateScheduling
+
+    return GateScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_report_header() -> str:
@@ -90,6 +109,33 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs of this process are rolled after few records, so that a short run has many segments."""
+    from tranlogs.log.segments import segment_sizing
+
+    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
+
+
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[Trainers]:
+    """Toy trainers that are killed; what each comes back to is compared with a run that was not."""
+    from tests.crash.toy_trainers import Trainers
+
+    with closing(Trainers()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def monitors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitors]:
+    """Monitors that are killed; they can read what toy trainers log."""
+    from tests.monitor.compacting import install_toy
+    from tests.monitor.monitors import Monitors
+
+    with closing(Monitors(PYTHONPATH=install_toy(tmp_path_factory.mktemp("site")))) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

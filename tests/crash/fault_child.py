@@ -1,17 +1,14 @@
 """A server that forks toy trainers, to which a test attaches strace before they begin.
 
-A job is one line of JSON on stdin. On stdout come lines: `pid N` (the trainer now waits for a line), what the trainer says
-(`recovered STEP`, `trained`, `step SYNCED COMMITTED`, `warning ...`, `refused ...`, `failed ...`), `half` (it waits for a
-line again), `end SUSPENDED COMMITTED STATE`, then `done`, and after another line on stdin `exit STATUS`.
+Each says (see tests/support/forking.py) `recovered STEP`, `trained` (it waits for a line), `step SYNCED COMMITTED`,
+`warning ...`, `refused ...`, `failed ...`, `half` (it waits for a line again), `end SUSPENDED COMMITTED STATE`.
 
 stdout is a socket and all is said by sendto, which nothing else here calls: a test can let every write fail.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import socket
 import sys
 import threading
@@ -22,6 +19,7 @@ import numpy.random  # noqa: F401  (it is imported lazily)
 from power_child import SIZES, Judge
 
 from tests.support.clock import FakeClock
+from tests.support.forking import serve
 from tests.support.toy import ToyTrainer, open_toy
 from tranlogs import EverySteps, KeepLatest
 from tranlogs.base.config import JournalConfig
@@ -95,29 +93,20 @@ def train(job: dict[str, Any]) -> None:
     journal.close()
 
 
+def work(job: dict[str, Any]) -> None:
+    """Train, under strace from the beginning if the job says so."""
+    if job["attach"] == "opening":
+        sys.stdin.readline()
+    train(job)
+    logging.shutdown()
+
+
 def main() -> None:
     root = logging.getLogger("tranlogs")
     root.addHandler(Saying())
     root.propagate = False
     threading.excepthook = lambda caught: say("failed", "".join(traceback.format_exception(caught.exc_value)))
-    for line in sys.stdin:
-        job = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            say("pid", os.getpid())  # not by its parent, whose words may come behind those of the child
-            try:
-                if job["attach"] == "opening":
-                    sys.stdin.readline()
-                train(job)
-                logging.shutdown()
-            except BaseException:
-                say("failed", traceback.format_exc())
-                os._exit(1)
-            os._exit(0)
-        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-        say("done")
-        sys.stdin.readline()
-        say("exit", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    serve(work, say=say, tell_error=lambda: say("failed", traceback.format_exc()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """A server that forks toy trainers which are told to end by signals, each in another situation (the functions below).
 
-A job is one line of JSON on stdin. On stdout come lines: `pid N`, then what the trainer says (`ready STEP` where a signal is
-awaited), and `exit STATUS` when it has ended.
+Each says (see tests/support/forking.py) `ready STEP` where it awaits a signal.
 """
 
 from __future__ import annotations
@@ -9,14 +8,12 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
-import json
 import os
 import signal
-import sys
 import threading
-import traceback
 from typing import Any, NoReturn
 
+from tests.support.forking import say, serve
 from tests.support.toy import ToyTrainer, open_toy
 from tranlogs import EverySteps
 from tranlogs.base.config import JournalConfig
@@ -29,10 +26,6 @@ from tranlogs.log.layout import Payload
 SIZES = (7, 300, 2500)
 STEPS = 8
 _libc = ctypes.CDLL(None)
-
-
-def say(*words: object) -> None:
-    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def sit_in_c() -> NoReturn:
@@ -264,22 +257,5 @@ def orphan(job: dict[str, Any]) -> None:
     signal.pause()
 
 
-def main() -> None:
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            say("pid", os.getpid())
-            job = json.loads(line)
-            try:
-                globals()[job["mode"]](job)
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(99)
-        _, status = os.waitpid(child, 0)
-        say("exit", os.waitstatus_to_exitcode(status))
-
-
 if __name__ == "__main__":
-    main()
+    serve(lambda job: globals()[job["mode"]](job), reaps=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.forking import ForkServer
 
 CHILD = Path(__file__).with_name("fault_child.py")
 
@@ -85,18 +85,13 @@ class Trainers:
     def __init__(self) -> None:
         here, there = socket.socketpair()
         with there:
-            self.process = subprocess.Popen(
-                [sys.executable, str(CHILD)],
-                stdin=subprocess.PIPE,
-                stdout=there,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            )
+            self._server = ForkServer(CHILD, stdout=there)
         self._said = here.makefile("rb")
         here.close()
 
     def stop(self) -> None:
         """End the server."""
-        self.process.communicate()
+        self._server.close()
         self._said.close()
 
     def run(
@@ -123,18 +118,18 @@ class Trainers:
             settles: whether all threads are idle between steps.
         """
         job: dict[str, Any] = {"run": str(run), "until": until, "end": end, "attach": attach, "writer": writer}
-        self._tell({**job, "durability": durability, "settles": settles})
+        self._server.tell({**job, "durability": durability, "settles": settles})
         outcome, trace = Outcome(), run.with_suffix(".trace")
         pid = int(self._listen(outcome, "pid"))
         if attach != "opening":
             self._listen(outcome, "trained")
         with attached(pid, *options, "-o", str(trace)):
-            self._tell({})
+            self._server.tell({})
             self._listen(outcome, "half", "done")
         if outcome.is_half:
-            self._tell({})
+            self._server.tell({})
             self._listen(outcome, "done")
-        self._tell({})
+        self._server.tell({})
         outcome.status = int(self._listen(outcome, "exit"))
         failed = re.findall(r"^\d+ +(?:<\.\.\. )?(\w+).*\(INJECTED\)$", trace.read_text(), re.MULTILINE)
         outcome.hit = set(failed)
@@ -147,9 +142,4 @@ class Trainers:
             outcome.note(word, rest)
             if word in words:
                 return rest
-        raise AssertionError(f"the server has ended with {self.process.wait()}")
-
-    def _tell(self, content: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(content).encode() + b"\n")
-        self.process.stdin.flush()
+        raise AssertionError("the server has ended")

@@ -34,13 +34,6 @@ ERRORS = (
 )
 
 
-@pytest.fixture(scope="module")
-def trainers() -> Iterator[Trainers]:
-    made = Trainers()
-    yield made
-    made.process.communicate()
-
-
 def was_suspended(outcome: Outcome) -> bool:
     return outcome.was_suspended
 

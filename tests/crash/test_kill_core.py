@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -17,25 +15,12 @@ from tests.support.verify import verify_run
 from tranlogs import KeepLatest
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.failpoints import POINTS
-from tranlogs.log.segments import segment_sizing
 from tranlogs.verify import Problem
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("small_segments")]
 
 IN_RECOVERY = [point for point in POINTS if point.startswith("recovery.")]
 IN_TRAINING = [point for point in POINTS if point.partition(".")[0] not in ("recovery", "derived", "ship", "pull")]
-
-
-@pytest.fixture(scope="module")
-def trainers() -> Iterator[Trainers]:
-    made = Trainers()
-    yield made
-    made.process.communicate()
-
-
-@pytest.fixture(autouse=True)
-def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
 
 
 def assert_nothing_is_lost(run: Path, said: int, *, keep: int = 2, between: Callable[[], None] = lambda: None) -> None:
@@ -102,10 +87,11 @@ def test_kills_at_random_moments_lose_nothing_committed(
     trainers: Trainers, memory_path: Path, writer: str, durability: str
 ) -> None:
     """Each run is killed again and again, in training, in recovery, and while it opens."""
-    chance, kills, wanted = campaign.dice(writer, durability), 0, campaign.rounds(30)
-    for trial in itertools.count():
+    kills = campaign.Kills(30, writer, durability)
+    chance = kills.chance
+    for trial in kills.trials():
         run, said, lives = memory_path / f"run{trial}", 0, 0
-        while lives < 8 and kills < wanted:
+        while lives < 8 and not kills.is_over:
             lines = chance.choice([0, 0, 1, 1, 2, 3, 5, 8])
             outcome = trainers.run(
                 run,
@@ -114,14 +100,12 @@ def test_kills_at_random_moments_lose_nothing_committed(
                 durability=durability,
                 settles=chance.random() < 0.2,
             )
-            assert outcome.status in (0, -signal.SIGKILL)
+            kills.note(outcome.status)
             assert outcome.recovered is None or outcome.recovered >= said
-            said, lives, kills = max(said, outcome.committed), lives + 1, kills + outcome.was_killed
+            said, lives = max(said, outcome.committed), lives + 1
             if said == UNTIL:
                 break
         assert_nothing_is_lost(run, said)
-        if kills >= wanted:
-            return
 
 
 @pytest.mark.parametrize("writer", ["direct", "thread"])

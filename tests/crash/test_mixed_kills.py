@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ import pytest
 from tests.crash import tally
 from tests.crash.timelines import Line, after, checkpoints
 from tests.crash.toy_trainers import Outcome, Trainers
-from tests.monitor.compacting import install_toy
 from tests.monitor.monitors import Monitors
 from tests.shipping.ships import marks, ship
 from tests.support import campaign
@@ -88,16 +88,8 @@ ERRORS = (
 
 @pytest.fixture(scope="module")
 def trainers() -> Iterator[Trainers]:
-    made = Trainers(compares=False)
-    yield made
-    made.process.communicate()
-
-
-@pytest.fixture(scope="module")
-def monitors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitors]:
-    made = Monitors(PYTHONPATH=install_toy(tmp_path_factory.mktemp("site")))
-    yield made
-    made.close()
+    with closing(Trainers(compares=False)) as made:
+        yield made
 
 
 class Run:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.crash.signal_child import SIZES, STEPS
+from tests.support.forking import ForkServer
 from tests.support.toy import open_toy, uninterrupted
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import RunInUse, UsageError
@@ -28,7 +26,7 @@ from tranlogs.journal.process.shutdown import ShutdownHandler
 
 pytestmark = pytest.mark.crash
 
-ROOT = Path(__file__).parents[2]
+CHILD = Path(__file__).with_name("signal_child.py")
 _SECONDS_MAX = 300.0  # a guard; nothing here takes as long
 
 
@@ -36,21 +34,23 @@ _SECONDS_MAX = 300.0  # a guard; nothing here takes as long
 class Trainer:
     """One job of signal_child.py."""
 
-    server: Server
-    run: Path
-    pid: int = 0
+    server: ForkServer
+    pid: int
     said: list[str] = field(default_factory=list)
 
-    def line(self) -> str:
-        """What it says next."""
-        self.said.append(self.server.line())
-        return self.said[-1]
+    def line(self) -> tuple[str, str]:
+        """The first word of what it says next, and the rest."""
+        word, rest = self.server.hear()
+        self.said.append(f"{word} {rest}")
+        return word, rest
 
-    def wait_for(self, word: str) -> str:
+    def wait_for(self, wanted: str) -> str:
         """The rest of the line that begins with a word."""
-        while not (line := self.line()).startswith(word + " "):
-            assert not line.startswith("exit "), self.said
-        return line.partition(" ")[2]
+        while True:
+            word, rest = self.line()
+            if word == wanted:
+                return rest
+            assert word != "exit", self.said
 
     def told(self, number: int) -> int:
         """Once it is ready, send a signal; how it ended."""
@@ -63,45 +63,17 @@ class Trainer:
         return int(self.wait_for("exit"))
 
 
-class Server:
+class Server(ForkServer):
     """signal_child.py."""
 
-    def __init__(self) -> None:
-        paths = os.pathsep.join(str(ROOT / folder) for folder in (".", "integrations", "monitor"))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.signal_child"],
-            stdin=subprocess.PIPE,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            env={**os.environ, "PYTHONPATH": paths},
-        )
-
-    def start(self, run: Path, mode: str, **options: Any) -> Trainer:
-        assert self._process.stdin is not None
-        print(json.dumps({"run": str(run), "mode": mode, **options}), file=self._process.stdin, flush=True)
-        trainer = Trainer(self, run)
-        trainer.pid = int(trainer.wait_for("pid"))
-        return trainer
-
-    def line(self) -> str:
-        assert self._process.stdout is not None
-        fd, found = self._process.stdout.fileno(), b""
-        while not found.endswith(b"\n"):  # by byte: select does not know of what was read ahead
-            assert select.select([fd], [], [], _SECONDS_MAX)[0], "nothing was said"
-            byte = os.read(fd, 1)
-            assert byte, "the server ended"
-            found += byte
-        return found.decode().strip()
-
-    def close(self) -> None:
-        self._process.communicate()
+    def begin(self, run: Path, mode: str, **options: Any) -> Trainer:
+        """Start a trainer in a situation: the name of a function in signal_child.py."""
+        return Trainer(self, self.start({"run": str(run), "mode": mode, **options}))
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    found = Server()
+    found = Server(CHILD)
     yield found
     found.close()
 
@@ -145,7 +117,7 @@ def recovered(run: Path) -> int:
 def test_the_log_is_sealed_and_synced_before_the_process_dies_by_the_signal(
     server: Server, tmp_path: Path, mode: str, options: dict[str, Any], number: int
 ) -> None:
-    trainer = server.start(tmp_path, mode, **options)
+    trainer = server.begin(tmp_path, mode, **options)
     assert (trainer.ended() if mode == "twice" else trainer.told(number)) == -number
     committed = sealed(tmp_path)
     assert committed >= STEPS
@@ -157,7 +129,7 @@ def test_the_log_is_sealed_and_synced_before_the_process_dies_by_the_signal(
 
 
 def test_a_process_that_ends_by_an_exception_seals_and_ships(server: Server, tmp_path: Path) -> None:
-    trainer = server.start(tmp_path, "failing")
+    trainer = server.begin(tmp_path, "failing")
     assert trainer.ended() == 0
     assert f"ship {STEPS}" in trainer.said
     assert sealed(tmp_path) == STEPS
@@ -165,25 +137,25 @@ def test_a_process_that_ends_by_an_exception_seals_and_ships(server: Server, tmp
 
 
 def test_in_recovery_nothing_is_there_to_be_saved_and_nothing_is_lost(server: Server, tmp_path: Path) -> None:
-    assert server.start(tmp_path, "collective").told(signal.SIGTERM) == -signal.SIGTERM
-    assert server.start(tmp_path, "recovery").told(signal.SIGTERM) == -signal.SIGTERM
+    assert server.begin(tmp_path, "collective").told(signal.SIGTERM) == -signal.SIGTERM
+    assert server.begin(tmp_path, "recovery").told(signal.SIGTERM) == -signal.SIGTERM
     assert recovered(tmp_path) == STEPS
 
 
 def test_a_step_that_does_not_end_is_left_out(server: Server, tmp_path: Path) -> None:
-    assert server.start(tmp_path, "amid").told(signal.SIGTERM) == -signal.SIGTERM
+    assert server.begin(tmp_path, "amid").told(signal.SIGTERM) == -signal.SIGTERM
     assert sealed(tmp_path) == STEPS
     assert recovered(tmp_path) == STEPS
 
 
 def test_when_grace_is_over_the_process_dies_whatever_hangs(server: Server, tmp_path: Path) -> None:
-    assert server.start(tmp_path, "hang", grace_seconds=0.3).told(signal.SIGUSR1) == -signal.SIGUSR1
+    assert server.begin(tmp_path, "hang", grace_seconds=0.3).told(signal.SIGUSR1) == -signal.SIGUSR1
     assert recovered(tmp_path) == STEPS
 
 
 @pytest.mark.parametrize("mode", ["handler_before", "handler_after"])
 def test_a_handler_of_somebody_else_decides(server: Server, tmp_path: Path, mode: str) -> None:
-    trainer = server.start(tmp_path, mode)
+    trainer = server.begin(tmp_path, mode)
     assert trainer.told(signal.SIGTERM) == 0
     assert f"theirs {int(signal.SIGTERM)}" in trainer.said
     if mode == "handler_before":
@@ -192,18 +164,18 @@ def test_a_handler_of_somebody_else_decides(server: Server, tmp_path: Path, mode
 
 
 def test_what_is_ignored_or_handled_in_c_stays_so(server: Server, tmp_path: Path) -> None:
-    trainer = server.start(tmp_path, "ignored")
+    trainer = server.begin(tmp_path, "ignored")
     assert trainer.ended() == 0
     assert recovered(tmp_path) == STEPS + 4
 
 
 def test_in_another_thread_signals_do_what_they_did(server: Server, tmp_path: Path) -> None:
-    assert server.start(tmp_path, "thread").told(signal.SIGTERM) == -signal.SIGTERM
+    assert server.begin(tmp_path, "thread").told(signal.SIGTERM) == -signal.SIGTERM
     assert recovered(tmp_path) == STEPS
 
 
 def test_a_signal_to_a_forked_child_ends_the_child_alone(server: Server, tmp_path: Path) -> None:
-    trainer = server.start(tmp_path, "fork")
+    trainer = server.begin(tmp_path, "fork")
     trainer.wait_for("ready")
     children = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGTERM)
@@ -213,13 +185,14 @@ def test_a_signal_to_a_forked_child_ends_the_child_alone(server: Server, tmp_pat
 
 
 def test_an_orphan_of_torchrun_ends_with_its_log_sealed(server: Server, tmp_path: Path) -> None:
-    agent = server.start(tmp_path, "orphan")
+    agent = server.begin(tmp_path, "orphan")
     worker = os.pidfd_open(int(agent.wait_for("worker")))
     agent.wait_for("ready")
     os.kill(agent.pid, signal.SIGKILL)
     assert select.select([worker], [], [], _SECONDS_MAX)[0], "the orphan lives on"
     os.close(worker)
-    assert f"ship {STEPS}" in [*agent.said, agent.line(), agent.line()]
+    agent.line(), agent.line()  # of the agent and of its worker, in any order
+    assert f"ship {STEPS}" in agent.said
     assert sealed(tmp_path) == STEPS
     assert recovered(tmp_path) == STEPS
 
@@ -266,7 +239,7 @@ def test_wrong_settings_are_refused(tmp_path: Path, on_signal: Any, grace_second
 
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_run_is_taken_over_from_a_live_process(server: Server, tmp_path: Path, is_stopped: bool) -> None:
-    trainer = server.start(tmp_path, "collective")
+    trainer = server.begin(tmp_path, "collective")
     trainer.wait_for("ready")
     with pytest.raises(RunInUse, match=rf"process {trainer.pid} on host .*, since 20.*TRANLOGS_TAKE_OVER=1"):
         open_toy(tmp_path, sizes=SIZES)
@@ -280,7 +253,7 @@ def test_a_run_is_taken_over_from_a_live_process(server: Server, tmp_path: Path,
 
 
 def test_ranks_that_a_smaller_group_has_no_more_are_ended(server: Server, tmp_path: Path) -> None:
-    trainer = server.start(tmp_path, "collective", rank=2)
+    trainer = server.begin(tmp_path, "collective", rank=2)
     trainer.wait_for("ready")
     end_former_ranks(tmp_path, 3, 60.0)
     assert lock_holder(tmp_path / "rank2") == trainer.pid

@@ -7,7 +7,6 @@ import multiprocessing
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -26,13 +25,6 @@ LIVES = 8
 TINY = Path(__file__).with_name("tiny_child.py")
 _context = multiprocessing.get_context("forkserver")  # imports torch once; each child is forked from there
 _context.set_forkserver_preload(["torch", "torch._dynamo", "tranlogs_torch", "tests.crash.threads_child"])
-
-
-@pytest.fixture(scope="module")
-def trainers() -> Iterator[Trainers]:
-    made = Trainers()
-    yield made
-    made.process.communicate()
 
 
 @SEEDS

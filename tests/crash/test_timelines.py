@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,8 @@ LIVES = 14
 
 @pytest.fixture(scope="module")
 def trainers() -> Iterator[Trainers]:
-    made = Trainers(compares=False)
-    yield made
-    made.process.communicate()
+    with closing(Trainers(compares=False)) as made:
+        yield made
 
 
 @pytest.mark.parametrize("seed", campaign.seeds(10), ids=str)

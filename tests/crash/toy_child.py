@@ -1,9 +1,8 @@
 """A server that forks toy trainers, so that a hundred of them can be killed in a few seconds.
 
-A job is one line of JSON on stdin. On stdout come lines: `pid N`, then what the trainer says (`recovered STEP EXACT SUM
-SECONDS`, or `refused WHY` where it cannot be wound back, `timeline N`, `N` for each committed step, `suspended`, `full` (older
-checkpoints made room, or one came ahead of time), `count POINT N`, `forked STATUS`), then `done`, and after another line on
-stdin `exit STATUS`.
+Each says (see tests/support/forking.py) `recovered STEP EXACT SUM SECONDS`, or `refused WHY` where it cannot be wound back,
+`timeline N`, `N` for each committed step, `suspended`, `full` (older checkpoints made room, or one came ahead of time),
+`count POINT N`, `forked STATUS`.
 
 Its clock jumps if the job has a seed for that ("jumps"), and only ticks if the job says so ("ticks"). With a seed for forks
 ("forks") it forks now and then: some children try to log, some end as interpreters do, some stay when it is dead. "errors"
@@ -13,18 +12,16 @@ are fault points that count from recovery on.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import random
 import signal
-import sys
 import time
-import traceback
 from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
 from tests.support.clock import FakeClock
+from tests.support.forking import say, serve
 from tests.support.toy import ToyTrainer, open_toy
 from tranlogs import EverySeconds, EverySteps, KeepLatest
 from tranlogs.base import failpoints
@@ -36,10 +33,6 @@ from tranlogs.log.layout import Payload
 from tranlogs.log.segments import segment_sizing
 
 SIZES = (7, 300, 2500)
-
-
-def say(*words: object) -> None:
-    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 class JumpingClock(FakeClock):
@@ -153,22 +146,5 @@ def _logs_nothing(trainer: ToyTrainer) -> bool:
     return record is None and not has_logged and not journal.is_writer
 
 
-def main() -> None:
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            say("pid", os.getpid())  # not by its parent, whose words may come behind those of the child
-            try:
-                train(json.loads(line))
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-        say("done")  # not reaped yet: whoever still wants to kill it hits nobody else
-        sys.stdin.readline()
-        say("exit", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-
 if __name__ == "__main__":
-    main()
+    serve(train)

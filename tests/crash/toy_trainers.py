@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +12,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
+from tests.support.forking import ForkServer
 from tests.support.toy import ToyState
 
 CHILD = Path(__file__).with_name("toy_child.py")
@@ -68,12 +66,11 @@ class Trainers:
 
     def __init__(self, *, compares: bool = True) -> None:
         self.compares = compares
-        self.process = subprocess.Popen(
-            [sys.executable, str(CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )
+        self._server = ForkServer(CHILD)
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.close()
 
     def run(
         self,
@@ -102,22 +99,20 @@ class Trainers:
             more: of the job (toy_child.py).
         """
         job: dict[str, Any] = {"run": str(run), "until": until, "failpoints": failpoints, "writer": writer}
-        self._tell({**job, "durability": durability, "settles": settles, **more})
-        pid = int(self._line()[1])
+        pid = self._server.start({**job, "durability": durability, "settles": settles, **more})
         outcome, lines = Outcome(0), 0
         while True:
             if kill_after is not None and lines == kill_after[0]:
                 time.sleep(kill_after[1])  # any moment will do: the point is that it is not a known one
                 os.kill(pid, signal.SIGKILL)
                 kill_after = None
-            word, *rest = self._line()
+            word, rest = self._server.hear()
             lines += 1
             meanwhile(lines)
             if word == "done":
-                self._tell({})
-                outcome.status = int(self._line()[1])
+                outcome.status = self._server.reap()
                 return outcome
-            self._note(outcome, word, rest)
+            self._note(outcome, word, rest.split())
 
     def _note(self, outcome: Outcome, word: str, rest: list[str]) -> None:
         if word == "recovered":
@@ -140,12 +135,3 @@ class Trainers:
             outcome.forked.append(int(rest[0]))
         elif word.isdigit():
             outcome.committed = int(word)
-
-    def _tell(self, content: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(content).encode() + b"\n")
-        self.process.stdin.flush()
-
-    def _line(self) -> list[str]:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().decode().split()

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import select
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +12,11 @@ import pytest
 import torch
 
 from tests.cli.conftest import cli
+from tests.support import launcher as launchers
+from tests.support.launcher import ROOT, environment
 
-__all__ = ["cli"]
+__all__ = ["ROOT", "cli", "environment"]
 
-ROOT = Path(__file__).parents[2]
-_SECONDS_MAX = 300.0
 _SEGFAULT = "Fatal Python error: Segmentation fault"
 _SEGFAULTS_MAX = {"sparse sgd": 2}  # torch's sparse gradients over gloo do, without a log, too: 1 run in 50
 
@@ -32,32 +26,21 @@ if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
 
-def environment() -> dict[str, str]:
-    """For processes that import from this checkout."""
-    paths = [str(ROOT), str(ROOT / "integrations"), str(ROOT / "monitor")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+_MODULES = (
+    "torch.optim.swa_utils",
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.distributed.algorithms.ddp_comm_hooks",
+    "tests.distributed.child",
+    "tests.distributed.sharded",
+)
 
 
-class Launcher:
-    """A process that starts groups of workers, one group after the other (launcher.py). All of them are one process group."""
+class Launcher(launchers.Launcher):
+    """Trains loops in groups of processes under torchrun's agent."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._errors = open(folder / "errors", "w+")  # noqa: SIM115
-        self._process = self._start()
+        super().__init__(folder, *_MODULES, TOLD=str(folder / "told"))
         self._references: dict[tuple[int, str], Outcome] = {}
-
-    def _start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.distributed.launcher"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            cwd=ROOT,
-            env={**environment(), "TOLD": str(self.folder / "told")},
-            start_new_session=True,
-        )
 
     def run(self, world: int, name: str, run: Path | None, kills: list[list[Any]] | None = None) -> Outcome:
         """Train one of child.py's loops to its end; what each rank came to.
@@ -81,26 +64,11 @@ class Launcher:
         return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(world)]
 
     def ask(self, job: dict[str, Any], *, goes_on: bool = False) -> str:
-        """Run a job; says what went wrong. What an earlier one said and told is kept if it goes on with that."""
+        """Run {"world", "restarts", "arguments"} of child.py; says what went wrong. What was told stays if it goes on."""
         if not goes_on:
             (self.folder / "told").unlink(missing_ok=True)
-            self._errors.truncate(0)
-            self._errors.seek(0)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(job), file=self._process.stdin, flush=True)
-        ready, _, _ = select.select([self._process.stdout], [], [], _SECONDS_MAX)
-        if not ready:  # it would hang for the tests behind this one, too
-            self._end()
-            self._process = self._start()
-            pytest.fail(f"the group did not end within {_SECONDS_MAX} s\n{self.said()[-6000:]}")
-        line = self._process.stdout.readline()
-        assert line, f"the launcher ended with {self._process.wait()}\n{self.said()[-6000:]}"
-        return str(json.loads(line)["failure"])
-
-    def said(self) -> str:
-        """What the processes of the last job printed."""
-        return (self.folder / "errors").read_text(errors="replace").replace("\0", "")
+        about = {"is_alone": False, "function": "tests.distributed.child.start", "arguments": {"arguments": job["arguments"]}}
+        return super().ask(job | about, goes_on=goes_on)
 
     def told(self) -> list[dict[str, Any]]:
         """What rank 0 told of each recovery of the last job, in a file: what many processes print may be mixed up."""
@@ -112,16 +80,6 @@ class Launcher:
         if (world, name) not in self._references:
             self._references[world, name] = self.run(world, name, None)
         return self._references[world, name]
-
-    def close(self) -> None:
-        """End all of them."""
-        self._end()
-        self._errors.close()
-
-    def _end(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
 
 
 @pytest.fixture(scope="session")

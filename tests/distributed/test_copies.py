@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import Cli
+from tests.distributed.child import newest_checkpoint
 from tests.distributed.conftest import Launcher, Outcome
 from tests.distributed.test_kills import differences
 from tests.distributed.test_world import crash, landed
@@ -43,6 +44,7 @@ def test_a_damaged_journal_costs_no_step(launcher: Launcher, tmp_path: Path) -> 
     """Of one record the gradients, of a later one the description."""
     run = tmp_path / "run"
     crash(launcher, 3, run, 25, "copies")
+    assert max(newest_checkpoint(run / f"rank{rank}") for rank in range(3)) <= 21, "recovery would not read the damage"
     (entries,) = GenerationLog.read(run / "rank1", 1).history.runs
     shares = {link.step: link for link in entries if link.kind == EntryKind.STEP}
     with SegmentReader(shares[22].segment.path, [link.location for link in entries]) as reader:

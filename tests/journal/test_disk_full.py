@@ -21,23 +21,17 @@ from tranlogs.base.errors import UsageError
 from tranlogs.log.segments import segment_sizing
 from tranlogs.retention import EverySteps, KeepAll, KeepEvery, KeepLatest, RetentionPolicy
 
-pytestmark = pytest.mark.disks
+pytestmark = [pytest.mark.disks, pytest.mark.usefixtures("small_segments")]
 
 SIZES = (7, 300)
 KEEP = KeepLatest(1)
 
 
-@pytest.fixture(autouse=True)
-def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
-
-
 @pytest.fixture(params=["tmpfs", "ext4"])
-def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A disk of 48 MiB."""
-    point, size = tmp_path / "disk", 48 * MIB
-    is_in_memory = request.param == "tmpfs"
-    with disks.memory_disk(point, size) if is_in_memory else disks.mounted(disks.make_ext4(tmp_path / "disk.img", size), point):
+def disk(memory_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A disk of 48 MiB. The image of the ext4 lies in memory: a full disk need not be a slow one."""
+    point, size, image = memory_path / "disk", 48 * MIB, memory_path / "disk.img"
+    with disks.memory_disk(point, size) if request.param == "tmpfs" else disks.mounted(disks.make_ext4(image, size), point):
         yield point
 
 

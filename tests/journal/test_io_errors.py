@@ -16,8 +16,9 @@ from tests.support.faults import failing, times_hit
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.failpoints import POINTS
-from tranlogs.log.segments import segment_sizing
 from tranlogs.retention import EverySteps, KeepLatest
+
+pytestmark = pytest.mark.usefixtures("small_segments")
 
 SIZES = (7, 300)
 WRITE_PATH = [point for point in POINTS if point.startswith(("log.", "catalog.", "checkpoint."))]
@@ -29,11 +30,6 @@ AHEAD = {"log.prepare", "log.recycle", "log.unlink"} | {point for point in WRITE
 # What cannot be tried out when logging goes on: it comes a moment later, and is waited for longer each time. Where no new file
 # can be made, a fresh checkpoint lets the old ones be used again.
 COMES_BACK = {"log.seal", "log.recycle", "log.unlink", "log.prepare"}
-
-
-@pytest.fixture(autouse=True)
-def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tests.keras.lab import Lab
 
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 def test_a_step_is_one_call_into_tensorflow(tensorflow: Lab, jit: bool, tmp_path: Path) -> None:
-    plain, found = (tensorflow.value("steps_scenario.calls", run=run, jit=jit) for run in (None, str(tmp_path)))
+    plain, found = (tensorflow.value("scenario.steps.calls", run=run, jit=jit) for run in (None, str(tmp_path)))
     assert max(found, key=found.get) == 1, "not one call"
     assert min(plain) == 3, "what Keras needs itself: its function, and two to get at what it returns"
     # The others look: at what the train step writes, and now and then.
@@ -20,7 +20,7 @@ def test_a_step_is_one_call_into_tensorflow(tensorflow: Lab, jit: bool, tmp_path
 
 
 def test_a_callback_that_may_write_costs_one_call_more(tensorflow: Lab, tmp_path: Path) -> None:
-    found = tensorflow.value("steps_scenario.calls", run=str(tmp_path), acts=True)
+    found = tensorflow.value("scenario.steps.calls", run=str(tmp_path), acts=True)
     assert max(found, key=found.get) == 2
 
 
@@ -41,7 +41,7 @@ PLACES = (
 def test_a_write_at_any_place_is_noticed_on_tensorflow(tensorflow: Lab, what: str, tmp_path: Path) -> None:
     places = PLACES if what in ("weight", "rate") else ("on_train_batch_begin", "on_train_batch_end", "on_epoch_end")
     jobs = {
-        place: tensorflow.start("steps_scenario.written_at", folder=str(tmp_path / place), place=place, what=what)
+        place: tensorflow.start("scenario.steps.written_at", folder=str(tmp_path / place), place=place, what=what)
         for place in places
     }
     for place, job in jobs.items():
@@ -55,33 +55,33 @@ def test_a_write_at_any_place_is_noticed_on_tensorflow(tensorflow: Lab, what: st
 def test_a_write_at_any_place_is_noticed(backend: Lab, tmp_path: Path) -> None:
     for place in ("on_train_batch_begin", "on_train_batch_end", "on_epoch_begin", "on_test_end"):
         found = backend.value(
-            "steps_scenario.written_at", folder=str(tmp_path / place), place=place, what="weight", jit=backend.backend == "jax"
+            "scenario.steps.written_at", folder=str(tmp_path / place), place=place, what="weight", jit=backend.backend == "jax"
         )
         assert (found["different"], found["exact"]) == ([], True), (place, found)
 
 
 def test_a_write_to_a_gradient_that_was_used_changes_no_record(torch: Lab, tmp_path: Path) -> None:
     for place in ("on_train_batch_begin", "on_train_batch_end"):
-        found = torch.value("steps_scenario.written_at", folder=str(tmp_path / place), place=place, what="gradient")
+        found = torch.value("scenario.steps.written_at", folder=str(tmp_path / place), place=place, what="gradient")
         assert (found["different"], found["exact"]) == ([], True), (place, found)
 
 
 def test_a_write_behind_data_of_unknown_length_is_noticed(tensorflow: Lab, tmp_path: Path) -> None:
     """There the end of the data is found by a step that fails."""
     found = tensorflow.value(
-        "steps_scenario.written_at", folder=str(tmp_path), place="on_epoch_end", what="weight", data="dataset-python"
+        "scenario.steps.written_at", folder=str(tmp_path), place="on_epoch_end", what="weight", data="dataset-python"
     )
     assert (found["different"], found["exact"]) == ([], True), found
 
 
 def test_a_write_of_nobody_is_told_and_followed_by_a_checkpoint(tensorflow: Lab, tmp_path: Path) -> None:
-    found = tensorflow.value("steps_scenario.written_by_nobody", folder=str(tmp_path))
+    found = tensorflow.value("scenario.steps.written_by_nobody", folder=str(tmp_path))
     assert "kernel was written between steps by something other than a callback of this fit" in found["said"]
     assert (found["different"], found["exact"]) == ([], True)
 
 
 def test_an_update_that_is_another_within_a_step_is_called_apart(tensorflow: Lab, tmp_path: Path) -> None:
-    found = tensorflow.value("steps_scenario.inexact_in_one_call", folder=str(tmp_path))
+    found = tensorflow.value("scenario.steps.inexact_in_one_call", folder=str(tmp_path))
     assert found["wholes_before"] == 2, "one step in each process that began a run: the one in which it shows"
     assert found["wholes_after"] == 0, "a resumed run must know"
     assert found["same"]
@@ -90,11 +90,11 @@ def test_an_update_that_is_another_within_a_step_is_called_apart(tensorflow: Lab
 
 
 def test_attributes_of_callbacks_are_compared_to_the_bit(torch: Lab) -> None:
-    found = torch.value("steps_scenario.comparisons")
+    found = torch.value("scenario.steps.comparisons")
     assert [name for name, is_right in found.items() if not is_right] == []
 
 
 def test_boundaries_hand_over_what_has_not_changed_as_the_same_part(tensorflow: Lab, tmp_path: Path) -> None:
-    found = tensorflow.value("steps_scenario.body_parts", folder=str(tmp_path))
+    found = tensorflow.value("scenario.steps.body_parts", folder=str(tmp_path))
     assert {"data", "seed", "earlier", "source", "rng.python", "rng.numpy"} <= set(found["fixed"])
     assert {"position", "auxiliary", "metrics"} <= set(found["others"])

@@ -270,9 +270,9 @@ def test_another_process_reads_while_it_is_written_and_grows(tmp_path: Path, mon
 
 @pytest.mark.disks
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
-def test_records_of_a_while_have_space_reserved(tmp_path: Path, kind: str) -> None:
+def test_records_of_a_while_have_space_reserved(memory_path: Path, kind: str) -> None:
     """So that a log that goes on in recycled segments, on a full disk, is not stopped by its index."""
-    with disk_of(tmp_path, kind) as point:
+    with disk_of(memory_path, kind) as point:
         made = LogIndex.open(point, "run", writable=True)
         filled(made, 1, range(10_000))
         disks.fill(point)
@@ -283,20 +283,20 @@ def test_records_of_a_while_have_space_reserved(tmp_path: Path, kind: str) -> No
 
 
 @contextmanager
-def disk_of(tmp_path: Path, kind: str) -> Iterator[Path]:
-    point = tmp_path / "disk"
+def disk_of(folder: Path, kind: str) -> Iterator[Path]:
+    point = folder / "disk"
     with (
         disks.memory_disk(point, 16 * MIB)
         if kind == "tmpfs"
-        else disks.mounted(disks.make_ext4(tmp_path / "disk.img", 32 * MIB), point)
+        else disks.mounted(disks.make_ext4(folder / "disk.img", 32 * MIB), point)
     ):
         yield point
 
 
 @pytest.mark.disks
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
-def test_a_full_disk_at_its_commit_is_an_error_and_it_goes_on_when_there_is_space(tmp_path: Path, kind: str) -> None:
-    with disk_of(tmp_path, kind) as point:
+def test_a_full_disk_at_its_commit_is_an_error_and_it_goes_on_when_there_is_space(memory_path: Path, kind: str) -> None:
+    with disk_of(memory_path, kind) as point:
         made = LogIndex.open(point, "run", writable=True)
         filled(made, 1, range(100))
         ballast = disks.fill(point)

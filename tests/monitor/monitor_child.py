@@ -1,18 +1,11 @@
-"""A server that forks monitors, so that many of them can be killed in a few seconds.
-
-A job is one line of JSON on stdin; `pid N` is answered, the monitor runs until it is killed, and an empty line reaps it:
-`exit STATUS`.
-"""
+"""A server that forks monitors, each of which runs until it is killed."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
+from tests.support.forking import serve
 from tranlogs.base import failpoints
 from tranlogs.cli.reading.runs import find_journals
 from tranlogs.retention.budget import Budget
@@ -39,19 +32,5 @@ def watch(job: dict[str, Any]) -> None:
     Daemon([Path(job["root"])], settings, find=lambda root: find_watched_journals(root, find_journals)).run()
 
 
-def main() -> None:
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            try:
-                watch(json.loads(line))
-            except BaseException:
-                traceback.print_exc()
-            os._exit(1)
-        os.write(1, f"pid {child}\n".encode())
-        sys.stdin.readline()
-        os.write(1, f"exit {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
-
-
 if __name__ == "__main__":
-    main()
+    serve(watch)

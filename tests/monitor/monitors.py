@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.support.forking import ForkServer
 
 CHILD = Path(__file__).with_name("monitor_child.py")
 
@@ -17,12 +14,7 @@ class Monitors:
     """Forks monitors, one at a time, and kills them."""
 
     def __init__(self, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **environment},
-        )
+        self._server = ForkServer(CHILD, **environment)
         self._pid = 0
 
     def start(
@@ -37,7 +29,7 @@ class Monitors:
         **limits: Any,
     ) -> None:
         """Watch from here on, ship to `store` if there is one, and make checkpoints from the log if it `compacts`."""
-        self._say(
+        self._pid = self._server.start(
             {
                 "root": str(root),
                 "budget": budget,
@@ -48,25 +40,14 @@ class Monitors:
                 "compacts": compacts,
             }
         )
-        self._pid = int(self._line()[1])
 
     def kill(self) -> int:
         """SIGKILL, if it is still there; its exit status."""
-        os.kill(self._pid, signal.SIGKILL)  # a dead one is not reaped yet, so that this hits nobody else
-        self._pid = 0
-        self._say({})
-        return int(self._line()[1])
+        pid, self._pid = self._pid, 0
+        return self._server.kill(pid)
 
     def close(self) -> None:
+        """Kill the one that is there, and end the server."""
         if self._pid:
             self.kill()
-        self.process.communicate()
-
-    def _say(self, content: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(content).encode() + b"\n")
-        self.process.stdin.flush()
-
-    def _line(self) -> list[str]:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().decode().split()
+        self._server.close()

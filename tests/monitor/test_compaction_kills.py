@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.crash.toy_trainers import UNTIL, Trainers
-from tests.monitor.compacting import install_toy
 from tests.monitor.monitors import Monitors
 from tests.monitor.shadows import checkpoints
 from tests.monitor.test_kills import assert_nothing_is_lost_or_leaked
 from tests.support import campaign
 from tranlogs.base.config import MIB
-from tranlogs.log.segments import segment_sizing
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("small_segments")]
 
 NEVER = 10**9  # steps between the trainer's own checkpoints
 POINTS = (
@@ -31,25 +27,6 @@ POINTS = (
     "checkpoint.delete",
 )
 SECONDS_MAX = 60.0  # until something that is to come has come
-
-
-@pytest.fixture(scope="module")
-def trainers() -> Iterator[Trainers]:
-    made = Trainers()
-    yield made
-    made.process.communicate()
-
-
-@pytest.fixture(scope="module")
-def monitors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitors]:
-    made = Monitors(PYTHONPATH=install_toy(tmp_path_factory.mktemp("site")))
-    yield made
-    made.close()
-
-
-@pytest.fixture(autouse=True)
-def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
 
 
 def wait_for_checkpoint(run: Path, step: int) -> None:
@@ -77,8 +54,9 @@ def test_a_monitor_that_dies_at_a_fault_point_does_no_harm(
 
 def test_all_are_killed_at_random_moments(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
     """The trainer takes checkpoints of its own now and then, or never; the monitor goes on over several of its lives."""
-    chance, kills, wanted = campaign.dice(), 0, campaign.rounds(30)
-    for trial in itertools.count():
+    kills = campaign.Kills(30)
+    chance = kills.chance
+    for trial in kills.trials():
         run, said, every = memory_path / f"run{trial}", 0, chance.choice([NEVER, 9])
         while said < UNTIL:
             point = chance.choice(["", "", f"{chance.choice(POINTS)}=kill@{chance.randrange(1, 4)}"])
@@ -93,12 +71,9 @@ def test_all_are_killed_at_random_moments(trainers: Trainers, monitors: Monitors
                     settles=chance.random() < 0.5,
                     durability=chance.choice(["process", "machine"]),
                 )
-                assert outcome.status in (0, -signal.SIGKILL)
+                kills.note(outcome.status)
                 assert outcome.recovered is None or outcome.recovered >= said
                 said = max(said, outcome.committed)
-                kills += outcome.was_killed
                 signal.sigtimedwait([], chance.random() * 0.6)  # its child takes about as long
-            kills += monitors.kill() == -signal.SIGKILL
+            kills.note(monitors.kill())
         assert_nothing_is_lost_or_leaked(run, said)
-        if kills >= wanted:
-            return

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,34 +15,14 @@ from tests.support import campaign
 from tranlogs.base.config import MIB
 from tranlogs.catalog import Catalog
 from tranlogs.cli.reading.runs import find_journals
-from tranlogs.log.segments import segment_sizing
 from tranlogs.retention.budget import Budget
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import DaemonSettings
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("small_segments")]
 
 BUDGET = 5 * MIB  # segments have one; without a monitor a run takes nine
 IN_MONITOR = ("log.retire", "log.unlink", "checkpoint.delete", "catalog.before_commit", "catalog.after_commit")
-
-
-@pytest.fixture(scope="module")
-def trainers() -> Iterator[Trainers]:
-    made = Trainers()
-    yield made
-    made.process.communicate()
-
-
-@pytest.fixture(scope="module")
-def monitors() -> Iterator[Monitors]:
-    made = Monitors()
-    yield made
-    made.close()
-
-
-@pytest.fixture(autouse=True)
-def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
 
 
 def evaluate(run: Path) -> None:
@@ -113,8 +91,9 @@ def _wait_for_end_or_peace(run: Path) -> None:
 
 def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
     """The trainer again and again, and the monitor as often, at any moment or at a fault point."""
-    chance, kills, wanted = campaign.dice(), 0, campaign.rounds(40)
-    for trial in itertools.count():
+    kills = campaign.Kills(40)
+    chance = kills.chance
+    for trial in kills.trials():
         run, said = memory_path / f"run{trial}", 0
         for _ in range(8):
             point = chance.choice(["", f"{chance.choice(IN_MONITOR)}=kill@{chance.randrange(1, 6)}"])
@@ -129,14 +108,11 @@ def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitor
                 writer=chance.choice(["direct", "thread"]),
                 settles=chance.random() < 0.5,
             )
-            assert outcome.status in (0, -signal.SIGKILL)
             assert outcome.recovered is None or outcome.recovered >= said
             said = max(said, outcome.committed)
             if chance.random() < 0.5:  # else the next one meets what this one leaves, with nobody else there
                 signal.sigtimedwait([], chance.random() * 0.05)
-            kills += outcome.was_killed + (monitors.kill() == -signal.SIGKILL)
+            kills.note(outcome.status, monitors.kill())
             if said == UNTIL:
                 break
         assert_nothing_is_lost_or_leaked(run, said)
-        if kills >= wanted:
-            return

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.support.toy import ToyTrainer, open_toy
+from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.base.clock import SystemClock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog, StoreRow, Watermarks
 from tranlogs.journal import JournalPaths
 from tranlogs.retention import EverySteps
-from tranlogs.shipping import Archiver, ShippingProgress, ShippingSettings, Throttle, journal_prefix
+from tranlogs.shipping import Archiver, ShippingProgress, ShippingSettings, Throttle, journal_prefix, pull
 from tranlogs.stores import Store, TimeoutStore
 
 SIZES = (7, 3000, 40_000)  # a step takes a third of a megabyte
@@ -96,3 +96,14 @@ def store_row(run: Path) -> StoreRow | None:
         return found
     finally:
         catalog.close()
+
+
+def assert_comes_back(store: Store, place: str, folder: Path, step: int) -> None:
+    """A machine that has nothing but the store comes to `step`, bit for bit, and trains on."""
+    found = pull(store, place, folder / "rank0")
+    assert (found.step, found.steps_lost) == (step, 0)
+    trainer = toy(folder)
+    assert trainer.journal.step == step
+    trainer.train(step + 4)
+    assert trainer.state.everything() == uninterrupted(step + 4).everything()
+    trainer.journal.close()

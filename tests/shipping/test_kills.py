@@ -3,9 +3,7 @@ comes back is right, and nothing is left over."""
 
 from __future__ import annotations
 
-import itertools
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,20 +23,6 @@ from tranlogs.stores import LocalStore
 pytestmark = pytest.mark.crash
 
 POINTS = ("ship.sent", "ship.manifest", "ship.published", "ship.marks", "catalog.before_commit", "catalog.after_commit")
-
-
-@pytest.fixture(scope="module")
-def trainers() -> Iterator[Trainers]:
-    made = Trainers()
-    yield made
-    made.process.communicate()
-
-
-@pytest.fixture(scope="module")
-def monitors() -> Iterator[Monitors]:
-    made = Monitors()
-    yield made
-    made.close()
 
 
 def assert_the_store_is_as_far_as_is_said(trainers: Trainers, run: Path, store: Path, elsewhere: Path) -> int:
@@ -106,8 +90,9 @@ def wait_for_death_or_peace(store: Path) -> None:
 
 
 def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
-    chance, kills, wanted = campaign.dice(), 0, campaign.rounds(30)
-    for trial in itertools.count():
+    kills = campaign.Kills(30)
+    chance = kills.chance
+    for trial in kills.trials():
         run, store, said = memory_path / f"run{trial}", memory_path / "store", 0
         for turn in range(6):
             point = chance.choice(["", f"{chance.choice(POINTS)}=kill@{chance.randrange(1, 8)}"])
@@ -122,14 +107,11 @@ def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitor
                 writer=chance.choice(["direct", "thread"]),
                 settles=chance.random() < 0.5,
             )
-            assert outcome.status in (0, -signal.SIGKILL)
             assert outcome.recovered is None or outcome.recovered >= said
             said = max(said, outcome.committed)
             signal.sigtimedwait([], chance.random() * 0.2)
-            kills += outcome.was_killed + (monitors.kill() == -signal.SIGKILL)
+            kills.note(outcome.status, monitors.kill())
             assert_the_store_is_as_far_as_is_said(trainers, run, store, memory_path / f"elsewhere{trial}.{turn}")
             if said == UNTIL:
                 break
         assert_all_comes_back_and_nothing_is_left_over(trainers, run, store, memory_path / f"end{trial}", said)
-        if kills >= wanted:
-            return

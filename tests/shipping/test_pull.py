@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shipping.ships import archiver, drain, marks, ship, toy, trained, trained_otherwise
-from tests.shipping.test_archiver import assert_comes_back
+from tests.shipping.ships import archiver, assert_comes_back, drain, marks, ship, toy, trained, trained_otherwise
 from tests.support.faulty_store import FaultyStore
 from tests.support.toy import uninterrupted
 from tranlogs.base.errors import CorruptObject, NotARun, StoreUnavailable, UsageError

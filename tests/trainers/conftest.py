@@ -5,52 +5,34 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import select
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-_SECONDS_MAX = 500.0
+from tests.support import launcher
+from tests.support.launcher import ROOT
+
+__all__ = ["ROOT"]
 
 Outcome = list[dict[str, Any]]  # by rank
 
 
-def environment() -> dict[str, str]:
-    """For processes that import from this checkout, and reach for nothing outside."""
-    paths = [str(ROOT), str(ROOT / "integrations"), str(ROOT / "monitor")]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-    }
+_MODULES = {
+    "huggingface": ("transformers", "transformers.models.gpt2.modeling_gpt2", "accelerate"),
+    "accelerate": ("accelerate",),
+    "lightning": ("lightning.pytorch",),
+}
 
 
-class Launcher:
-    """A process that starts others (launcher.py). All of them are one process group."""
+class Launcher(launcher.Launcher):
+    """Trains with a trainer again and again, in one process or several."""
 
     def __init__(self, framework: str, folder: Path) -> None:
-        self.framework, self.folder = framework, folder
-        self._errors = open(folder / "errors", "w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.trainers.launcher", framework],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            cwd=ROOT,
-            env=environment(),
-            start_new_session=True,
-        )
+        modules = (*_MODULES[framework], f"tests.trainers.{framework}_child")
+        super().__init__(folder, *modules, HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+        self.framework = framework
         self._references: dict[str, Outcome] = {}
 
     def run(self, function: str, *, world: int = 1, kills: list[Any] | None = None, **arguments: Any) -> Outcome:
@@ -67,19 +49,10 @@ class Launcher:
             Path(f"{out}.{rank}").unlink(missing_ok=True)
         if kills is not None:
             arguments["kills"] = kills
-        self._errors.truncate(0)
-        self._errors.seek(0)
         if "." not in function:
             function = f"tests.trainers.{self.framework}_child.{function}"
-        job = {"world": world, "restarts": len(kills or []), "arguments": arguments, "out": str(out), "function": function}
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(job), file=self._process.stdin, flush=True)
-        ready, _, _ = select.select([self._process.stdout], [], [], _SECONDS_MAX)
-        assert ready, f"the job did not end within {_SECONDS_MAX} s\n{self.said()[-6000:]}"
-        line = self._process.stdout.readline()
-        assert line, f"the launcher ended with {self._process.wait()}\n{self.said()[-6000:]}"
-        failure = json.loads(line)["failure"]
+        job = {"world": world, "restarts": len(kills or []), "is_alone": world == 1, "function": "tests.trainers.common.note"}
+        failure = self.ask(job | {"arguments": {"function": function, "arguments": arguments, "out": str(out)}})
         assert not failure, f"{failure}\n{self.said()[-6000:]}"
         return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(world)]
 
@@ -99,19 +72,6 @@ class Launcher:
             assert {key: (value, theirs[key]) for key, value in mine.items() if value != theirs[key]} == {}
             mine["report"] = report
         return found
-
-    def said(self) -> str:
-        """What the processes of the last job printed."""
-        return (self.folder / "errors").read_text(errors="replace").replace("\0", "")
-
-    def close(self) -> None:
-        """End all of them."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._process.communicate()
-        self._errors.close()
 
 
 def _launcher(framework: str, package: str, folder: Path) -> Iterator[Launcher]:

@@ -1,12 +1,19 @@
-"""Where and when results were taken: machine, versions, commit, and how busy others kept the machine meanwhile."""
+"""What all experiments share: command line, folder, children that tell JSON, and results with their circumstances.
+
+The circumstances of results are machine, versions, commit, and how busy others kept the machine meanwhile.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from importlib import metadata
@@ -15,6 +22,7 @@ from typing import Any
 
 import tranlogs
 
+RESULTS = Path(__file__).resolve().parent / "results"
 _PACKAGES = ("torch", "keras", "tensorflow-cpu", "tensorflow", "jax", "numpy", "scikit-learn", "lmdb", "matplotlib")
 _TICK = os.sysconf("SC_CLK_TCK")
 _IDLE = (3, 4)  # idle and iowait in a line of /proc/stat; the guest times behind `steal` are in the first ones already
@@ -48,6 +56,51 @@ class Circumstances:
             },
             "versions": _versions(),
         }
+
+
+def command_line(
+    about: str | None, quick: str = "checks the script, not the claims", *, out: str = ""
+) -> argparse.ArgumentParser:
+    """Return a parser that knows `--quick` and, if results are written, `--out`.
+
+    Args:
+        about: docstring of the script.
+        quick: what `--quick` does.
+        out: name of the results.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    if out:
+        parser.add_argument("--out", type=Path, default=RESULTS / f"{out}.json")
+    return parser
+
+
+def take(
+    parser: argparse.ArgumentParser,
+    measure: Callable[..., dict[str, Any]],
+    draw: Callable[[Path, dict[str, Any]], None] | None = None,
+) -> None:
+    """Take a whole experiment as the command line says: `measure(quick=...)`, its results, and a picture of them."""
+    arguments = parser.parse_args()
+    begun = Circumstances()
+    results = measure(quick=arguments.quick)
+    write_results(arguments.out, results, begun)
+    if draw is not None:
+        draw(arguments.out.with_suffix(".png"), results)
+
+
+def measured_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a temporary folder on the disk that is measured: TRANLOGS_BENCH_DIR, or where temporary files are."""
+    return tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR"))
+
+
+def ask_child(script: str, *words: object, environment: Mapping[str, str] | None = None) -> Any:
+    """Run a script in a process of its own; return what its last line says in JSON, or None if it died by a signal."""
+    command = [sys.executable, script, *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode > 0:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
 
 
 def write_results(out: Path, results: dict[str, Any], begun: Circumstances) -> None:

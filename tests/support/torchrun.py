@@ -1,7 +1,10 @@
-"""Trains with a trainer again and again: processes are forked from a server that has imported what the first job names.
+"""What torchrun does, again and again in one process: its agent starts functions, forked from a server that has imported torch.
 
-A line of JSON on stdin is a job: {"world", "restarts", "function", "arguments", "out"}; the answer on stdout says how it
-ended. One process alone is started again by hand; several are started, and started again, by torchrun's agent.
+    python -m tests.support.torchrun MODULE ...     # modules that the server imports
+
+A line of JSON on stdin is a job: {"world", "restarts", "is_alone", "function", "arguments"}; the answer on stdout says how it
+ended. torchrun's agent starts the processes, and starts all of them again when one has died; one that is alone is started
+again by hand, without an agent. The environment is the one that docs/many-processes.md asks for.
 """
 
 from __future__ import annotations
@@ -13,38 +16,29 @@ import os
 import signal
 import sys
 import uuid
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-_PRELOADED = {
-    "huggingface": ["torch", "torch._dynamo", "transformers", "transformers.models.gpt2.modeling_gpt2", "accelerate"],
-    "accelerate": ["torch", "torch._dynamo", "accelerate"],
-    "lightning": ["torch", "torch._dynamo", "lightning.pytorch"],
-}
+_PRELOADED = ["torch", "torch._dynamo"]
 
 
-def entry(function: str, attempt: int | None, arguments: dict[str, Any], out: str) -> None:
-    """A process that trains; what it came to is written down, by rank."""
+def call(function: str, attempt: int | None, arguments: dict[str, Any]) -> None:
+    """Call a function in a process of its own, with the number of this start."""
     import torch
 
     torch.set_num_threads(1)
     if attempt is None:
         attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     module, _, name = function.rpartition(".")
-    found = getattr(importlib.import_module(module), name)(attempt=attempt, **arguments)
-    Path(f"{out}.{os.environ.get('RANK', '0')}").write_text(json.dumps(found))
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+    getattr(importlib.import_module(module), name)(attempt=attempt, **arguments)
 
 
 def alone(job: dict[str, Any]) -> str:
     """Run a job in one process, and again as often as it is killed; says what went wrong."""
     for attempt in range(job["restarts"] + 1):
         process = multiprocessing.get_context("forkserver").Process(
-            target=entry, args=(job["function"], attempt, job["arguments"], job["out"])
+            target=call, args=(job["function"], attempt, job["arguments"])
         )
         process.start()
         process.join()
@@ -55,8 +49,8 @@ def alone(job: dict[str, Any]) -> str:
     return "killed once too often"
 
 
-def coordinator(job: dict[str, Any]) -> str:
-    """Run a job in several processes, as torchrun does; says what went wrong."""
+def together(job: dict[str, Any]) -> str:
+    """Run a job in processes that torchrun's agent starts; says what went wrong."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -69,22 +63,21 @@ def coordinator(job: dict[str, Any]) -> str:
         start_method="forkserver",
     )
     try:
-        elastic_launch(config, entry)(job["function"], None, job["arguments"], job["out"])
+        elastic_launch(config, call)(job["function"], None, job["arguments"])
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-def main(framework: str) -> None:
+def main(modules: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the processes print goes where their errors go
-    child = f"tests.trainers.{framework}_child"
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED[framework], child])
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *modules])
     for line in sys.stdin:
         job = json.loads(line)
-        failure = alone(job) if job["world"] == 1 else coordinator(job)
+        failure = alone(job) if job["is_alone"] else together(job)
         print(json.dumps({"failure": failure}), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

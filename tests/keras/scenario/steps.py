@@ -12,7 +12,10 @@ from keras.src.callbacks.callback_list import CallbackList
 
 import tranlogs.training.gradient_layout
 import tranlogs.training.write_scans
-from tests.keras.scenario import Interrupt, Stop, bits, digits, given, logged, made
+from tests.keras.scenario.data import digits, given
+from tests.keras.scenario.ends import Interrupt, Stop
+from tests.keras.scenario.fits import logged, made
+from tests.keras.scenario.outcome import bits
 from tranlogs.training.write_scans import FIRST_UNITS
 from tranlogs_keras import TranLogsCallback
 from tranlogs_keras.state.callbacks import copied, is_as_before

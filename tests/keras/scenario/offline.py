@@ -1,0 +1,68 @@
+"""What a run's files give without the script that trained it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tests.keras.scenario.data import EPOCHS, digits, given
+from tests.keras.scenario.ends import Stop
+from tests.keras.scenario.fits import logged, made
+from tests.keras.scenario.outcome import bits
+from tranlogs_keras.replay.offline import OfflineRun
+
+
+def without_the_script(folder: str) -> dict[str, Any]:
+    """What a run alone gives, of models and optimizers whose updates depend on more than they say."""
+
+    found = {}
+    for name, model, optimizer in (("constrained", "constrained", "adam"), ("excluded", "dense", "adamw+exclude")):
+        fresh = made(optimizer, model)
+        fresh.fit(**given("arrays"), verbose=0, callbacks=[logged(f"{folder}/{name}")])
+        right = {v.path: bits(v) for v in fresh.trainable_variables}
+        run = OfflineRun(Path(f"{folder}/{name}/rank0"))
+        report = run.replay(checkpoint=min(path.name for path in Path(f"{folder}/{name}/rank0/checkpoints").iterdir()))
+        mine = {slot.name.removeprefix("param/"): slot.variable for slot in run.state.variables.trained}
+        found[name] = {
+            "exact": report.exact,
+            "replayed": report.replayed,
+            "same": {k: bits(v) for k, v in mine.items()} == right,
+        }
+    return found
+
+
+def from_weights(path: str, run: str, jit: bool = False) -> dict[str, Any]:
+    """Load an exported file into the model, and compare with what recovery brings back."""
+
+    class Compare(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:  # behind TranLogs, which has recovered
+            self.recovered = [bits(v) for v in [*self.model.trainable_variables, *self.model.optimizer.variables]]
+            raise Stop
+
+    fresh, other = made("adam-schedule", jit=jit), made("adam-schedule", jit=jit)
+    for model in (fresh, other):
+        model.optimizer.build(model.trainable_variables)
+    fresh.load_weights(path)
+    compare = Compare()
+    try:
+        other.fit(**given("arrays"), epochs=EPOCHS, verbose=0, callbacks=[logged(run), compare])
+    except Stop:
+        pass
+    loaded = [bits(v) for v in [*fresh.trainable_variables, *fresh.optimizer.variables]]
+    return {"optimizer_step": int(fresh.optimizer.iterations), "same_as_resumed": loaded == compare.recovered}
+
+
+def loads_model(path: str) -> list[int]:
+    """Load a whole model and predict with it."""
+    model = keras.models.load_model(path)
+    return list(model.predict(digits()[0][:13], verbose=0).shape)
+
+
+def shadow(run: str) -> dict[str, Any]:
+    """The run's newest checkpoint beside the one that is made from its log: whether their files are equal."""
+    from tests.monitor.shadows import beside_its_own
+
+    own, made_ = beside_its_own(Path(run) / "rank0", OfflineRun)
+    return {name: own[name] == made_[name] for name in own}

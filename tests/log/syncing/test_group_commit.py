@@ -1,0 +1,221 @@
+"""What is synced when: segments before the index, the watermark last, and never more than was synced."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.log.entries import expected
+from tests.support.bare_log import BareLog, append_step
+from tests.support.faults import failing
+from tranlogs.base.config import MIB, JournalConfig
+from tranlogs.base.errors import LogUnavailable
+from tranlogs.log.index import LogIndex
+from tranlogs.log.layout import NO_TENSORS
+from tranlogs.log.record import EntryKind, unpack_head
+from tranlogs.log.segments.segment_file import SegmentFile
+from tranlogs.log.syncing import group_commit
+from tranlogs.log.syncing.group_commit import GroupCommit
+from tranlogs.log.syncing.sync_state import SyncWork
+
+
+@pytest.mark.parametrize("durability", ["process", "machine"])
+def test_a_record_is_there_for_a_scan_as_soon_as_it_is_committed(tmp_path: Path, durability: Any) -> None:
+    """And whoever opens the journal sees it, whether the index has it or not."""
+    bare = BareLog(tmp_path, JournalConfig(durability=durability, segment_bytes=MIB))
+    log = bare.open()
+    with failing("log.index=eio"):  # nothing gets into the index
+        for step in range(1, 20):
+            if log.failure is not None:
+                break
+            append_step(log, step)
+            assert bare.contents() == expected(range(1, step + 1))
+        with suppress(LogUnavailable):
+            log.close()
+    bare.close()
+
+
+def test_segments_are_synced_before_the_index_is_committed_and_synced_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
+    log, unsynced, wrong = bare.open(), set[str](), list[str]()
+    indexed = set[int]()
+    write_head, sync, add = SegmentFile.write_head, SegmentFile.sync, LogIndex.add
+
+    def writing(segment: SegmentFile, head: bytes, offset: int) -> None:
+        write_head(segment, head, offset)
+        unsynced.add(f"{segment.segment_id:x} {offset}")
+
+    def syncing(segment: SegmentFile) -> None:
+        before = {key for key in unsynced if key.startswith(f"{segment.segment_id:x} ")}
+        sync(segment)
+        unsynced.difference_update(before)
+
+    def adding(index: LogIndex, records: Any) -> None:
+        records = list(records)
+        made = [one for one in records if unpack_head(one.head).kind != EntryKind.SEGMENT]  # type: ignore[union-attr]
+        wrong.extend(f"record {one.sequence} is not synced" for one in made if f"{one.segment_id:x} {one.offset}" in unsynced)
+        wrong.extend(f"synced claims record {one.sequence}" for one in made if log.synced.sequence >= one.sequence)
+        add(index, records)
+        indexed.update(one.sequence for one in made)
+        wrong.extend(f"synced claims record {one.sequence}" for one in made if log.synced.sequence >= one.sequence)
+
+    monkeypatch.setattr(SegmentFile, "write_head", writing)
+    monkeypatch.setattr(SegmentFile, "sync", syncing)
+    monkeypatch.setattr(LogIndex, "add", adding)
+    for step in range(1, 80):
+        append_step(log, step, 3000)
+        synced = log.synced.sequence
+        wrong.extend(f"synced is {synced}" for _ in range(synced not in indexed and synced > 0))
+        if step % 20 == 0:
+            log.roll()
+    assert log.wait_synced()
+    assert log.synced.sequence in indexed
+    log.close()
+    assert not wrong
+    assert indexed >= set(range(1, 159))
+    bare.close()
+
+
+def test_with_durability_process_nothing_is_synced_until_it_is_demanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare, synced = BareLog(tmp_path), list[str]()
+    sync = os.fdatasync
+
+    def counting(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        sync(fd)
+
+    log = bare.open()
+    append_step(log, 1)
+    log._preallocator.stop()  # it syncs the files that it makes
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", counting)
+        for step in range(2, 30):
+            append_step(log, step)
+        assert synced == []
+        assert log.synced.step == 0
+        log.demand_sync()
+        assert log.wait_synced()
+        assert log.synced.step == 29
+        assert log._segment is not None
+        assert str(log._segment.path) in synced
+    log.close()
+    bare.close()
+
+
+def until(has_come: Callable[[], bool]) -> None:
+    """Wait for what a background thread does."""
+    end = time.monotonic() + 60
+    while not has_come():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("point", ["log.sync", "log.index", "log.seal", "catalog.before_commit"])
+def test_a_failure_behind_the_training_thread_latches(tmp_path: Path, point: str) -> None:
+    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
+    log = bare.open()
+    append_step(log, 1)
+    assert log.wait_synced()
+    if point not in ("log.sync", "log.index"):  # before: the thread behind may write watermarks to the catalog at any time
+        append_step(log, 2)
+        assert log.wait_synced()
+    with failing(f"{point}=eio"):
+        if point in ("log.sync", "log.index"):
+            append_step(log, 2)
+        log.roll()
+        until(lambda: log.failure is not None)
+        assert log.wait_synced() is False
+        with pytest.raises(LogUnavailable, match=point):
+            log.close()
+    with pytest.raises(LogUnavailable, match=point):
+        log.begin(NO_TENSORS)
+    assert log.boundary.step == 2
+    assert point not in ("log.sync", "log.index") or log.synced.step == 1
+    assert bare.contents() == expected(range(1, 3))
+    bare.close()
+
+
+def test_synced_trails_committed_and_reaches_it(tmp_path: Path) -> None:
+    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
+    log = bare.open()
+    for step in range(1, 60):
+        append_step(log, step)
+        assert log.synced.step <= log.boundary.step == step
+    assert log.wait_synced()
+    assert log.synced == log.boundary
+    log.close()
+    bare.close()
+
+
+def test_synced_never_claims_a_segment_that_was_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sync thread looks while `close` hands over the last segment."""
+    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
+    log, held, claims = bare.open(), threading.Event(), []
+    commit = GroupCommit._commit_group
+
+    def watched(self: GroupCommit, work: SyncWork) -> None:
+        held.wait()
+        covered = [segment for segment, _ in work.sealing] + ([work.segment] if work.segment is not None else [])
+        claims.append((work.boundary.sequence > self.state.synced.sequence, bool(covered)))
+        commit(self, work)
+
+    monkeypatch.setattr(GroupCommit, "_commit_group", watched)
+    append_step(log, 1)
+    closing = threading.Thread(target=log.close)
+    closing.start()
+    held.set()
+    closing.join()
+    assert all(covered for advances, covered in claims if advances)
+    bare.close()
+
+
+def test_nothing_is_committed_between_the_flush_that_is_demanded_and_the_groups_that_are_synced_behind_it(
+    bare: BareLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be taken for synced, and be in no flush."""
+    log, here, committed = bare.open(), threading.get_ident(), []
+    append_step(log, 1)
+    other, flush = threading.Thread(target=append_step, args=(log, 2)), os.fdatasync
+
+    def flushing(fd: int) -> None:
+        flush(fd)
+        if threading.get_ident() == here and not committed:
+            other.start()
+            other.join(0.2)
+            committed.append(log.boundary.step)
+
+    monkeypatch.setattr(os, "fdatasync", flushing)
+    log.demand_sync()
+    other.join()
+    assert committed == [1]
+    assert log.wait_synced()
+    assert log.synced.step == 2
+    log.close()
+
+
+def test_groups_are_apart_unless_somebody_waits_or_the_log_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
+    log = bare.open()
+    append_step(log, 1)
+    until(lambda: log.synced.step == 1)
+    monkeypatch.setattr(group_commit, "GROUP_SECONDS", 600.0)  # only now: the first group may hold the segment alone
+    append_step(log, 2)
+    time.sleep(0.05)
+    assert log.synced.step == 1
+    assert log.wait_synced(10.0)
+    assert log.synced.step == 2
+    append_step(log, 3)
+    log.close()
+    assert bare.contents() == expected(range(1, 4))
+    bare.close()

@@ -1,0 +1,13 @@
+"""No test of shipping waits long before it tries again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tranlogs.shipping.sending import failures
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "RETRY_SECONDS_MIN", 0.01)
+    monkeypatch.setattr(failures, "RETRY_SECONDS_MAX", 0.05)
