@@ -31,7 +31,7 @@ from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.journal import JournalPaths
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
-from tranlogs_monitor.settings import Settings
+from tranlogs_monitor.settings import DaemonSettings
 from tranlogs_monitor.watching.watch import JournalWatch
 
 _SEGMENTS = 100_000
@@ -137,7 +137,7 @@ def evaluation(*, quick: bool) -> dict[str, Any]:
     """The first evaluation decodes every row; the ones after it those that changed."""
     with measured_folder() as place:
         paths = _long_run(Path(place) / "run", _SEGMENTS // 10 if quick else _SEGMENTS)
-        watch = JournalWatch(paths, Settings(Budget(1 << 60)), SystemClock())
+        watch = JournalWatch(paths, DaemonSettings(Budget(1 << 60)), SystemClock())
         wall, cpu = [], []
         for _ in range(4 if quick else 13):
             begun, used = time.perf_counter(), time.process_time()
@@ -196,7 +196,7 @@ def pruning(*, quick: bool) -> dict[str, Any]:
             trainer.train(20 if quick else 50)
             paths = trainer.journal.paths
             trainer.journal.close()
-            watch = JournalWatch(paths, Settings(Budget(48 * MIB)), SystemClock())
+            watch = JournalWatch(paths, DaemonSettings(Budget(48 * MIB)), SystemClock())
             before, start = bench_storage.bytes_below(paths.folder), time.perf_counter()
             seen = watch.evaluate()
             seconds = time.perf_counter() - start

@@ -28,13 +28,13 @@ from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.pages.page import address_of_page
 from tranlogs_monitor.dashboard.server import WebServer
-from tranlogs_monitor.settings import Settings
+from tranlogs_monitor.settings import DaemonSettings
 from tranlogs_monitor.watching.watch import JournalWatch
 
 SIZES = (7, 700, 5600)  # 50 KB of gradients a step
 STEP_SECONDS, STEPS_A_LOOK = 4, 8
 segment_sizing.SEGMENT_RECORDS_WANTED = 1  # small segments
-SETTINGS = Settings(Budget(100 * MIB), interval_seconds=STEP_SECONDS * STEPS_A_LOOK)
+SETTINGS = DaemonSettings(Budget(100 * MIB), interval_seconds=STEP_SECONDS * STEPS_A_LOOK)
 
 
 def train_and_watch(run: Path, board: Board, *, looks: int) -> ToyTrainer:
