@@ -116,6 +116,7 @@ def _batches(loader: Any, until: int | None = None) -> Iterator[Any]:
 
 class _PlainEpoch(int):
     loader: Any = None
+    batch = 0
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)
