@@ -41,6 +41,7 @@ __all__ = [
     "TorchDataLoaderAdapter",
     "array_slicing",
     "check_keras",
+    "data_of_fit",
     "find_fit",
     "get_random_seed",
     "global_seed_state",
@@ -59,7 +60,6 @@ __all__ = [
     "trained_by",
     "tree",
     "undecayed",
-    "validation_of",
     "weight_layout",
     "write_weights",
 ]
@@ -134,10 +134,10 @@ def last_logs(model: Any) -> dict[str, float] | None:
         return None
 
 
-def validation_of(model: Any) -> tuple[Any, int | None]:
-    """Return `validation_data` and `validation_steps` of the running `model.fit`."""
+def data_of_fit(model: Any) -> tuple[Any, Any, int | None]:
+    """Return `x`, `validation_data` and `validation_steps` of the running `model.fit`."""
     found = _locals_of_fit(model)
-    return found.get("validation_data"), found.get("validation_steps")
+    return found.get("x"), found.get("validation_data"), found.get("validation_steps")
 
 
 def symbolic_build(model: Any, specs: Any) -> None:

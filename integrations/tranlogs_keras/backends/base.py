@@ -8,6 +8,7 @@ same bits: replay is exact by construction. Where the framework can keep the two
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, overload
@@ -131,6 +132,10 @@ class Backend(ABC):
     def parts_of(self, variable: Any) -> list[Any]:
         """A variable's components, one a replica; itself where there is one."""
         return [variable]
+
+    def random_generator(self) -> random.Random | None:
+        """The generator that seeds the framework's own random operations, where they take their seeds from one."""
+        return None
 
     # Writes that no step made.
 

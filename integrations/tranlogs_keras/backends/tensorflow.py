@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from .arrays import Values, from_array, to_array
 from .base import Backend, HostViews, OneStep, Tap, Watcher, check_one_update
 from .optimizer_tap import ApplyWatcher, Gradients, OptimizerTap, Updates
 from .tensorflow_optimizer_tap import TensorFlowOptimizerTap
-from .tensorflow_random import RANDOM_OPERATIONS, operations_of
+from .tensorflow_random import RANDOM_OPERATIONS, eager_generator, note_unrepeatable_operations, operations_of
 from .tensorflow_tensors import host_view, is_same_memory, is_sparse, plain_variable, reader_of
 from .tensorflow_updates import APART, TensorFlowUpdates
 
@@ -51,6 +52,9 @@ class TensorFlowBackend(Backend):
     def assign(self, variable: Any, values: Values) -> None:
         plain = plain_variable(variable)
         plain.assign(tf.constant(values, dtype=plain.dtype))
+
+    def random_generator(self) -> Any:
+        return eager_generator()
 
     def parts_of(self, variable: Any) -> list[Any]:
         parts = getattr(plain_variable(variable), "values", None)
@@ -167,6 +171,7 @@ class TensorFlowTap(Tap):
         self._backend = backend
         self._stash: list[dict[str, Any]] | None = None  # while a train step is being traced
         self._whole: WholeStep | None = None
+        self._calls = 0  # of `train_step`
         super().__init__(model, watcher, splits)
         self._places = [str(i) for i in range(len(trained_by(self._optimizer)))] if splits else []
 
@@ -179,16 +184,19 @@ class TensorFlowTap(Tap):
             self._replace(self._model, "train_step", self._whole_train_step)
 
     def _whole_train_step(self, data: Any) -> Any:
-        logs = type(self._model).train_step(self._model, data)
-        self._note_random_operations()
-        return logs
-
-    def _note_random_operations(self) -> None:
-        """Look for them in the train step that is being traced."""
+        """Keras' train step, or the script's own; operations are looked for that draw random numbers which do not come back."""
+        found: set[str] = set()
+        self._calls += 1
         if tf.inside_function():
+            logs = type(self._model).train_step(self._model, data)
             found = operations_of(tf.compat.v1.get_default_graph()) & RANDOM_OPERATIONS
-            if found:
-                self._watcher.saw_random_operations(sorted(found))
+        else:
+            is_watched = self._calls & (self._calls - 1) == 0  # watching takes time: at calls 1, 2, 4, 8 ...
+            with note_unrepeatable_operations(found) if is_watched else contextlib.nullcontext():
+                logs = type(self._model).train_step(self._model, data)
+        if found:
+            self._watcher.saw_random_operations(sorted(found))
+        return logs
 
     def _take(self, grads: Any, trainable_variables: Any = None) -> None:
         if self._stash is None:  # somebody else's update
@@ -205,12 +213,11 @@ class TensorFlowTap(Tap):
     def _train_step(self, data: Any) -> Any:
         self._stash = []
         try:
-            logs = type(self._model).train_step(self._model, data)
+            logs = self._whole_train_step(data)
             found = self._stash
         finally:
             self._stash = None
         check_one_update(len(found))
-        self._note_random_operations()
         return {"logs": logs, "gradients": found[0]}
 
     def _steps(self, iterator: Any) -> Any:

@@ -1,8 +1,13 @@
-"""TensorFlow's random operations whose state lies in the runtime, where nobody can read or set it."""
+"""TensorFlow's random operations whose state lies in the runtime, and the seeds of those that are executed eagerly."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_callbacks
 
 RANDOM_OPERATIONS = {
     "Multinomial",
@@ -22,3 +27,38 @@ def operations_of(graph: Any) -> set[str]:
     definition = graph.as_graph_def()
     inner = (node.op for called in definition.library.function for node in called.node_def)
     return {node.op for node in definition.node} | set(inner)
+
+
+def eager_generator() -> Any:
+    """Return the generator from which TensorFlow draws a seed for each random operation in eager mode.
+
+    It is a `random.Random`, made by `tf.random.set_seed`; None without that.
+    """
+    return getattr(context.context(), "_rng", None)
+
+
+@contextmanager
+def note_unrepeatable_operations(found: set[str]) -> Iterator[None]:
+    """Add to `found` the random operations, executed or traced while it lasts, whose numbers `eager_generator` does not tell.
+
+    These are operations with a seed of their own, operations of a `tf.function`, and all of them if no global seed was set.
+    """
+    state = _state_of(eager_generator())
+
+    def note(kind: str, _inputs: Any, _attributes: Any, _outputs: Any, _name: Any = None, graph: Any = None) -> None:
+        nonlocal state
+        if kind not in RANDOM_OPERATIONS:
+            return
+        before, state = state, _state_of(eager_generator())
+        if graph is not None or before == state:
+            found.add(kind)
+
+    op_callbacks.add_op_callback(note)
+    try:
+        yield
+    finally:
+        op_callbacks.remove_op_callback(note)
+
+
+def _state_of(generator: Any) -> Any:
+    return None if generator is None else generator.getstate()

@@ -3,6 +3,6 @@
 from .cursor import Cursor, Position
 from .description import describe_content, describe_data, other_data
 from .factory import make_source
-from .validation import doubt_about_validation
+from .validation import doubts_about_validation
 
-__all__ = ["Cursor", "Position", "describe_content", "describe_data", "doubt_about_validation", "make_source", "other_data"]
+__all__ = ["Cursor", "Position", "describe_content", "describe_data", "doubts_about_validation", "make_source", "other_data"]

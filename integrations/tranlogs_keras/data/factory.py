@@ -34,13 +34,15 @@ def make_source(
     if isinstance(adapter, keras_internals.PyDatasetAdapter):
         own = OwnOrder(seed) if data_order == "tranlogs" or not adapter.shuffle else None
         return PyDatasetBatches(epoch_iterator, backend, own, doubt)
-    if isinstance(adapter, keras_internals.TFDatasetAdapter) and backend.name == "tensorflow":
-        from .tf_dataset import TFDatasetBatches
+    if isinstance(adapter, keras_internals.TFDatasetAdapter):
+        from .tf_dataset import TFDatasetBatches, TFDatasetConsumed
         from .tf_doubts import doubts_about
         from .tf_pipeline import stages_of
 
         stages = stages_of(adapter._dataset)
         for text in doubts_about(adapter._dataset, stages):
             doubt(text, False)
+        if backend.name != "tensorflow":
+            return TFDatasetConsumed(epoch_iterator, backend, doubt, stages)
         return TFDatasetBatches(epoch_iterator, stages)
     return Consumed(epoch_iterator, backend, doubt)

@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from tranlogs.training import is_same_state
+
 from ..backends import Backend
 from ..state import rng
 from ..state.attributes import Attributes
@@ -32,10 +34,17 @@ class PyDatasetBatches(Source):
         self._begun: dict[str, Any] | None = None  # the generators' states before the pass's first batch
         self._is_open = False
         self._opened: dict[str, Any] | None = None  # the states by which it is seen whether batches draw
-        self._draws = False  # whether batches draw random numbers
+        self._draws = False  # whether batches draw from the global random numbers
+        self._entered_with: dict[str, Any] = {}  # the states of the dataset's own random generators at the pass's beginning
+        self._draws_own = False  # whether batches draw from these
         self._has_doubted = False
         self._unreadable: Exception | None = None
         self._has_told: set[str] = set()  # of attributes that are lost
+
+    @property
+    def _is_redrawn(self) -> bool:
+        """Whether a pass is drawn again from its first batch."""
+        return self._draws or self._draws_own
 
     @property
     def sets_rng(self) -> bool:  # type: ignore[override]
@@ -45,7 +54,7 @@ class PyDatasetBatches(Source):
     def prepare(self, passes: int, seen: int, *, is_amid: bool) -> None:
         adapter = self._adapter
         count = self._dataset.num_batches
-        skipped = 0 if self._draws else seen
+        skipped = 0 if self._is_redrawn else seen
         view = _Rest(self._dataset, None if count is None else self._order_of(passes, count, seen)[skipped:].tolist(), skipped)
         view.passes_hook_over = is_amid
         adapter.py_dataset = view
@@ -54,7 +63,7 @@ class PyDatasetBatches(Source):
             while not adapter.enqueuer.ready_queue.empty():  # stop() has put stale batches there
                 adapter.enqueuer.ready_queue.get()
             adapter.enqueuer.py_dataset, adapter.enqueuer.shuffle = view, False
-        if is_amid and self._draws and self._begun is not None:
+        if is_amid and self._is_redrawn and self._begun is not None:
             rng.set_rng(self._begun, self._backend)
 
     def _order_of(self, passes: int, count: int, seen: int) -> np.ndarray[Any, Any]:
@@ -72,7 +81,8 @@ class PyDatasetBatches(Source):
         if not is_amid:
             self._look()
             self._begun = rng.get_rng(self._backend)
-            self._draws = False
+            self._entered_with = self._attributes.random_states()
+            self._draws = self._draws_own = False
 
     def _look(self) -> None:
         """At the dataset's own attributes. What fails here is told at the next boundary, where logging can suspend."""
@@ -88,7 +98,7 @@ class PyDatasetBatches(Source):
 
     def open(self, passes: int, seen: int) -> Any:
         batches = iter(self._iterator._get_iterator())
-        for _ in range(seen if self._draws else 0):
+        for _ in range(seen if self._is_redrawn else 0):
             next(batches)
         self._is_open = True
         self._opened = rng.get_rng(self._backend) if self._backend.is_prefetching else None
@@ -110,24 +120,28 @@ class PyDatasetBatches(Source):
             self._opened = rng_now  # behind the first batch: opening draws, too (a DataLoader its seed)
         elif self._is_open and not self._draws and rng.has_drawn(self._opened or {}, rng_now, self._backend):
             self._draws = True
-            if self._adapter.enqueuer is not None and not self._has_doubted:
-                self._has_doubted = True
-                self._doubt(
-                    "batches of the PyDataset draw random numbers in several workers: after a crash they cannot be drawn "
-                    "again in the same order. Use workers=1, or draw from a generator seeded by the batch's number",
-                    False,
-                )
+        if self._is_open and not self._draws_own and self._entered_with:
+            self._draws_own = not is_same_state(self._entered_with, self._attributes.random_states())
+        if self._is_redrawn and self._adapter.enqueuer is not None and not self._has_doubted:
+            self._has_doubted = True
+            self._doubt(
+                "batches of the PyDataset draw random numbers in several workers: after a crash they cannot be drawn "
+                "again in the same order. Use workers=1, or draw from a generator seeded by the batch's number",
+                False,
+            )
         return {
             "attributes": self._held,
             "order": self._order,
-            "begun": self._begun if self._draws else None,
+            "begun": self._begun if self._is_redrawn else None,
             "draws": self._draws,
+            "draws_own": self._draws_own,
         }
 
     def write(self, state: dict[str, Any]) -> None:
         self._held, self._order = state["attributes"], state["order"]
-        self._begun, self._draws = state["begun"], state["draws"]
+        self._begun, self._draws, self._draws_own = state["begun"], state["draws"], state["draws_own"]
         self._attributes.write(self._held)
+        self._entered_with = self._attributes.random_states()
 
 
 class _Rest(keras.utils.PyDataset):  # type: ignore[misc]

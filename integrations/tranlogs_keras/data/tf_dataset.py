@@ -6,7 +6,10 @@ next pass would have another order. What is done about that depends on the pipel
 
 - It is endless: nothing is ever exhausted, and a checkpoint has it all.
 - A shuffle lies below a finite `repeat`: the generator moves within the pass, too. The pass is drawn again from its beginning.
+- A shuffle lies above another one: a checkpoint keeps the generator of one of them. All iterators of the run are opened again.
 - Else the state at the beginning of the pass has the generator: it is read into an iterator that is thrown away, at last.
+
+On PyTorch and JAX, Keras opens an iterator of the dataset when its first batch is asked for; these are opened again, too.
 """
 
 from __future__ import annotations
@@ -21,12 +24,16 @@ import tensorflow as tf
 
 from tranlogs.base.errors import UsageError
 
-from .source import Source
+from ..backends import Backend
+from .consumed import Consumed
+from .source import Doubt, Source
 from .tf_pipeline import Stages
 
 _log = logging.getLogger("tranlogs")
 
 _NBYTES_MAX = 256 << 20  # a larger state (shuffle buffers of images) is not kept: skipping is cheaper than writing it
+
+_READ, _SPARE = "r", "s"
 
 Blob = dict[str, Any]  # files of a tf.train.Checkpoint
 
@@ -43,8 +50,8 @@ class TFDatasetBatches(Source):
         self._iterator, self._stages = epoch_iterator, stages
         self._batches: Any = None
         self._begun: Blob | None = None  # of the present pass
-        self._opened = 0  # iterators of this dataset that were opened over the whole run
-        self._is_storable = True
+        self._openings = ""  # the iterators that were opened over the whole run, see `_open_again`
+        self._is_storable = stages.is_endless or not stages.stacks_shuffles
         self._kept: tuple[Blob, int] | None = None  # a checkpoint's: the state, and the batches taken until then
         self._here = 0  # iterators opened in this process
 
@@ -63,20 +70,18 @@ class TFDatasetBatches(Source):
         _read(self._batches, blob)
         if kept is not None and self._begun is not None and not stages.is_endless:
             _read(iter(dataset), self._begun)
-        self._here = self._opened
+        self._here = len(self._openings)
         _skip(self._batches, seen - taken)
         return self._batches
 
     def _opened_anew(self, seen: int) -> Any:
         """An iterator that shuffles as the next one of an uninterrupted run would."""
         dataset = self._iterator._get_iterator()
-        wanted = self._opened - (1 if seen else 0)
-        while self._here < wanted:  # each one opened moves the order of a reshuffling dataset on
-            iter(dataset)
-            self._here += 1
+        wanted = self._openings[:-1] if seen else self._openings
+        _open_again(dataset, wanted[self._here :], self._stages)
         self._batches = iter(dataset)
-        self._here += 1
-        self._opened = self._here
+        self._openings = wanted + _READ
+        self._here = len(self._openings)
         if seen:
             _skip(self._batches, seen)
         else:
@@ -85,17 +90,17 @@ class TFDatasetBatches(Source):
 
     def open_spare(self) -> None:
         iter(self._iterator._get_iterator())
+        self._openings += _SPARE
         self._here += 1
-        self._opened += 1
 
     def close(self) -> None:
         self._batches = None
 
     def read_parts(self, rng_now: dict[str, Any]) -> dict[str, Any]:
-        return {"opened": self._opened, "begun": self._begun}
+        return {"openings": self._openings, "begun": self._begun}
 
     def write(self, state: dict[str, Any]) -> None:
-        self._opened, self._begun = state["opened"], state["begun"]
+        self._openings, self._begun = state["openings"], state["begun"]
 
     def read_for_checkpoint(self) -> dict[str, Any]:
         return {"iterator": self._stored()}
@@ -119,6 +124,52 @@ class TFDatasetBatches(Source):
         except (tf.errors.OpError, ValueError, NotImplementedError, AttributeError):
             self._is_storable = False  # stateful functions, generators, replicas: skip from the beginning of the pass
         return None
+
+
+class TFDatasetConsumed(Consumed):
+    """Batches of a tf.data pipeline on another backend, drawn from the beginning of the pass.
+
+    Args:
+        epoch_iterator: Keras's.
+        backend: of the fit.
+        doubt: takes what cannot be brought back.
+        stages: of the pipeline.
+    """
+
+    def __init__(self, epoch_iterator: Any, backend: Backend, doubt: Doubt, stages: Stages) -> None:
+        super().__init__(epoch_iterator, backend, doubt)
+        self._dataset, self._stages = epoch_iterator.data_adapter._dataset, stages
+        self._here = 0  # passes opened in this process, or opened again
+        self._openings = ""  # of the whole run
+
+    def open(self, passes: int, seen: int) -> Any:
+        _open_again(self._dataset, _READ * (passes - self._here), self._stages)
+        self._here, self._openings = passes + 1, _READ * (passes + 1)
+        return super().open(passes, seen)
+
+    def read_parts(self, rng_now: dict[str, Any]) -> dict[str, Any]:
+        return {**super().read_parts(rng_now), "openings": self._openings}
+
+
+def _open_again(dataset: Any, openings: str, stages: Stages) -> None:
+    """Open iterators as the run has opened them. Each of them moves the order of a dataset that shuffles anew each time.
+
+    A shuffle below another stage that shuffles or repeats moves when it is read from.
+
+    Args:
+        dataset: that is opened.
+        openings: "r" for each iterator that was read, "s" for each that was spare.
+        stages: of the dataset.
+    """
+    for kind in openings:
+        iterator = iter(dataset)
+        if kind == _SPARE or not (stages.stacks_shuffles or stages.repeats_shuffle) or stages.is_endless:
+            continue
+        if not stages.repeats_shuffle:
+            next(iterator, None)
+            continue
+        for _ in iterator:
+            pass
 
 
 def _read(iterator: Any, blob: Blob) -> None:

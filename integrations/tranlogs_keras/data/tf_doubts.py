@@ -26,10 +26,6 @@ _PARALLEL = (
     "a map of the dataset draws random numbers in parallel (num_parallel_calls), which TensorFlow itself does not repeat from "
     "one run to the next. Leave num_parallel_calls out, or use stateless operations"
 )
-_STACKED = (
-    "one shuffle of the dataset lies above another one, and TensorFlow's checkpoints of iterators do not keep the order of "
-    "both: after a resume the order of later epochs may differ. Shuffle once, or repeat() the dataset and give steps_per_epoch"
-)
 _UNSEEDED = (
     "a shuffle of the dataset has no seed, so that each start of the script has another order: call "
     "keras.utils.set_random_seed(...) before the dataset is made, or give shuffle(..., seed=...)"
@@ -43,7 +39,6 @@ _UNORDERED = (
 def doubts_about(dataset: Any, stages: Stages) -> list[str]:
     """One sentence each. A dataset whose inside looks otherwise than expected is not doubted."""
     facts = {
-        _STACKED: stages.stacks_shuffles and not stages.is_endless,
         _UNSEEDED: stages.has_unseeded_shuffle,
         _UNORDERED: stages.is_unordered,
     }

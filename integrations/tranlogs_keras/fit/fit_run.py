@@ -10,7 +10,7 @@ from tranlogs.training import LiveReport, RecoveryReport
 
 from .. import keras_internals
 from ..backends import make_backend
-from ..data import Cursor, Position, describe_data, doubt_about_validation, make_source
+from ..data import Cursor, Position, describe_data, doubts_about_validation, make_source
 from ..identity import describe_identity
 from ..run.boundaries import RNG, Boundaries, last_scalars
 from ..run.newest_checkpoint import NewestCheckpoint, find_newest_checkpoint
@@ -111,9 +111,8 @@ class FitRun:
             doubt=parts.report.warn,
             strategy=parts.backend.strategy_of(self.model),
         )
-        validation_doubt = doubt_about_validation(*keras_internals.validation_of(self.model))
-        if validation_doubt is not None:
-            parts.report.warn(validation_doubt, False)
+        for text in doubts_about_validation(*keras_internals.data_of_fit(self.model)):
+            parts.report.warn(text, False)
         self._plan_looks(callbacks)
         data, position = describe_data(self._iterator.data_adapter, source), Position(fit=number)
         if newest is not None:

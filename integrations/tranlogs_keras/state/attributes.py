@@ -12,7 +12,7 @@ from tranlogs.records import tree
 from ..backends.arrays import adapt
 from .callbacks import packed, unpacked
 from .fingerprint import digest
-from .stateful_values import content_of, is_content, set_content
+from .stateful_values import content_of, is_content, is_random, set_content
 
 
 class Attributes:
@@ -39,6 +39,11 @@ class Attributes:
             if name in self._carried or mark != self._given.get(name):
                 found[name] = _stored(value)
         return found
+
+    def random_states(self) -> dict[str, Any]:
+        """The states of the random generators among them."""
+        held = {name: content_of(value) for name, value in vars(self._thing).items() if is_random(value)}
+        return {name: content.value for name, content in held.items() if content is not None}
 
     def write(self, recorded: dict[str, Any]) -> None:
         """Set them."""

@@ -1,7 +1,9 @@
-"""The global random number generators: Python's, numpy's, torch's where it is imported, and Keras's own."""
+"""The global random number generators: Python's, numpy's, torch's where it is imported, Keras's own, and the backend's."""
 
 from __future__ import annotations
 
+import random
+import struct
 import sys
 from typing import Any
 
@@ -11,6 +13,8 @@ from .. import keras_internals
 from ..backends import Backend
 from ..backends.arrays import Values
 
+_WORDS = struct.Struct("<625I")  # of a Mersenne Twister, and its position
+
 
 class Generators:
     """Reads the state of all of them again and again. What has not changed is the same object as before."""
@@ -18,18 +22,36 @@ class Generators:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._host = HostRng()
+        self._seeding: Any = None  # the state of the generator that seeds the backend's operations, as Python returns it
+        self._packed: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
 
     def read(self, keras_seed: Values | None = None) -> dict[str, Any]:
         """The state of all, encodable; `keras_seed`, where the state of Keras's own was just read."""
-        before, now = self._state, {**self._host.read(), **_others(self._backend, keras_seed)}
+        before = self._state
+        now = {**self._host.read(), **_others(self._backend, keras_seed), **self._read_seeding()}
         self._state = {name: before[name] if is_same_state(before.get(name), value) else value for name, value in now.items()}
         return self._state
+
+    def _read_seeding(self) -> dict[str, Any]:
+        generator = self._backend.random_generator()
+        seen = None if generator is None else generator.getstate()
+        if seen != self._seeding:
+            self._seeding, self._packed = seen, _packed(generator)
+        return self._packed
 
 
 def get_rng(backend: Backend) -> dict[str, Any]:
     """The state of all of them, encodable."""
-    return {"python": python_state(), "numpy": numpy_state(), **_others(backend, None)}
+    seeding = _packed(backend.random_generator())
+    return {"python": python_state(), "numpy": numpy_state(), **_others(backend, None), **seeding}
+
+
+def _packed(generator: random.Random | None) -> dict[str, Any]:
+    if generator is None:
+        return {}
+    version, words, gauss = generator.getstate()
+    return {"backend": (version, _WORDS.pack(*words), gauss)}
 
 
 def _others(backend: Backend, keras_seed: Values | None) -> dict[str, Any]:
@@ -52,6 +74,10 @@ def set_rng(state: dict[str, Any], backend: Backend, *, but_python: bool = False
         backend.assign(keras_internals.make_global_seed(), state["keras"])
     if not but_python:
         set_host_rng(state)
+    generator = backend.random_generator()
+    if "backend" in state and generator is not None:
+        version, words, gauss = state["backend"]
+        generator.setstate((version, _WORDS.unpack(words), gauss))
     if "torch" in state:
         import torch
 

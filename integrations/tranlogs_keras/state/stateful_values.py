@@ -28,6 +28,11 @@ def content_of(value: Any) -> Extension | None:
     return None
 
 
+def is_random(value: Any) -> bool:
+    """Return True for a random generator."""
+    return isinstance(value, (np.random.Generator, np.random.RandomState, random.Random, keras.random.SeedGenerator))
+
+
 def is_content(value: Any) -> bool:
     """Return True if a recorded value is what `content_of` returned."""
     return isinstance(value, Extension) and value.tag in _TAGS

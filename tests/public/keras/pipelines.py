@@ -39,6 +39,9 @@ FINITE: dict[str, Callable[[], Any]] = {
     "map": lambda: rows().shuffle(9, seed=3).map(doubled, num_parallel_calls=2).batch(4).prefetch(2),
     "interleave": lambda: rows().shuffle(9, seed=3).interleave(twice, cycle_length=3).batch(4).prefetch(2),
     "zip": lambda: tf.data.Dataset.zip(rows().shuffle(9, seed=3), rows().shuffle(8, seed=5)).batch(4).prefetch(2),
+    "two shuffles": lambda: rows().shuffle(9, seed=3).shuffle(5, seed=4).batch(4).prefetch(2),
+    "shuffle, batch, shuffle": lambda: rows().shuffle(9, seed=3).batch(4).shuffle(2, seed=4),
+    "shuffle, repeat(2), shuffle": lambda: rows().shuffle(9, seed=3).repeat(2).shuffle(7, seed=4).batch(4).prefetch(2),
     "shuffled once": lambda: rows().shuffle(9, seed=3, reshuffle_each_iteration=False).batch(4).prefetch(2),
 }
 ENDLESS: dict[str, Callable[[], Any]] = {
@@ -67,7 +70,7 @@ def source_of(dataset: Any) -> TFDatasetBatches:
 
 
 def read_pass(source: TFDatasetBatches, length: int, *, number: int, seen: int, stored: dict[int, Any]) -> list[Batch]:
-    """Read a pass to its end, and keep the states behind the batches that are keys of `stored`."""
+    """Read a pass to its end, and keep the states behind the batches that are keys of `stored`, or at the end."""
     batches, found = source.open(number, seen), []
     for place in range(seen, length):
         if place in stored:
@@ -75,6 +78,8 @@ def read_pass(source: TFDatasetBatches, length: int, *, number: int, seen: int, 
         found.append(tuple(np.asarray(next(batches)).ravel().tolist()))
     source.close()
     source.open_spare()  # as Keras does where the number of batches is known
+    if length in stored:
+        stored[length] = source.read({}), {}
     return found
 
 
@@ -88,8 +93,8 @@ def wrong_places(kind: str, name: str) -> list[str]:
     wrong = []
     for left in range(1 if is_endless else 2):
         for checkpoint in sorted(checkpoints):
-            for crash in sorted({checkpoint, checkpoint + 1, checkpoint + 9, length - 1}):
-                if crash < length and not _goes_on(make, length, passes, left, checkpoint, crash):
+            for crash in sorted({checkpoint, checkpoint + 1, checkpoint + 9, length - 1, length}):
+                if crash <= length and not _goes_on(make, length, passes, left, checkpoint, crash):
                     wrong.append(f"pass {left}, checkpoint after {checkpoint}, crash after {crash} of {length} batches")
     return wrong
 
@@ -99,8 +104,11 @@ def _goes_on(make: Callable[[], Any], length: int, passes: int, left: int, check
     right = [read_pass(whole, length, number=n, seen=0, stored=stored if n == left else {}) for n in range(passes)]
     resumed = source_of(make())
     resumed.write(stored[crash][0])
-    resumed.write_from_checkpoint(stored[checkpoint][1], checkpoint)
-    found = [right[left][:crash] + read_pass(resumed, length, number=left, seen=crash, stored={})]
+    if crash == length:
+        found = [right[left]]
+    else:
+        resumed.write_from_checkpoint(stored[checkpoint][1], checkpoint)
+        found = [right[left][:crash] + read_pass(resumed, length, number=left, seen=crash, stored={})]
     found += [read_pass(resumed, length, number=n, seen=0, stored={}) for n in range(left + 1, passes)]
     return found == right[left:]
 
@@ -113,7 +121,6 @@ def doubts() -> dict[str, list[str]]:
     unordered.deterministic = False
     pipelines = {
         **{name: make() for name, make in (FINITE | ENDLESS).items()},
-        "stacked": rows().shuffle(9, seed=3).batch(4).shuffle(2, seed=4),
         "unseeded": rows().shuffle(9).batch(4),
         "unordered": rows().with_options(unordered).batch(4),
         "unordered interleave": rows().interleave(twice, num_parallel_calls=2, deterministic=False).batch(4),

@@ -24,6 +24,10 @@ class Sampling(keras.layers.Layer):
             return inputs + keras.random.normal(keras.ops.shape(inputs), seed=self.seeds)
         if self.kind == "function":
             return inputs + noise(inputs)
+        if self.kind == "seeded":
+            return inputs + tf.random.normal(tf.shape(inputs), seed=5)
+        if self.kind == "none":
+            return inputs
         return inputs + tf.random.normal(tf.shape(inputs))
 
 
@@ -32,12 +36,23 @@ def noise(inputs: Any) -> Any:
     return tf.random.uniform(tf.shape(inputs))
 
 
-def train(run: str, die: list[Any] | None, kind: str, log: str) -> dict[str, Any]:
+class Sampler(keras.callbacks.Callback):
+    """Samples at the end of each epoch, as monitors of generative models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: list[float] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.sums.append(float(tf.reduce_sum(self.model(tf.random.normal((2, 4))))))
+
+
+def train(run: str, die: list[Any] | None, kind: str, log: str, eager: bool = False) -> dict[str, Any]:
     """Train; `log` is that of the callback."""
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Sampling(kind), keras.layers.Dense(4)])
-    model.compile(keras.optimizers.Adam(0.01), loss="mse")
-    callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False, log=log)
-    history = model.fit(x, x, batch_size=8, epochs=3, verbose=0, callbacks=[callback, Kill(die)])
-    return outcome(model, callback, history)
+    model.compile(keras.optimizers.Adam(0.01), loss="mse", run_eagerly=eager)
+    callback, sampler = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False, log=log), Sampler()
+    history = model.fit(x, x, batch_size=8, epochs=3, verbose=0, callbacks=[callback, Kill(die), sampler])
+    return outcome(model, callback, history, sums=sampler.sums)

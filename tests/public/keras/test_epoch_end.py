@@ -11,6 +11,7 @@ from tests.public.keras.proof import prove_exact
 
 
 @pytest.mark.crash
-def test_names_of_a_train_step_survive_a_kill_at_the_end_of_an_epoch(tensorflow: Lab, tmp_path: Path) -> None:
-    found = prove_exact(tensorflow, "tests.public.keras.epoch_end.named", tmp_path, [["epoch-end", 2], ["epoch-end", 1]])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
+def test_names_of_a_train_step_survive_a_kill_at_the_end_of_an_epoch(backend: Lab, tmp_path: Path) -> None:
+    found = prove_exact(backend, "tests.public.keras.epoch_end.named", tmp_path, [["epoch-end", 2], ["epoch-end", 1]])
     assert set(found["history"]) == {"my_loss", "learning_rate"}

@@ -1,4 +1,4 @@
-"""Random numbers that TensorFlow's runtime draws in a train step cannot come back, and are named."""
+"""Random numbers of a train step: those that a traced one draws by tf.random are named, eager ones come back."""
 
 from __future__ import annotations
 
@@ -26,3 +26,25 @@ def test_random_numbers_of_the_runtime_are_named(kind: str, name: str, log: str,
 @pytest.mark.crash
 def test_random_numbers_of_keras_come_back(tensorflow: Lab, tmp_path: Path) -> None:
     prove_exact(tensorflow, SCRIPT, tmp_path, [["batch", 8]], kind="keras", log="gradients")
+
+
+@pytest.mark.crash
+def test_a_callback_that_draws_by_tf_random_comes_back(tensorflow: Lab, tmp_path: Path) -> None:
+    prove_exact(tensorflow, SCRIPT, tmp_path, [["batch", 8], ["epoch-end", 1]], kind="none", log="gradients")
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("log", ["gradients", "weights"])
+def test_eager_random_numbers_that_follow_from_the_global_seed_come_back(log: str, tensorflow: Lab, tmp_path: Path) -> None:
+    prove_exact(tensorflow, SCRIPT, tmp_path, [["batch", 8], ["epoch-end", 1]], kind="layer", log=log, eager=True)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(("kind", "name"), [("seeded", "RandomStandardNormal"), ("function", "RandomUniform")])
+@pytest.mark.parametrize("log", ["gradients", "weights"])
+def test_other_eager_random_numbers_are_named(kind: str, name: str, log: str, tensorflow: Lab, tmp_path: Path) -> None:
+    right, resumed = run_killed(tensorflow, SCRIPT, tmp_path, [["batch", 8]], kind=kind, log=log, eager=True)
+    assert right["state"] != resumed["state"]
+    for found in (right, resumed):
+        assert any(f"by tf.random ({name})" in note for note in found["notes"]), found["notes"]
+    assert resumed["exact"] is None
