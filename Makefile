@@ -4,8 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # The oldest Keras that is supported: tests run it beside the newest.
 OLDEST_KERAS := 3.13.2
-# Processes that share the tests: two for each of two processors, since many tests wait for a disk or for other processes.
-WORKERS ?= 4
+# Processes that share the tests; each takes a few gigabytes.
+WORKERS ?= 2
 # Bounds of `make soak`, whichever is reached first; the next one goes on with what is left (soak/tally.jsonl).
 SOAK_MINUTES ?= 60
 KILLS ?= 1000
@@ -21,7 +21,9 @@ demo: $(VENV)/.usable
 
 test: $(VENV)/.ready
 	$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile  # tests/support/scheduling.py shares them out
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/alluxio --ignore tests/distributed \
+		--ignore tests/trainers
+	$(BIN)/python -m pytest tests/distributed tests/trainers tests/alluxio  # each of these starts many processes by itself
 
 check lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let long tests begin first where several processes share them."""
-    if hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput") and config.getoption("dist") == "loadfile":
         from tests.support.scheduling import put_longest_first
 
         put_longest_first(items)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import warnings
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,44 @@ def noisy(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     noise[:, 0], noise[:, 1] = random.randrange(128), int(np.random.randint(128))
     batch["input_ids"] = torch.where(torch.rand(shape) < 0.1, noise, batch["input_ids"])
     return batch
+
+
+class CountingTrainer(Trainer):
+    """Counts tokens and collects metrics until the next log on attributes of its own, as trl's SFTTrainer does."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._metrics: dict[str, defaultdict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._tokens_seen = 0
+        self._newest: deque[torch.Tensor] = deque(maxlen=3)
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        mode = "train" if model.training else "eval"
+        if mode == "train":
+            self._tokens_seen += inputs["input_ids"].numel()
+            self._newest.append(loss.detach())
+        self._metrics[mode]["num_tokens"] = [float(self._tokens_seen)]
+        self._metrics[mode]["entropy"].append(torch.distributions.Categorical(logits=outputs.logits).entropy().mean().item())
+        self._metrics[mode]["newest"] = [torch.stack(list(self._newest)).sum().item()] if self._newest else [0.0]
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        mode = "train" if self.model.training else "eval"
+        super().log(logs | {key: sum(values) / len(values) for key, values in self._metrics[mode].items()}, start_time)
+        self._metrics[mode].clear()
+
+
+class ForgetfulTrainer(Trainer):
+    """Keeps an object that cannot be stored."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.newest_batch: Any = None
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        self.newest_batch = iter(inputs)
+        return super().compute_loss(model, inputs, return_outputs, **kwargs)
 
 
 class Watch(TrainerCallback):
@@ -80,6 +119,7 @@ def made(
     patience: int = 0,
     masks: bool = True,
     layers: int = 1,
+    kind: str = "Trainer",
     settings: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> tuple[Trainer, Any]:
@@ -115,7 +155,7 @@ def made(
         options = {"checkpoint_every": 5, "durability": "process", "segment_bytes": 1 << 20} | (settings or {})
         callback = TranLogsTrainerCallback(run, **options)
         callbacks.append(callback)
-    trainer = Trainer(
+    trainer = globals()[kind](
         GPT2LMHeadModel(config),
         args,
         train_dataset=Windows(0, SAMPLES),

@@ -55,6 +55,17 @@ def test_early_stopping_and_the_best_model_come_back(huggingface: Launcher, tmp_
     assert found[0]["counters"] == [3]
 
 
+def test_what_a_subclass_counts_and_collects_comes_back(huggingface: Launcher, tmp_path: Path) -> None:
+    kills = [[0, "step end", 3], [0, "step", 8], [0, "evaluation", 12], [0, "epoch end", 2]]
+    found = huggingface.prove_exact(tmp_path / "run", kills, **EVALUATED, kind="CountingTrainer", logging_steps=4)
+    assert [entry["num_tokens"] for entry in found[0]["history"] if "loss" in entry][-1] == 20 * 16 * 4 - 2 * 3 * 16
+
+
+def test_what_a_subclass_keeps_and_cannot_be_stored_is_named(huggingface: Launcher, tmp_path: Path) -> None:
+    found = huggingface.prove_exact(tmp_path / "run", [[0, "step", 8]], exact=None, kind="ForgetfulTrainer")
+    assert any("ForgetfulTrainer.newest_batch changes while training" in note for note in found[0]["report"]["notes"])
+
+
 def test_processes_under_torchrun_leave_no_trace_either(huggingface: Launcher, tmp_path: Path) -> None:
     options: dict[str, Any] = {"gradient_accumulation_steps": 2, "ddp_find_unused_parameters": False, "eval_strategy": "epoch"}
     found = huggingface.prove_exact(tmp_path / "run", [[2, "step", 1], [0, "step", 3]], world=3, **options)

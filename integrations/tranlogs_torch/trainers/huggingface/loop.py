@@ -181,6 +181,11 @@ class Loop:
             position.end_epoch()
             progress.epoch, progress.batches = progress.epoch + 1, 0
         next(self._turns)
+        for name in sorted(progress.lost):
+            position.doubt(
+                f"{type(self.trainer).__name__}.{name} changes while training and cannot be stored, so that it begins anew in "
+                "a resumed process. Keep numbers, strings, tensors, or lists and dicts of these in it"
+            )
 
     def _refuse(self, trial: Any) -> None:
         trainer = self.trainer

@@ -11,6 +11,7 @@ from transformers import Trainer
 
 from ..history import Appended
 from . import transformers_internals
+from .subclass_state import SubclassState
 
 # Of the script, or made anew by each start: the rest of TrainerState is progress.
 _GIVEN = {
@@ -42,6 +43,7 @@ class Progress:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._logged = Appended()
+        self._subclass = SubclassState(trainer)
         self._loaded: dict[str, Any] | None = None
         self.epoch = self.batches = 0
         self.is_stopped = False
@@ -58,7 +60,13 @@ class Progress:
             "logged": self._logged.packed(state.log_history),
             "callbacks": [[type(callback).__name__, json.dumps(callback.state()["attributes"])] for callback in self._others()],
             "sums": {name: _plain(getattr(self._trainer, name, None)) for name in transformers_internals.PROGRESS},
+            "subclass": self._subclass.read(),
         }
+
+    @property
+    def lost(self) -> set[str]:
+        """Names of attributes of a subclass that have changed and cannot be stored."""
+        return self._subclass.lost
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the place, and what the trainer has not made anew since."""
@@ -77,6 +85,7 @@ class Progress:
         for name, value in self._loaded["sums"].items():
             if value is not None:
                 setattr(self._trainer, name, value.clone() if isinstance(value, torch.Tensor) else value)
+        self._subclass.write(self._loaded["subclass"])
         waiting = list(self._others())
         for kind, attributes in self._loaded["callbacks"]:
             callback = next((one for one in waiting if type(one).__name__ == kind), None)

@@ -6,7 +6,9 @@ are prepared. What is used instead was read in the sources of transformers 5.8 t
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 import sys
 from types import FrameType
 from typing import Any
@@ -17,7 +19,7 @@ from transformers.trainer_callback import ExportableState
 
 from tranlogs.base.errors import UsageError
 
-__all__ = ["PATCHED", "PROGRESS", "ExportableState", "check_transformers", "find_trainer"]
+__all__ = ["PATCHED", "PROGRESS", "ExportableState", "check_transformers", "find_trainer", "trainer_names"]
 
 # Methods of the trainer that are called through ours, with the parameters that ours rely on.
 PATCHED = {
@@ -53,6 +55,12 @@ def check_transformers() -> None:
 
 def _takes(method: Any, parameters: tuple[str, ...]) -> bool:
     return callable(method) and set(parameters) <= set(inspect.signature(method).parameters)
+
+
+@functools.cache
+def trainer_names() -> frozenset[str]:
+    """Names of all attributes that Trainer itself reads or sets; others are of a subclass."""
+    return frozenset(re.findall(r"\bself\.(\w+)", inspect.getsource(sys.modules[Trainer.__module__])))
 
 
 def find_trainer() -> Trainer | None:
