@@ -50,6 +50,14 @@ CASES = [
     Case("transfer", ("torch",), validates=True, arguments={"data": "dataset"}),
     Case("imbalanced", ("torch",), validates=True, arguments={"weights": "classes"}),
     Case("imbalanced", ("torch",), validates=True, arguments={"weights": "samples"}),
+    Case("custom_layers", ("torch",), validates=True),
+    Case("multi_io", ("torch",), validates=True),
+    Case("mixed_precision", ("torch",), validates=True),
+    Case("own_dataset", ("torch",), arguments={"draws": "in turn", "workers": 1}),
+    Case("siamese", ("torch",), batches=5, validates=True),
+    Case("distillation", ("torch",)),
+    Case("averaged", ("torch",), validates=True, arguments={"style": "swapped"}),
+    Case("lora", ("torch",), batches=4, arguments={"quantized": True}),
 ]
 PAIRS = [(case, backend) for case in CASES for backend in case.backends]
 
