@@ -86,11 +86,13 @@ class CallbackStates:
 
         Args:
             is_end: of an epoch or a fit, where all of them have had their turn. Within an epoch only those that have hooks of
-                batches may have changed; if one of them is not Keras's own, it may have changed others.
+                batches may have changed; if one of them is not Keras's own, it may have changed others. The first look, and
+                the first one after `write`, is at all of them.
         """
         looks_at_all = is_end or any(type(callback) not in _READING for callback in self._batchwise.values())
-        for name, callback in (self._named if looks_at_all else self._batchwise).items():
-            self._look(name, callback)
+        for name, callback in self._named.items():
+            if looks_at_all or name in self._batchwise or name not in self._states:
+                self._look(name, callback)
         return {name: state for name, state in self._states.items() if state}
 
     def _look(self, name: str, callback: Any) -> None:

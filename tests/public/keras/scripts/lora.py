@@ -1,0 +1,36 @@
+"""Fine-tuning by low-rank adapters: train, enable_lora, compile again, fit, also on weights that were quantized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import layers
+
+from tests.public.keras.script import Script, digits, say
+
+
+def train(folder: str, die: list[Any] | None, quantized: bool) -> dict[str, Any]:
+    script = Script(folder, die)
+    keras.utils.set_random_seed(121)
+    x, y = digits(96)
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            layers.Dense(16, activation="relu", name="hidden"),
+            layers.Dropout(0.1),
+            layers.Dense(10, name="head"),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    x = x.reshape(-1, 64)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    first = model.fit(x[:64], y[:64], batch_size=16, epochs=2, verbose=2, callbacks=script.callbacks())
+    if quantized:
+        model.quantize("int8")
+    for name in ("hidden", "head"):
+        model.get_layer(name).enable_lora(2)
+    model.compile(keras.optimizers.AdamW(0.01), loss, metrics=["accuracy"])
+    tuned = model.fit(x[32:], y[32:], batch_size=16, epochs=3, verbose=2, callbacks=script.callbacks())
+    say("tuned", *model.evaluate(x, y, verbose=0))
+    return script.outcome(model, first, tuned)

@@ -1,0 +1,85 @@
+"""Scripts in the style of keras.io's examples, killed and taken up again, leave what they would have left without a kill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.keras.lab import Lab
+from tests.public.keras.script_proof import judge, kill_and_compare, places_of
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script with arguments.
+
+    Attributes:
+        script: module in `scripts/`.
+        backends: on which it runs.
+        batches: of an epoch.
+        validates: True if there is a validation after each epoch.
+        arguments: of the script.
+        reason: part of the true reason why a resume is not verified; None if it is exact.
+        may_differ: what this reason allows to differ.
+    """
+
+    script: str
+    backends: tuple[str, ...]
+    batches: int = 6
+    validates: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+    reason: str | None = None
+    may_differ: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.reason or not self.may_differ, "a script whose result may differ is not verified, and names the reason"
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.script, *map(str, self.arguments.values())])
+
+
+CASES = [
+    Case("convnet", ("torch",), validates=True),
+    Case("text", ("torch",), batches=5, validates=True),
+    Case("wgan_gp", ("torch",), batches=4),
+    Case("transfer", ("torch",), validates=True, arguments={"data": "arrays"}),
+    Case("transfer", ("torch",), validates=True, arguments={"data": "dataset"}),
+    Case("imbalanced", ("torch",), validates=True, arguments={"weights": "classes"}),
+    Case("imbalanced", ("torch",), validates=True, arguments={"weights": "samples"}),
+    Case("custom_layers", ("torch",), validates=True),
+    Case("multi_io", ("torch",), validates=True),
+    Case("mixed_precision", ("torch",), validates=True),
+    Case("own_dataset", ("torch",), arguments={"draws": "in turn", "workers": 1}),
+    Case("siamese", ("torch",), batches=5, validates=True),
+    Case("distillation", ("torch",)),
+    Case("averaged", ("torch",), validates=True, arguments={"style": "swapped"}),
+    Case("lora", ("torch",), batches=4, arguments={"quantized": True}),
+    Case(
+        "many_callbacks",
+        ("torch",),
+        batches=5,
+        validates=True,
+        reason="CSVLogger.csv_file has changed, and is of a kind that cannot be stored",
+        may_differ=("files: table.csv", "files: appended.csv"),
+    ),
+    Case("own_dataset", ("torch",), arguments={"draws": "by number", "workers": 2}),
+    Case("vae", ("tensorflow", "torch")),
+    Case("vq_vae", ("torch",)),
+    Case("dcgan", ("torch",), batches=5),
+    Case("timeseries", ("tensorflow",)),  # on PyTorch, a stateful GRU of Keras fails in its first backward pass
+]
+PAIRS = [(case, backend) for case in CASES for backend in case.backends]
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("case", "backend"), PAIRS, ids=[f"{case.name}-{backend}" for case, backend in PAIRS], indirect=["backend"]
+)
+def test_a_killed_script_ends_as_the_one_that_nobody_killed(case: Case, backend: Lab, tmp_path: Path) -> None:
+    places = places_of(case.name, backend.backend, batches=case.batches, validates=case.validates)
+    found, different = kill_and_compare(backend, case.script, tmp_path, places, **case.arguments)
+    judge(found, different, case.reason, case.may_differ)
