@@ -37,7 +37,7 @@ class NamedOnJax(Dense):
     """The same, in the form that Keras' guide to custom train steps on JAX has."""
 
     def loss_and_updates(self, trainable: Any, others: Any, x: Any, y: Any) -> Any:
-        found, others = self.stateless_call(trainable, others, x, training=True)
+        found, others = self.stateless_call(trainable, others, x)
         return ops.mean(ops.square(found - y)), others
 
     def train_step(self, state: Any, data: Any) -> Any:

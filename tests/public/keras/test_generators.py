@@ -27,7 +27,8 @@ def test_generators_that_share_a_random_state_are_named_before_training(
     kind: str, reason: str, backend: Lab, tmp_path: Path
 ) -> None:
     right, resumed = run_killed(backend, SCRIPT, tmp_path, [["batch", 12]], kind=kind)
-    assert right["history"] != resumed["history"]
+    if kind == "shared":  # numpy's own state is in the boundary: what differs depends on how far a backend reads ahead
+        assert right["history"] != resumed["history"]
     for found in (right, resumed):
         assert any(reason in note for note in found["notes"]), found["notes"]
     assert resumed["exact"] is None
