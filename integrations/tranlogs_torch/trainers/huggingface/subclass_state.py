@@ -13,7 +13,7 @@ import torch
 from transformers import Trainer
 
 from tranlogs.base.errors import UnencodableState
-from tranlogs.encoding import tree
+from tranlogs.records import tree
 
 from ...tensors import arrays
 from .transformers_internals import trainer_names
