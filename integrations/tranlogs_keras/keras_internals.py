@@ -6,6 +6,7 @@ was read in the sources of Keras 3.13 to 3.15 and is checked against the Keras t
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Iterable
@@ -53,6 +54,8 @@ __all__ = [
     "learning_rate_of",
     "leave_undecayed",
     "make_global_seed",
+    "not_converted",
+    "outside_of_functions",
     "own_non_trainable",
     "recurrent_states",
     "symbolic_build",
@@ -186,6 +189,24 @@ def global_seed_state() -> Any:
     """The variable of Keras's global seed generator, if it exists."""
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     return None if generator is None else generator.state
+
+
+def not_converted(function: Any) -> Any:
+    """Keep autograph, which compiles Python functions for TensorFlow, from rewriting a function."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.autograph.experimental.do_not_convert(function)
+    return function
+
+
+def outside_of_functions() -> Any:
+    """Return a context in which TensorFlow computes at once, also while it compiles a function of the user's."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.init_scope()
+    return contextlib.nullcontext()
 
 
 def make_global_seed() -> Any:

@@ -293,6 +293,11 @@ def _itself(inner: Optimizer) -> Optimizer:
 
 
 def _check(optimizer: Any, log: str) -> None:
+    if any(kind.__module__.partition(".")[0] in ("keras", "tranlogs_keras") for kind in type(optimizer).__mro__):
+        raise UsageError(
+            f"a torch.optim.Optimizer is wanted, not the Keras optimizer {type(optimizer).__name__}. Optimizers of Keras are "
+            "logged by tranlogs_keras.LoggedOptimizer, and in model.fit by tranlogs_keras.TranLogsCallback"
+        )
     held = nested(optimizer)
     if held is not None and not isinstance(optimizer, LoggedOptimizer):
         kind = type(optimizer).__name__

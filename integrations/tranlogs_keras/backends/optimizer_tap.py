@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from tranlogs.base.errors import UsageError
 
-from ..keras_internals import trained_by
 from .arrays import Values
 
 Gradients = Sequence[Any]  # a backend's own tensors, None where a variable got no gradient
@@ -89,6 +88,8 @@ class OptimizerTap:
 
     def _in_order(self, grads: list[Any], trainable_variables: Any) -> list[Any]:
         """Return the gradients in the order in which the optimizer was built."""
+        from ..keras_internals import trained_by  # late: what replays a run chooses the backend before Keras is imported
+
         wanted = trained_by(self._optimizer)
         given = wanted if trainable_variables is None else list(trainable_variables)
         if len(given) != len(grads):

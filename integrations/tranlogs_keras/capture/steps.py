@@ -72,9 +72,11 @@ class StepCapture:
         self._recorder = StepRecorder(journal)
         self._taken: tuple[dict[str, Any], bytes] | None = None  # body and fingerprint of the last step, to be committed
         self._forms: dict[str, tuple[str, str]] = {}  # of the sparse gradients in the present record
-        self._payloads: tuple[Plan, GradientPayloads] | None = None
+        self._payloads: dict[str, tuple[Plan, GradientPayloads]] = {}  # by optimizer
         self._hashes: dict[str, int] = {}  # of what the log has, by name; weights only
         self._began = 0.0
+
+    which = "optimizer"  # the optimizer of the present step
 
     def remember(self) -> None:
         """All state is as the log has it."""
@@ -93,8 +95,13 @@ class StepCapture:
     def is_expected(self) -> bool:
         return self._expects()
 
-    def begin_step(self) -> None:
-        """Log what was written since the last step, and by none."""
+    def begin_step(self, watched: Sequence[Values] | None = None, *, can_repeat: bool = True) -> None:
+        """Log what was written since the last step, and by none.
+
+        Args:
+            watched: values of what may have been written, if they were just read.
+            can_repeat: whether this step may be taken twice, to check that gradients are all that an update consumes.
+        """
         self._commit()  # there is a step without a boundary behind it where an execution has several
         self._began = time.perf_counter()
         if self._log_is_weights():
@@ -104,9 +111,9 @@ class StepCapture:
         if self.backend.is_eager:
             self._find_other_schedules()
         if self.looks_before_steps:
-            self._note_writes(self._watched_values())
+            self._note_writes(self._watched_values() if watched is None else watched)
         self._behind = None
-        if self._replay_check.is_due():
+        if can_repeat and self._replay_check.is_due():
             self._before = [value.copy() for value in self._updated_values()]
         looks_inside = self.backend.sees_inner_writes and (step == 0 or step in _LOOKS or step % _LOOK_INSIDE == 0)
         self._is_halved = looks_inside or self.state.is_halved or not self.backend.combines
@@ -130,12 +137,12 @@ class StepCapture:
         """Log the gradients, then apply them."""
         self._find_inner_writes()
         if self._log_is_weights():  # as the first steps have shown
-            self.backend.apply(gradients)
+            self._apply(gradients)
             self.end_step()
             return
         self.backend.forget()
         if self.backend.is_asynchronous and not self._is_inner_look():  # the update follows while the gradients are written
-            after = self.backend.apply(gradients, self.state.plan.updated_variables)
+            after = self._apply(gradients)
             self._recorder.begin(self._payload(gradients))
         else:
             self._recorder.begin(self._payload(gradients))
@@ -148,11 +155,15 @@ class StepCapture:
 
     def _apply_timed(self, gradients: Gradients) -> Sequence[Values]:
         start = time.perf_counter()
-        after = self.backend.apply(gradients, self.state.plan.updated_variables)
+        after = self._apply(gradients)
         if self._has_applied:  # the first time, it is made
             self.journal.recovery_speed.observe_step(time.perf_counter() - start)
         self._has_applied = True
         return after
+
+    def _apply(self, gradients: Gradients) -> Sequence[Values]:
+        """Compute the update, and return what it has left."""
+        return self.backend.apply(gradients, self.state.plan.updated_variables)
 
     def take_step(self, gradients: Gradients, values: Sequence[Values]) -> None:
         """Log the gradients of a step that was taken in one call, and what it has left."""
@@ -167,10 +178,12 @@ class StepCapture:
 
     def _payload(self, gradients: Gradients) -> Payload:
         plan = self.state.plan
-        if self._payloads is None or self._payloads[0] is not plan:
-            self._payloads = plan, GradientPayloads(self.state.variables.trained, self.backend)
-        payload = self._payloads[1].payload(gradients)
-        self._forms = self._payloads[1].forms
+        known = self._payloads.get(self.which)
+        if known is None or known[0] is not plan:
+            known = plan, GradientPayloads(self.state.variables.trained_of(self.which), self.backend)
+            self._payloads[self.which] = known
+        payload = known[1].payload(gradients)
+        self._forms = known[1].forms
         return payload
 
     def _end_gradients(self, after: Sequence[Values]) -> None:
@@ -362,7 +375,7 @@ class StepCapture:
 
     def _apply_again(self, gradients: Gradients) -> Sequence[Values]:
         self._set(self._before)
-        return self.backend.apply(gradients, self.state.plan.updated_variables)
+        return self._apply(gradients)
 
     def _first_difference(self, wanted: Sequence[Values], found: Sequence[Values]) -> str | None:
         slots = self.state.plan.updated

@@ -15,8 +15,9 @@ from tranlogs.records import Checkpoint, Entry, EntryKind, Snapshot
 from tranlogs.training import Recovered
 
 from .. import keras_internals
-from ..backends import Backend, make_backend
-from ..backends.arrays import adapt, from_array, to_array
+from ..backends import Backend, Gradients, make_backend
+from ..backends.arrays import Values, adapt, from_array, to_array
+from ..backends.optimizer_tap import Updates
 from ..state import environment
 from ..state.variables import Slot, Variables
 from .replayable_state import ReplayableState
@@ -36,6 +37,13 @@ class RecordedVariables(Variables):
         self.metrics = [slot for name, slot in slots.items() if name.startswith("metric/")]
         self.auxiliary: list[Slot] = []
         self.owned: list[Slot] = []
+        self._trained_of = {
+            which: [slots[name] for name in about["trains"] if name in slots] for which, about in meta["optimizers"].items()
+        }
+
+    def trained_of(self, which: str) -> list[Slot]:
+        found = self._trained_of.get(which, []) if len(self._trained_of) > 1 else []
+        return found or self.trained
 
     def own(self, meta: dict[str, Any]) -> None:
         """The optimizers are built: name their variables."""
@@ -73,6 +81,7 @@ class RecordedState(ReplayableState):
         self.meta: dict[str, Any] = {}
         self.plain: dict[str, Any] = {}
         self._model: Any = None
+        self._updates: dict[str, Updates] = {}
         super().__init__(Variables.__new__(Variables), make_backend(), "gradients", "auto")
 
     def differences(self, checkpoint: Checkpoint) -> list[str]:
@@ -102,8 +111,19 @@ class RecordedState(ReplayableState):
             variables=[slot.variable for slot in variables.everything_but_metrics],
             trainable_variables=[slot.variable for slot in variables.trained],
         )
+        self._updates.clear()
         self.backend.prepare_apply(self._model)
         super().restore(checkpoint)
+
+    def apply(self, body: dict[str, Any], gradients: Gradients, reading: Sequence[Any]) -> Sequence[Values]:
+        which = body.get("optimizer", "optimizer")
+        if "eager" not in body and which == "optimizer":
+            return super().apply(body, gradients, reading)
+        if which not in self._updates:
+            self._updates[which] = self.backend.updates_of(self.variables.optimizers[which])
+        updates = self._updates[which]
+        updates.is_eager = body.get("eager", False)
+        return updates.apply(gradients, reading)
 
     def decode(self, entry: Entry) -> Any:
         if entry.kind == EntryKind.BOUNDARY:

@@ -47,13 +47,13 @@ class _ByStep:
         """Call the function that the live step called, with what the live step read."""
         state, logged, forms = self._state, _tensors(entry), body.get("forms", {})
         gradients = []
-        for slot in state.variables.trained:
+        for slot in state.variables.trained_of(body.get("optimizer", "optimizer")):
             array = logged.get("grad/" + slot.name.partition("/")[2])
             gradients.append(None if array is None else state.backend.to_device(array, forms.get(slot.name)))
         state.is_halved |= body.get("halved", False)
         if "attributes" in body:
             state.set_attributes(body["attributes"])
-        self._values = state.backend.apply(gradients, state.plan.updated_variables)
+        self._values = state.apply(body, gradients, state.plan.updated_variables)
 
     def read_digests(self, entry: Entry, body: dict[str, Any]) -> StateDigests:
         state, kind, values = self._state, body["fingerprint"], self._values

@@ -53,6 +53,11 @@ class Recovery:
         """The body of the boundary at which recovery ended."""
         return self._parts.state.body
 
+    @property
+    def kept(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the checkpoint keeps of the data, and the position at which it was taken."""
+        return self._parts.state.kept
+
     def recover(self) -> None:
         """Bring the state back. A report follows by `report`."""
         parts, state = self._parts, self._parts.state

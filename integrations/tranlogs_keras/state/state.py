@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
@@ -11,8 +12,8 @@ from tranlogs.base.types import AnyArray
 from tranlogs.records import Checkpoint, Entry, Snapshot
 
 from .. import keras_internals
-from ..backends import Backend
-from ..backends.arrays import from_array, to_array
+from ..backends import Backend, Gradients
+from ..backends.arrays import Values, from_array, to_array
 from . import environment
 from .fingerprint import Fingerprint, Mode
 from .plan import Look, Plan
@@ -99,6 +100,10 @@ class KerasState:
         return found
 
     # Recoverable.
+
+    def apply(self, body: dict[str, Any], gradients: Gradients, reading: Sequence[Any]) -> Sequence[Values]:
+        """Compute the update of a logged step; `body` is that of its record. Return values of variables after it."""
+        return self.backend.apply(gradients, reading)
 
     def differences(self, checkpoint: Checkpoint) -> list[str]:
         meta = checkpoint.meta(make_array=from_array)

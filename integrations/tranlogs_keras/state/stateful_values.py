@@ -29,8 +29,8 @@ def content_of(value: Any) -> Extension | None:
 
 
 def is_random(value: Any) -> bool:
-    """Return True for a random generator."""
-    return isinstance(value, (np.random.Generator, np.random.RandomState, random.Random, keras.random.SeedGenerator))
+    """Return True for a random generator. No attribute of the value is read: the script's own could raise anything."""
+    return issubclass(type(value), (np.random.Generator, np.random.RandomState, random.Random, keras.random.SeedGenerator))
 
 
 def is_content(value: Any) -> bool:

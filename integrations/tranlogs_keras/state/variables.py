@@ -67,8 +67,8 @@ class Variables:
         """Look for them anew: an optimizer may have been built since."""
         model = self.model
         self.version += 1
-        self.optimizers = optimizers_of(model)
-        trained = keras_internals.trained_by(model.optimizer)
+        self.optimizers = self._find_optimizers()
+        trained = self._find_trained()
         ids = set(map(id, trained))
         states = self._recurrent_states()
         rest = [v for v in _unique([*model.variables, *states]) if id(v) not in ids]
@@ -87,6 +87,16 @@ class Variables:
         metrics = [v for v in model.metrics_variables if id(v) not in known]
         self.metrics = list(self._slots("metric", _unique(metrics), names))
         self._count = self._counted()
+
+    def _find_optimizers(self) -> dict[str, Any]:
+        return optimizers_of(self.model)
+
+    def _find_trained(self) -> list[Any]:
+        return keras_internals.trained_by(self.model.optimizer)
+
+    def trained_of(self, which: str) -> list[Slot]:
+        """Return what one optimizer updates, in the order of the gradients that it takes."""
+        return self.trained
 
     def _recurrent_states(self) -> list[Any]:
         """JAX computes a step without side effects, so that no step writes such a state there."""

@@ -1,0 +1,1 @@
+"""A logged training loop of one's own: the script computes the gradients and calls `optimizer.apply`."""

@@ -1,0 +1,298 @@
+"""A run whose loop is the script's own: recovery, boundaries, and the place in the data."""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from typing import Any
+
+from tranlogs.base.config import fitting_segment_bytes
+from tranlogs.base.errors import NotRecovered, UsageError
+from tranlogs.training import LiveReport, RecoveryReport, RunResources, ScalarHistory
+
+from .. import keras_internals
+from ..backends import arrays, make_backend
+from ..backends.optimizer_tap import OptimizerTap
+from ..data import Position, describe_data, other_data
+from ..data.source import Source
+from ..run.boundaries import RNG, Boundaries
+from ..run.log_form import LogForm
+from ..run.newest_checkpoint import find_newest_checkpoint
+from ..run.parts import RunParts
+from ..run.recovery import Recovery
+from ..state import environment, rng
+from ..state.architecture import describe_model
+from ..state.boundary_parts import Parts, found_under
+from ..state.state import plain_attributes
+from .capture import LoopCapture, LoopState
+from .loop_data import LoopData, make_loop_source
+from .members import LoopVariables, Members
+from .settings import LoopSettings
+from .untracked import UntrackedVariables
+
+_log = logging.getLogger("tranlogs")
+
+_IMPLICIT = (
+    "a step was taken outside of the loops of LoggedOptimizer: which data follow, and random numbers drawn since, are known to "
+    "the script alone. Take batches from optimizer.epochs(...) or optimizer.batches(...)"
+)
+_TURNS = (
+    "the loop takes its turns from optimizer.steps(...): which data follow is known to the script alone. Take batches from "
+    "optimizer.epochs(...) or optimizer.batches(...)"
+)
+
+
+class LoopRun:
+    """A run, its optimizers and its loop in this process. `LoggedOptimizer` makes one; `add_optimizer` shares it.
+
+    Args:
+        settings: of the run.
+        members: models and optimizers; more may be added until the run is recovered.
+
+    Attributes:
+        members: models, optimizers and what is tracked.
+        report: report of the recovery, with what became known since.
+        scalars: that the loop has logged.
+        position: where the loop stands.
+        is_looping: whether a loop of `LoggedOptimizer` runs.
+        source: of the batches; None before the first loop over data.
+    """
+
+    def __init__(self, settings: LoopSettings, members: Members) -> None:
+        self.settings, self.members = settings, members
+        self.report, self.scalars = LiveReport(settings.shared.run), ScalarHistory()
+        self.position, self.is_looping = Position(), False
+        self.source: Source | None = None
+        self._data: dict[str, Any] | None = None
+        self._environment: dict[str, Any] = {}
+        self._doubts: list[str] = []  # that later processes have to report, too
+        self._parts: RunParts | None = None
+        self._is_waiting = False  # for the place at which the run stood
+        step_bytes = sum(math.prod(v.shape) * 4 for v in members.trainable_variables)
+        self.resources = RunResources(
+            settings.shared,
+            framework="keras",
+            environment=self._environment,
+            adapt=arrays.adapt,
+            segment_bytes=fitting_segment_bytes(step_bytes),
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run was recovered or begun in this process."""
+        return self._parts is not None
+
+    # Beginning.
+
+    def recover(self) -> RecoveryReport:
+        """Bring the run back to its newest boundary, or begin it."""
+        settings, members, journal = self.settings, self.members, self.resources.journal
+        if self._parts is not None:
+            raise UsageError("recover() must come before the first loop and the first step, and only once")
+        if journal.is_closed:
+            raise UsageError(f"{settings.shared.run}: the run is closed. Make a new LoggedOptimizer to go on")
+        members.build()
+        backend, newest = make_backend(), find_newest_checkpoint(self.resources)
+        log = newest.meta["log"] if newest is not None else settings.log
+        variables = LoopVariables(members, backend, is_whole=log == "weights")
+        state = LoopState(variables, backend, log, settings.shared.fingerprint)
+        state.updates = {name: backend.updates_of(optimizer) for name, optimizer in members.optimizers.items()}
+        state.optimizer_attributes = plain_attributes(variables.optimizers)
+        state.environment = environment.describe(members, backend, variables.optimizers)
+        state.about = {**describe_model(members, variables), "splits": True}
+        self._environment.update(state.environment)
+        form = LogForm(settings.shared.run, state, journal, self.report, can_change=True)
+        capture = LoopCapture(
+            state, journal, self._before_step, form.give_up_gradients, form.note_late_write, self._note_random(form)
+        )
+        parts = RunParts(
+            settings.shared.run, members, backend, state, capture, self.resources, self.report, self._environment, lambda: None
+        )
+        self._capture, self._untracked = capture, UntrackedVariables(backend)
+        self._seed = newest.boundary["seed"] if newest is not None else self._choose_seed()
+        self._boundaries = Boundaries(
+            parts,
+            form,
+            read_place=self._read_place,
+            read_for_checkpoint=self._read_for_checkpoint,
+            find_late=list,
+            describe=lambda: None,
+        )
+        self._recovery = Recovery(parts, form)
+        if newest is not None:
+            self._doubts = list(newest.boundary["doubts"])
+            self._recovery.recover()
+            self._land()
+        else:
+            self._boundaries.begin()
+        self._parts = parts
+        self._taps: list[OptimizerTap] = []
+        for name, optimizer in members.optimizers.items():
+            self._taps.append(backend.tap_optimizer(optimizer, name, capture, state.updates[name]))
+        return self.report.current or RecoveryReport()
+
+    def _choose_seed(self) -> int:
+        if self.settings.seed is not None:
+            return self.settings.seed
+        known = keras_internals.get_random_seed()
+        return int(known) if known is not None else secrets.randbits(62)
+
+    def _note_random(self, form: LogForm) -> Any:
+        def note(names: Any) -> None:
+            form.note_random_operations(names)
+            self._doubts = list(dict.fromkeys([*self._doubts, *self.report.texts]))
+
+        return note
+
+    def _land(self) -> None:
+        """Take over the place at which the run stood."""
+        body, found = self._recovery.body, self._recovery.landed
+        assert found is not None
+        self.position = Position(**body["position"])
+        self._doubts = list(body["doubts"])
+        self._is_waiting = bool(self.position.total or self.position.epoch or found.position.step)
+        self.scalars.unpack(self._recovery_scalars())
+        self.scalars.extend(found.scalars)
+        for text in self._doubts:
+            self.report.warn(text, False)
+
+    def _recovery_scalars(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._recovery.kept[0].get("scalars", {})
+        return found
+
+    def begin(self) -> None:
+        """Recover the run unless that was done."""
+        if self._parts is None:
+            self.recover()
+
+    # The place in the data.
+
+    def take_data(self, data: LoopData) -> Source:
+        """Make the source of the batches, and compare the data with those of the run."""
+        if self._data is not None and self.source is not None:
+            return self.source
+        parts = self._begun_parts()
+        self.source = source = make_loop_source(data, parts.backend, self._seed, self.report.warn)
+        self._data = now = describe_data(data.data_adapter, source)
+        recorded = self._recovery.body.get("data") if self._recovery.landed is not None else None
+        if recorded is not None and recorded["kind"] != now["kind"]:
+            raise UsageError(
+                f"{parts.run}: the data were {recorded['kind']}, now they are {now['kind']}: a place in the one is none in the "
+                "other. Give the loop the same kind of data as the run had"
+            )
+        for text in [] if recorded is None else other_data(recorded, now):
+            self.report.warn(text, True)
+        return source
+
+    def come_back(self) -> bool:
+        """Undo what ran before the loop in which the run stood; return False if the run does not stand anywhere."""
+        if not self._is_waiting:
+            return False
+        self._is_waiting = False
+        parts, body, position, source = self._begun_parts(), self._recovery.body, self.position, self.source
+        self._recovery.undo_writes()
+        parts.state.set_auxiliary(body)
+        self.members.write_tracked(body["tracked"])
+        if source is not None and body["source"]:
+            source.write(body["source"])
+            kept, taken = self._recovery.kept
+            if taken["passes"] == position.passes:
+                source.write_from_checkpoint(kept, taken["seen"])
+        self.set_random_states()
+        parts.steps.remember()
+        return True
+
+    def set_random_states(self) -> None:
+        """Set the random number generators to what they were where the run stood."""
+        rng.set_rng(found_under(RNG, self._recovery.body), self._begun_parts().backend)
+
+    def _begun_parts(self) -> RunParts:
+        assert self._parts is not None
+        return self._parts
+
+    # Steps and boundaries.
+
+    def _before_step(self) -> None:
+        """A step is about to be taken."""
+        if self.is_looping:
+            return
+        if self._is_waiting:
+            self.come_back()
+        if self._capture.steps_since_boundary:
+            self._add_doubt(_IMPLICIT)
+            self._boundaries.commit(is_end=True)
+
+    def boundary(self, *, is_epoch_end: bool = False) -> None:
+        """Commit what came since the last boundary as one unit."""
+        if self._capture.is_closed:
+            raise UsageError(f"{self.settings.shared.run}: the run was closed inside its loop. Leave the loop before close()")
+        self._capture.check_step()
+        parts = self._begun_parts()
+        known = [slot.variable for slot in [*parts.variables.everything_but_metrics, *parts.variables.metrics]]
+        for path in self._untracked.find_changed([*known, keras_internals.global_seed_state()]):
+            self._add_doubt(
+                f"the loop writes {path}, which the run does not know: it is not brought back. Give what holds it (a metric, a "
+                "seed generator, a model) to optimizer.track(name=...) before the loop"
+            )
+        noted = self.scalars.commit(parts.journal.step)
+        wants = is_epoch_end and self.settings.every_epoch
+        self._boundaries.commit(is_end=True, wants_checkpoint=wants, scalars=noted or None)
+
+    def note_turns(self) -> None:
+        """The loop takes turns without data."""
+        self._add_doubt(_TURNS)
+
+    def _add_doubt(self, text: str) -> None:
+        if text not in self._doubts:
+            self._doubts.append(text)
+            self.report.warn(text, False)
+
+    def _read_place(self, rng_now: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        return {
+            "position": self.position.as_dict(),
+            "has_stopped": False,
+            "seed": parts.of("seed", self._seed),
+            "data": parts.of("data", self._data),
+            "source": parts.of("source", self.source.read(rng_now) if self.source is not None else None),
+            "tracked": self.members.read_tracked(),
+            "doubts": list(self._doubts),
+        }
+
+    def _read_for_checkpoint(self) -> dict[str, Any]:
+        kept = self.source.read_for_checkpoint() if self.source is not None else {}
+        return {**kept, "scalars": self.scalars.pack()}
+
+    # The end.
+
+    def close(self, *, is_orderly: bool) -> None:
+        """Commit what is complete, seal the log, release the run."""
+        if self.resources.journal.is_closed:
+            return
+        if self._parts is not None:
+            if is_orderly and not self.is_looping and self._capture.steps_since_boundary:
+                self._add_doubt(_IMPLICIT)
+                self._boundaries.commit(is_end=True)
+            elif self._capture.steps_since_boundary:
+                _log.warning(
+                    "%s: the loop was left in the middle of a batch (break, or an exception): the log ends at step %d, and "
+                    "that batch is computed again when the run goes on",
+                    self.settings.shared.run,
+                    self.resources.journal.committed,
+                )
+            self._capture.is_closed = True
+            self._capture.close()
+            for tap in self._taps:
+                tap.release()
+        self.resources.close()
+
+
+def demand_recovered(run: LoopRun) -> None:
+    """Refuse a step of a run that holds steps and was not recovered.
+
+    Raises:
+        NotRecovered: it was not.
+    """
+    journal = run.resources.journal
+    if not run.has_begun and not journal.is_fresh:
+        raise NotRecovered(run.settings.shared.run, journal.catalog.watermarks().committed)

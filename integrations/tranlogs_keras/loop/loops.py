@@ -1,0 +1,171 @@
+"""The loops that `LoggedOptimizer` gives out: `epochs`, `batches` and `steps`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tranlogs.base.errors import UsageError
+
+from .loop_data import LoopData
+from .loop_run import LoopRun
+
+
+class Epoch(int):
+    """The number of an epoch, to be iterated over for its batches: `for batch in epoch`.
+
+    After a crash the loop may enter it in its middle: `enumerate(epoch, start=epoch.batch)` counts on where it was. Copies and
+    pickles of it are plain integers.
+    """
+
+    _loops: Loops
+
+    @classmethod
+    def of(cls, loops: Loops) -> Epoch:
+        """Return the running epoch."""
+        epoch = cls(loops.run.position.epoch)
+        epoch._loops = loops
+        return epoch
+
+    @property
+    def batch(self) -> int:
+        """Batches of this epoch that are done."""
+        return self._loops.run.position.batch
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return int, (int(self),)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loops.rest_of_epoch()
+
+
+class Loops:
+    """The loops of a run.
+
+    Args:
+        run: whose units they bound.
+    """
+
+    def __init__(self, run: LoopRun) -> None:
+        self.run = run
+        self._data: LoopData | None = None
+        self._is_in_epochs = self._is_in_pass = False
+        self._is_exhausted = False  # the running epoch
+
+    @contextmanager
+    def _looping(self) -> Iterator[None]:
+        if self.run.is_looping:
+            raise UsageError(
+                "one loop of LoggedOptimizer runs inside another. Take an inner loop's data from the data themselves; only the "
+                "outer loop's batches are places to come back to"
+            )
+        self.run.begin()
+        self.run.is_looping = True
+        try:
+            yield
+        finally:
+            self.run.is_looping = False
+
+    def epochs(self, count: int, data: LoopData | None) -> Iterator[Epoch]:
+        """Yield the epochs that are left, each to be iterated over for its batches."""
+        with self._looping():
+            run, position = self.run, self.run.position
+            self._is_in_epochs = True
+            self._data = data
+            try:
+                if data is not None:
+                    run.take_data(data)
+                while position.epoch < count:
+                    if position.batch == 0:
+                        run.come_back()
+                    self._is_exhausted = False
+                    yield Epoch.of(self)
+                    if not self._is_exhausted:
+                        raise UsageError(
+                            f"epoch {position.epoch} was not iterated to its end: the loop over its batches must run without "
+                            "break"
+                        )
+                    self._next_epoch()
+                    run.boundary(is_epoch_end=True)
+                run.come_back()
+            finally:
+                self._is_in_epochs = False
+
+    def batches(self, data: LoopData, until: int | None) -> Iterator[Any]:
+        """Yield the rest of the running epoch; outside of `epochs`, the batches of all epochs up to number `until`."""
+        if self._is_in_epochs:
+            if self._data is not None and self._data.given is not data.given:
+                raise UsageError(
+                    "epochs() were given other data than batches(). Give the data that are trained on to one of them, and "
+                    "iterate over others (validation) directly"
+                )
+            self._data = data
+            yield from self.rest_of_epoch()
+            return
+        if until is None:
+            raise UsageError(
+                "batches() outside of epochs() needs until=..., the number of batches of the whole run. Or take the epochs "
+                "from optimizer.epochs(n), which leaves finished ones out"
+            )
+        with self._looping():
+            self._data, position = data, self.run.position
+            if position.total >= until:
+                self.run.come_back()
+            while position.total < until:
+                before = position.total
+                yield from self.rest_of_epoch(until)
+                if self._is_exhausted and position.total < until:
+                    if position.total == before and position.batch == 0:
+                        return  # empty data would be asked for ever
+                    self._next_epoch()
+
+    def rest_of_epoch(self, until: int | None = None) -> Iterator[Any]:
+        """Yield the batches of the running epoch that are left, with a boundary behind each."""
+        if not self.run.is_looping or self._is_in_pass:
+            raise UsageError("an epoch is iterated over once, inside the loop over optimizer.epochs(...)")
+        if self._data is None:
+            raise UsageError("epochs() needs data to iterate over an epoch: optimizer.epochs(count, data)")
+        run, position = self.run, self.run.position
+        source = run.take_data(self._data)
+        is_resumed = run.come_back()
+        if position.batch == 0:
+            source.refresh()
+        source.prepare(position.passes, position.seen, is_amid=position.batch > 0)
+        source.entered(is_amid=position.batch > 0)
+        batches = iter(source.open(position.passes, position.seen))
+        if is_resumed and position.seen:
+            run.set_random_states()
+        self._is_in_pass = True
+        try:
+            while until is None or position.total < until:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    self._is_exhausted = True
+                    source.close()
+                    return
+                yield batch
+                position.batch += 1
+                position.seen += 1
+                position.total += 1
+                run.boundary()
+        finally:
+            self._is_in_pass = False
+
+    def _next_epoch(self) -> None:
+        position = self.run.position
+        position.epoch, position.batch, position.seen = position.epoch + 1, 0, 0
+        position.passes += 1
+        self._is_exhausted = False
+
+    def steps(self, until: int) -> Iterator[int]:
+        """Yield the number of each turn of a loop without data, from 0; a boundary follows each."""
+        with self._looping():
+            run, position = self.run, self.run.position
+            run.note_turns()
+            run.come_back()
+            while position.total < until:
+                yield position.total
+                position.total += 1
+                run.boundary()

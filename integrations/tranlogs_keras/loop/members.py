@@ -1,0 +1,148 @@
+"""What a loop of one's own trains: models, optimizers, and what the script tracks besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+
+from tranlogs.base.errors import UsageError
+from tranlogs.base.types import Extension
+
+from .. import keras_internals
+from ..state.stateful_values import content_of, set_content
+from ..state.variables import Slot, Variables
+
+
+class Members:
+    """The models and optimizers of a run, in the form in which the rest of the integration takes one model.
+
+    Attributes:
+        models: that are trained or tracked.
+        optimizers: by name.
+        trains: the models that each optimizer trains, by name of the optimizer.
+        tracked: objects with a state of their own, by name.
+    """
+
+    jit_compile = run_eagerly = False
+
+    def __init__(self) -> None:
+        self.models: list[Any] = []
+        self.optimizers: dict[str, Any] = {}
+        self.trains: dict[str, list[Any]] = {}
+        self.tracked: dict[str, Any] = {}
+        self._variables: dict[str, Any] = {}  # tracked Keras variables
+
+    def add_optimizer(self, name: str, optimizer: Any, models: list[Any]) -> None:
+        """Add an optimizer and the models that it trains."""
+        if name in self.optimizers:
+            raise UsageError(f"the run has an optimizer {name!r} already; give another name")
+        self.optimizers[name], self.trains[name] = optimizer, models
+        self.models += [model for model in models if all(model is not known for known in self.models)]
+
+    def track(self, name: str, thing: Any) -> None:
+        """Add something that the loop writes."""
+        if isinstance(thing, keras.Layer):
+            self.models += [thing] if all(thing is not known for known in self.models) else []
+        elif isinstance(thing, (keras.metrics.Metric, keras.random.SeedGenerator)):
+            found = thing.variables if isinstance(thing, keras.metrics.Metric) else [thing.state]
+            self._variables |= {f"{name}.{i}": variable for i, variable in enumerate(found)}
+        elif isinstance(thing, keras.Variable):
+            self._variables[name] = thing
+        elif content_of(thing) is not None or (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            self.tracked[name] = thing
+        else:
+            raise UsageError(
+                f"track({name}=...): a {type(thing).__name__} has no state that can be stored. Track Keras metrics, variables, "
+                "seed generators, models, random generators of numpy and Python, or objects with state_dict and load_state_dict"
+            )
+
+    def build(self) -> None:
+        """Build the optimizers on the variables of their models.
+
+        Raises:
+            UsageError: a model has no variables yet.
+        """
+        for name, optimizer in self.optimizers.items():
+            models = self.trains[name]
+            unbuilt = next((model for model in models if not keras_internals.is_built(model)), None)
+            variables = _unique(v for model in models for v in model.trainable_variables)
+            if unbuilt is not None or not variables:
+                kind = type(unbuilt if unbuilt is not None else models[0]).__name__
+                raise UsageError(
+                    f"optimizer {name!r}: the variables of its model, a {kind}, are not made yet. Call the model once on a "
+                    "batch before the loop"
+                )
+            if not optimizer.built:
+                with keras.name_scope(optimizer.name, caller=optimizer):
+                    optimizer.build(variables)
+                optimizer.built = True
+
+    # A model for the rest of the integration.
+
+    @property
+    def optimizer(self) -> Any:
+        """The first optimizer."""
+        return next(iter(self.optimizers.values()))
+
+    @property
+    def variables(self) -> list[Any]:
+        """Variables of all models."""
+        return _unique(v for model in self.models for v in model.variables)
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """Trainable variables of all models."""
+        return _unique(v for model in self.models for v in model.trainable_variables)
+
+    @property
+    def metrics_variables(self) -> list[Any]:
+        """Variables that a boundary holds: those of metrics, and tracked ones."""
+        metrics = (v for model in self.models for v in getattr(model, "metrics_variables", ()))
+        return _unique([*metrics, *self._variables.values()])
+
+    def _flatten_layers(self, include_self: bool = True) -> Iterable[Any]:
+        return _unique(layer for model in self.models for layer in model._flatten_layers(include_self=include_self))
+
+    def to_json(self) -> str:
+        """Architecture of the model, if there is one only."""
+        if len(self.models) != 1:
+            raise ValueError("several models have no common architecture")
+        return str(self.models[0].to_json())
+
+    # Tracked objects.
+
+    def read_tracked(self) -> dict[str, Any]:
+        """Return the states of tracked objects, encodable."""
+        return {name: content_of(thing) or thing.state_dict() for name, thing in self.tracked.items()}
+
+    def write_tracked(self, states: dict[str, Any]) -> None:
+        """Set the tracked objects to recorded states."""
+        for name, state in states.items():
+            thing = self.tracked.get(name)
+            if isinstance(state, Extension):
+                set_content(SimpleNamespace(value=thing), "value", state)
+            elif thing is not None:
+                thing.load_state_dict(state)
+
+
+class LoopVariables(Variables):
+    """The variables of a loop of one's own; see `Variables`."""
+
+    model: Members
+
+    def _find_optimizers(self) -> dict[str, Any]:
+        return dict(self.model.optimizers)
+
+    def _find_trained(self) -> list[Any]:
+        return _unique(v for optimizer in self.optimizers.values() for v in keras_internals.trained_by(optimizer))
+
+    def trained_of(self, which: str) -> list[Slot]:
+        slots = {id(slot.variable): slot for slot in self.trained}
+        return [slots[id(v)] for v in keras_internals.trained_by(self.optimizers[which])]
+
+
+def _unique(items: Iterable[Any]) -> list[Any]:
+    return list({id(item): item for item in items}.values())

@@ -1,0 +1,243 @@
+"""LoggedOptimizer: the public face for training loops of one's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+
+from tranlogs.base.errors import UsageError
+from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport
+
+from . import keras_internals
+from .loop.loop_data import LoopData
+from .loop.loop_run import LoopRun, demand_recovered
+from .loop.loops import Epoch, Loops
+from .loop.members import Members
+from .loop.settings import LoopSettings
+from .state.fingerprint import Mode
+from .state.state import LogKind
+
+keras_internals.check_keras()
+
+
+class LoggedOptimizer:
+    """Wrap a Keras optimizer so that every `apply` of a training loop of one's own is in a write-ahead log.
+
+        optimizer = LoggedOptimizer(keras.optimizers.Adam(), "runs/mnist", model)
+        for epoch in optimizer.epochs(3, dataset):
+            for x, y in epoch:
+                train_step(x, y)  # calls optimizer.apply(gradients, model.trainable_variables)
+
+    Args:
+        optimizer: any optimizer of keras.optimizers; it may be built or not.
+        run: folder of the run; made if it is not there.
+        model: the model that the optimizer trains, or a list of models.
+        log: "gradients" (what enters `apply`, redone by the same update), or "weights" (what each step has changed).
+        checkpoint_every: steps (500), "epoch", a time ("10min"), a size of log ("256MiB"), a recovery time ("rto=30s"), or a
+            policy object.
+        durability: "machine" survives power loss (synced steps, a moment behind), "process" survives the process.
+        keep: how many checkpoints are kept, or a retention policy.
+        seed: of the order of arrays; default: what keras.utils.set_random_seed was given, else drawn once a run.
+        fingerprint: "full" (every byte after each step), "sample", or "auto".
+        segment_bytes: size of a log file; by default it fits the model.
+        writer: "direct" (records are written on the training thread) or "thread".
+        monitor, budget, store, on_signal, grace_seconds, take_over: as for `TranLogsCallback`.
+
+    Raises:
+        RunInUse: another live process trains on this run.
+        UsageError: a setting is wrong, or the optimizer cannot be logged.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        run: str | Path,
+        model: Any,
+        *,
+        log: LogKind = "gradients",
+        checkpoint_every: Any = 500,
+        durability: Literal["machine", "process"] = "machine",
+        keep: Any = 2,
+        seed: int | None = None,
+        fingerprint: Mode = "auto",
+        segment_bytes: int | None = None,
+        writer: Literal["direct", "thread"] | None = None,
+        monitor: Literal["thread", "process"] | Monitor | None = None,
+        budget: str | int | None = None,
+        store: str | None = None,
+        on_signal: OnSignal | None = "seal",
+        grace_seconds: float = GRACE_SECONDS,
+        take_over: bool | None = None,
+    ) -> None:
+        settings = LoopSettings.checked(
+            run,
+            log=log,
+            checkpoint_every=checkpoint_every,
+            durability=durability,
+            keep=keep,
+            seed=seed,
+            fingerprint=fingerprint,
+            segment_bytes=segment_bytes,
+            writer=writer,
+            monitor=monitor,
+            budget=budget,
+            store=store,
+            on_signal=on_signal,
+            grace_seconds=grace_seconds,
+            take_over=take_over,
+        )
+        _check(optimizer)
+        members = Members()
+        members.add_optimizer("optimizer", optimizer, _models_of(model))
+        self._join(optimizer, LoopRun(settings, members))
+        self._loops = Loops(self._run)
+
+    def _join(self, optimizer: Any, run: LoopRun) -> None:
+        self.inner, self._run = optimizer, run
+        optimizer._tranlogs_run = str(run.settings.shared.run)
+
+    def add_optimizer(self, optimizer: Any, name: str, model: Any) -> LoggedOptimizer:
+        """Add another optimizer of the same loop: logged in the same run, recovered to the same moment."""
+        if self._run.has_begun:
+            raise UsageError(f"optimizer {name!r}: add it before recover() and before the loop")
+        _check(optimizer)
+        self._run.members.add_optimizer(name, optimizer, _models_of(model))
+        shell = object.__new__(LoggedOptimizer)
+        shell._join(optimizer, self._run)
+        shell._loops = self._loops
+        return shell
+
+    # An optimizer like any other.
+
+    @keras_internals.not_converted
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Apply gradients as the inner optimizer does it, and log them."""
+        self._demand_open()
+        self.inner.apply(grads, trainable_variables)
+
+    @keras_internals.not_converted
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        """Apply pairs of gradient and variable as the inner optimizer does it, and log them."""
+        self._demand_open()
+        return self.inner.apply_gradients(grads_and_vars)
+
+    def _demand_open(self) -> None:
+        if not self._run.has_begun:
+            demand_recovered(self._run)
+            with keras_internals.outside_of_functions():
+                self._run.begin()
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the inner optimizer."""
+        return self.inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner.learning_rate = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("inner", "_run", "_loops"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __repr__(self) -> str:
+        return f"LoggedOptimizer({self.inner!r}, run={str(self._run.settings.shared.run)!r})"
+
+    # The run.
+
+    def track(self, **things: Any) -> LoggedOptimizer:
+        """Bring these back, too: metrics, seed generators, variables, models that the loop writes, random generators.
+
+        Raises:
+            UsageError: something has no state that can be stored.
+        """
+        if self._run.has_begun:
+            raise UsageError("track() must come before recover() and before the loop")
+        for name, thing in things.items():
+            self._run.members.track(name, thing)
+        return self
+
+    def recover(self) -> RecoveryReport:
+        """Bring models, optimizers and all that is tracked back to the newest boundary; begin a run that is new.
+
+        The first loop does it if the script does not.
+
+        Raises:
+            StateMismatch: what was built does not fit the run; nothing was touched.
+            RecoveryError: no sound checkpoint is left.
+        """
+        return self._run.recover()
+
+    @property
+    def report(self) -> RecoveryReport:
+        """What recovery found, and what became known since."""
+        return self._run.report.current or RecoveryReport()
+
+    def epochs(self, count: int, data: Any = None, *, batch_size: int | None = None, shuffle: bool = True) -> Iterator[Epoch]:
+        """Yield the epochs that are left of `count`: `for epoch in optimizer.epochs(3, dataset): for batch in epoch: ...`.
+
+        Without `data`, each epoch's batches come from `optimizer.batches(data)`. `batch_size` and `shuffle` are for arrays.
+        """
+        return self._loops.epochs(count, None if data is None else LoopData(data, batch_size, shuffle))
+
+    def batches(
+        self, data: Any, until: int | None = None, *, batch_size: int | None = None, shuffle: bool = True
+    ) -> Iterator[Any]:
+        """Yield the batches of the running epoch that are left; outside of `epochs`, those of all epochs up to `until`."""
+        return self._loops.batches(LoopData(data, batch_size, shuffle), until)
+
+    def steps(self, until: int) -> Iterator[int]:
+        """For loops without data: yield the numbers of the turns that are left, from 0 to `until` - 1."""
+        return self._loops.steps(until)
+
+    def log_scalars(self, **scalars: float) -> None:
+        """Keep small numbers (a loss) with the running batch; `tranlogs log` shows them, `scalars` has their curves."""
+        self._run.scalars.note(**scalars)
+
+    @property
+    def scalars(self) -> dict[str, Curve]:
+        """All noted scalars: name -> (steps, values); after recovery they are there again."""
+        return self._run.scalars.curves
+
+    def close(self) -> None:
+        """Seal the log and release the run. Every complete batch is safe afterwards."""
+        self._run.close(is_orderly=sys.exc_info()[0] is None)
+        for optimizer in self._run.members.optimizers.values():
+            vars(optimizer).pop("_tranlogs_run", None)
+
+    def __enter__(self) -> LoggedOptimizer:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        self.close()
+
+
+def _models_of(model: Any) -> list[Any]:
+    models = list(model) if isinstance(model, (list, tuple)) else [model]
+    if not models or not all(isinstance(item, keras.Layer) for item in models):
+        raise UsageError(f"model= must be a Keras model or a list of models, got {model!r:.60}")
+    return models
+
+
+def _check(optimizer: Any) -> None:
+    if isinstance(optimizer, LoggedOptimizer):
+        raise UsageError("this optimizer is logged already; wrap the plain one")
+    if not isinstance(optimizer, keras_internals.BaseOptimizer):
+        hint = ""
+        if type(optimizer).__module__.partition(".")[0] in ("torch", "tranlogs_torch"):
+            hint = ". Optimizers of torch.optim are logged by tranlogs_torch.LoggedOptimizer"
+        raise UsageError(f"an optimizer of keras.optimizers is wanted, not a {type(optimizer).__name__}{hint}")
+    logged = getattr(optimizer, "_tranlogs_run", None)
+    if logged is not None:
+        raise UsageError(f"this optimizer is logged in run {logged} already; close that LoggedOptimizer first")
+    if keras.backend.backend() == "jax":
+        raise UsageError(
+            "loops of one's own are not supported on the Keras backend 'jax', whose optimizers are applied without state "
+            "(optimizer.stateless_apply). Train with model.fit and TranLogsCallback, or set KERAS_BACKEND to tensorflow or "
+            "torch"
+        )

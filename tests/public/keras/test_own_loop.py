@@ -1,0 +1,101 @@
+"""Training loops of one's own, killed at random moments, end with the bits of the script left alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.keras.lab import Lab, differences
+from tests.public.keras.proof import prove_exact, run_killed
+
+_SCRIPTS = "tests.public.keras.own_loop"
+_KILLS = 3
+
+
+def _places(seed: int) -> list[list[Any]]:
+    """Moments at which the process dies, counted from its own start: 15 batches and 3 epochs are all that there are."""
+    draw = random.Random(seed)
+    return [*(["batch", draw.randint(1, 3)] for _ in range(_KILLS)), ["epoch", 1]]
+
+
+def _prove(lab: Lab, script: str, folder: Path, seed: int, **arguments: Any) -> Any:
+    places = _places(seed)
+    twin = lab.value(script, run=None, die=None, **arguments)
+    whole, resumed = run_killed(lab, script, folder, places, **arguments)
+    for found in (whole, resumed):
+        assert differences(twin["state"], found["state"]) == [], places
+        assert found["history"] == twin["history"], places
+        assert found["others"] == twin["others"], places
+    return resumed
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("eager", "kind", "every"),
+    [(False, "adam", 4), (False, "schedule", "epoch"), (True, "sgd", 100), (False, "scaled", 5)],
+)
+def test_the_guide_to_a_loop_from_scratch_ends_with_the_bits_of_its_twin(
+    eager: bool, kind: str, every: Any, tensorflow: Lab, tmp_path: Path
+) -> None:
+    resumed = _prove(tensorflow, f"{_SCRIPTS}.guide", tmp_path, 11, eager=eager, kind=kind, every=every)
+    assert resumed["exact"] is True, resumed["notes"]
+
+
+@pytest.mark.crash
+def test_a_gan_with_two_optimizers_ends_with_the_bits_of_its_uninterrupted_run(tensorflow: Lab, tmp_path: Path) -> None:
+    script = f"{_SCRIPTS}.gan"
+    resumed = prove_exact(tensorflow, script, tmp_path, _places(12))
+    twin = tensorflow.value(script, run=None, die=None)  # the compiler rounds otherwise where updates stand apart
+    assert resumed["history"] == pytest.approx(twin["history"], rel=1e-5)
+
+
+@pytest.mark.crash
+def test_a_gan_whose_graphs_are_not_rewritten_ends_with_the_bits_of_its_twin(tensorflow: Lab, tmp_path: Path) -> None:
+    resumed = _prove(tensorflow, f"{_SCRIPTS}.gan", tmp_path, 12, rewrites=False)
+    assert resumed["exact"] is True, resumed["notes"]
+
+
+@pytest.mark.crash
+def test_the_guide_on_pytorch_ends_with_the_bits_of_its_twin(torch: Lab, tmp_path: Path) -> None:
+    resumed = _prove(torch, f"{_SCRIPTS}.torch_guide", tmp_path, 13)
+    assert resumed["exact"] is True, resumed["notes"]
+
+
+@pytest.mark.crash
+def test_a_metric_that_nobody_tracks_is_named(tensorflow: Lab, tmp_path: Path) -> None:
+    script = f"{_SCRIPTS}.guide"
+    _, resumed = run_killed(tensorflow, script, tmp_path, [["batch", 8]], tracks=False)
+    assert resumed["exact"] is None
+    assert any("the loop writes sparse_categorical_accuracy" in note for note in resumed["notes"]), resumed["notes"]
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"], indirect=True)
+def test_a_wrong_use_is_refused_with_what_to_do(backend: Lab, tmp_path: Path) -> None:
+    found = backend.value("tests.public.keras.own_loop_inputs.refusals", run=str(tmp_path))
+    words = {
+        "no optimizer": "an optimizer of keras.optimizers is wanted, not a str",
+        "no model": "model= must be a Keras model or a list of models, got None",
+        "wrapped twice": "this optimizer is logged already; wrap the plain one",
+        "logged already": "close that LoggedOptimizer first",
+        "tracked": "track(thing=...): a object has no state that can be stored",
+        "other variables": "which is no trainable variable of the model that was given with this optimizer",
+        "no bound": "batches() outside of epochs() needs until=...",
+        "nested": "one loop of LoggedOptimizer runs inside another",
+        "unbuilt": "Call the model once on a batch before the loop",
+    }
+    if backend.backend == "torch":
+        words |= {
+            "torch's given to Keras's": "Optimizers of torch.optim are logged by tranlogs_torch.LoggedOptimizer",
+            "Keras's given to torch's": "not the Keras optimizer Adam. Optimizers of Keras are logged by tranlogs_keras",
+            "a nested one of Keras's": "not the Keras optimizer LossScaleOptimizer. Optimizers of Keras are logged by",
+        }
+    assert found.keys() == words.keys()
+    assert {name: text for name, text in found.items() if words[name] not in text} == {}
+
+
+def test_a_stateless_loop_on_jax_is_refused_by_name(jax: Lab, tmp_path: Path) -> None:
+    found = jax.value("tests.public.keras.own_loop_inputs.refusals", run=str(tmp_path))
+    assert "not supported on the Keras backend 'jax'" in found["no model"]
