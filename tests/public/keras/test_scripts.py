@@ -71,6 +71,9 @@ CASES = [
     Case("vq_vae", ("torch",)),
     Case("dcgan", ("torch",), batches=5),
     Case("timeseries", ("tensorflow",)),  # on PyTorch, a stateful GRU of Keras fails in its first backward pass
+    Case("ddim", ("tensorflow",), batches=5, validates=True),
+    Case("averaged", ("jax",), validates=True, arguments={"style": "swa"}),
+    Case("lora", ("jax",), batches=4, arguments={"quantized": False}),
 ]
 PAIRS = [(case, backend) for case in CASES for backend in case.backends]
 
