@@ -45,7 +45,7 @@ def note_unrepeatable_operations(found: set[str]) -> Iterator[None]:
     """
     state = _state_of(eager_generator())
 
-    def note(kind: str, _inputs: Any, _attributes: Any, _outputs: Any, _name: Any = None, graph: Any = None) -> None:
+    def note(kind: str, _inputs: Any, _attributes: Any, _outputs: Any, op_name: Any = None, graph: Any = None) -> None:
         nonlocal state
         if kind not in RANDOM_OPERATIONS:
             return
