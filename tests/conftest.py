@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -47,22 +47,6 @@ def pytest_configure(config: pytest.Config) -> None:
     drawn = random.SystemRandom().randrange(1, 10**9) if campaign.is_soak() else campaign.GATE_SEED
     os.environ.setdefault("TRANLOGS_SEED", str(drawn))
     settings.load_profile("soak" if campaign.is_soak() else "gate")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let long tests begin first where several processes share them."""
-    if hasattr(config, "workerinput") and config.getoption("dist") == "loadfile":
-        from tests.support.scheduling import put_longest_first
-
-        put_longest_first(items)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share the tests by folders and files with `--dist loadfile`."""
-    from tests.support.scheduling import GateScheduling
-
-    return GateScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_report_header() -> str:

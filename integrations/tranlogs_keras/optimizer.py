@@ -154,7 +154,8 @@ class LoggedOptimizer:
         """Bring these back, too: metrics, seed generators, variables, models that the loop writes, random generators.
 
         Raises:
-            UsageError: something has no state that can be stored.
+            UsageError: something has no state, or a name is given twice.
+            UnencodableState: a state holds something that cannot be stored; the message has its path.
         """
         if self._run.has_begun:
             raise UsageError("track() must come before recover() and before the loop")

@@ -22,6 +22,21 @@ RANDOM_OPERATIONS = {
 }
 
 
+def _operations_of_function(name: str) -> set[str]:
+    """Return the names of the operations in a function that eager code calls, and in the functions that it calls."""
+    found: set[str] = set()
+    names, seen = [name], set[str]()
+    while names:
+        name = names.pop()
+        if name in seen or not context.context().has_function(name):
+            continue
+        seen.add(name)
+        for node in context.context().get_function_def(name).node_def:
+            found.add(node.op)
+            names += [value.func.name for value in node.attr.values() if value.HasField("func")]
+    return found
+
+
 def operations_of(graph: Any) -> set[str]:
     """Return the names of the operations in a graph, and in the functions that it calls."""
     definition = graph.as_graph_def()
@@ -48,6 +63,7 @@ def note_unrepeatable_operations(found: set[str]) -> Iterator[None]:
     def note(kind: str, _inputs: Any, _attributes: Any, _outputs: Any, op_name: Any = None, graph: Any = None) -> None:
         nonlocal state
         if kind not in RANDOM_OPERATIONS:
+            found.update(_operations_of_function(kind) & RANDOM_OPERATIONS)
             return
         before, state = state, _state_of(eager_generator())
         if graph is not None or before == state:

@@ -193,7 +193,11 @@ class LoopRun:
         parts, body, position, source = self._begun_parts(), self._recovery.body, self.position, self.source
         self._recovery.undo_writes()
         parts.state.set_auxiliary(body)
-        self.members.write_tracked(body["tracked"])
+        for name in self.members.write_tracked(body["tracked"]):
+            self._add_doubt(
+                f"{name!r} was tracked by the run or is tracked now, and not both, or it is of another kind: it begins anew. "
+                f"Track the same objects under the same names as the run had"
+            )
         if source is not None and body["source"]:
             source.write(body["source"])
             kept, taken = self._recovery.kept

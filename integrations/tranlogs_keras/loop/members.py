@@ -10,8 +10,10 @@ import keras
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import Extension
+from tranlogs.records import tree
 
 from .. import keras_internals
+from ..backends import arrays
 from ..state.stateful_values import content_of, set_content
 from ..state.variables import Slot, Variables
 
@@ -34,6 +36,7 @@ class Members:
         self.trains: dict[str, list[Any]] = {}
         self.tracked: dict[str, Any] = {}
         self._variables: dict[str, Any] = {}  # tracked Keras variables
+        self._names: dict[str, Any] = {}  # everything that `track` was given
 
     def add_optimizer(self, name: str, optimizer: Any, models: list[Any]) -> None:
         """Add an optimizer and the models that it trains."""
@@ -43,7 +46,14 @@ class Members:
         self.models += [model for model in models if all(model is not known for known in self.models)]
 
     def track(self, name: str, thing: Any) -> None:
-        """Add something that the loop writes."""
+        """Add something that the loop writes.
+
+        Raises:
+            UsageError: it has no state, or another object is tracked under this name.
+            UnencodableState: its state holds something that cannot be stored; the message has its path.
+        """
+        if self._names.get(name, thing) is not thing:
+            raise UsageError(f"track({name}=...): another object is tracked under this name already")
         if isinstance(thing, keras.Layer):
             self.models += [thing] if all(thing is not known for known in self.models) else []
         elif isinstance(thing, (keras.metrics.Metric, keras.random.SeedGenerator)):
@@ -52,12 +62,14 @@ class Members:
         elif isinstance(thing, keras.Variable):
             self._variables[name] = thing
         elif content_of(thing) is not None or (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            tree.encode(_state_of(thing), path=f"track[{name!r}]", adapt=arrays.adapt)
             self.tracked[name] = thing
         else:
             raise UsageError(
                 f"track({name}=...): a {type(thing).__name__} has no state that can be stored. Track Keras metrics, variables, "
                 "seed generators, models, random generators of numpy and Python, or objects with state_dict and load_state_dict"
             )
+        self._names[name] = thing
 
     def build(self) -> None:
         """Build the optimizers on the variables of their models.
@@ -116,16 +128,25 @@ class Members:
 
     def read_tracked(self) -> dict[str, Any]:
         """Return the states of tracked objects, encodable."""
-        return {name: content_of(thing) or thing.state_dict() for name, thing in self.tracked.items()}
+        return {name: _state_of(thing) for name, thing in self.tracked.items()}
 
-    def write_tracked(self, states: dict[str, Any]) -> None:
-        """Set the tracked objects to recorded states."""
-        for name, state in states.items():
-            thing = self.tracked.get(name)
+    def write_tracked(self, states: dict[str, Any]) -> list[str]:
+        """Set the tracked objects to recorded states.
+
+        Returns:
+            The names of those that are tracked in the record alone, here alone, or as something of another kind.
+        """
+        lost = sorted(states.keys() ^ self.tracked.keys())
+        for name in states.keys() & self.tracked.keys():
+            thing, state = self.tracked[name], states[name]
             if isinstance(state, Extension):
-                set_content(SimpleNamespace(value=thing), "value", state)
-            elif thing is not None:
+                if not set_content(SimpleNamespace(value=thing), "value", state):
+                    lost.append(name)
+            elif content_of(thing) is not None:
+                lost.append(name)
+            else:
                 thing.load_state_dict(state)
+        return lost
 
 
 class LoopVariables(Variables):
@@ -142,6 +163,12 @@ class LoopVariables(Variables):
     def trained_of(self, which: str) -> list[Slot]:
         slots = {id(slot.variable): slot for slot in self.trained}
         return [slots[id(v)] for v in keras_internals.trained_by(self.optimizers[which])]
+
+
+def _state_of(thing: Any) -> Any:
+    """Return the state of a tracked object: what it holds if it is a random generator, else its `state_dict()`."""
+    content = content_of(thing)
+    return thing.state_dict() if content is None else content
 
 
 def _unique(items: Iterable[Any]) -> list[Any]:

@@ -33,6 +33,16 @@ def _of_the_other_integration(adam: Any, model: Any, run: str) -> dict[str, str]
     }
 
 
+class Holder:
+    """Has a state that only pickle could store."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"x": object()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("its state was never stored")
+
+
 def refusals(run: str) -> dict[str, str]:
     """Return the message of each wrong use."""
     adam, model = keras.optimizers.Adam(), classifier()
@@ -44,6 +54,9 @@ def refusals(run: str) -> dict[str, str]:
     found["wrapped twice"] = _message(lambda: LoggedOptimizer(logged, f"{run}/d", model))
     found["logged already"] = _message(lambda: LoggedOptimizer(adam, f"{run}/e", model))
     found["tracked"] = _message(lambda: logged.track(thing=object()))
+    found["tracked, unstorable"] = _message(lambda: logged.track(holder=Holder()))
+    logged.track(numbers=np.random.default_rng(0))
+    found["tracked twice"] = _message(lambda: logged.track(numbers=np.random.default_rng(1)))
     other = classifier()
     gradients = [np.zeros(v.shape, "float32") for v in other.trainable_variables]
     found["other variables"] = _message(lambda: logged.apply(gradients, other.trainable_variables))
@@ -55,3 +68,19 @@ def refusals(run: str) -> dict[str, str]:
     unbuilt = keras.Sequential([keras.layers.Dense(2)])
     found["unbuilt"] = _message(lambda: LoggedOptimizer(keras.optimizers.Adam(), f"{run}/f", unbuilt).recover())
     return found
+
+
+def renamed(run: str) -> list[str]:
+    """Return the notes of a run that goes on with a generator tracked under another name."""
+    notes: list[str] = []
+    for name in ("noise", "dropout"):
+        model, numbers = classifier(), np.random.default_rng(0)
+        logged = LoggedOptimizer(keras.optimizers.SGD(), run, model, segment_bytes=1 << 20)
+        logged.track(**{name: numbers})
+        for _ in logged.batches(arrays(), until=3 if name == "noise" else 5, batch_size=4):
+            numbers.random()
+            logged.apply([np.ones(v.shape, "float32") for v in model.trainable_variables], model.trainable_variables)
+        assert logged.report.exact is None or name == "noise"
+        notes = logged.report.notes
+        logged.close()
+    return notes

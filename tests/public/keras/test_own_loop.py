@@ -81,6 +81,8 @@ def test_a_wrong_use_is_refused_with_what_to_do(backend: Lab, tmp_path: Path) ->
         "wrapped twice": "this optimizer is logged already; wrap the plain one",
         "logged already": "close that LoggedOptimizer first",
         "tracked": "track(thing=...): a object has no state that can be stored",
+        "tracked, unstorable": "track['holder']['x']",
+        "tracked twice": "track(numbers=...): another object is tracked under this name already",
         "other variables": "which is no trainable variable of the model that was given with this optimizer",
         "no bound": "batches() outside of epochs() needs until=...",
         "nested": "one loop of LoggedOptimizer runs inside another",
@@ -99,3 +101,9 @@ def test_a_wrong_use_is_refused_with_what_to_do(backend: Lab, tmp_path: Path) ->
 def test_a_stateless_loop_on_jax_is_refused_by_name(jax: Lab, tmp_path: Path) -> None:
     found = jax.value("tests.public.keras.own_loop_inputs.refusals", run=str(tmp_path))
     assert "not supported on the Keras backend 'jax'" in found["no model"]
+
+
+def test_an_object_that_is_tracked_under_another_name_is_named(tensorflow: Lab, tmp_path: Path) -> None:
+    notes = tensorflow.value("tests.public.keras.own_loop_inputs.renamed", run=str(tmp_path / "run"))
+    for name in ("noise", "dropout"):
+        assert any(f"'{name}' was tracked by the run or is tracked now, and not both" in note for note in notes), notes

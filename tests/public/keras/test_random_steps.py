@@ -40,17 +40,7 @@ def test_eager_random_numbers_that_follow_from_the_global_seed_come_back(log: st
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("seeded", "RandomStandardNormal"),
-        pytest.param(
-            "function",
-            "RandomUniform",
-            marks=pytest.mark.xfail(strict=True, reason="a function that was traced before the first step is not looked into"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), [("seeded", "RandomStandardNormal"), ("function", "RandomUniform")])
 @pytest.mark.parametrize("log", ["gradients", "weights"])
 def test_other_eager_random_numbers_are_named(kind: str, name: str, log: str, tensorflow: Lab, tmp_path: Path) -> None:
     right, resumed = run_killed(tensorflow, SCRIPT, tmp_path, [["batch", 8]], kind=kind, log=log, eager=True)

@@ -30,7 +30,7 @@ class SubclassState:
     """The attributes of a trainer that its subclass has added, and that have changed since this was made.
 
     Attributes:
-        lost: names of those that now are another object than at the beginning, and cannot be stored.
+        lost: names of those that have become something that cannot be stored, or another object of that kind.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -45,10 +45,11 @@ class SubclassState:
         found = {}
         for name, value in self._attributes():
             given, before = self._given.get(name, (None, None))
+            if value is given and before is None:  # it could not be stored, and may be large
+                continue
             now = _encoded(value)
             if now is None:
-                if value is not given:
-                    self.lost.add(name)
+                self.lost.add(name)
             elif name in self._carried or now != before:
                 found[name] = _stored(value, [_ITEMS_MAX])
         return found
@@ -99,7 +100,8 @@ def _restored(old: Any, new: Any) -> Any:
         old.clear()
         old.extend(_copied(item) for item in new)
         return old
-    return new.to(old.device) if isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor) else _copied(new)
+    new = _copied(new)
+    return new.to(old.device) if isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor) else new
 
 
 def _copied(value: Any) -> Any:
