@@ -18,6 +18,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery.group.summary.log_summary import GenerationLog
+from tranlogs.recovery.history import Link
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash
@@ -40,16 +41,28 @@ def test_a_lost_disk_costs_no_step(launcher: Launcher, tmp_path: Path) -> None:
     assert without_curves(found) == without_curves(launcher.reference(3, "plain"))
 
 
-def test_a_damaged_journal_costs_no_step(launcher: Launcher, tmp_path: Path) -> None:
-    """Of one record the gradients, of a later one the description."""
-    run = tmp_path / "run"
-    crash(launcher, 3, run, 25, "copies")
+def shares_of_rank_1(run: Path) -> dict[int, Link]:
+    """The records in the log of rank 1 by step; recovery has to read those behind step 21."""
     assert max(newest_checkpoint(run / f"rank{rank}") for rank in range(3)) <= 21, "recovery would not read the damage"
     (entries,) = GenerationLog.read(run / "rank1", 1).history.runs
-    shares = {link.step: link for link in entries if link.kind == EntryKind.STEP}
-    with SegmentReader(shares[22].segment.path, [link.location for link in entries]) as reader:
-        flip(shares[22].segment.path, reader.decode(shares[22].location).location.payload_offset)
+    return {link.step: link for link in entries if link.kind == EntryKind.STEP}
+
+
+def flip_gradients(link: Link) -> None:
+    """Change a bit of a record's gradients."""
+    with SegmentReader(link.segment.path, link.segment.locations) as reader:
+        flip(link.segment.path, reader.decode(link.location).location.payload_offset)
+
+
+def test_a_damaged_journal_costs_no_step(launcher: Launcher, tmp_path: Path) -> None:
+    """Of one record the gradients, of a later one the description, which no index holds any more."""
+    run = tmp_path / "run"
+    crash(launcher, 3, run, 25, "copies")
+    shares = shares_of_rank_1(run)
+    flip_gradients(shares[22])
     flip(shares[24].segment.path, shares[24].location.offset)
+    for part in (run / "rank1" / "log").glob("records.lmdb*"):
+        part.unlink()
     found = launcher.run(3, "copies", run)
     (told,) = launcher.told()
     assert (told["step"], told["exact"]) == (25, True)
@@ -57,6 +70,20 @@ def test_a_damaged_journal_costs_no_step(launcher: Launcher, tmp_path: Path) -> 
         "the journal of rank 1 is damaged, and counts as lost: its gradient shards and its own" in note
         for note in told["notes"]
     )
+    assert differences(without_curves(found), without_curves(launcher.reference(3, "plain"))) == [[]] * 3
+
+
+def test_damaged_gradients_that_a_copy_replaces_are_named(launcher: Launcher, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    crash(launcher, 3, run, 25, "copies")
+    shares = shares_of_rank_1(run)
+    flip_gradients(shares[22])
+    found = launcher.run(3, "copies", run)
+    (told,) = launcher.told()
+    assert (told["step"], told["exact"]) == (25, True)
+    (note,) = [note for note in told["notes"] if "The copy in another rank's journal was read instead" in note]
+    assert str(shares[22].segment.path) in note
+    assert "step 22" in note
     assert differences(without_curves(found), without_curves(launcher.reference(3, "plain"))) == [[]] * 3
 
 

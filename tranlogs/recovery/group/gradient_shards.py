@@ -24,6 +24,7 @@ from ..history import Link
 from .summary.log_summary import GenerationLog
 
 Decode = Callable[[Entry], Any]
+_Located = tuple[int, Entry]  # the index of a tensor in the layout of a shard, and the shard
 
 
 class PeerJournal:
@@ -76,11 +77,19 @@ class GradientShards:
         folders: where to read each other rank's journal.
         first_timeline: the timeline that started the generation.
         ignored: timelines that do not count.
+
+    Attributes:
+        notes: what was damaged and read from a copy instead, one sentence for each step and file.
     """
 
     def __init__(self, folders: Mapping[int, Path], first_timeline: int, ignored: Collection[int] = ()) -> None:
         self._folders, self._first_timeline, self._ignored = folders, first_timeline, ignored
         self._peers: dict[int, PeerJournal] = {}
+        self._noted: dict[tuple[int | None, str], str] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self._noted.values())
 
     def __enter__(self) -> GradientShards:
         return self
@@ -114,7 +123,12 @@ class GradientShards:
         for other, failure in missing.items():
             if body.get("copies", 1) == 1 or (other - 1) % world not in parts:
                 raise failure
-        return JoinedEntry(list(parts.values()))
+            self._note_copy(failure)
+        return JoinedEntry(list(parts.values()), self._note_copy)
+
+    def _note_copy(self, error: CorruptRecord) -> None:
+        """Note that a copy was read instead of what is damaged."""
+        self._noted.setdefault((error.step, str(error.path)), f"{error}. The copy in another rank's journal was read instead")
 
     def _read_shard(self, rank: int, own: Entry, body: dict[str, Any], decode: Decode) -> Entry:
         step, digests = own.step, own.digests
@@ -137,11 +151,16 @@ class GradientShards:
 
 
 class JoinedEntry(Entry):
-    """A record with tensors that are joined from the gradient shards of all ranks. All else comes from the first record."""
+    """A record with tensors that are joined from the gradient shards of all ranks. All else comes from the first record.
 
-    def __init__(self, parts: Sequence[Entry]) -> None:
+    Args:
+        parts: the records that hold the shards.
+        on_damage: called with each error after which a copy of the shard was read.
+    """
+
+    def __init__(self, parts: Sequence[Entry], on_damage: Callable[[CorruptRecord], None]) -> None:
         self.__dict__.update(parts[0].__dict__)
-        self.shards = parts
+        self.shards, self._on_damage = parts, on_damage
 
     def tensor_names(self) -> list[str]:
         """Return the names of the tensors in all shards."""
@@ -166,25 +185,22 @@ class JoinedEntry(Entry):
                 why = f"the shards do not fit together at element {at}"
                 raise CorruptRecord(part.reader.path, why, step=self.step, tensor=name)
             end = at + piece.length[0]
-            _read_range(copies, data[at * itemsize : end * itemsize])
+            self._read_range(copies, data[at * itemsize : end * itemsize])
             at = end
         if at != total:
             raise CorruptRecord(self.reader.path, f"no shard holds elements {at} to {total}", step=self.step, tensor=name)
         return Array(spec.dtype, spec.shape, data, spec.strides)
 
-
-_Located = tuple[int, Entry]  # the index of a tensor in the layout of a shard, and the shard
-
-
-def _read_range(copies: Sequence[_Located], out: Bytes) -> None:
-    """Read a range of a tensor from the first copy that is sound."""
-    for i, (slot, part) in enumerate(copies):
-        try:
-            part.read_slot(slot, out)
-            return
-        except CorruptRecord:
-            if i + 1 == len(copies):
-                raise
+    def _read_range(self, copies: Sequence[_Located], out: Bytes) -> None:
+        """Read a range of a tensor from the first copy that is sound."""
+        for i, (slot, part) in enumerate(copies):
+            try:
+                part.read_slot(slot, out)
+                return
+            except CorruptRecord as error:
+                if i + 1 == len(copies):
+                    raise
+                self._on_damage(error)
 
 
 def _get_offset(located: _Located) -> int:

@@ -205,10 +205,10 @@ class GroupRecovery:
                 for donor in self._resharding.assigned_ranks:
                     base = agreement.bases[donor]
                     assert base is not None
-                    self._compact(self._resharding, planner, donor, base, progress)
+                    self._compact(self._resharding, planner, donor, base, progress, attempt.notes)
             elif self._role.has_part or self._role.is_newcomer or self._role.redoes_copies or self._role.redoes_equal:
                 assert base is not None
-                recovered = self._redo(planner, donor, base, self.state, progress)
+                recovered = self._redo(planner, donor, base, self.state, progress, attempt.notes)
                 attempt.has_later = recovered.plan.has_later
                 if donor != self.rank:
                     recovered.position = planner.new_position(recovered.position.step)
@@ -232,9 +232,15 @@ class GroupRecovery:
         return attempt, recovered
 
     def _compact(
-        self, resharding: Resharding, planner: RankPlanner, donor: int, base: BaseCheckpoint, progress: Progress | None
+        self,
+        resharding: Resharding,
+        planner: RankPlanner,
+        donor: int,
+        base: BaseCheckpoint,
+        progress: Progress | None,
+        notes: list[str],
     ) -> None:
-        """Get a checkpoint of a former rank at the target."""
+        """Get a checkpoint of a former rank at the target. What was damaged is added to `notes`."""
         log, journal = planner.read_log(donor), planner.folders[donor]
         plan = planner.plan(log, donor, base)
         if not plan.links:
@@ -242,23 +248,31 @@ class GroupRecovery:
             return
         state = self.state.former_state()
         state.world = self._generation.world
-        recovered = self._redo(planner, donor, base, state, progress)
+        recovered = self._redo(planner, donor, base, state, progress, notes)
         with open_planned_checkpoint(journal, plan) as checkpoint:
             resharding.compact(donor, state, recovered, checkpoint.manifest)
 
     def _redo(
-        self, planner: RankPlanner, donor: int, base: BaseCheckpoint, state: ReplayedState, progress: Progress | None
+        self,
+        planner: RankPlanner,
+        donor: int,
+        base: BaseCheckpoint,
+        state: ReplayedState,
+        progress: Progress | None,
+        notes: list[str],
     ) -> Recovered:
-        """Bring a state from a checkpoint to the target by the journal of a rank."""
+        """Bring a state from a checkpoint to the target by the journal of a rank. What was damaged is added to `notes`."""
         log = planner.read_log(donor)
         first_timeline, unused = self._generation.first_timeline, self._exchange.unused_timelines
-        with GradientShards(self._list_peers(planner, donor), first_timeline, unused) as state.shards:
+        with GradientShards(self._list_peers(planner, donor), first_timeline, unused) as shards:
+            state.shards = shards
             try:
                 plan = planner.plan(log, donor, base)
                 earlier = planner.read_earlier_notes(log, plan) if plan.source is not None and plan.links else None
                 return execute_plan(planner.folders[donor], plan, state, log.facts.notes, progress, earlier)
             finally:
                 state.shards = None
+                notes += shards.notes
 
     def _adopt(self, planner: RankPlanner, base: BaseCheckpoint, attempt: RankAttempt) -> Recovered:
         """Set this rank's state from other ranks' checkpoints of the step at which all ranks resume."""
@@ -344,7 +358,7 @@ class GroupRecovery:
             timeline_ids=extend_timeline_ids(ids, agreement.step, self._exchange.timeline_id if is_new else ""),
             copied_rank=self.rank if self._role.redoes_copies else -1,
             caveats=attempt.caveats,
-            notes=self._exchange.notes,
+            notes=list(dict.fromkeys([*self._exchange.notes, *(text for outcome in outcomes for text in outcome["notes"])])),
         )
         if self._role.is_newcomer or self._role.redoes_equal:
             run_id = next(summary.run_id for summary in generation.summaries if not summary.is_empty)
