@@ -75,7 +75,10 @@ class OfflineRun(OfflineReplay[RecordedState]):
             return landing.recovered
         with reader.open_shards() as self.state.shards:
             newest = reader.find_newest_step_from(_step_of(self.folder, checkpoint)) if step is None else step
-            return recover(self.folder, self.state, step=newest, checkpoint=checkpoint, progress=progress)
+            found = recover(self.folder, self.state, step=newest, checkpoint=checkpoint, progress=progress)
+            if found is not None:
+                found.notes += self.state.shards.notes
+            return found
 
     def _judge(self, found: Recovered, differences: list[str]) -> tuple[bool | None, list[str]]:
         exact, reasons = verdict(self.state, found)
