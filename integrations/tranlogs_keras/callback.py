@@ -33,8 +33,9 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         run: folder of the run; made if there is none. One run for one training: the same script, the same data.
         log: "gradients" (what enters the optimizer, redone by the very function that applied it), "weights" (what each step
             has changed), or "auto": gradients where they are enough, weights elsewhere, with a line that says why.
-        checkpoint_every: "epoch", steps (500), a time ("10min"), bytes of log ("256MiB"), a recovery time ("rto=30s"), or a
-            policy object.
+        checkpoint_every: "epoch" (at the end of each epoch, and in long ones as "auto"), "auto" (as often as disk space and 10
+            seconds of replay need it), steps (500), a time ("10min"), bytes of log ("256MiB"), a recovery time ("rto=30s"),
+            or a policy object.
         keep: how many checkpoints are kept, or a retention policy.
         durability: "machine" (log synced behind training: a power cut loses what `tranlogs status` shows), or "process".
         data_order: of arrays and PyDatasets: "tranlogs" draws each epoch's order from the seed, so that any batch is found
@@ -42,7 +43,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         seed: of that order; default: what keras.utils.set_random_seed was given, else drawn once a run.
         fingerprint: "full" (every byte after each step), "sample", or "auto": full while it costs little of a step.
         rank: number of this process among those that train together.
-        segment_bytes: size of a log file; by default it fits the model (4 to 128 MiB).
+        segment_bytes: size of a log file; by default it fits the model (1 to 128 MiB).
         writer: "direct" (records are written on the training thread) or "thread".
         verbose: whether to print where training goes on.
         monitor: brings a monitor along: "thread" (ends with each fit), "process" (outlives this one, and ends once the run is
@@ -206,6 +207,8 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
         elif fit_run.report.checkpoint_step is not None:
             print(f"TranLogs: {self.run} goes on at {fit_run.cursor.place}: {fit_run.report}")
+        else:
+            print(f"TranLogs: {self.run}: {fit_run.forecast()}")
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]

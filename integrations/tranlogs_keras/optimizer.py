@@ -37,8 +37,8 @@ class LoggedOptimizer:
         run: folder of the run; made if it is not there.
         model: the model that the optimizer trains, or a list of models.
         log: "gradients" (what enters `apply`, redone by the same update), or "weights" (what each step has changed).
-        checkpoint_every: steps (500), "epoch", a time ("10min"), a size of log ("256MiB"), a recovery time ("rto=30s"), or a
-            policy object.
+        checkpoint_every: "auto", "epoch", steps (500), a time ("10min"), a size of log ("256MiB"), a recovery time
+            ("rto=30s"), or a policy object.
         durability: "machine" survives power loss (synced steps, a moment behind), "process" survives the process.
         keep: how many checkpoints are kept, or a retention policy.
         seed: of the order of arrays; default: what keras.utils.set_random_seed was given, else drawn once a run.
@@ -59,7 +59,7 @@ class LoggedOptimizer:
         model: Any,
         *,
         log: LogKind = "gradients",
-        checkpoint_every: Any = 500,
+        checkpoint_every: Any = "auto",
         durability: Literal["machine", "process"] = "machine",
         keep: Any = 2,
         seed: int | None = None,

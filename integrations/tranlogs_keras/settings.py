@@ -10,19 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import Progress, RetentionPolicy, RunOptions, RunSettings, as_retention, when_full
+from tranlogs.training import Automatic, Progress, RetentionPolicy, RunOptions, RunSettings, as_retention, when_full
 
 from . import keras_internals
 from .backends import Backend
 from .data.source import DataOrder
 from .state.state import LogKind
 
-
-class EveryEpoch:
-    """A checkpoint at the beginning of each epoch; the session asks for it itself."""
-
-    def is_due(self, facts: Any) -> bool:
-        return False
+EVERY_EPOCH = Automatic()  # in the middle of an epoch; the fit asks for the checkpoint at its end itself
 
 
 class KeepEnds:
@@ -93,7 +88,7 @@ class Settings:
         """
         every_epoch = checkpoint_every == "epoch"
         retention = KeepEnds(as_retention(keep))
-        policy = EveryEpoch() if every_epoch else checkpoint_every
+        policy = EVERY_EPOCH if every_epoch else checkpoint_every
         common = RunSettings.of(RunOptions(run=run, checkpoint_every=policy, keep=retention, **shared))
         if log not in ("auto", "gradients", "weights"):
             raise UsageError(f'log={log!r}: use "auto", "gradients" or "weights"')

@@ -46,8 +46,8 @@ class LoggedOptimizer(Optimizer):
         run: folder of the run; made if it is not there.
         model: the module (or a dict or list of modules) that is trained: its parameters' names, and its buffers.
         log: "gradients" (redo with the optimizer) or "weights" (after-image of parameters and optimizer state).
-        checkpoint_every: steps (500), a time ("10min"), a size of log ("256MiB"), a recovery time ("rto=30s"), or an
-            object with `is_due(facts)`.
+        checkpoint_every: "auto" (as often as disk space and 10 seconds of replay need it), steps (500), a time ("10min"), a
+            size of log ("256MiB"), a recovery time ("rto=30s"), or an object with `is_due(facts)`.
         durability: "machine" survives power loss (synced steps, a moment behind), "process" survives the process.
         keep: which checkpoints stay: a number, `KeepLatest(n)`, `KeepEvery(steps)`, a function, or an object with
             DLRover's `clean_up(step, delete_func)`.
@@ -55,7 +55,7 @@ class LoggedOptimizer(Optimizer):
         fingerprint: "auto", "full" (every parameter is hashed after each step) or "sample".
         name: of this optimizer in the run; needed only if there are several.
         rank: number of this process among those that train together; torch.distributed knows it, where it is initialised.
-        segment_bytes: size of a log file; by default it fits the model (4 to 128 MiB).
+        segment_bytes: size of a log file; by default it fits the model (1 to 128 MiB).
         worker_seeds: "batch" seeds torch, numpy and Python in DataLoader workers anew for each batch, so that augmentation and
             collating there are exact, too. The numbers are then others than without. For all loaders of the run.
         writer: "direct" writes on the training thread, "thread" hands over to a writer; by default chosen by device.
@@ -89,7 +89,7 @@ class LoggedOptimizer(Optimizer):
         model: Models = None,
         *,
         log: LogKind = "gradients",
-        checkpoint_every: Any = 500,
+        checkpoint_every: Any = "auto",
         durability: Literal["machine", "process"] = "machine",
         keep: Any = 2,
         optimizer_state: bool = True,

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.faults import failing
+from tranlogs.base.config import GIB, MIB
 from tranlogs.base.errors import LogUnavailable, UsageError
 from tranlogs.catalog import Catalog, CheckpointRow, CommonRow, SegmentRow, TimelineRow, segment_key
 from tranlogs.retention import (
+    Automatic,
     CheckpointFacts,
     EveryBytes,
     EverySeconds,
@@ -28,8 +30,16 @@ from tranlogs.retention import (
 from tranlogs.retention.prune import plan_retirement, retire
 
 
-def facts(steps: int = 0, seconds: float = 0.0, log_bytes: int = 0, replay: float = 0.0, load: float = 0.0) -> CheckpointFacts:
-    return CheckpointFacts(steps, seconds, log_bytes, replay, load)
+def facts(
+    steps: int = 0,
+    seconds: float = 0.0,
+    log_bytes: int = 0,
+    replay: float = 0.0,
+    load: float = 0.0,
+    state_bytes: int = 0,
+    free_bytes: int = 1 << 62,
+) -> CheckpointFacts:
+    return CheckpointFacts(steps, seconds, log_bytes, replay, load, state_bytes, free_bytes)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +58,18 @@ def facts(steps: int = 0, seconds: float = 0.0, log_bytes: int = 0, replay: floa
         (RecoveryTime(10), facts(steps=8, replay=1.0, load=1.0), True),
         (RecoveryTime(10), facts(steps=0, replay=99.0), False),
         (RecoveryTime(10), facts(steps=10**6), False),
+        (Automatic(), facts(steps=1, log_bytes=16 * GIB - 1, state_bytes=GIB), False),
+        (Automatic(), facts(steps=1, log_bytes=16 * GIB, state_bytes=GIB), True),
+        (Automatic(), facts(steps=0, log_bytes=16 * GIB, state_bytes=GIB), False),
+        (Automatic(), facts(steps=1, log_bytes=5 * GIB - 1, state_bytes=GIB, free_bytes=80 * GIB), False),
+        (Automatic(), facts(steps=1, log_bytes=5 * GIB, state_bytes=GIB, free_bytes=80 * GIB), True),
+        (Automatic(), facts(steps=1, log_bytes=GIB - 1, state_bytes=GIB, free_bytes=0), False),
+        (Automatic(), facts(steps=1, log_bytes=GIB, state_bytes=GIB, free_bytes=0), True),
+        (Automatic(), facts(steps=9, log_bytes=4 * MIB - 1, state_bytes=100), False),
+        (Automatic(), facts(steps=9, log_bytes=4 * MIB, state_bytes=100), True),
+        (Automatic(), facts(steps=9, log_bytes=GIB), False),
+        (Automatic(), facts(steps=8, replay=1.0, load=50.0, state_bytes=GIB), False),
+        (Automatic(), facts(steps=9, replay=1.0, state_bytes=GIB), True),
     ],
 )
 def test_a_checkpoint_is_due_when_the_policy_says(policy: Any, when: CheckpointFacts, due: bool) -> None:

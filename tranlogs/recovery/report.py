@@ -23,6 +23,7 @@ class RecoveryReport:
             this is not known.
         first_divergent_step: the first step that differed.
         notes: what else to know, one sentence each.
+        forecast: for a new run, how much it writes and when its next checkpoint comes; else empty.
     """
 
     step: int = 0
@@ -36,6 +37,7 @@ class RecoveryReport:
     exact: bool | None = True
     first_divergent_step: int | None = None
     notes: tuple[str, ...] = ()
+    forecast: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values, for JSON."""
@@ -44,7 +46,8 @@ class RecoveryReport:
     def __str__(self) -> str:
         notes = "".join(f"\n  {note}" for note in self.notes)
         if self.checkpoint_step is None:
-            return f"fresh run: step 0{notes}"
+            forecast = f" ({self.forecast})" if self.forecast else ""
+            return f"fresh run: step 0{forecast}{notes}"
         since = "" if self.first_divergent_step is None else f" from step {self.first_divergent_step}"
         verdict = {True: "bit-exact", False: f"NOT exact{since}", None: "not verified"}
         return (

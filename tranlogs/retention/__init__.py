@@ -1,11 +1,13 @@
 """Policies on when to take a checkpoint and which checkpoints to keep: pure decisions over facts."""
 
 from .checkpoint_interval import (
+    Automatic,
     CheckpointFacts,
     CheckpointPolicy,
     EveryBytes,
     EverySeconds,
     EverySteps,
+    Never,
     RecoveryTime,
     as_policy,
 )
@@ -13,6 +15,7 @@ from .keep_policy import KeepAll, KeepEvery, KeepLatest, RetentionPolicy, as_ret
 from .monitor_settings import Monitor
 
 __all__ = [
+    "Automatic",
     "CheckpointFacts",
     "CheckpointPolicy",
     "EveryBytes",
@@ -22,6 +25,7 @@ __all__ = [
     "KeepEvery",
     "KeepLatest",
     "Monitor",
+    "Never",
     "RecoveryTime",
     "RetentionPolicy",
     "as_policy",

@@ -6,8 +6,14 @@ import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..base.config import MIB
 from ..base.errors import UsageError
 from ..base.quantities import BYTES, SECONDS
+
+_LOG_OVER_STATE = 16  # Checkpoints then add a sixteenth to what the log writes.
+_LOG_BYTES_MIN = 4 * MIB  # A checkpoint of a small model costs as much as some hundred of its steps.
+_FREE_DISK_SHARE = 16  # The log after the oldest kept checkpoint is some three intervals long.
+_REPLAY_SECONDS_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +21,13 @@ class CheckpointFacts:
     """Facts on which a policy decides.
 
     Attributes:
-        steps: steps since the last checkpoint was taken.
+        steps: training steps since the last checkpoint was taken. Steps that several optimizers take in one unit count once.
         seconds: time since then.
         log_bytes: bytes of log since then.
-        replay_seconds_per_step: the measured time to redo one step.
+        replay_seconds_per_step: the measured time to redo one training step.
         load_seconds: the measured time to load a checkpoint.
+        state_bytes: the size of a checkpoint; 0 if it is not known yet.
+        free_bytes: free space of the disk when the last checkpoint was taken.
     """
 
     steps: int
@@ -27,6 +35,8 @@ class CheckpointFacts:
     log_bytes: int
     replay_seconds_per_step: float
     load_seconds: float
+    state_bytes: int = 0
+    free_bytes: int = 1 << 62
 
 
 class CheckpointPolicy(Protocol):
@@ -37,7 +47,7 @@ class CheckpointPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EverySteps:
-    """A checkpoint every `steps` optimizer steps."""
+    """A checkpoint every `steps` training steps. Steps that several optimizers take in one unit count once."""
 
     steps: int
 
@@ -77,6 +87,26 @@ class RecoveryTime:
 
 
 @dataclass(frozen=True, slots=True)
+class Automatic:
+    """A checkpoint as often as disk space and recovery time need it: the default of `checkpoint_every`.
+
+    A checkpoint is due when the log since the last one has 16 times the size of a checkpoint (at least 4 MiB), or a sixteenth
+    of the free disk (at least the size of a checkpoint), or when its replay would take 10 seconds.
+    """
+
+    def is_due(self, facts: CheckpointFacts) -> bool:
+        if facts.steps == 0:
+            return False
+        is_long = bool(facts.state_bytes) and facts.log_bytes >= self.log_bytes_max(facts.state_bytes, facts.free_bytes)
+        return is_long or (facts.steps + 1) * facts.replay_seconds_per_step >= _REPLAY_SECONDS_MAX
+
+    def log_bytes_max(self, state_bytes: int, free_bytes: int) -> int:
+        """Return the number of bytes of log after which a checkpoint is due."""
+        share_of_disk = max(free_bytes // _FREE_DISK_SHARE, state_bytes)
+        return max(min(_LOG_OVER_STATE * state_bytes, share_of_disk), _LOG_BYTES_MIN)
+
+
+@dataclass(frozen=True, slots=True)
 class Never:
     """No checkpoint but the first one and those that are requested: a monitor derives them (`tranlogs monitor --compact`)."""
 
@@ -85,7 +115,7 @@ class Never:
 
 
 def as_policy(every: Any) -> CheckpointPolicy:
-    """Return the policy for what users write: 500 (steps), "10min", "256MiB", "rto=30s", "never", or a policy object.
+    """Return the policy for what users write: "auto", 500 (steps), "10min", "256MiB", "rto=30s", "never", or a policy object.
 
     Raises:
         UsageError: `every` is none of these.
@@ -96,6 +126,8 @@ def as_policy(every: Any) -> CheckpointPolicy:
         return every  # type: ignore[no-any-return]
     if every == "never":
         return Never()
+    if every == "auto":
+        return Automatic()
     if isinstance(every, str):
         found = re.fullmatch(r"\s*(rto\s*=)?\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", every)
         if found:
@@ -108,6 +140,6 @@ def as_policy(every: Any) -> CheckpointPolicy:
             if unit in ("step", "steps") and not target and number >= 1:
                 return EverySteps(int(number))
     raise UsageError(
-        'checkpoint_every must be steps (500), a time ("10min"), a size of log ("256MiB"), a recovery time ("rto=30s"), '
-        f'"never" or an object with is_due(facts), got {every!r}'
+        'checkpoint_every must be "auto", steps (500), a time ("10min"), a size of log ("256MiB"), a recovery time '
+        f'("rto=30s"), "never" or an object with is_due(facts), got {every!r}'
     )

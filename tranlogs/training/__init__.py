@@ -11,10 +11,11 @@ from ..recovery.journal_facts import describe_replacement
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Progress, Recovered, recover
 from ..recovery.verdict import judge_exactness, make_report
-from ..retention import CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
+from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
 from ..retention.keep_policy import when_full
 from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
+from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
 from .live_report import LiveReport
 from .offline import OfflineReplay
@@ -29,6 +30,7 @@ from .write_scans import FIRST_UNITS, Place, ScanSchedule
 __all__ = [
     "FIRST_UNITS",
     "GRACE_SECONDS",
+    "Automatic",
     "CheckpointPolicy",
     "Curve",
     "Decoded",
@@ -63,6 +65,7 @@ __all__ = [
     "decode_entries",
     "describe_replacement",
     "digest_of",
+    "forecast_writes",
     "full_digests",
     "is_same",
     "is_same_state",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..base.config import JournalConfig
+from ..base.errors import UsageError
+from ..base.quantities import format_bytes
 from ..encoding.tree import Adapt
 from ..journal import Journal, JournalPaths
 from ..journal.embedded_monitor import shipping_store, start_embedded_monitor
@@ -14,6 +16,8 @@ from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Recovered
 from ..shipping import StoreCopies, fetch_missing_journal, start_shipping
 from .settings import RunSettings
+
+_FILES_OF_A_BUDGET = 3  # the open log file, the next one, and one that is sealed
 
 
 class RunResources:
@@ -55,6 +59,7 @@ class RunResources:
         if settings.segment_bytes or segment_bytes:
             chosen["segment_bytes"] = settings.segment_bytes or segment_bytes
         self.config = JournalConfig(**chosen)
+        _check_budget(settings, self.config.segment_bytes)
         url, is_own = shipping_store(settings.monitor, settings.store)
         with progress_bar() as progress:
             was_fetched = fetch_missing_journal(url, JournalPaths.of(settings.run, rank), progress) is not None
@@ -112,3 +117,14 @@ class RunResources:
         self.journal.close()
         self._shipping.close(self.journal.committed, seconds)
         self._shutdown.close()
+
+
+def _check_budget(settings: RunSettings, segment_bytes: int) -> None:
+    """Refuse a budget that is smaller than one log file, since the monitor could never keep it."""
+    budget = None if settings.monitor is None else settings.monitor.budget_bytes
+    if budget is not None and budget < segment_bytes:
+        raise UsageError(
+            f"{settings.run}: a budget of {format_bytes(budget)} for each process is less than one log file of this run "
+            f"({format_bytes(segment_bytes)}). Give at least {format_bytes(_FILES_OF_A_BUDGET * segment_bytes)}, or a smaller "
+            "segment_bytes"
+        )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
-from tranlogs.training import LiveReport, RecoveryReport
+from tranlogs.training import LiveReport, RecoveryReport, forecast_writes
 
 from .. import keras_internals
 from ..backends import make_backend
@@ -91,6 +92,19 @@ class FitRun:
         except BaseException:
             resources.close()
             raise
+
+    def forecast(self) -> str:
+        """Return how much the fit writes, and when its next checkpoint comes."""
+        shared, state = self.settings.shared, self.parts.state
+        trained = sum(math.prod(v.shape) * 4 for v in self.model.trainable_variables)
+        state_bytes = state.nbytes()
+        return forecast_writes(
+            shared.policy,
+            shared.run,
+            step_bytes=max(trained, 1) if state.log == "gradients" else state_bytes,
+            state_bytes=state_bytes,
+            at_epoch_ends=self.settings.every_epoch,
+        )
 
     @property
     def report(self) -> RecoveryReport:

@@ -8,7 +8,7 @@ from typing import Any
 from tranlogs.base.errors import UsageError
 from tranlogs.training import RunOptions, RunSettings
 
-from ..settings import EveryEpoch
+from ..settings import EVERY_EPOCH
 from ..state.state import LogKind
 
 
@@ -37,7 +37,7 @@ class LoopSettings:
         """
         every_epoch = checkpoint_every == "epoch"
         common = RunSettings.of(
-            RunOptions(run=run, checkpoint_every=EveryEpoch() if every_epoch else checkpoint_every, **shared)
+            RunOptions(run=run, checkpoint_every=EVERY_EPOCH if every_epoch else checkpoint_every, **shared)
         )
         if log not in ("gradients", "weights"):
             raise UsageError(f'log={log!r}: use "gradients" or "weights"')

@@ -99,8 +99,8 @@ class LoggedRun(Protocol):
         """Log what something wrote to the state since the last look."""
         ...
 
-    def after_step(self) -> None:
-        """Count a step that was logged."""
+    def after_step(self, optimizer: str) -> None:
+        """Count a step of an optimizer that was logged."""
         ...
 
     def digests(self) -> Digests:

@@ -319,7 +319,7 @@ class OptimizerHooks:
             self.recorder.commit(body, digests, is_frozen=True)
         self._captures = 0
         self._forget_clip()
-        run.after_step()
+        run.after_step(self.name)
 
     def _image(self, body: dict[str, Any]) -> list[Tensor]:
         """After-image: the parameters, and the optimizer's state unless the user does without."""

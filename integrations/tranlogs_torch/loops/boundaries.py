@@ -46,6 +46,7 @@ class Boundaries:
         self._user_loops, self._write_log = user_loops, write_log
         self._journal, self._state, self._auxiliary = parts.journal, parts.state, parts.auxiliary
         self.steps_since_boundary = 0
+        self._steps_by_optimizer: dict[str, int] = {}  # of the running unit
         self._taken_at_boundary: dict[str, int] = {}
         self._has_reserved = self._has_said_nested = False
         self._implicit: dict[str, Any] | None = None  # after a step in a loop of the user's own: random state, and buffers
@@ -56,9 +57,10 @@ class Boundaries:
         """Take the data position at which recovery ended as that of the last boundary."""
         self._taken_at_boundary = self._auxiliary.taken()
 
-    def after_step(self) -> None:
-        """Count a step that was logged."""
+    def after_step(self, optimizer: str) -> None:
+        """Count a step of an optimizer that was logged."""
         self.steps_since_boundary += 1
+        self._steps_by_optimizer[optimizer] = self._steps_by_optimizer.get(optimizer, 0) + 1
         if not self._has_reserved:  # optimizer state is there from the first step on
             self._has_reserved = True
             self._journal.checkpoints.expect_snapshot(self._state.nbytes())
@@ -120,6 +122,7 @@ class Boundaries:
                 self._parts.writes.remember(self._journal.step)
         self._boundary_at = now
         self.steps_since_boundary = 0
+        self._note_companion_steps()
         self._parts.writes.looks.count_unit()
         noted = self._parts.scalars.commit(self._journal.step)
         wanted: bool | None = self._write_log.wants_checkpoint or None
@@ -133,6 +136,12 @@ class Boundaries:
         self._journal.boundary(body, lambda: self._state.snapshot(whole()), scalars=noted, checkpoint=wanted)
         if self._journal.is_suspended:
             self._auxiliary.drop_unstorable()
+
+    def _note_companion_steps(self) -> None:
+        """Let the steps of several optimizers in one unit count as those of the one that took the fewest."""
+        steps, self._steps_by_optimizer = self._steps_by_optimizer, {}
+        if len(steps) > 1:
+            self._journal.checkpoints.schedule.companion_steps += sum(steps.values()) - min(steps.values())
 
     def before_forward(self, module: torch.nn.Module) -> None:
         if module.training and torch.is_grad_enabled():

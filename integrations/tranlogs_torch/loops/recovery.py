@@ -10,7 +10,7 @@ from typing import Any
 
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.ranks import GroupRecovered
-from tranlogs.training import Progress, Recovered, RecoveryReport, make_report, recover
+from tranlogs.training import Progress, Recovered, RecoveryReport, forecast_writes, make_report, recover
 
 from ..checkpoint_import import Built, Start, StartFrom, find_start
 from ..distributed.process_group import demand_group
@@ -19,9 +19,12 @@ from ..sharding import fsdp
 from ..sharding.zero_optimizer import bring_in
 from ..state import environment
 from ..state.caveats import LOADED_BEFORE, caveats, has_steps, verdict
+from ..tensors.placement import local
 from .run_parts import RunParts
 
 _log = logging.getLogger("tranlogs")
+
+_STATE_OVER_TRAINED = 2  # Adam, AdamW and many others keep two tensors for each parameter.
 
 
 class Recovery:
@@ -89,9 +92,22 @@ class Recovery:
             raise UsageError(f"{parts.settings.run}: step {step} cannot be recovered: the run holds nothing yet")
         if origin is not None and self._origin_notes is None:
             self._load(origin, progress)
-        report = parts.report.current = RecoveryReport(notes=tuple(self._origin_notes or ()))
+        notes = tuple(self._origin_notes or ())
+        report = parts.report.current = RecoveryReport(notes=notes, forecast=self._forecast())
         self.begin(is_first=is_first)
         return report
+
+    def _forecast(self) -> str:
+        """Return how much a fresh run writes; empty for several processes, which may divide the log."""
+        parts = self._parts
+        if not parts.coordinator.is_single:
+            return ""
+        trained = sum(local(p).nbytes for hooks in parts.hooks.values() for p in hooks.parameters() if p.requires_grad)
+        state_bytes = parts.state.nbytes() + _STATE_OVER_TRAINED * trained
+        logs_weights = any(hooks.log == "weights" for hooks in parts.hooks.values())
+        step_bytes = state_bytes if logs_weights else max(trained, 1)
+        settings = parts.settings
+        return forecast_writes(settings.policy, settings.run, step_bytes=step_bytes, state_bytes=state_bytes)
 
     def _continue_from(self, found: Recovered, landing: GroupRecovered | None) -> None:
         """Let the journal, the loaders and the watch for writes go on from where the state is now."""

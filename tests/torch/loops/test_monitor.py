@@ -78,7 +78,7 @@ def test_a_thread_keeps_the_budget_while_training_goes_on(tmp_path: Path) -> Non
         checkpoint_every=50,
         keep=1000,
         monitor="thread",
-        budget="1B",
+        budget="1MiB",
     ) as optimizer:
         optimizer.recover()
         for _ in optimizer.steps(20):
@@ -126,3 +126,14 @@ def test_wrong_settings_are_refused_before_the_run_is_made(tmp_path: Path) -> No
     with pytest.raises(UsageError, match="needs a monitor"):
         LoggedOptimizer(inner, tmp_path / "run", budget="1GiB")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_budget_below_one_log_file_is_refused_with_one_that_will_do(tmp_path: Path) -> None:
+    def logged(budget: str) -> LoggedOptimizer:
+        inner = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        return LoggedOptimizer(inner, tmp_path / "run", monitor="thread", budget=budget, segment_bytes=2 << 20)
+
+    with pytest.raises(UsageError, match=r"run: a budget of 1\.9 MiB .* less than one log file .*2\.0 MiB.* at least 6\.0 MiB"):
+        logged("2MB")
+    assert not (tmp_path / "run").exists()
+    logged("6MiB").close()

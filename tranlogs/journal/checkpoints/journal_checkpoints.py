@@ -85,6 +85,7 @@ class JournalCheckpoints:
     def expect_snapshot(self, nbytes: int) -> None:
         """Record the expected size of a snapshot, and allocate memory for it in the background."""
         self.disk_space.expect_snapshot(nbytes)
+        self.schedule.state_bytes = nbytes
         if self.checkpointer is not None and nbytes > RESERVE_BYTES_MIN:
             self.checkpointer.reserve(nbytes + nbytes // 16)
 

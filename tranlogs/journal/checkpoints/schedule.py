@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+from contextlib import suppress
 
 from ...base.clock import Clock
 from ...base.config import CATALOG_SECONDS
@@ -17,25 +19,40 @@ _FALLBACK = EverySteps(500)
 
 
 class CheckpointSchedule:
-    """A checkpoint policy together with the step, the time and the log size of the last checkpoint."""
+    """A checkpoint policy together with the step, the time and the log size of the last checkpoint.
+
+    Attributes:
+        state_bytes: the size of a checkpoint; 0 until it is known.
+        companion_steps: steps taken in one unit with a step of another optimizer. They do not count as training steps.
+    """
 
     def __init__(self, policy: CheckpointPolicy, catalog: Catalog, clock: Clock) -> None:
         self._policy, self._catalog, self._clock = policy, catalog, clock
         self._request_read_at = 0.0
+        self.companion_steps = 0
+        self.state_bytes = 0
         self.note_taken(0, 0)
 
     def note_taken(self, step: int, log_bytes: int, seconds_ago: float = 0.0) -> None:
         """Record that a checkpoint was taken at `step`, after `log_bytes` of log."""
         self._step, self._at, self._log_bytes = step, self._clock.monotonic() - seconds_ago, log_bytes
+        self._companion_steps_before = self.companion_steps
+        self._free_bytes = 1 << 62
+        with suppress(OSError):  # without the number, other limits hold
+            self._free_bytes = shutil.disk_usage(self._catalog.path.parent).free
 
     def is_due(self, step: int, log_bytes: int, speed: RecoverySpeed) -> bool:
         """Return True if the policy wants a checkpoint at `step`, after `log_bytes` of log."""
+        redone = step - self._step
+        steps = redone - (self.companion_steps - self._companion_steps_before)
         facts = CheckpointFacts(
-            step - self._step,
+            steps,
             self._clock.monotonic() - self._at,
             log_bytes - self._log_bytes,
-            speed.replay_seconds_per_step,
+            speed.replay_seconds_per_step * (redone / steps if steps > 0 else 1.0),
             speed.load_seconds,
+            self.state_bytes,
+            self._free_bytes,
         )
         try:
             return bool(self._policy.is_due(facts))

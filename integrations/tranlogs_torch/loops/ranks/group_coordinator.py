@@ -72,6 +72,7 @@ class GroupCoordinator:
         self._division.is_active = reduced and not self._sharding
         self._spans_all = reduced or self._has_world_mesh()
         self._asked_at = self._taken_at = self._stood_at = 0  # steps
+        self._companions_at = 0  # companion steps when the last checkpoint was taken
         self._is_wanted = self._is_hurried = self._was_suspended = False
         self._is_compared = False
         self._join = JoinWatch(self._reducers)
@@ -196,17 +197,18 @@ class GroupCoordinator:
             return wanted
         self._is_wanted |= bool(wanted)
         self._was_suspended |= journal.is_suspended
-        if not has_stepped or not self._is_time(journal.step):
+        if not has_stepped or not self._is_time(journal):
             return False
         is_taken = self._decide(journal, whole, digests)
         if self._reducers:
             body["ddp"]["is_divided"] = self._division.is_active
         return is_taken
 
-    def _is_time(self, step: int) -> bool:
+    def _is_time(self, journal: Journal) -> bool:
         """Return True if all ranks ask each other at this step. The answer depends only on what all of them know."""
-        since = step - self._taken_at
-        is_time = step // _ASK_STEPS > self._asked_at // _ASK_STEPS or (self._every is not None and since >= self._every)
+        companions = journal.checkpoints.schedule.companion_steps - self._companions_at
+        is_over = self._every is not None and journal.step - self._taken_at - companions >= self._every
+        is_time = journal.step // _ASK_STEPS > self._asked_at // _ASK_STEPS or is_over
         return is_time or self._is_hurried
 
     def _decide(self, journal: Journal, whole: Callable[[], dict[str, Any]], digests: bytes) -> bool:
@@ -230,6 +232,7 @@ class GroupCoordinator:
         elif not is_any_due:
             return False
         self._taken_at, self._is_wanted, self._was_suspended = journal.step, False, journal.is_suspended
+        self._companions_at = journal.checkpoints.schedule.companion_steps
         self.exchange_backups(whole())
         return True
 

@@ -1,0 +1,70 @@
+"""When checkpoints of a PyTorch run are taken: by default, and counted in training steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tests.torch.small import logged, one_step, small
+from tranlogs.retention import CheckpointFacts
+from tranlogs_torch import LoggedOptimizer
+
+MIB = 1 << 20
+
+
+def steps_with_checkpoint(run: Path) -> list[int]:
+    return sorted({int(path.name.split("-")[1]) for path in (run / "rank0/checkpoints").iterdir()})
+
+
+def test_by_default_the_log_between_checkpoints_is_bounded_by_the_size_of_a_checkpoint(tmp_path: Path) -> None:
+    model = nn.Linear(512, 512, bias=False)  # 1 MiB of gradients a step, 3 MiB of state with Adam's
+    inner = torch.optim.AdamW(model.parameters())
+    with LoggedOptimizer(inner, tmp_path / "run", model, durability="process", keep=99) as optimizer:
+        report = optimizer.recover()
+        assert str(report) == (
+            "fresh run: step 0 (about 1.0 MiB of log a step; next checkpoint after about 47 steps (47.1 MiB of log))"
+        )
+        for _ in optimizer.steps(until=100):
+            model(torch.randn(1, 512)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    first, second, third = steps_with_checkpoint(tmp_path / "run")
+    assert first == 0
+    assert 40 <= second <= 50
+    assert 80 <= third <= 100
+
+
+def test_steps_of_two_optimizers_in_one_unit_count_once(tmp_path: Path) -> None:
+    generator, critic = small(), small()
+    run = tmp_path / "run"
+    inner = torch.optim.SGD(generator.parameters(), 0.1)
+    with logged(nn.ModuleDict({"g": generator, "c": critic}), run, inner, checkpoint_every=4, keep=99) as optimizer:
+        other = optimizer.add_optimizer(torch.optim.SGD(critic.parameters(), 0.1), "critic")
+        optimizer.recover()
+        for _ in optimizer.steps(until=9):
+            for _ in range(3):
+                one_step(critic, other)
+            one_step(generator, optimizer)
+            optimizer.training_run.journal.wait_checkpoint()
+    assert steps_with_checkpoint(run) == [0, 16, 32]
+
+
+def test_a_policy_of_one_s_own_sees_units_and_sizes(tmp_path: Path) -> None:
+    seen: list[CheckpointFacts] = []
+
+    class Mine:
+        def is_due(self, facts: CheckpointFacts) -> bool:
+            seen.append(facts)
+            return False
+
+    model = small()
+    with logged(model, tmp_path / "run", checkpoint_every=Mine()) as optimizer:
+        optimizer.recover()
+        for _ in optimizer.steps(until=3):
+            one_step(model, optimizer)
+    assert [facts.steps for facts in seen] == [1, 2, 3]
+    weights = sum(p.nbytes for p in model.parameters())
+    assert all(3 * weights <= facts.state_bytes < 4 * weights for facts in seen)
+    assert all(0 < facts.free_bytes < 1 << 62 for facts in seen)
