@@ -76,8 +76,9 @@ Cli = Callable[..., Called]
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Call `tranlogs` with these arguments."""
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Call `tranlogs` with these arguments, as in a pipe: without a terminal, and without its width."""
+    monkeypatch.delenv("COLUMNS", raising=False)
 
     def call(*arguments: object) -> Called:
         capsys.readouterr()

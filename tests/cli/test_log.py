@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,22 @@ def test_step_shows_the_record_in_full(cli: Cli, run: Path, step: int) -> None:
     assert len(piece["checksum"]) == 16
     assert record["body"]["hyper"][1]["betas"] == [0.9, 0.999]
     assert record["body"]["fingerprint"] == "full"
+
+
+def test_nothing_is_wrapped_where_stdout_is_no_terminal(cli: Cli, run: Path) -> None:
+    called = cli("log", run, "--step", 4)
+    about = {line.split("  ")[0]: line for line in called.out.splitlines() if line and not line.startswith(" ")}
+    boundary = _records(cli, run, "--step", 4)[-1]
+    values = re.findall(r"[\w.]+=", about["tracked"])
+    assert {f"{name}=" for name in boundary["body"]["tracked"]["scheduler"]} <= set(values)
+    assert len(about["tracked"]) > 80
+    assert about["scalars"].split()[1].startswith("loss=")
+    assert all(line == line.rstrip() for line in called.out.splitlines())
+
+
+def test_lines_fit_the_columns_that_are_set(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, cli("log", run, "--step", 4).out.splitlines())) <= 60
 
 
 def test_step_shows_the_auxiliary_state_of_its_boundary(cli: Cli, run: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,42 @@ def test_an_uncovered_step_names_the_nearest(cli: Cli, run: Path, tmp_path: Path
     assert called.code == 1
     assert f"the nearest is {STEPS}" in called.err
     assert not (tmp_path / "state.pt").exists()
+
+
+def test_an_uncovered_step_is_refused_before_the_framework_is_imported(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tranlogs.cli.frameworks.entry_points", lambda **_: pytest.fail("the framework is looked for"))
+    called = cli("replay", run, "--to", STEPS + 5, "--out", tmp_path / "state.pt")
+    assert called.code == 1
+    assert f"step {STEPS + 5} is not covered" in called.err
+    assert f"the nearest is {STEPS}" in called.err
+
+
+@pytest.mark.parametrize("name", ["state.pt", "state.safetensors"])
+def test_a_file_is_replaced_only_by_force(cli: Cli, run: Path, tmp_path: Path, name: str) -> None:
+    target = tmp_path / name
+    target.write_text("mine")
+    called = cli("replay", run, "--out", target)
+    assert called.code == 2
+    assert f"{target} exists already" in called.err
+    assert "--force" in called.err
+    assert target.read_text() == "mine"
+    assert cli("replay", run, "--out", target, "--force", "--json").json["bytes"] == target.stat().st_size > 4
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_all_files_have_the_mode_of_new_files(cli: Cli, run: Path, tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        for name in ("state.pt", "state.safetensors"):
+            assert cli("replay", run, "--out", tmp_path / name).code == 0
+        assert cli("export", run, "--to", "dcp", tmp_path / "dcp").code == 0
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if run not in (path, *path.parents)}
+    assert {"state.pt", "state.safetensors", "dcp", ".metadata"} <= modes.keys()
+    assert modes == {name: (0o777 if name == "dcp" else 0o666) & ~mask for name in modes}
 
 
 @pytest.mark.parametrize("name", ["state.weights.h5", "state.npz", "no/such/state.pt"])

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,12 @@ from tranlogs.catalog import Catalog, Incident
 from tranlogs_torch import LoggedOptimizer
 
 from .conftest import STEPS, Cli, train
+
+
+@pytest.fixture
+def screen_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the width that a terminal would have."""
+    monkeypatch.setenv("COLUMNS", "80")
 
 
 def test_status_of_a_closed_run(cli: Cli, run: Path) -> None:
@@ -30,7 +38,7 @@ def test_status_of_a_closed_run(cli: Cli, run: Path) -> None:
     assert rank["incidents"] == []
 
 
-def test_status_fits_a_screen_of_80_columns(cli: Cli, run: Path) -> None:
+def test_status_fits_a_screen_of_80_columns(cli: Cli, run: Path, screen_of_80_columns: None) -> None:
     called = cli("status", run)
     assert called.code == 0
     assert f"step {STEPS}: survives the process" in called.out
@@ -173,7 +181,7 @@ def test_a_run_in_memory_is_not_said_to_survive_power_loss(cli: Cli, run: Path, 
     assert "survives power loss" not in called.out
 
 
-def test_what_a_monitor_has_seen_is_shown(cli: Cli, run: Path) -> None:
+def test_what_a_monitor_has_seen_is_shown(cli: Cli, run: Path, screen_of_80_columns: None) -> None:
     assert cli("monitor", run, "--once", "--budget", "100MiB").code == 0
     (rank,) = cli("status", run, "--json").json["ranks"]
     evaluation = rank["evaluation"]
@@ -208,7 +216,7 @@ def test_train_is_repeatable(tmp_path: Path) -> None:
     assert all((x == y).all() for x, y in zip(a.parameters(), b.parameters(), strict=True))
 
 
-def test_a_folder_of_runs_has_a_line_for_each(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_a_folder_of_runs_has_a_line_for_each(cli: Cli, run: Path, tmp_path: Path, screen_of_80_columns: None) -> None:
     shutil.copytree(run, tmp_path / "other")
     (tmp_path / "none").mkdir()
     found = cli("status", tmp_path, "--json")
@@ -229,6 +237,51 @@ def test_a_damaged_run_in_a_folder_of_runs_is_a_problem(cli: Cli, run: Path, tmp
     assert "catalog" in found.out
 
 
+def test_an_unreadable_run_is_reported_in_its_place(cli: Cli, run: Path, tmp_path: Path) -> None:
+    for name in ("another", "newer", "zlast"):
+        shutil.copytree(run, tmp_path / name)
+    row = tmp_path / "newer" / "rank0"
+    catalog = Catalog.open(row, writable=True)
+    about = catalog.run()
+    assert about is not None
+    with catalog.transaction() as tables:
+        tables.put("run", replace(about, format=99))
+    catalog.close()
+    found = cli("status", tmp_path, "--json")
+    assert found.code == 1
+    states = {Path(line["run"]).name: (line["state"], line["committed"]) for line in found.json["runs"]}
+    assert states == {"another": ("closed", STEPS), "newer": ("unreadable", None)} | dict.fromkeys(
+        ("run", "zlast"), ("closed", STEPS)
+    )
+    (problem,) = found.json["problems"]
+    assert str(tmp_path / "newer") in problem
+    assert "version 99" in problem
+    shown = cli("status", tmp_path)
+    assert shown.code == 1
+    lines = [line.split()[:2] for line in shown.out.splitlines() if line]
+    assert ["newer", "unreadable"] in lines
+    assert lines.index(["another", "closed"]) < lines.index(["newer", "unreadable"]) < lines.index(["zlast", "closed"])
+    assert problem in shown.out
+
+
+def test_a_folder_that_cannot_be_listed_ends_no_overview(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").mkdir()
+    exists = Path.exists
+
+    def guarded(path: Path, **options: Any) -> bool:
+        if "closed" in path.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path, **options)
+
+    monkeypatch.setattr(Path, "exists", guarded)
+    found = cli("status", tmp_path, "--json")
+    assert found.code == 1
+    assert [line["state"] for line in found.json["runs"]] == ["unreadable", "closed"]
+    assert "Permission denied" in found.json["problems"][0]
+
+
 def test_a_folder_without_runs_is_refused(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     assert cli("status", tmp_path).code == 2
@@ -238,3 +291,26 @@ def test_one_run_of_a_folder_is_watched(cli: Cli, run: Path, tmp_path: Path) -> 
     found = cli("status", tmp_path, "--watch")
     assert found.code == 2
     assert str(run) in found.err
+
+
+def test_imported_weights_are_no_run_yet(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    source, new = tmp_path / "weights.pt", tmp_path / "new"
+    assert cli("replay", trained, "--out", source).code == 0
+    assert cli("import", source, new, "--only-weights").code == 0
+    called = cli("status", new)
+    words = " ".join(called.out.split())
+    assert (called.code, called.err) == (0, "")
+    assert f"run {new}: imported weights, no step yet" in words
+    assert "begins with the first recover() of the training script" in words
+    told = cli("status", new, "--json").json
+    assert (told["problems"], told["ranks"]) == ([], [])
+    assert told["imported"]["nbytes"] == sum(path.stat().st_size for path in (new / "start").iterdir())
+    refused = cli("log", new)
+    assert refused.code == 2
+    assert "holds imported weights and no step yet: the run begins with the first recover()" in refused.err
+    listed = cli("status", tmp_path, "--json").json["runs"]
+    assert [(Path(line["run"]).name, line["state"], line["ranks"]) for line in listed] == [("new", "imported", 0)]
+    (new / "start" / "manifest.json").write_text("{}")
+    damaged = cli("status", new)
+    assert damaged.code == 1
+    assert str(new / "start") in "".join(damaged.out.split())

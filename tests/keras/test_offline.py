@@ -17,10 +17,20 @@ COMMAND = str(Path(sys.executable).parent / "tranlogs")
 BACKENDS: list[tuple[str, dict[str, Any]]] = [("torch", {}), ("jax", {"jit": True}), ("tensorflow", {})]
 
 
-def cli(*arguments: str, backend: str = "") -> dict[str, Any]:
+REPLAY_AND_LIST_MODULES = """
+import sys
+from tranlogs.cli import app
+try:
+    app(["replay", sys.argv[1], "--to", "99", "--out", sys.argv[2]])
+except SystemExit as end:
+    print(end.code, *sorted({"keras", "tensorflow", "torch", "jax"} & sys.modules.keys()))
+"""
+
+
+def cli(*arguments: str, backend: str = "", **variables: str) -> dict[str, Any]:
     """A command in a process of its own, on whatever backend the run names."""
     environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
-    environment |= {"KERAS_BACKEND": backend} if backend else {}
+    environment |= variables | ({"KERAS_BACKEND": backend} if backend else {})
     command = [COMMAND, *arguments, "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -50,6 +60,19 @@ def test_a_step_in_the_past_and_the_whole_model(torch: Lab, tmp_path: Path) -> N
     assert told["step"] == 9
     assert torch.value("loads_model", path=str(tmp_path / "state.keras")) == [13, 10]
     assert cli("verify", str(run), "--replay")["problems"] == []
+    command = [sys.executable, "-c", REPLAY_AND_LIST_MODULES, str(run), str(tmp_path / "never.keras")]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert "step 99 is not covered: the log has no sound boundary at that step; the nearest is 12" in refused.stderr
+    assert refused.stdout.split() == ["1"], "the exit code, and no framework"
+
+
+def test_another_setting_of_xla_under_which_all_steps_are_equal_is_no_doubt(jax: Lab, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert jax.run("fit", run=str(run), die=["batch", 5], jit=True).was_killed
+    (rank,) = cli("verify", str(run), "--replay", XLA_FLAGS="--xla_cpu_enable_fast_min_max=false")["ranks"]
+    (replayed,) = rank["replays"]
+    assert (replayed["replayed"], replayed["exact"]) == (4, True)
+    assert any("XLA_FLAGS differs" in note for note in replayed["notes"])
 
 
 def test_names_of_files_are_checked_first(torch: Lab, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -108,12 +109,17 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 @contextmanager
 def publishing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path for a file. At the end of the block, rename the file to `path`; after an error, delete it."""
+    """Yield a temporary path for a file. At the end of the block, rename the file to `path`; after an error, delete it.
+
+    The file gets the mode of new files, whatever writes it.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        mode = _create(temporary)
         yield temporary
         fd = os.open(temporary, os.O_RDONLY)
         try:
+            os.fchmod(fd, mode)  # libraries that write a file of their own and rename it make it private
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -122,6 +128,15 @@ def publishing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def _create(path: Path) -> int:
+    """Create an empty file; return the mode that the umask or the folder gives to new files."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        return stat.S_IMODE(os.fstat(fd).st_mode)
+    finally:
+        os.close(fd)
 
 
 @contextmanager

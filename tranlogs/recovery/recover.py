@@ -119,6 +119,15 @@ def recover(
     raise RecoveryError(f"{folder}: too much is damaged to recover; run `tranlogs verify` to list the damage")
 
 
+def require_covered(folder: Path, step: int) -> None:
+    """Check that checkpoints and log lead to a step, without restoring anything.
+
+    Raises:
+        RecoveryError: there is no checkpoint, or `step` is not covered.
+    """
+    _DamagePlanner(folder, read_facts(folder), None, None).plan(step, None)
+
+
 class _DamagePlanner:
     """Planner of the attempts of one recovery. Damage that an attempt meets is replaced by a sound copy, or ruled out.
 

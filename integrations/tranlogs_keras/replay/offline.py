@@ -49,8 +49,7 @@ class OfflineRun(OfflineReplay[Any]):
         return recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
 
     def _judge(self, found: Recovered, differences: list[str]) -> tuple[bool | None, list[str]]:
-        exact, reasons = judge_exactness(found, self.state.fingerprint_kinds, compared="variables")
-        return None if exact and differences else exact, reasons
+        return judge_exactness(found, self.state.fingerprint_kinds, compared="variables")
 
     def _data_position(self) -> tuple[int, int]:
         position = self.state.body["position"]

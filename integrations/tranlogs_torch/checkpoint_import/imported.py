@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tranlogs.base.atomic_files import make_folder
+from tranlogs.base.config import IMPORTED_NAME
 from tranlogs.base.errors import CannotRead, CorruptCheckpoint, DataError, UnencodableState, UsageError
 from tranlogs.records import Checkpoint, Snapshot, SnapshotPool, tree, write_checkpoint
 from tranlogs.training import Progress
@@ -23,7 +24,7 @@ from tranlogs.training import Progress
 from ..tensors.arrays import adapt, make_array, make_extension
 from .foreign_source import ForeignParts, StartFrom, StateDict, read_parts
 
-FOLDER = "start"
+FOLDER = IMPORTED_NAME
 
 
 def import_source(

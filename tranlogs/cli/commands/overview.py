@@ -9,9 +9,12 @@ from pathlib import Path
 import rich.console
 from rich.console import RenderableType
 
+from ...base.errors import NotARun, NotBegun, TranLogsError, error_text
 from ...journal import JournalPaths
 from ..output import screen
 from ..reading.group_survey import survey_group
+from ..reading.imported_weights import survey_imported
+from ..reading.runs import find_journals, is_journal
 from ..reading.survey import Survey, survey
 
 
@@ -21,10 +24,11 @@ class RunSummary:
 
     Attributes:
         run: the run's folder.
-        ranks: number of journals.
+        ranks: number of journals; 0 if the run has not begun, or cannot be read.
         writers: number of journals that a live process writes.
-        state: "training", "closed" (by its process), "died" (without closing), or "new".
-        committed: the step that all ranks have committed.
+        state: "training", "closed" (by its process), "died" (without closing), "new", "imported" (weights with which the
+            run will begin), or "unreadable".
+        committed: the step that all ranks have committed; None if this is not known.
         recovery_step: the step to which a crash now would go back; None if nothing could be recovered.
         nbytes: size of log and checkpoints.
         problems: what is wrong, one sentence each.
@@ -34,10 +38,32 @@ class RunSummary:
     ranks: int
     writers: int
     state: str
-    committed: int
+    committed: int | None
     recovery_step: int | None
     nbytes: int
     problems: tuple[str, ...]
+
+
+def summarize_runs(folder: Path) -> list[RunSummary]:
+    """Survey the runs in a folder, by name. A run that cannot be read is among them, with the reason as its problem."""
+    found = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() and not is_journal(folder) else ():
+        try:
+            if not is_journal(path) and path.is_dir():
+                found.append(summarize_run(path, find_journals(path)))
+        except NotBegun:
+            imported = survey_imported(path)
+            found.append(RunSummary(path, 0, 0, "imported", 0, 0, imported.nbytes, tuple(imported.problems)))
+        except NotARun:
+            continue
+        except (TranLogsError, OSError) as error:
+            found.append(RunSummary(path, 0, 0, "unreadable", None, None, 0, (_describe_failure(path, error),)))
+    return found
+
+
+def _describe_failure(run: Path, error: Exception) -> str:
+    text = error_text(error)
+    return text if str(run) in text else f"{run}: {text}"
 
 
 def summarize_run(run: Path, journals: Sequence[JournalPaths]) -> RunSummary:
@@ -68,7 +94,7 @@ def render_overview(runs: Sequence[RunSummary]) -> RenderableType:
         (
             line.run.name,
             _describe_state(line),
-            line.committed,
+            "-" if line.committed is None else line.committed,
             "-" if line.recovery_step is None else line.recovery_step,
             screen.size(line.nbytes),
         )
@@ -81,4 +107,4 @@ def render_overview(runs: Sequence[RunSummary]) -> RenderableType:
 
 def _describe_state(line: RunSummary) -> str:
     """Return a run's state, with the number of ranks that are in it."""
-    return line.state if line.ranks == 1 else f"{line.state} ({line.writers or line.ranks} of {line.ranks} ranks)"
+    return line.state if line.ranks <= 1 else f"{line.state} ({line.writers or line.ranks} of {line.ranks} ranks)"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ...base.errors import UsageError
 from ...recovery.progress_bar import progress_bar
+from ...recovery.recover import require_covered
 from ..frameworks import load_framework, open_offline_run
 from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
 from ..output import screen
 from ..output.json_values import print_json
-from ..reading.runs import find_journal
+from ..reading.runs import find_journal, is_alone
 
 
 @command
@@ -24,6 +27,7 @@ def replay(
         int | None, typer.Option("--to", min=0, metavar="STEP", help="The step to rebuild (default: the newest step).")
     ] = None,
     optimizer: Optimizers = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: Json = False,
 ) -> int:
     """Rebuild the state at a step without the script, as a file.
@@ -32,6 +36,8 @@ def replay(
     optimizers and tracked objects for torch.load(weights_only=True); a .safetensors file holds the tensors under the names
     that model.load_state_dict expects.
     """
+    if os.path.lexists(out) and not force:
+        raise UsageError(f"{out} exists already: use --force to replace it, or another name")
     return rebuild(run, out, None, to, optimizer or (), as_json=as_json)
 
 
@@ -48,8 +54,11 @@ def rebuild(run: Path, target: Path, form: str | None, step: int | None, optimiz
 
     Raises:
         UsageError: the target cannot be written, or the run cannot be replayed.
+        RecoveryError: the step is not covered.
     """
     paths = find_journal(run)
+    if step is not None and is_alone(paths):
+        require_covered(paths.folder, step)  # before a framework is imported, which takes seconds
     load_framework(paths).check_target(target, form)
     offline = open_offline_run(paths, optimizers)
     with progress_bar() as progress:

@@ -13,17 +13,18 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
-from ...base.errors import NotARun, UsageError
+from ...base.errors import NotARun, NotBegun, UsageError
 from ...base.quantities import parse_seconds
 from ...retention.exposure import has_store
 from ..options import FINE, PROBLEM, Json, Run, command
 from ..output import screen
 from ..output.json_values import print_json
 from ..reading.group_survey import GroupSurvey, survey_group
+from ..reading.imported_weights import survey_imported
 from ..reading.monitor_summary import describe_monitor
-from ..reading.runs import find_journals, find_runs
+from ..reading.runs import find_journals
 from ..reading.survey import Survey, survey
-from .overview import RunSummary, render_overview, summarize_run
+from .overview import RunSummary, render_overview, summarize_runs
 
 _ROWS_MAX = 12  # rows of a table; JSON has all rows
 _SCOPE_TITLES = {"process": "process dies", "machine": "power fails", "site": "site is gone"}
@@ -44,8 +45,14 @@ def status(
     seconds = parse_seconds(interval, "--interval")
     if seconds <= 0:
         raise UsageError(f"--interval must be positive, got {interval}")
-    if runs := _summarize_runs(run):
-        return _overview(run, runs, watch, as_json=as_json)
+    try:
+        find_journals(run)
+    except NotBegun:
+        return _show_imported(run, as_json=as_json)
+    except NotARun:
+        if runs := summarize_runs(run):
+            return _overview(run, runs, watch, as_json=as_json)
+        raise
     if watch:
         return _watch(run, seconds, as_json=as_json)
     found, group = _survey_run(run)
@@ -56,12 +63,18 @@ def status(
     return _exit_code(found, group)
 
 
-def _summarize_runs(folder: Path) -> list[RunSummary]:
-    try:
-        find_journals(folder)
-        return []
-    except NotARun:
-        return [summarize_run(run, journals) for run, journals in find_runs(folder)]
+def _show_imported(run: Path, *, as_json: bool) -> int:
+    """Show a folder with the weights that a run will begin with."""
+    found = survey_imported(run)
+    if as_json:
+        print_json({"run": run, "problems": found.problems, "group": None, "ranks": [], "imported": found})
+    else:
+        rows: list[tuple[str, object]] = [("run", f"{run}: imported weights, no step yet")]
+        if not found.problems:
+            rows.append(("imported", f"{screen.size(found.nbytes)}, at {screen.moment(found.created_at)}"))
+        rows.append(("next", "the run begins with the first recover() of the training script"))
+        screen.console().print(screen.facts(rows), *map(screen.problem, found.problems), sep="\n")
+    return PROBLEM if found.problems else FINE
 
 
 def _overview(folder: Path, runs: Sequence[RunSummary], watch: bool, *, as_json: bool) -> int:

@@ -1,7 +1,10 @@
-"""Output for people: tables that fit 80 columns, and sizes and times in words."""
+"""Output for people: tables that fit a terminal, and sizes and times in words."""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 import time
 from collections.abc import Sequence
 
@@ -16,10 +19,30 @@ __all__ = ["console", "count", "facts", "moment", "number", "problem", "size", "
 
 size = format_bytes
 
+_PADDING = re.compile(r" +$", re.MULTILINE)
+_UNLIMITED = 1 << 16  # columns
+
+
+class _PaddingFreeOutput:
+    """stdout without the spaces that fill the lines of a table up."""
+
+    def write(self, text: str) -> int:
+        sys.stdout.write(_PADDING.sub("", text))
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+    def isatty(self) -> bool:
+        return sys.stdout.isatty()
+
 
 def console() -> Console:
-    """Return the console that prints to stdout."""
-    return Console(highlight=False)
+    """Return the console that prints to stdout. Where stdout is no terminal, no line is wrapped unless COLUMNS is set."""
+    found = Console(highlight=False)
+    if found.is_terminal or os.environ.get("COLUMNS", "").isdigit():
+        return found
+    return Console(highlight=False, width=_UNLIMITED, file=_PaddingFreeOutput())  # type: ignore[arg-type]
 
 
 def facts(rows: Sequence[tuple[str, object]]) -> Table:

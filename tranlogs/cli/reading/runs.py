@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ...base.errors import NotARun, UsageError
+from ...base.config import IMPORTED_NAME
+from ...base.errors import NotARun, NotBegun, UsageError
 from ...journal import JournalPaths, read_owner
 from ...recovery.group.summary.log_summary import read_environment
 from ...recovery.group.summary.recorded_environment import is_of_group, is_sharded
@@ -24,9 +25,10 @@ def find_journals(run: Path) -> list[JournalPaths]:
 
     Raises:
         NotARun: the folder contains no journal.
+        NotBegun: it contains imported weights only.
         UsageError: `run` is the address of a store.
     """
-    if _is_journal(run):
+    if is_journal(run):
         return [JournalPaths(run)]
     if not run.is_dir():
         if is_address(str(run)):
@@ -34,24 +36,10 @@ def find_journals(run: Path) -> list[JournalPaths]:
                 f"{run} is the address of a store: `tranlogs store list URL` lists its runs, `tranlogs pull` fetches one"
             )
         raise NotARun(run, "it is not a folder" if run.exists() else "the folder does not exist")
-    found = [path for path in run.glob("rank*") if path.name[4:].isdigit() and _is_journal(path)]
+    found = [path for path in run.glob("rank*") if path.name[4:].isdigit() and is_journal(path)]
     if not found:
-        raise NotARun(run)
+        raise NotBegun(run) if (run / IMPORTED_NAME).is_dir() else NotARun(run)
     return [JournalPaths(path) for path in sorted(found, key=lambda path: int(path.name[4:]))]
-
-
-def find_runs(folder: Path) -> list[tuple[Path, list[JournalPaths]]]:
-    """Return the runs in a folder, by name, each with its journals; none if the folder is a run itself."""
-    if not folder.is_dir() or _is_journal(folder):
-        return []
-    found = []
-    for path in sorted(folder.iterdir()):
-        try:
-            if not _is_journal(path) and path.is_dir():
-                found.append((path, find_journals(path)))
-        except NotARun:
-            continue
-    return found
 
 
 def find_journal(run: Path) -> JournalPaths:
@@ -64,11 +52,16 @@ def find_journal(run: Path) -> JournalPaths:
         UsageError: the folder contains several journals that are independent of each other.
     """
     found = find_journals(run)
-    environment = read_environment(found[0].folder)
-    if len(found) > 1 and not is_of_group(environment) and not is_sharded(environment):
+    if len(found) > 1 and is_alone(found[0]):
         names = ", ".join(str(paths.folder) for paths in found)
         raise UsageError(f"{run} contains {len(found)} independent ranks; use one of them: {names}")
     return found[0]
+
+
+def is_alone(paths: JournalPaths) -> bool:
+    """Return True if a journal is recovered without those of other ranks."""
+    environment = read_environment(paths.folder)
+    return not is_of_group(environment) and not is_sharded(environment)
 
 
 def read_consistently(folder: Path, read: Callable[[], T], problems_of: Callable[[T], Sequence[object]]) -> T:
@@ -84,5 +77,6 @@ def read_consistently(folder: Path, read: Callable[[], T], problems_of: Callable
     return read()
 
 
-def _is_journal(folder: Path) -> bool:
+def is_journal(folder: Path) -> bool:
+    """Return True if the folder is a journal, even a damaged one."""
     return sum((folder / part).exists() for part in _PARTS) >= _PARTS_MIN
