@@ -121,6 +121,9 @@ class _PlainEpoch(int):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)
 
+    def __len__(self) -> int:
+        return len(self.loader)
+
 
 def _epochs(count: int, loader: Any) -> Iterator[_PlainEpoch]:
     for number in range(count):

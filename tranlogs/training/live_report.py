@@ -35,9 +35,20 @@ class LiveReport:
         """The texts of the caveats."""
         return [text for text, _ in self.caveats]
 
+    def suspect(self, text: str) -> None:
+        """Add a caveat that counts until `dismiss` takes it out, or `warn` confirms it."""
+        self.caveats.append((text, False))
+
+    def dismiss(self, text: str) -> bool:
+        """Take a caveat out of the list, for a report that is made anew; False if it is not there."""
+        count = len(self.caveats)
+        self.caveats = [caveat for caveat in self.caveats if caveat[0] != text]
+        return len(self.caveats) < count
+
     def warn(self, text: str, is_wrong: bool) -> None:
         """Log a caveat, and add it to the report."""
         _log.warning("%s: %s", self._run, text)
+        self.dismiss(text)
         self.caveats.append((text, is_wrong))
         report = self.current or RecoveryReport()
         exact = False if is_wrong else None if report.exact else report.exact

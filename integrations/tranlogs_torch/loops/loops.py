@@ -25,6 +25,10 @@ class UnitCommitter(Protocol):
         """Begin a fresh run."""
         ...
 
+    def note_own_loop(self) -> None:
+        """Note that a loop of `LoggedOptimizer` begins."""
+        ...
+
     def boundary(self, asking: object = None) -> None:
         """Commit what came since the last boundary."""
         ...
@@ -69,6 +73,7 @@ class Loops:
                 f"{self._parts.settings.run}: the run is closed, nothing would be logged. Make a new LoggedOptimizer to go on"
             )
         self._boundaries.begin()
+        self._boundaries.note_own_loop()
         self.note_early_writes()
         if not self.running:
             self._user_loops.leave()

@@ -18,7 +18,7 @@ from ..elastic.world_size import settle_in
 from ..sharding import fsdp
 from ..sharding.zero_optimizer import bring_in
 from ..state import environment
-from ..state.caveats import LOADED_BEFORE, caveats, has_steps, verdict
+from ..state.caveats import LOADED_BEFORE, caveats, has_steps, untracked_scheduler, verdict
 from ..tensors.placement import local
 from .run_parts import RunParts
 
@@ -54,7 +54,7 @@ class Recovery:
         start = time.monotonic()
         fsdp.reshard(parts.modules)  # what was gathered from the shards before is not what they are going to be
         state.refresh()  # a group may have been added since
-        is_loaded = not journal.is_fresh and any(has_steps(hooks.inner) for hooks in parts.hooks.values())
+        state.loaded = set() if journal.is_fresh else {which for which, hooks in parts.hooks.items() if has_steps(hooks.inner)}
         origin = find_start(parts.settings.run, start_from)
         self._require_same_settings()
         if step is not None:
@@ -72,8 +72,8 @@ class Recovery:
         if found is None:
             return self._begin_fresh(step, origin, progress, is_first=landing is None)
         parts.describe_environment()
-        if is_loaded:
-            parts.report.warn(LOADED_BEFORE, False)
+        if state.loaded:
+            parts.report.suspect(LOADED_BEFORE)
         if landing is not None:
             self._landed = settle_in(state, landing, self._landed)
             coordinator.restore_division(self._landed)
@@ -187,6 +187,16 @@ class Recovery:
         if "scalars" in body:
             self._parts.scalars.unpack(body["scalars"])
 
+    def note_own_loop(self) -> None:
+        """Note that a loop of `LoggedOptimizer` begins: it counts finished epochs, whatever the script has loaded before."""
+        if self._parts.report.dismiss(LOADED_BEFORE):
+            self.refresh_report()
+
+    def note_user_loop(self) -> None:
+        """Note that a loop of the script's own resumes, or never comes: the script may have left epochs out by itself."""
+        if self._parts.report.dismiss(LOADED_BEFORE):
+            self._parts.report.warn(LOADED_BEFORE, False)
+
     def refresh_report(self) -> None:
         """Make the report again: what was missing then may be tracked now."""
         if self._recovered is not None and self._parts.auxiliary.has_landed:
@@ -196,7 +206,9 @@ class Recovery:
         parts, state, auxiliary = self._parts, self._parts.state, self._parts.auxiliary
         exact, notes = verdict(state, found)
         compared = environment.compare(state.recorded_environment, parts.environment)
-        others = [*auxiliary.caveats(), *caveats(state, found.body)]
+        optimizers = [optimizer for hooks in parts.hooks.values() for optimizer in (hooks.shell, hooks.outer, hooks.inner)]
+        scheduler = untracked_scheduler(optimizers, auxiliary.tracked.values())
+        others = [*auxiliary.caveats(), *scheduler, *caveats(state, found.body)]
         where = next(iter(auxiliary.read_data().values()), {"taken": auxiliary.count, "epoch": 0})
         return make_report(
             found,

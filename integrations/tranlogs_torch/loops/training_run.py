@@ -205,6 +205,14 @@ class TrainingRun:
         """Begin a fresh run with a checkpoint of what was built, unless training has begun."""
         self._recovery.begin()
 
+    def note_own_loop(self) -> None:
+        """Note that a loop of `LoggedOptimizer` begins."""
+        self._recovery.note_own_loop()
+
+    def note_user_loop(self) -> None:
+        """Note that a loop of the script's own resumes."""
+        self._recovery.note_user_loop()
+
     # Steps (called by the hooks of optimizers).
 
     @property
@@ -339,6 +347,7 @@ class TrainingRun:
             if is_orderly:
                 self._boundaries.commit_implicit(is_before_forward=True)
                 self._user_loops.note_unreached()
+                self._recovery.note_user_loop()
             if self.steps_since_boundary:
                 _log.warning(
                     "%s: the loop was left in the middle of a batch (break, or an exception): the log ends at step "

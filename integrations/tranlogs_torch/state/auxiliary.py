@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UnencodableState, UsageError
@@ -137,7 +136,7 @@ class Auxiliary:
         return position
 
     def caveats(self) -> list[str]:
-        """Return what is known not to come back of loaders in the middle of an epoch and of schedulers."""
+        """Return what is known not to come back of loaders in the middle of an epoch, and of gradients."""
         found = [caveat for position in self.loaders.values() for caveat in position.caveats]
         tracked = {id(getattr(thing, "generator", None)) for thing in self.tracked.values()}
         for name, position in self.loaders.items():
@@ -151,14 +150,6 @@ class Auxiliary:
             found.append(
                 f"gradients of parameters that no optimizer has ({self._orphans[0]}, ...) pile up and are not brought "
                 "back: freeze them with requires_grad_(False)"
-            )
-        groups = (group for which in self._state.optimizers for group in self._state.outer(which).param_groups)
-        scheduled = any("initial_lr" in group for group in groups)
-        tracked_or_inside = (getattr(t, "scheduler", t) for t in self.tracked.values())  # accelerate's keeps one
-        schedulers = (isinstance(t, LRScheduler) or hasattr(t, "last_epoch") for t in tracked_or_inside)
-        if scheduled and not any(schedulers):
-            found.append(
-                "a scheduler was made for an optimizer, but none is tracked: without track(scheduler=...) it starts anew"
             )
         return found
 

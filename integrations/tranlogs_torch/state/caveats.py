@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from tranlogs.training import Recovered
 from tranlogs.training import judge_exactness as compared
@@ -51,6 +54,29 @@ def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
             "forward pass. track(loader=...) is all that a plain loop over a DataLoader needs"
         )
     return found
+
+
+def untracked_scheduler(optimizers: Iterable[torch.optim.Optimizer], tracked: Iterable[Any]) -> list[str]:
+    """Return a caveat if a scheduler was made for one of the optimizers, and none is tracked.
+
+    A scheduler writes `initial_lr` into the groups of its optimizer, and wraps its `step`. Scripts that compute learning rates
+    by hand write `initial_lr` as well; they wrap nothing.
+    """
+    tracked_or_inside = (getattr(thing, "scheduler", thing) for thing in tracked)  # accelerate's keeps one
+    if any(isinstance(thing, LRScheduler) or hasattr(thing, "last_epoch") for thing in tracked_or_inside):
+        return []
+    scheduled = [o for o in optimizers if any("initial_lr" in group for group in o.param_groups)]
+    if not any(hasattr(o.step, "_wrapped_by_lr_sched") for o in [*scheduled, *_wrappers(scheduled)]):
+        return []
+    return ["a scheduler was made for an optimizer, but none is tracked: without track(scheduler=...) it starts anew"]
+
+
+def _wrappers(optimizers: list[torch.optim.Optimizer]) -> Iterator[torch.optim.Optimizer]:
+    """Yield optimizers that keep one of these as an attribute, as accelerate's does."""
+    for owner in gc.get_referrers(*optimizers) if optimizers else ():
+        for found in [owner, *(gc.get_referrers(owner) if isinstance(owner, dict) else ())]:
+            if issubclass(type(found), torch.optim.Optimizer):
+                yield found
 
 
 def lost_attributes(state: TorchState) -> list[str]:

@@ -68,6 +68,7 @@ class TorchState:
         self.recorded_environment: dict[str, Any] = {}
         self.notes: list[str] = []  # what had to be set back for a replay
         self.given: dict[str, Groups] = {}  # the groups' values with which the run began
+        self.loaded: set[str] = set()  # optimizers that the script has loaded from a file of its own
         self.shards: GradientShards | None = None  # the other ranks' journals, while records are redone that were divided
         self.world = 1  # processes that train together
         self.is_shared = False  # whether weights and optimizer state are the same on all of them
@@ -245,7 +246,7 @@ class TorchState:
         self.given.setdefault(which, self.given_now(which))
         for i, (was, now) in enumerate(zip(recorded, self.given[which], strict=False)):
             for key in was.keys() & now.keys():
-                if was[key] != now[key]:
+                if was[key] != now[key] and which not in self.loaded:
                     self.notes.append(
                         f"optimizer {which!r}: the script gives {key}={now[key]} to parameter group {i}, and gave {was[key]} "
                         "when the run began; the run's own value holds (to change it, set it after recover())"

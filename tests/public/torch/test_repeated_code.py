@@ -107,7 +107,7 @@ def test_another_learning_rate_of_the_first_resumed_step_is_named(tick: int, tmp
     assert any("lr of parameter group 0 of optimizer 'main' was changed" in note for note in report.notes), report.notes
 
 
-def imagenet(attempt: Attempt, *, folder: Path, loads_state: bool = False) -> None:
+def imagenet(attempt: Attempt, *, folder: Path, loads_state: bool = False, takes_epochs: bool = False) -> None:
     """Resumes from its own file at the beginning of an epoch, as well as by `recover()`."""
     model, loader, optimizer = built(attempt)
     own, start_epoch = folder / "checkpoint.pt", 0
@@ -117,9 +117,9 @@ def imagenet(attempt: Attempt, *, folder: Path, loads_state: bool = False) -> No
         if loads_state:
             optimizer.load_state_dict(checkpoint["optimizer"])
     attempt.start(optimizer, loader=loader)
-    for epoch in range(start_epoch, EPOCHS):
-        train(attempt, model, loader, optimizer)
-        torch.save({"epoch": epoch + 1, "optimizer": optimizer.state_dict()}, own)
+    for epoch in optimizer.epochs(EPOCHS, loader) if takes_epochs else range(start_epoch, EPOCHS):
+        train(attempt, model, epoch if takes_epochs else loader, optimizer)
+        torch.save({"epoch": int(epoch) + 1, "optimizer": optimizer.state_dict()}, own)
         attempt.tick()
     attempt.keep(model=model, optimizer=optimizer)
     optimizer.close()
@@ -139,6 +139,21 @@ def test_a_script_that_loads_its_own_checkpoint_is_told(tick: int, tmp_path: Pat
     report = after_a_death(partial(imagenet, folder=tmp_path, loads_state=True), tmp_path / "run", tick)
     assert report.exact is not True
     assert any("start_epoch" in note and "optimizer.epochs(" in note for note in report.notes), report.notes
+
+
+@pytest.mark.parametrize("tick", [13, 31, 39, 40])
+def test_a_script_that_loads_its_own_file_and_takes_logged_epochs_is_exact(tick: int, tmp_path: Path) -> None:
+    """What it has loaded is replaced, the loop leaves finished epochs out, and nobody reads of a changed learning rate."""
+    right = Attempt()
+    (tmp_path / "other").mkdir()
+    imagenet(right, folder=tmp_path / "other", takes_epochs=True)
+    script = partial(imagenet, folder=tmp_path, loads_state=True, takes_epochs=True)
+    assert in_child(lambda: script(Attempt(tmp_path / "run", tick))) < 0
+    last = Watched(tmp_path / "run")
+    script(last)
+    assert last.outcome() == right.outcome()
+    assert last.logged.report.exact is True, last.logged.report.notes
+    assert not last.logged.report.notes
 
 
 def test_a_finished_run_that_is_started_again_is_not_warned_about(tmp_path: Path) -> None:

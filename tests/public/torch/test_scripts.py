@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.public.proof import Expected, Script, prove
-from tests.public.torch.scripts import dcgan, mnist, reinforce, super_resolution, word_language_model
+from tests.public.torch.scripts import (
+    dcgan,
+    image_classifier,
+    imagenet,
+    lora,
+    mnist,
+    mnist_rnn,
+    muon,
+    reinforce,
+    siamese,
+    super_resolution,
+    time_sequence,
+    vae,
+    word_language_model,
+)
 
 SCRIPTS: dict[str, tuple[Script, Expected]] = {
     "mnist": (mnist.train, Expected()),
@@ -15,6 +30,19 @@ SCRIPTS: dict[str, tuple[Script, Expected]] = {
     "reinforce": (reinforce.train, Expected()),
     "word language model": (word_language_model.train, Expected()),
     "super resolution": (super_resolution.train, Expected()),
+    "imagenet": (imagenet.train, Expected()),
+    "imagenet, with a file of its own": (partial(imagenet.train, resumes=True), Expected()),
+    "imagenet, with a first epoch of its own": (
+        partial(imagenet.train, resumes=True, start_epoch=0),
+        Expected(exact=None, because="start_epoch", is_equal=False, repeats=True),
+    ),
+    "vae": (vae.train, Expected()),
+    "muon": (muon.train, Expected()),
+    "lora": (lora.train, Expected()),
+    "image classifier": (image_classifier.train, Expected()),
+    "siamese": (siamese.train, Expected()),
+    "mnist rnn": (mnist_rnn.train, Expected(repeats=True)),
+    "time sequence": (time_sequence.train, Expected()),
 }
 
 

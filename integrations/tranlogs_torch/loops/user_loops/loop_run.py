@@ -52,6 +52,10 @@ class LoopRun(Protocol):
         """Report what was written between the recovery and the first batch."""
         ...
 
+    def note_user_loop(self) -> None:
+        """Note that a loop of the script's own resumes."""
+        ...
+
     def remember(self) -> None:
         """Copy the state, before code per epoch runs again."""
         ...

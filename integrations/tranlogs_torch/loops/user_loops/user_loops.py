@@ -146,6 +146,7 @@ class UserLoops:
         """Return the next pass in the recorded order, before the pass in which the run stood."""
         if not self.has_skipped:
             self._run.note_early_writes()
+            self._run.note_user_loop()
         kind = position.passes.next_finished()
         if kind is not None:
             return self._repeat(position, kind)

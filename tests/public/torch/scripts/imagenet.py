@@ -1,0 +1,128 @@
+"""In the style of the ImageNet example: a residual net, StepLR, validation and two checkpoint files each epoch, `--resume`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.public.proof import Job
+from tests.public.torch.scripts.data import digits
+from tests.torch.nets import seed
+
+EPOCHS = 6
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions and a way around them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.relu(x + self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x))))))
+
+
+class Best:
+    """The best accuracy so far."""
+
+    def __init__(self) -> None:
+        self.acc1 = 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"acc1": self.acc1}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.acc1 = state["acc1"]
+
+
+class AverageMeter:
+    """The value of now, and the mean of an epoch."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.value, self.sum, self.count = name, 0.0, 0.0, 0
+
+    def update(self, value: float, n: int) -> None:
+        self.value, self.sum, self.count = value, self.sum + value * n, self.count + n
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value} ({self.sum / self.count})"
+
+
+def validate(job: Job, loader: DataLoader[Any], model: nn.Module, criterion: nn.Module) -> float:
+    """Return the accuracy."""
+    losses, top1 = AverageMeter("Loss"), AverageMeter("Acc@1")
+    model.eval()
+    with torch.no_grad():
+        for images, target in loader:
+            output = model(images)
+            losses.update(criterion(output, target).item(), len(images))
+            top1.update(100.0 * (output.argmax(1) == target).float().mean().item(), len(images))
+            job.at("validation")
+    job.print(f" * {losses} {top1}")
+    return top1.sum / top1.count
+
+
+def save_checkpoint(job: Job, state: dict[str, Any], is_best: bool) -> None:
+    """Write a file, whole or not at all; the best one has a copy."""
+    torch.save(state, job.folder / "checkpoint.tmp")
+    os.replace(job.folder / "checkpoint.tmp", job.files / "checkpoint.pth.tar")
+    job.at("checkpoint")
+    if is_best:
+        shutil.copyfile(job.files / "checkpoint.pth.tar", job.files / "model_best.pth.tar")
+
+
+def train(job: Job, *, resumes: bool = False, start_epoch: int | None = None) -> None:
+    """Train.
+
+    Args:
+        job: a life of the script.
+        resumes: as with `--resume`: what the last epoch has written is loaded before `recover()`.
+        start_epoch: None: the epochs are `optimizer.epochs(...)`; else those of the script, from here or from its file.
+    """
+    seed()
+    train_loader = DataLoader(TensorDataset(*digits(40)), batch_size=8, shuffle=True)
+    val_loader = DataLoader(TensorDataset(*digits(30, first=40)), batch_size=10)
+    body = [nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 4, 3, bias=False), BasicBlock(4), nn.Flatten()]
+    model = nn.Sequential(*body, nn.Linear(144, 10))
+    criterion, best = nn.CrossEntropyLoss(), Best()
+    optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4), model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
+    if resumes and (job.files / "checkpoint.pth.tar").exists():
+        checkpoint = torch.load(job.files / "checkpoint.pth.tar")
+        start_epoch = None if start_epoch is None else checkpoint["epoch"]
+        best.acc1 = checkpoint["best_acc1"]
+        model.load_state_dict(checkpoint["state_dict"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scheduler.load_state_dict(checkpoint["scheduler"])
+    job.start(optimizer, loader=train_loader, scheduler=scheduler, best=best)
+    epochs = optimizer.epochs(EPOCHS, train_loader) if start_epoch is None else range(start_epoch, EPOCHS)
+    for epoch in epochs:
+        model.train()
+        losses = AverageMeter("Loss")
+        for i, (images, target) in enumerate(epoch, start=epoch.batch) if start_epoch is None else enumerate(train_loader):
+            loss = criterion(model(images), target)
+            losses.update(loss.item(), len(images))
+            optimizer.zero_grad()
+            loss.backward()
+            job.at("batch")
+            optimizer.step()
+            if i % 2 == 0:
+                job.print(f"Epoch: [{int(epoch)}][{i}/{len(train_loader)}] Loss {losses.value}")
+        job.at("epoch end")
+        acc1 = validate(job, val_loader, model, criterion)
+        scheduler.step()
+        is_best, best.acc1 = acc1 > best.acc1, max(acc1, best.acc1)
+        state = {"epoch": int(epoch) + 1, "arch": "tiny", "state_dict": model.state_dict(), "best_acc1": best.acc1}
+        state |= {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+        save_checkpoint(job, state, is_best)
+        job.at("epoch end")
+    job.keep(model=model, optimizer=optimizer, scheduler=scheduler, best=best)
+    optimizer.close()
