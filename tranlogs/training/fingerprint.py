@@ -1,8 +1,10 @@
 """Digests of the state after each step. Replay compares them, so that exactness is verified and not assumed.
 
-In full mode, every byte is hashed. If that takes more than 3 % of a step, some bytes of a window of tensors are hashed
-instead; the
-window rotates with the step, and the report says so.
+In full mode, every byte is hashed. The mode "auto" is full as long as a step logs at least a quarter of the bytes that would be
+hashed, because logging a byte takes longer than hashing four; whether a model is verified then depends on its shape and not on
+how busy the machine was. Where a step logs less (a large embedding with sparse gradients, a frozen model with an adapter), full
+digests give way if they take more than 3 % of a step: some bytes of a window of tensors are hashed instead. The window rotates
+with the step, and the report says so.
 
 The hash is xxh3 (xxhash, https://xxhash.com): 41 MB take 1.5 ms, and other threads run meanwhile.
 """
@@ -27,6 +29,7 @@ Digests = npt.NDArray[np.uint64]
 WINDOW = 64  # tensors that are sampled at a step
 BUDGET = 0.03  # of a step, for full digests
 _FREE_SECONDS = 0.0003  # full digests that are faster than this are never replaced by samples
+_HASHED_OVER_LOGGED = 4  # bytes that are hashed in any case for each byte that a step logs
 _MEASURED_STEPS = 16  # before a decision; the fastest counts, since others may have been disturbed
 
 
@@ -51,6 +54,7 @@ class Fingerprint:
         self._memory, self.count, self._sample_bytes = memory, count, sample_bytes
         self.kind: str = "sample" if mode == "sample" else "full"
         self._is_fixed = mode != "auto"
+        self._logged_bytes = 0  # by the step that logged most
         self._look_seconds: deque[float] = deque(maxlen=_MEASURED_STEPS)
         self._step_seconds: deque[float] = deque(maxlen=_MEASURED_STEPS)
 
@@ -68,6 +72,15 @@ class Fingerprint:
     def step_seconds(self) -> float:
         """Duration of a step: the fastest of the recent ones; 0 before the first."""
         return min(self._step_seconds, default=0.0)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes that full digests read."""
+        return sum(view.nbytes for view in self._memory())
+
+    def note_logged(self, nbytes: int) -> None:
+        """Record how many bytes of tensors a step logs."""
+        self._logged_bytes = max(self._logged_bytes, nbytes)
 
     def digests(self, step: int, kind: str | None = None) -> Digests:
         """Return one digest for each tensor (full), or for each tensor of this step's window (sample)."""
@@ -98,12 +111,13 @@ class Fingerprint:
         return np.array([digest_of(some_bytes(memory[i], step, self._sample_bytes)) for i in indices], np.uint64)
 
     def fit_budget(self, step_seconds: float) -> None:
-        """Fall back to sampling if full digests take too much of a step."""
+        """Fall back to sampling if full digests take too much of a step that logs little."""
         self._step_seconds.append(step_seconds)
         if self._is_fixed or not self.is_whole:
             return
         look = self.look_seconds
-        if len(self._step_seconds) == _MEASURED_STEPS and look > _FREE_SECONDS and look > BUDGET * min(self._step_seconds):
+        is_slow = len(self._step_seconds) == _MEASURED_STEPS and look > max(_FREE_SECONDS, BUDGET * min(self._step_seconds))
+        if is_slow and self.nbytes > _HASHED_OVER_LOGGED * self._logged_bytes:
             self.kind = "sample"
 
 

@@ -184,6 +184,7 @@ class StepCapture:
             self._payloads[self.which] = known
         payload = known[1].payload(gradients)
         self._forms = known[1].forms
+        self.state.fingerprint.note_logged(payload.nbytes)
         return payload
 
     def _end_gradients(self, after: Sequence[Values]) -> None:

@@ -21,10 +21,17 @@ class Fingerprint(BaseFingerprint):
 
     def __init__(self, mode: Mode = "auto") -> None:
         self._values: Sequence[Values] = ()
+        self._nbytes = 0
         super().__init__(lambda: [flat_bytes(value) for value in self._values], 0, mode, sample_bytes=_SAMPLE_BYTES)
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
 
     def of(self, values: Sequence[Values], step: int, kind: str | None = None) -> Digests:
         """Return one number a variable (full), or one a variable of this step's window (sample)."""
+        if len(values) != self.count:
+            self._nbytes = sum(value.nbytes for value in values)
         self._values, self.count = values, len(values)
         try:
             return self.digests(step, kind)

@@ -237,6 +237,7 @@ class OptimizerHooks:
             run.journal.suspend(error)
             return
         self.recorder.begin(payload)
+        run.state.fingerprint.note_logged(payload.nbytes)
 
     def _payload(self) -> Payload:
         """The gradients' bytes: by a plan, or one by one where there is none."""

@@ -42,6 +42,10 @@ class Fingerprint(BaseFingerprint):
         self._buffers: list[memoryview] = []  # of the views: a digest of one takes half the time
         self.sizes = [local(t).nbytes for t in self.tensors]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(self.sizes)
+
     def _local(self) -> list[torch.Tensor]:
         return self.tensors if self._is_plain and not KNOWN else [local(t) for t in self.tensors]
 

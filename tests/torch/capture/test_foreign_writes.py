@@ -343,6 +343,17 @@ def test_budget_is_decided_by_undisturbed_steps() -> None:
     assert fingerprint.kind == "sample"
 
 
+@pytest.mark.parametrize(("logged", "kind"), [(100, "full"), (99, "sample")])
+def test_steps_that_log_much_are_verified_in_full_however_long_that_takes(logged: int, kind: str) -> None:
+    fingerprint = Fingerprint([torch.zeros(100)])
+    fingerprint.note_logged(logged)
+    fingerprint.note_logged(3)  # a step that has logged less decides nothing
+    for _ in range(40):
+        fingerprint._look_seconds.append(5.0)
+        fingerprint.fit_budget(0.001)
+    assert fingerprint.kind == kind
+
+
 def test_digests_of_a_tensor_in_another_layout_follow_its_memory() -> None:
     image = nn.Parameter(torch.arange(48.0).reshape(2, 3, 4, 2).to(memory_format=torch.channels_last))
     for mode in ("full", "sample"):
