@@ -1,7 +1,8 @@
 """The state of the other callbacks: what they keep as plain attributes and have changed since `fit` began.
 
 EarlyStopping's patience spent, ReduceLROnPlateau's best value, ModelCheckpoint's best, the history. What never changes is
-their configuration and stays the script's. What cannot be stored (open files, models) is left out and named.
+their configuration and stays the script's. What cannot be stored (models, files of callbacks other than Keras's) is left out
+and named. Files that Keras's own callbacks write come back with them (`written_files`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tranlogs.records import tree
 from ..backends.arrays import adapt
 from .fingerprint import digest
 from .stateful_values import content_of, is_content, set_content
+from .written_files import FILE, handles_of, read_file, restore_file
 
 _KERAS_OWN = {"_model", "params", "validation_data", "model"}
 _SKIPPED = (keras.callbacks.ProgbarLogger,)
@@ -66,6 +68,7 @@ class CallbackStates:
         self._seen: dict[str, dict[str, Any]] = {}  # copies of attributes at the last look
         self._states: State = {}  # as of the last look
         self._carried: State = {}  # restored: it stays in the state even where a later process does not touch it
+        self._files: dict[str, Any] = {}  # what brings back the files of callbacks, as of the last look
         self.lost: set[str] = set()
 
     @property
@@ -92,12 +95,16 @@ class CallbackStates:
         looks_at_all = is_end or any(type(callback) not in _READING for callback in self._batchwise.values())
         for name, callback in self._named.items():
             if looks_at_all or name in self._batchwise or name not in self._states:
-                self._look(name, callback)
+                self._look(name, callback, is_end=is_end)
         return {name: state for name, state in self._states.items() if state}
 
-    def _look(self, name: str, callback: Any) -> None:
-        """Read a callback's attributes that may be others than at the last look."""
+    def _look(self, name: str, callback: Any, *, is_end: bool) -> None:
+        """Read a callback's attributes, and its file, that may be others than at the last look."""
         seen, plain = self._seen.setdefault(name, {}), _plain(callback)
+        if handles_of(callback):
+            file = self._files[name] = read_file(callback, self._files.get(name), is_due=is_end or name not in self._states)
+            plain |= {FILE: file} if file is not None else {}
+            self.lost |= {f"{name}'s file"} if file is None else set()
         others = {key: value for key, value in plain.items() if key not in seen or not is_as_before(value, seen[key])}
         if not others and len(seen) == len(plain) and name in self._states:
             return
@@ -133,6 +140,10 @@ class CallbackStates:
             if callback is None:
                 continue
             for key, value in attributes.items():
+                if key == FILE:
+                    self._files[name] = unpacked(value)
+                    restore_file(callback, self._files[name])
+                    continue
                 if is_content(value):
                     if not set_content(callback, key, value):
                         self.lost.add(f"{name}.{key}")
@@ -253,7 +264,8 @@ def _plain(callback: Any) -> dict[str, Any]:
     """Attributes that may be state of the callback's own; variables of the model come back with the model."""
     model = vars(callback).get("_model")
     of_model = {id(variable) for variable in model.variables} if model is not None and _holds_variables(callback) else set()
-    return {key: value for key, value in vars(callback).items() if key not in _KERAS_OWN and id(value) not in of_model}
+    ignored = _KERAS_OWN | handles_of(callback)
+    return {key: value for key, value in vars(callback).items() if key not in ignored and id(value) not in of_model}
 
 
 def _holds_variables(callback: Any) -> bool:
