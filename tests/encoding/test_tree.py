@@ -313,3 +313,11 @@ def test_a_fixed_value_with_arrays_out_of_line_refers_to_them_by_their_place_in_
         assert len(far) == len(before) + 1
         decoded = tree.decode(blob, lambda i, _, far=far: far[i][1])
         assert np.array_equal(decoded[-1]["large"], np.arange(4096.0))
+
+
+@pytest.mark.parametrize("array", [np.zeros(3), np.zeros((2, 3), np.float32).T, np.zeros((), np.int64), np.zeros(2, bool)])
+def test_a_decoded_array_can_be_written_to(array: np.ndarray[Any, Any]) -> None:
+    """It becomes a part of the user's state, which goes on to count in it."""
+    found = tree.decode(tree.encode({"counts": array}))["counts"]
+    found[...] = 1
+    assert np.array_equal(found, np.ones_like(array))

@@ -36,9 +36,12 @@ class MalformedTree(ValueError):
 
 
 def to_numpy(array: Array) -> np.ndarray[Any, Any]:
-    """Return an array as a numpy array in C order. The dtypes bfloat16 and float8 become unsigned integers of the same size."""
+    """Return an array as a numpy array in C order, which can be written to: it may become a part of the user's state again.
+
+    The dtypes bfloat16 and float8 become unsigned integers of the same size.
+    """
     name = array.dtype if array.dtype in NUMPY_DTYPES else f"uint{8 * ITEMSIZE[array.dtype]}"
-    flat = np.frombuffer(array.data.tobytes(), np.dtype(name))
+    flat = array.data.reshape(-1).copy().view(np.dtype(name))
     if array.strides is None:
         return flat.reshape(array.shape)
     return np.lib.stride_tricks.as_strided(flat, array.shape, [s * flat.itemsize for s in array.strides]).copy()

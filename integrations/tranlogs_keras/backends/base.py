@@ -19,6 +19,8 @@ from tranlogs.base.types import AnyArray, Bytes
 from .arrays import Values, flat_bytes
 from .optimizer_tap import ApplyWatcher, Gradients, OptimizerTap, Updates
 
+Doubt = Callable[[str, bool], None]  # a text, and True if the resume is certainly not exact
+
 
 class HostViews(Sequence[Values]):
     """A framework's arrays as numpy sees them; one is waited for, or brought from its device, when it is asked for.
@@ -99,6 +101,7 @@ class Backend(ABC):
         lends_gradients: whether what it hands out as gradients is memory that other callbacks can write to.
         sees_inner_writes: whether `changed` tells in the middle of a step what the train step has written.
         watches_values: whether writes are noticed by reading values; a read of many costs as much as a read of one there.
+        traced: what the train step had as constants when it was traced, as a digest for boundaries; empty if there is nothing.
     """
 
     name: str
@@ -110,6 +113,7 @@ class Backend(ABC):
     lends_gradients = False
     sees_inner_writes = True
     watches_values = False
+    traced = ""
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -203,6 +207,14 @@ class Backend(ABC):
     @abstractmethod
     def make_tap(self, model: Any, watcher: Watcher, splits: bool) -> Tap:
         """The backend's own."""
+
+    def expect_trace(self, recorded: str, doubt: Doubt) -> None:  # noqa: B027
+        """Compare what the train step has as constants, once it is traced, with what an earlier process recorded.
+
+        Args:
+            recorded: `traced` of the boundary at which recovery ended.
+            doubt: is told of a difference.
+        """
 
     def release(self) -> None:
         """The model is as Keras made it."""

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
 
 import jax
 import keras
 import numpy as np
+import xxhash
 
 from tranlogs.base.types import AnyArray
 
+from ..keras_internals import recurrent_states
 from .arrays import Values, from_array, to_array
-from .base import Backend, HostViews, Tap, Watcher, check_one_update
+from .base import Backend, Doubt, HostViews, Tap, Watcher, check_one_update
 from .optimizer_tap import Gradients
+
+_OTHER_STATES = (
+    "the compiled train step has the states of stateful recurrent layers as constants, from the moment when it was traced. "
+    "They were others when the run's step was first traced: something outside of the steps has written them since (on JAX, no "
+    "step does). With compile(jit_compile=False), each step reads them"
+)
 
 
 class JaxBackend(Backend):
@@ -31,6 +39,7 @@ class JaxBackend(Backend):
         super().__init__()
         self._apply: Any = None
         self._held: list[Any] = []
+        self._doubt: Doubt | None = None
 
     def values_of(self, variables: Sequence[Any]) -> Sequence[Values]:
         return HostViews(self._current(variables), np.asarray)
@@ -71,7 +80,20 @@ class JaxBackend(Backend):
         self._apply = update if whole else jax.jit(update, donate_argnums=(0, 2))
 
     def make_tap(self, model: Any, watcher: Watcher, splits: bool) -> JaxTap:
-        return JaxTap(model, watcher, splits)
+        return JaxTap(model, watcher, splits, self._traces if model.jit_compile and not model.run_eagerly else None)
+
+    def expect_trace(self, recorded: str, doubt: Doubt) -> None:
+        self.traced, self._doubt = recorded, doubt
+
+    def _traces(self, model: Any) -> None:
+        """Note the states of recurrent layers: what the step reads while it is traced are constants of it from then on."""
+        states = recurrent_states(model)
+        if not states:
+            return
+        found = xxhash.xxh3_64_hexdigest(b"".join(np.asarray(state.value).tobytes() for state in states))
+        if found != self.traced and self.traced and self._doubt is not None:
+            self._doubt(_OTHER_STATES, False)
+        self.traced = self.traced or found
 
     def pass_over(self) -> None:
         assert self._tapped is not None
@@ -153,12 +175,19 @@ class State:
 class JaxTap(Tap):
     """Keras's train step with the gradients among its outputs.
 
+    Args:
+        model: is trained.
+        watcher: is told of each step.
+        splits: whether gradients are taken out of the step.
+        on_trace: called when a compiled step is traced; None if steps are not compiled.
+
     Attributes:
         state: what the last step left, until the model has its values back.
         passes: the next call takes no step.
     """
 
-    def __init__(self, model: Any, watcher: Watcher, splits: bool) -> None:
+    def __init__(self, model: Any, watcher: Watcher, splits: bool, on_trace: Callable[[Any], None] | None) -> None:
+        self._on_trace = on_trace
         self._stash: list[list[Any]] | None = None  # while a train step is being traced
         self._state: State | None = None
         self._places: Places | None = None
@@ -170,6 +199,15 @@ class JaxTap(Tap):
     def _put_between(self) -> None:
         self._replace(self._optimizer, "stateless_apply", self._take)
         self._replace(self._model, "train_step", self._train_step)
+
+    def _put_around(self) -> None:
+        if self._on_trace is not None:
+            self._replace(self._model, "train_step", self._whole_step)
+
+    def _whole_step(self, state: Any, data: Any) -> Any:
+        assert self._on_trace is not None
+        self._on_trace(self._model)
+        return type(self._model).train_step(self._model, state, data)
 
     @property
     def state(self) -> State | None:
@@ -189,6 +227,8 @@ class JaxTap(Tap):
         return trainable_variables, optimizer_variables
 
     def _train_step(self, state: Any, data: Any) -> Any:
+        if self._on_trace is not None:
+            self._on_trace(self._model)
         self._stash = []
         try:
             logs, state = type(self._model).train_step(self._model, state, data)

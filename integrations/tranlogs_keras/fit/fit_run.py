@@ -185,6 +185,8 @@ class FitRun:
 
     def install(self) -> None:
         """Stand between Keras and the model."""
+        recorded = "" if self._recovery.landed is None else self._recovery.body.get("traced", "")
+        self.parts.backend.expect_trace(recorded, self.parts.report.warn)
         self.parts.backend.tap(self.model, self.parts.steps, splits=self._splits)
         self.model._get_metrics_result_or_logs = self._epoch_logs
 

@@ -114,6 +114,7 @@ class Boundaries:
             "auxiliary": look.auxiliary,
             "metrics": look.metrics,
             "log": self._parts.state.log,
+            **({"traced": traced} if (traced := self._parts.backend.traced) else {}),
             **self._read_place(now, self._fixed),
             **self._fixed.under(RNG, now),
         }

@@ -70,7 +70,7 @@ class Variables:
         self.optimizers = self._find_optimizers()
         trained = self._find_trained()
         ids = set(map(id, trained))
-        states = self._recurrent_states()
+        states = keras_internals.recurrent_states(model)
         rest = [v for v in _unique([*model.variables, *states]) if id(v) not in ids]
         own = set() if self.is_whole else keras_internals.own_non_trainable(model) | set(map(id, states))
         names = _Names()
@@ -97,10 +97,6 @@ class Variables:
     def trained_of(self, which: str) -> list[Slot]:
         """Return what one optimizer updates, in the order of the gradients that it takes."""
         return self.trained
-
-    def _recurrent_states(self) -> list[Any]:
-        """JAX computes a step without side effects, so that no step writes such a state there."""
-        return [] if self.backend.name == "jax" else keras_internals.recurrent_states(self.model)
 
     def _slots(self, prefix: str, variables: Iterable[Any], names: _Names) -> Iterator[Slot]:
         for variable in variables:

@@ -39,6 +39,7 @@ class Boundaries:
 
     Attributes:
         steps_since_boundary: number of steps and after-images of the running unit.
+        units: number of units that this process has committed.
     """
 
     def __init__(self, parts: RunParts, recovery: Recovery, loops: Loops, user_loops: UserLoops, write_log: WriteLog) -> None:
@@ -47,6 +48,7 @@ class Boundaries:
         self._journal, self._state, self._auxiliary = parts.journal, parts.state, parts.auxiliary
         self.steps_since_boundary = 0
         self._steps_by_optimizer: dict[str, int] = {}  # of the running unit
+        self.units = 0
         self._taken_at_boundary: dict[str, int] = {}
         self._has_reserved = self._has_said_nested = False
         self._implicit: dict[str, Any] | None = None  # after a step in a loop of the user's own: random state, and buffers
@@ -123,6 +125,7 @@ class Boundaries:
         self._boundary_at = now
         self.steps_since_boundary = 0
         self._note_companion_steps()
+        self.units += 1
         self._parts.writes.looks.count_unit()
         noted = self._parts.scalars.commit(self._journal.step)
         wanted: bool | None = self._write_log.wants_checkpoint or None
@@ -143,11 +146,14 @@ class Boundaries:
         if len(steps) > 1:
             self._journal.checkpoints.schedule.companion_steps += sum(steps.values()) - min(steps.values())
 
-    def before_forward(self, module: torch.nn.Module) -> None:
-        if module.training and torch.is_grad_enabled():
-            self._user_loops.note_forward()
-            if self._implicit is not None:
-                self.commit_implicit(is_before_forward=True)
+    def before_forward(self, module: torch.nn.Module) -> bool:
+        """Note that a forward pass begins; return True if it is one of training."""
+        if not (module.training and torch.is_grad_enabled()):
+            return False
+        self._user_loops.note_forward()
+        if self._implicit is not None:
+            self.commit_implicit(is_before_forward=True)
+        return self._recovery.has_begun
 
     def commit_implicit(self, *, is_before_forward: bool) -> None:
         """Commit the unit of the last step in a loop of the user's own; it ends at the next training forward pass.

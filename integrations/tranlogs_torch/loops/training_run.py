@@ -16,6 +16,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.records import Payload, Tensor
 from tranlogs.training import LiveReport, Progress, RecoveryReport, RunResources, RunSettings, ScalarHistory
 
+from ..capture.carried_outputs import CarriedOutputs, is_any_untracked
 from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.forward_hook import ForwardHook
 from ..capture.optimizer_hooks import OptimizerHooks
@@ -27,6 +28,7 @@ from ..offline.live_state import LiveState
 from ..sharding import fsdp
 from ..state import naming
 from ..state.auxiliary import Auxiliary
+from ..state.caveats import CARRIED
 from ..state.fingerprint import Digests
 from ..tensors import arrays
 from .boundaries import Boundaries
@@ -122,7 +124,9 @@ class TrainingRun:
         self._boundaries = Boundaries(self._parts, self._recovery, self._loops, self._user_loops, self._write_log)
         self.after_step = self._boundaries.after_step  # not a method: optimizers call it after each step
         self._has_said_unlogged = False
-        self._forward_hooks = [ForwardHook(module, self._boundaries.before_forward) for module in modules.values()]
+        carried = CarriedOutputs(lambda: self._boundaries.units, self._found_carried)
+        before = self._boundaries.before_forward
+        self._forward_hooks = [ForwardHook(module, before, carried) for module in modules.values()]
         atexit.register(self._at_exit)
 
     # The parts of the run.
@@ -255,6 +259,13 @@ class TrainingRun:
                 "crash, so other steps may be skipped",
                 False,
             )
+
+    def _found_carried(self, tensors: list[torch.Tensor]) -> None:
+        """Note whether a module is given what it returned in an earlier unit, and that is not tracked; boundaries record it."""
+        weights = [*naming.named_parameters(self.modules).values(), *naming.named_buffers(self.modules).values()]
+        self.auxiliary.is_carried = is_any_untracked(tensors, self.auxiliary.tracked.values(), weights)
+        if self.auxiliary.is_carried:
+            self.report.warn(CARRIED, False)
 
     def has_changed(self) -> bool:
         """Return True if something wrote to the state since the last scan."""

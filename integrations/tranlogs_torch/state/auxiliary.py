@@ -51,6 +51,7 @@ class Auxiliary:
         tracked: what has state_dict and load_state_dict, by name.
         loaders: positions in the data, by name.
         count: turns of loops without a loader.
+        is_carried: True if the loop carries outputs of the model on to the next batch, which are not tracked.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Auxiliary:
         self.tracked: dict[str, Any] = {}
         self.loaders: dict[str, LoaderPosition] = {}
         self.count = 0
+        self.is_carried = False
         self._landed: dict[str, Any] | None = None  # what recovery landed on, until training goes on
         self._positions: dict[str, Any] = {}  # recorded positions of loaders that nobody has named yet
         self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
@@ -222,6 +224,7 @@ class Auxiliary:
             "training": self._training.of_frozen(training),
             "rng": self.rng_now(),
             "start_rng": self._start_rng,
+            **({"is_carried": True} if self.is_carried else {}),
         }
 
     def _values_of(self, which: str) -> GroupValues:
@@ -256,6 +259,7 @@ class Auxiliary:
         self._landed, self._positions = body, dict(body["data"])
         self._start_rng = Fixed(body.get("start_rng", {}))
         self.count = body["count"]
+        self.is_carried = body.get("is_carried", False)
         for name, position in self.loaders.items():
             if name in self._positions:
                 position.load_state_dict(self._positions.pop(name))

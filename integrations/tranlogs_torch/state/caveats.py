@@ -21,6 +21,11 @@ LOADED_BEFORE = (
     "epochs from optimizer.epochs(...)"
 )
 
+CARRIED = (
+    "the model is given what it returned for an earlier batch, a hidden state that the loop carries on. It is not tracked, so "
+    "it starts anew after a crash: keep it in an object with state_dict() and load_state_dict(), and track that object"
+)
+
 
 def has_steps(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if the optimizer has counted a step, or has a momentum, which SGD makes in its first step.
@@ -47,6 +52,8 @@ def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
     found += lost_attributes(state)
     if state.extra.lost:
         found.append(f"the extra state of {', '.join(state.extra.lost)} cannot be stored safely and is not recovered")
+    if body.get("is_carried"):
+        found.append(CARRIED)
     if body.get("is_implicit"):
         found.append(
             "the last step was taken outside of batches(), epochs(), steps() and loops over a tracked loader: the "

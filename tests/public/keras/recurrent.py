@@ -22,22 +22,31 @@ class Reset(keras.callbacks.Callback):
                 layer.reset_states()
 
 
-def train(run: str, die: list[Any] | None, resets: bool) -> dict[str, Any]:
+class Look(keras.callbacks.Callback):
+    """Calls the model where an epoch ends. That writes the states of its recurrent layers, on JAX, too."""
+
+    def __init__(self, x: Any) -> None:
+        super().__init__()
+        self._x = x
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model(self._x)
+
+
+def train(
+    run: str, die: list[Any] | None, resets: bool, looks: bool = False, jit: Any = "auto", epochs: int = 4
+) -> dict[str, Any]:
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).normal(size=(6 * BATCH, 5, 3)).astype("float32")
     layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input(batch_shape=(BATCH, 5, 3)),
-            layers.LSTM(6, stateful=True, dropout=0.2, recurrent_dropout=0.2, return_sequences=True),
-            layers.GRU(5, stateful=True, dropout=0.1, recurrent_dropout=0.1),
-            layers.Dense(1),
-        ]
-    )
-    model.compile(keras.optimizers.Adam(0.01), loss="mse")
+    first = [] if looks else [layers.LSTM(6, stateful=True, dropout=0.2, recurrent_dropout=0.2, return_sequences=True)]
+    second = layers.GRU(5, stateful=True, dropout=0.1, recurrent_dropout=0.1)
+    model = keras.Sequential([keras.Input(batch_shape=(BATCH, 5, 3)), *first, second, layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), loss="mse", jit_compile=jit)
     callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False)
-    others = [Reset()] if resets else []
+    others = [*([Reset()] if resets else []), *([Look(x[:BATCH])] if looks else [])]
     history = model.fit(
-        x, x[:, 0, :1], batch_size=BATCH, epochs=4, verbose=0, shuffle=False, callbacks=[callback, Kill(die), *others]
+        x, x[:, 0, :1], batch_size=BATCH, epochs=epochs, verbose=0, shuffle=False, callbacks=[callback, Kill(die), *others]
     )
-    return outcome(model, callback, history)
+    states = [np.asarray(state).tolist() for layer in [*first, second] for state in keras.tree.flatten(layer.states)]
+    return outcome(model, callback, history, states=states)
