@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from stable_baselines3 import DQN, PPO, SAC
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EveryNTimesteps
@@ -159,7 +160,10 @@ def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -> None:
     refused(ppo(Unsound()), own(), r"Unsound.get_state\(\)\['all'\] is a .*Unsound")
     refused(ppo(gym.wrappers.TimeLimit(Opaque(), 9)), own(), r"Opaque\.simulator")
     buffered = DQN("MlpPolicy", Pole(), replay_buffer_class=Kept, device="cpu")
-    refused(buffered, own(), r"the replay buffer is a Kept.* known are ReplayBuffer")
+    refused(buffered, own(), r"the replay_buffer is a Kept.* known are ReplayBuffer")
+    further = ppo(Pole())
+    further.policy.mlp_extractor.other = torch.optim.SGD(further.policy.parameters(), lr=0.1)
+    refused(further, own(), r"another optimizer \(policy mlp_extractor.other\)")
     explored = SAC("MlpPolicy", Pole(is_continuous=True), use_sde=True, device="cpu")
     refused(explored, own(), "use_sde=True")
     refused(ppo(Pole()), CallbackList([own(), own()]), "there are two TranLogsSB3Callbacks")

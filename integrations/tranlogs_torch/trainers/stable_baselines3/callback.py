@@ -94,12 +94,15 @@ class TranLogsSB3Callback(BaseCallback):  # type: ignore[misc]
         known = (*sb3_internals.ON_POLICY, *sb3_internals.OFF_POLICY)
         if not isinstance(model, known):
             raise UsageError(f"{self._run}: a {type(model).__name__} cannot be resumed; known are {names(known)}")
-        buffer: Any = getattr(model, "replay_buffer", None)
-        if buffer is not None and type(buffer) not in sb3_internals.REPLAY_BUFFERS:
-            raise UsageError(
-                f"{self._run}: the replay buffer is a {type(buffer).__name__}, of which it is not known what it keeps; "
-                f"known are {names(sb3_internals.REPLAY_BUFFERS)}"
-            )
+        for name in ("replay_buffer", "rollout_buffer"):
+            kind: Any = type(getattr(model, name, None))
+            if kind not in (type(None), *sb3_internals.BUFFERS):
+                raise UsageError(
+                    f"{self._run}: the {name} is a {kind.__name__}, of which it is not known what it keeps; known are "
+                    f"{names(sb3_internals.BUFFERS)}"
+                )
+        if unknown := sb3_internals.find_other_optimizers(model):
+            raise UsageError(f"{self._run}: the algorithm has another optimizer ({unknown[0]}), which would not be logged")
         if model.use_sde:
             raise UsageError(f"{self._run}: use_sde=True: the matrices of the exploration cannot be stored. Leave it out")
         if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:

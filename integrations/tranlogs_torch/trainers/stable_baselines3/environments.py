@@ -17,7 +17,15 @@ from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.records import tree
 
 from ...tensors import arrays
-from .values import Unstorable, restore_attributes, restored, stored, stored_attributes
+from .values import (
+    Unstorable,
+    restore_attributes,
+    restored,
+    stored,
+    stored_attributes,
+    table_digest,
+    table_digests,
+)
 
 _METHODS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 _GIVEN = {"env", "venv", "envs", "class_attributes", "spec", "metadata", "render_mode", "action_space", "observation_space"}
@@ -61,11 +69,19 @@ class Environment:
         return [layer.read() for layer in self._layers]
 
     def write(self, recorded: list[Any]) -> None:
-        """Set the state."""
+        """Set the state.
+
+        Raises:
+            UsageError: it has other wrappers than when the state was read.
+        """
         if len(recorded) != len(self._layers):
             raise UsageError("the environment has other wrappers than when the run was recorded: build it as it was")
         for layer, state in zip(self._layers, recorded, strict=True):
             layer.write(state)
+
+    def find_other_tables(self, recorded: list[Any]) -> list[str]:
+        """Return the names of large tables that are not stored, and that are others than in a recorded state."""
+        return [name for layer, state in zip(self._layers, recorded, strict=False) for name in layer.find_other_tables(state)]
 
 
 def _layers_of(venv: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -106,7 +122,7 @@ class _Layer:
             skipped |= _OF_MONITOR
         if isinstance(owner, VecMonitor):
             skipped |= {"t_start", "results_writer"}
-        self._skipped = frozenset(skipped)
+        self._skipped, self._built = frozenset(skipped), table_digests(owner)
 
     def check(self) -> None:
         try:
@@ -122,7 +138,7 @@ class _Layer:
         owner, path = self.owner, self._path
         spaces = [stored(space, path) for space in self._spaces()]
         if self._methods is None:
-            return {"attributes": stored_attributes(owner, path, self._skipped), "spaces": spaces}
+            return {"attributes": stored_attributes(owner, path, self._skipped, self._built), "spaces": spaces}
         state = stored(getattr(owner, self._methods[0])(), f"{path}.{self._methods[0]}()")
         generator = stored(vars(owner).get("_np_random"), path)  # gymnasium's, which a state of the user's may leave out
         return {"state": state, "generator": generator, "spaces": spaces}
@@ -136,6 +152,14 @@ class _Layer:
         if state["generator"] is not None:
             self.owner._np_random = restored(vars(self.owner).get("_np_random"), state["generator"])
         getattr(self.owner, self._methods[1])(restored(None, state["state"]))
+
+    def find_other_tables(self, state: dict[str, Any]) -> list[str]:
+        recorded = {name: value for name, value in state.get("attributes", {}).items() if isinstance(value, tuple)}
+        return [
+            f"{self._path}.{name}"
+            for name, value in recorded.items()
+            if value[0] == "table" and table_digest(vars(self.owner).get(name)) != value[1]
+        ]
 
     def _spaces(self) -> list[Any]:
         found = vars(self.owner)

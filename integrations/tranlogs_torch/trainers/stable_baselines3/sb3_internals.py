@@ -12,7 +12,13 @@ from typing import Any
 import stable_baselines3
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import (
+    DictReplayBuffer,
+    DictRolloutBuffer,
+    NStepReplayBuffer,
+    ReplayBuffer,
+    RolloutBuffer,
+)
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
@@ -26,7 +32,7 @@ from tranlogs.base.errors import UsageError
 
 ON_POLICY = (PPO, A2C)
 OFF_POLICY = (DQN, SAC, TD3, DDPG)
-REPLAY_BUFFERS = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer)
+BUFFERS = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, RolloutBuffer, DictRolloutBuffer)
 
 _EXPECTED: list[tuple[Any, str]] = [
     (BaseAlgorithm._setup_learn, "self._last_obs = self.env.reset()"),
@@ -68,6 +74,18 @@ def optimizers(model: Any) -> dict[str, Optimizer]:
         entropy = getattr(model, "ent_coef_optimizer", None)
         return found if entropy is None else {**found, "entropy": entropy}
     return {"main": model.policy.optimizer}
+
+
+def find_other_optimizers(model: Any) -> list[str]:
+    """Return the places of optimizers that TranLogs does not know of: a policy of the user's may have one."""
+    known = set(map(id, optimizers(model).values()))
+    places = {"model": model} | {f"policy {name}".rstrip(): module for name, module in model.policy.named_modules()}
+    return [
+        f"{place}.{name}"
+        for place, owner in places.items()
+        for name, value in vars(owner).items()
+        if isinstance(value, Optimizer) and id(value) not in known
+    ]
 
 
 def modules(model: Any) -> dict[str, nn.Module]:

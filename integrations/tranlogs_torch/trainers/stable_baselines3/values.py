@@ -7,16 +7,20 @@ where one is: others may refer to it.
 from __future__ import annotations
 
 import enum
+import marshal
 import random
 import types
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Space
+from gymnasium.wrappers.utils import RunningMeanStd as GymnasiumMeanStd
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
@@ -32,9 +36,15 @@ _CONSTANT: tuple[Any, ...] = (
     enum.Enum,
 )
 _CONSTANT += (PurePath, np.dtype, np.ufunc, torch.device, torch.dtype)
-_WITH_ATTRIBUTES = (RunningMeanStd, StackedObservations, ActionNoise)  # objects whose state is their attributes
+_WITH_ATTRIBUTES = (
+    RunningMeanStd,
+    GymnasiumMeanStd,
+    StackedObservations,
+    ActionNoise,
+)  # objects whose state is their attributes
 _NUMBERS = {np.dtype(kind) for kind in "?bhilqBHILQefdFD"}  # of arrays
 _BYTES_MAX = 8 << 20  # of one array
+_TABLE_BYTES_MIN = 16 << 10  # from which on a value that stays as it was built is not stored
 
 
 class Unstorable(Exception):
@@ -97,8 +107,37 @@ def _stored_array(value: Any, path: str) -> Any:
     return found
 
 
-def stored_attributes(owner: Any, path: str, skipped: frozenset[str] = frozenset()) -> dict[str, Any]:
+def table_digest(value: Any) -> int | None:
+    """Return a digest of a large array, or of a large container of plain values; None for anything else."""
+    if isinstance(value, np.ndarray) and value.dtype in _NUMBERS:
+        if value.nbytes < _TABLE_BYTES_MIN:
+            return None
+        head = f"{value.dtype.str} {value.shape} ".encode()
+        return xxhash.xxh3_64_intdigest(head + np.ascontiguousarray(value).tobytes()) >> 1
+    if type(value) not in (list, tuple, dict):
+        return None
+    try:
+        raw = marshal.dumps(value, 2)  # of version 2, in which equal values have equal bytes
+    except ValueError:
+        return None
+    return xxhash.xxh3_64_intdigest(raw) >> 1 if len(raw) >= _TABLE_BYTES_MIN else None
+
+
+def table_digests(owner: Any) -> dict[str, int]:
+    """Return the digests of attributes of an object that are large tables, by name."""
+    return {name: digest for name, value in vars(owner).items() if (digest := table_digest(value)) is not None}
+
+
+def stored_attributes(
+    owner: Any, path: str, skipped: frozenset[str] = frozenset(), built: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """Return the attributes of an object. One that is the same object as an earlier one refers to it.
+
+    Args:
+        owner: the object.
+        path: of it in messages.
+        skipped: names of attributes that are left out.
+        built: digests of tables; of a table that is as it was built, the digest is stored.
 
     Raises:
         Unstorable: one of them cannot be stored.
@@ -108,8 +147,12 @@ def stored_attributes(owner: Any, path: str, skipped: frozenset[str] = frozenset
     for name, value in vars(owner).items():
         if name in skipped:
             continue
-        is_shared = type(value) not in PLAIN and id(value) in names
-        found[name] = ("same", names[id(value)]) if is_shared else stored(value, f"{path}.{name}")
+        if type(value) not in PLAIN and id(value) in names:
+            found[name] = "same", names[id(value)]
+        elif built and name in built and table_digest(value) == built[name]:
+            found[name] = "table", built[name]
+        else:
+            found[name] = stored(value, f"{path}.{name}")
         names.setdefault(id(value), name)
     return found
 
@@ -242,7 +285,7 @@ def _restored_frozenset(old: Any, new: list[Any]) -> Any:
     return frozenset(restored(None, item) for item in new)
 
 
-def _restored_constant(old: Any) -> Any:
+def _restored_constant(old: Any, *_: Any) -> Any:
     return old
 
 
@@ -261,6 +304,7 @@ _RESTORERS: dict[str, Any] = {
     "space": _restored_space,
     "object": _restored_object,
     "constant": _restored_constant,
+    "table": _restored_constant,
 }
 
 
